@@ -44,7 +44,14 @@ Cells = dict[str, list[Interval]]
 
 def run(command: str, folder: Path) -> Record:
     """Measure once."""
-    arguments = [sys.executable, "-m", "perfexp", *shlex.split(command), "tracking=none", f"output_dir={folder}"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "perfexp",
+        *shlex.split(command),
+        "tracking=none",
+        f"output_dir={folder}",
+    ]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder.parent / "cache")}
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -78,16 +85,22 @@ def verdicts(runs: list[Record]) -> Counter[tuple[str, str]]:
     """How often each measure of pairs of consecutive runs has a verdict, with a margin of 1 %."""
     counts: Counter[tuple[str, str]] = Counter()
     for pair in zip(runs[::2], runs[1::2], strict=False):
-        sides = [Side.of(name, name, [Analysis.of(one)]) for name, one in zip("AB", pair, strict=True)]
+        sides = [
+            Side.of(name, name, [Analysis.of(one)]) for name, one in zip("AB", pair, strict=True)
+        ]
         counts.update((one.measure, one.word) for one in judging.compare(sides, Settings()).pairs)
     return counts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("commands", nargs="+", help="overrides of one command, each command in one argument")
+    parser.add_argument(
+        "commands", nargs="+", help="overrides of one command, each command in one argument"
+    )
     arguments = parser.parse_args()
     commands = arguments.commands
     if not any(" " in command for command in commands):
@@ -102,7 +115,9 @@ def main() -> None:
                     cells.setdefault(name, []).append(interval)
                     print(f"{number} {name}: {interval}", file=sys.stderr, flush=True)
     lines = [line(name, found) for name, found in cells.items()]
-    print("| point and time | runs | mean inside | pairs disjoint | SD between runs | median ± | ± over SD |")
+    print(
+        "| point and time | runs | mean inside | pairs disjoint | SD between runs | median ± | ± over SD |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name, count, held, pairs, disjoint, spread, width in lines:
         print(
@@ -116,7 +131,9 @@ def main() -> None:
     for (measure, word), count in sorted(counts.items()):
         print(f"| {measure} | {word} | {count} |")
     if arguments.json:
-        found = {name: [[one.value, one.low, one.high] for one in cell] for name, cell in cells.items()}
+        found = {
+            name: [[one.value, one.low, one.high] for one in cell] for name, cell in cells.items()
+        }
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

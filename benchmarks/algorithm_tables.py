@@ -30,7 +30,14 @@ from perfexp.statistics import estimators
 #: Rows in this order.
 MODELS = ("vgg16", "alexnet", "googlenet", "resnet50", "resnet152", "densenet121")
 ALGORITHMS = (
-    *("default", "benchmark", "implicit_precomp_gemm", "implicit_gemm", "gemm", "winograd_nonfused"),
+    *(
+        "default",
+        "benchmark",
+        "implicit_precomp_gemm",
+        "implicit_gemm",
+        "gemm",
+        "winograd_nonfused",
+    ),
     *("winograd", "fft_tiling", "fft", "direct"),
 )
 PHASES = {"inference": "inference", "train": "training"}
@@ -63,7 +70,11 @@ def cells(folders: list[Path]) -> Iterator[Cell]:
         for path in sorted(folder.rglob("record.json")):
             record = Record.load(path)
             for point in record.points:
-                if point.key.phase in PHASES and not point.key.replicate and point.status is Status.OK:
+                if (
+                    point.key.phase in PHASES
+                    and not point.key.replicate
+                    and point.status is Status.OK
+                ):
                     yield Cell(path, record, point)
 
 
@@ -88,9 +99,13 @@ def row(cell: Cell, commit: str, records: str) -> dict[str, Any]:
         "case": {"model": model, "algorithm": f"`{algorithm}`"},
         "figures": {
             "device_ms": float(f"{interval.value * 1e3:.4g}"),
-            "coverage_percent": None if algorithm in ("default", "benchmark") else round(share.value * 100),
+            "coverage_percent": None
+            if algorithm in ("default", "benchmark")
+            else round(share.value * 100),
         },
-        "intervals": {} if width is None else {"device_ms": {"half_width_percent": float(f"{width * 100:.2g}")}},
+        "intervals": {}
+        if width is None
+        else {"device_ms": {"half_width_percent": float(f"{width * 100:.2g}")}},
         "outcome": {"timed": {"queue": "queued calls", "graph": "CUDA graph"}[method]},
         "command": f"python -m perfexp {' '.join(word for word in record.command if not word.startswith(UNTOLD))}",
         "version": record.perfexp_version,
@@ -107,16 +122,23 @@ def fill(found: list[Cell], commit: str) -> None:
     """Replace the rows of the data files, and store the records."""
     written: dict[Path, bytes] = {}
     for precision in sorted({cell.point.key.precision for cell in found}):
-        known = [cell for cell in found if cell.point.key.precision == precision and cell.names[1] in ALGORITHMS]
+        known = [
+            cell
+            for cell in found
+            if cell.point.key.precision == precision and cell.names[1] in ALGORITHMS
+        ]
         measured = sorted(known, key=lambda cell: cell.order)
         together = {
-            "-".join((*cell.names, cell.record.uid)): json.loads(cell.path.read_text("utf-8")) for cell in measured
+            "-".join((*cell.names, cell.record.uid)): json.loads(cell.path.read_text("utf-8"))
+            for cell in measured
         }
         content = json.dumps(together, sort_keys=True).encode()
         sha256 = hashlib.sha256(content).hexdigest()
         written[results.FOLDER / "records" / f"{sha256}.json.xz"] = lzma.compress(content, preset=9)
         for phase, word in PHASES.items():
-            if rows := [row(cell, commit, sha256) for cell in measured if cell.point.key.phase == phase]:
+            if rows := [
+                row(cell, commit, sha256) for cell in measured if cell.point.key.phase == phase
+            ]:
                 file = results.FOLDER / f"algorithms-{word}-{precision}.json"
                 claim = {**results.parse(file.read_text("utf-8")), "rows": rows}
                 written[file] = results.dump(claim).encode()
@@ -151,11 +173,17 @@ def layers(found: list[Cell]) -> None:
             seconds = dict(race.seconds)
             search, chosen = seconds.get("benchmark", seconds["default"]), seconds[race.selected]
             gained = len(alike) * (search - chosen)
-            cells = [f"{value * 1e6:z.1f}" for value in (seconds["default"], search, chosen, gained)]
+            cells = [
+                f"{value * 1e6:z.1f}" for value in (seconds["default"], search, chosen, gained)
+            ]
             where = f"{alike[0]} | {race.which} | {' × '.join(map(str, race.shape))} | {len(alike)}"
             told.append((gained, f"| {where} | {' | '.join(cells)} | {race.selected} |"))
-        print(f"\n## {model}, {point.key.phase}, {point.key.precision}, batch {point.key.batch_size}\n")
-        print("| convolution | pass | input | how many | default | benchmark | chosen | gained | by |")
+        print(
+            f"\n## {model}, {point.key.phase}, {point.key.precision}, batch {point.key.batch_size}\n"
+        )
+        print(
+            "| convolution | pass | input | how many | default | benchmark | chosen | gained | by |"
+        )
         print(f"|---|---|---|{'---:|' * 5}---|")
         for _, line in sorted(told, reverse=True):
             print(line)
@@ -163,10 +191,14 @@ def layers(found: list[Cell]) -> None:
 
 def main() -> None:
     """Fill the tables, or print the layers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="+", type=Path, help="with records below them")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--commit", help="of the perfexp that measured, 7 digits; replaces the rows of docs/results")
+    what.add_argument(
+        "--commit", help="of the perfexp that measured, 7 digits; replaces the rows of docs/results"
+    )
     what.add_argument("--layers", action="store_true", help="what was chosen for each convolution")
     arguments = parser.parse_args()
     found = list(cells(arguments.folders))

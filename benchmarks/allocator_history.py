@@ -71,13 +71,20 @@ def steps(plan: config.Plan, batch_size: int) -> str:
     device, data, mode = (config.build(node) for node in (plan.gpu, plan.data, plan.mode.train))
     device.start()
     torch.cuda.memory._record_memory_history(enabled="all", context=None)  # type: ignore[no-untyped-call]
-    session = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})}).open(
+    session = config.build(
+        {**plan.model, **({"weights": None} if "weights" in plan.model else {})}
+    ).open(
         device=device, precision=plan.precision, execution=plan.execution, num_classes=None, seed=0
     )
     [key] = plan.timed_keys()
     try:
         with ExitStack() as stack:
-            settings = {"input_size": key.input_size, "batch_size": batch_size, "training": True, "seed": 0}
+            settings = {
+                "input_size": key.input_size,
+                "batch_size": batch_size,
+                "training": True,
+                "seed": 0,
+            }
             batches = stack.enter_context(data.open(session=session, **settings))
             step = mode.prepare(session=session, batches=batches, batch_size=batch_size)
             stack.enter_context(step.active())
@@ -94,7 +101,13 @@ def steps(plan: config.Plan, batch_size: int) -> str:
 
 def replay(events: Iterable[dict[str, Any]], limit_bytes: int) -> tuple[int, int, str]:
     """Return the largest difference of reserved memory in bytes, the number of allocations, and how it ended."""
-    allocator, live, reserved, most, count = LimitedAllocator(limit_bytes), dict[int, Block](), 0, 0, 0
+    allocator, live, reserved, most, count = (
+        LimitedAllocator(limit_bytes),
+        dict[int, Block](),
+        0,
+        0,
+        0,
+    )
     for event in events:
         action, size = event["action"], event["size"]
         if action in ("segment_alloc", "segment_free"):
@@ -127,8 +140,12 @@ def main(arguments: Sequence[str]) -> int:
         limit = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
         most, count, ended = replay(events, limit)
         print(f"{name}, batch {batch_size}: {outcome}; room for {units.format_bytes(limit)}")
-        print(f"  {count} allocations, replayed until {ended}; reserved differs by {most / 2**20:.0f} MiB at most")
-        sheet = gpu_sheets.matching(gpu_sheets.read([installation.conf_dir()]), torch.cuda.get_device_name())
+        print(
+            f"  {count} allocations, replayed until {ended}; reserved differs by {most / 2**20:.0f} MiB at most"
+        )
+        sheet = gpu_sheets.matching(
+            gpu_sheets.read([installation.conf_dir()]), torch.cuda.get_device_name()
+        )
         measured = units.format_bytes(torch.cuda.max_memory_allocated())
         peak = units.format_bytes(traced([*words, f"gpu={sheet or 'auto'}"]))
     print(f"  peak {measured}, traced without workspaces of cuDNN {peak}")

@@ -67,7 +67,12 @@ def plain_seconds(module: nn.Module, device: torch.device) -> float:
 
 def measured_seconds(module: nn.Module, folder: Path) -> float:
     record = perfexp.measure(
-        module, input_size=SIZE, batch_size=BATCH, stopping="brisk", tracking="none", output_dir=folder
+        module,
+        input_size=SIZE,
+        batch_size=BATCH,
+        stopping="brisk",
+        tracking="none",
+        output_dir=folder,
     )
     seconds = first_median(record.points[0], "latency")
     assert seconds is not None
@@ -77,13 +82,19 @@ def measured_seconds(module: nn.Module, folder: Path) -> float:
 def main(rounds: int = 5) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.allow_tf32 = False  # as perfexp's fp32
-    print(torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads")
+    print(
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for kind in (Ramp, CachedRamp):
             ratios = []
             for number in range(rounds):
                 plain = plain_seconds(kind(), device)
-                ratios.append(measured_seconds(kind(), Path(folder) / f"{kind.__name__}-{number}") / plain)
+                ratios.append(
+                    measured_seconds(kind(), Path(folder) / f"{kind.__name__}-{number}") / plain
+                )
             listed = " ".join(f"{ratio:.3f}" for ratio in ratios)
             print(
                 f"{kind.__name__}: {statistics.median(ratios):.3f} of a plain loop's latency (rounds: {listed})",

@@ -83,13 +83,17 @@ def images(root: Path, *, of_tensors: bool) -> Any:
         from torchvision.transforms import v2
 
         steps: list[Any] = [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
-        transform = v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
+        transform = v2.Compose(
+            [*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+        )
         pictures: Any = torch.from_numpy(training.pixels)
     else:
         from torchvision import transforms
 
         steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
-        transform = transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize(mean, std)])
+        transform = transforms.Compose(
+            [*steps, transforms.ToTensor(), transforms.Normalize(mean, std)]
+        )
         pictures = [Image.fromarray(image.transpose(1, 2, 0)) for image in training.pixels]
 
     class Images(Dataset[Any]):
@@ -105,7 +109,9 @@ def images(root: Path, *, of_tensors: bool) -> Any:
 def loader_of(data: Any, device: str) -> Any:
     from torch.utils.data import DataLoader
 
-    return DataLoader(data, BATCH, shuffle=True, num_workers=WORKERS, pin_memory=device == "cuda", drop_last=True)
+    return DataLoader(
+        data, BATCH, shuffle=True, num_workers=WORKERS, pin_memory=device == "cuda", drop_last=True
+    )
 
 
 def parts(device: str) -> tuple[Any, Any, Any]:
@@ -116,7 +122,9 @@ def parts(device: str) -> tuple[Any, Any, Any]:
     model = torchvision.models.resnet18(num_classes=10).to(device)
 
     def optimizer() -> Any:
-        return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        return torch.optim.SGD(
+            model.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
+        )
 
     return model, torch.nn.CrossEntropyLoss(), optimizer
 
@@ -153,7 +161,10 @@ def plain(root: Path, device: str, *, of_tensors: bool) -> float:
     try:
         while True:
             for inputs, targets in loader:
-                inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+                inputs, targets = (
+                    inputs.to(device, non_blocking=True),
+                    targets.to(device, non_blocking=True),
+                )
                 with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                     loss = loss_of(model(inputs), targets)
                 loss.backward()
@@ -233,7 +244,13 @@ def trained(root: Path, device: str, folder: Path, overrides: str) -> Any:
     from perfexp.worker.workbench import Workbench
 
     precision = "amp_bf16" if device == "cuda" else "fp32"
-    own = ["experiment=cifar10", f"data.root={root}", f"precision={precision}", "stopping=fixed", "probes.work=false"]
+    own = [
+        "experiment=cifar10",
+        f"data.root={root}",
+        f"precision={precision}",
+        "stopping=fixed",
+        "probes.work=false",
+    ]
     plan = config.typed(compose([*own, *overrides.split()]))
     folder.mkdir(parents=True)
     with Workbench(plan, RunPaths(folder), Events(None)).opened() as procedure:
@@ -262,7 +279,9 @@ def figures(point: Any) -> dict[str, float]:
         "steps, s": seconds["seconds"],
         "evaluations, s": seconds["evaluation_seconds"],
         "checkpoints, s": seconds["checkpoint_seconds"],
-        "accuracy": next((epoch.accuracy for epoch in reversed(point.epochs) if epoch.accuracy), math.nan),
+        "accuracy": next(
+            (epoch.accuracy for epoch in reversed(point.epochs) if epoch.accuracy), math.nan
+        ),
     }
 
 
@@ -313,7 +332,16 @@ def compare_rates(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         # the scripts stay first: a loader's processes are forks of this one
         scripts = turned([name for name in names if name in SCRIPTS], process)
         others = turned([name for name in names if name not in SCRIPTS], process)
-        command = [sys.executable, __file__, str(arguments.root), "--processes", "0", "--only", *scripts, *others]
+        command = [
+            sys.executable,
+            __file__,
+            str(arguments.root),
+            "--processes",
+            "0",
+            "--only",
+            *scripts,
+            *others,
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             assert running.stdout is not None
             for text in running.stdout:
@@ -322,9 +350,16 @@ def compare_rates(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     continue
                 one = {"process": process + 1, **json.loads(text)}
                 known.append(one)
-                shown = (f"{key} {value:,.4g}" for key, value in one.items() if isinstance(value, float))
-                print(f"{one['process']} {one['case']}: {one.get('error') or ', '.join(shown)}", flush=True)
-    whole = {name: [one for one in known if one["case"] == name and "images/s" in one] for name in names}
+                shown = (
+                    f"{key} {value:,.4g}" for key, value in one.items() if isinstance(value, float)
+                )
+                print(
+                    f"{one['process']} {one['case']}: {one.get('error') or ', '.join(shown)}",
+                    flush=True,
+                )
+    whole = {
+        name: [one for one in known if one["case"] == name and "images/s" in one] for name in names
+    }
     first = next(filter(None, whole.values()), [])
     for name, of_case in whole.items():
         for key in ("images/s", "of epochs"):
@@ -343,23 +378,36 @@ def compare_seeds(arguments: argparse.Namespace, device: str) -> list[dict[str, 
             for pipeline in ("loader", "device"):
                 overrides = f"{SEEDED} data.pipeline={pipeline} seed={seed} {graph}"
                 overrides += " data.workers=8" if pipeline == "loader" else ""
-                point = trained(arguments.root, device, Path(folder, f"{pipeline}-{seed}"), overrides)
+                point = trained(
+                    arguments.root, device, Path(folder, f"{pipeline}-{seed}"), overrides
+                )
                 known.append({"seed": seed, "pipeline": pipeline, **figures(point)})
-                print(f"seed {seed}, {pipeline}: accuracy {100 * known[-1]['accuracy']:.2f} %", flush=True)
+                print(
+                    f"seed {seed}, {pipeline}: accuracy {100 * known[-1]['accuracy']:.2f} %",
+                    flush=True,
+                )
     accuracies = {
         pipeline: [100 * one["accuracy"] for one in known if one["pipeline"] == pipeline]
         for pipeline in ("loader", "device")
     }
     for pipeline, values in accuracies.items():
-        print(f"{pipeline}: {statistics.fmean(values):.2f} % ± {statistics.stdev(values):.2f} between seeds")
+        print(
+            f"{pipeline}: {statistics.fmean(values):.2f} % ± {statistics.stdev(values):.2f} between seeds"
+        )
     differences = [two - one for one, two in zip(*accuracies.values(), strict=True)]
-    half = distributions.student95(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    half = (
+        distributions.student95(len(differences) - 1)
+        * statistics.stdev(differences)
+        / math.sqrt(len(differences))
+    )
     print(f"device − loader: {statistics.fmean(differences):+.2f} % ± {half:.2f} (95 %)")
     return known
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("root", type=Path)
     parser.add_argument("--processes", type=int, default=3, help="0 measures in this one")
     parser.add_argument("--only", nargs="+", choices=[*SCRIPTS, *CASES, *OTHERS])
@@ -369,7 +417,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.list:
         for name, overrides in (CASES | OTHERS).items():
-            print(f"{name}: python -m perfexp experiment=cifar10 data.root={arguments.root} {overrides}")
+            print(
+                f"{name}: python -m perfexp experiment=cifar10 data.root={arguments.root} {overrides}"
+            )
         return
     if arguments.processes and not arguments.seeds:
         known = compare_rates(arguments)

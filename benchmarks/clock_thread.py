@@ -78,7 +78,10 @@ def clocked(query: Callable[[], float | None], durations: list[float]) -> float 
 def compare(call: Call, device: Device) -> dict[str, Any]:
     """Alternate turns with and without the thread; return the logarithms of their ratios, and the readings."""
     durations: list[float] = []
-    queries = {name: functools.partial(clocked, query, durations) for name, query in device.load_queries().items()}
+    queries = {
+        name: functools.partial(clocked, query, durations)
+        for name, query in device.load_queries().items()
+    }
     reader = LoadReader(queries)
     k, chunk, *_ = depth.fit(call, device)
     if not chunk:
@@ -118,8 +121,16 @@ def line(result: dict[str, Any]) -> str:
     half = float(stats.t.ppf(0.975, len(logs) - 1)) * error
     low, middle, high = (math.exp(value) for value in (mean - half, mean, mean + half))
     text = f"{statistics.median(result['seconds']) * 1e3:10.4f} ms  {middle:.5f} [{low:.5f}, {high:.5f}]  "
-    found = [f"{len(values)} {name} {statistics.median(values):.4g}" for name, values in readings.items() if values]
-    took = f", {statistics.median(result['durations']) * 1e3:.2f} ms per query" if result["durations"] else ""
+    found = [
+        f"{len(values)} {name} {statistics.median(values):.4g}"
+        for name, values in readings.items()
+        if values
+    ]
+    took = (
+        f", {statistics.median(result['durations']) * 1e3:.2f} ms per query"
+        if result["durations"]
+        else ""
+    )
     return text + (", ".join(found) or "NO READINGS") + took
 
 
@@ -131,13 +142,18 @@ def main() -> None:
     device = CudaDevice()
     device.start()
     if not device.load_queries():
-        sys.exit(f"clock_thread.py: NVML does not report clock and power here: {device.facts().get('nvml', 'refused')}")
+        sys.exit(
+            f"clock_thread.py: NVML does not report clock and power here: {device.facts().get('nvml', 'refused')}"
+        )
     begun = time.perf_counter()
     print(f"{device.name}, torch {torch.__version__}, {PAIRS} pairs of turns of {TURN_SECONDS} s")
     print(f"{'case':<36}{'call':>13}  with/without [95 % interval]  readings and their medians")
     for name, batch in MODELS:
         call = inference(name, batch)
-        for series, make in (("device", lambda call=call: call), ("device/graph", lambda call=call: captured(call))):
+        for series, make in (
+            ("device", lambda call=call: call),
+            ("device/graph", lambda call=call: captured(call)),
+        ):
             try:
                 text = line(compare(make(), device))
             except Exception as error:  # the other cases still count

@@ -64,7 +64,9 @@ def main() -> int:
         (folder / "slurm").mkdir()
         settings = () if arguments.what == "scale" else ("SlurmdTimeout=10",)
         size = {"gpus": 8, "cpus": 16} if arguments.what == "mlflow" else {}
-        with PrivateSlurm(folder / "slurm", accounting=arguments.accounting, settings=settings, **size) as cluster:
+        with PrivateSlurm(
+            folder / "slurm", accounting=arguments.accounting, settings=settings, **size
+        ) as cluster:
             work = folder / "work"
             work.mkdir()
             if arguments.what == "mlflow":
@@ -107,13 +109,18 @@ class Sweeps:
                 with contextlib.suppress(ValueError):  # the last line may be torn
                     if json.loads(line)["status"] == "ok":
                         lines.append(file.parent.name.encode() + b" " + line.rstrip(b"\n"))
-        keys = [(line.partition(b" ")[0], json.dumps(json.loads(line.partition(b" ")[2])["key"])) for line in lines]
+        keys = [
+            (line.partition(b" ")[0], json.dumps(json.loads(line.partition(b" ")[2])["key"]))
+            for line in lines
+        ]
         self.twice += len(keys) - len(set(keys))
         self.lost |= self.finished - set(lines)
         self.finished |= set(lines)
 
     def inject(self) -> None:
-        kind = self.chance.choice(["slurmd killed", "controller restarted", "scratch full", "node down", "cancelled"])
+        kind = self.chance.choice(
+            ["slurmd killed", "controller restarted", "scratch full", "node down", "cancelled"]
+        )
         number = self.chance.choice([1, 2])
         if kind == "slurmd killed":
             self.cluster.end(f"slurmd{number}", signal.SIGKILL)
@@ -138,13 +145,17 @@ class Sweeps:
         else:
             jobs = [state.job for state in self.states() if state.job and not state.is_over]
             if jobs:
-                subprocess.run(["scancel", self.chance.choice(jobs)], capture_output=True, timeout=60)
+                subprocess.run(
+                    ["scancel", self.chance.choice(jobs)], capture_output=True, timeout=60
+                )
         self.met[kind] += 1
         print(f"{kind}: {len(self.finished)} points finished", file=sys.stderr, flush=True)
 
     def release(self) -> None:
         """Start jobs that SLURM holds back for two minutes after it has queued them again."""
-        listed = subprocess.run(["squeue", "-h", "--array", "-t", "PD", "-o", "%A"], capture_output=True, text=True)
+        listed = subprocess.run(
+            ["squeue", "-h", "--array", "-t", "PD", "-o", "%A"], capture_output=True, text=True
+        )
         for job in listed.stdout.split():
             self._control("release", job)
             self._control("update", f"JobId={job}", "StartTime=now")
@@ -156,7 +167,9 @@ class Sweeps:
 
 
 def faults(cluster: PrivateSlurm, folder: Path, count: int, chance: random.Random) -> int:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SCRATCH_MIB}m", "tmpfs", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SCRATCH_MIB}m", "tmpfs", str(folder)], check=True
+    )
     problems, sweeps, points = [], 0, 0
     met: Counter[str] = Counter()
     lost = twice = 0
@@ -170,12 +183,20 @@ def faults(cluster: PrivateSlurm, folder: Path, count: int, chance: random.Rando
             met += one.met
             lost, twice, sweeps = lost + len(one.lost), twice + one.twice, sweeps + 1
             points += len(one.finished)
-            print(f"sweep {sweeps}: {dict(one.met)}, {len(one.finished)} points", file=sys.stderr, flush=True)
+            print(
+                f"sweep {sweeps}: {dict(one.met)}, {len(one.finished)} points",
+                file=sys.stderr,
+                flush=True,
+            )
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)
     figures = {"faults_count": sum(met.values()), "sweeps_count": sweeps, "points_count": points}
     figures |= {"lost_count": lost, "twice_count": twice, "unaccounted_count": len(problems)}
-    print(json.dumps({"figures": figures, "outcome": {kind: str(number) for kind, number in met.items()}}))
+    print(
+        json.dumps(
+            {"figures": figures, "outcome": {kind: str(number) for kind, number in met.items()}}
+        )
+    )
     print("\n".join(problems), file=sys.stderr)
     return int(bool(lost or twice or problems))
 
@@ -193,11 +214,17 @@ def _one_sweep(one: Sweeps, most: int) -> list[str]:
             one.inject()
             one.look()
         one.release()
-        if any(state.is_over and state.state is not job_states.State.done for state in one.states()):
+        if any(
+            state.is_over and state.state is not job_states.State.done for state in one.states()
+        ):
             one.submit()
         time.sleep(one.chance.uniform(0, 3))
     one.look()
-    problems = [f"{state.name}: {state.state} {state.why}" for state in one.states() if state.state != "done"]
+    problems = [
+        f"{state.name}: {state.state} {state.why}"
+        for state in one.states()
+        if state.state != "done"
+    ]
     for number in range(6):
         points = read_points(one.sweep / f"{number}_{number + 1}" / "points.jsonl")
         done = {point.key for point in points if point.status is Status.OK}
@@ -216,12 +243,27 @@ def scale(cluster: PrivateSlurm, folder: Path, runs: int) -> int:
     first = perfexp(*run, "batch_size=1", "output_dir=one", folder=folder)
     assert first.returncode == 0, first.stderr
     for number in (1, 2):
-        cluster.call("scontrol", "update", f"NodeName={cluster.name(number)}", "State=DRAIN", "Reason=scale")
+        cluster.call(
+            "scontrol", "update", f"NodeName={cluster.name(number)}", "State=DRAIN", "Reason=scale"
+        )
     seeds = f"seed=range(0,{runs})"
     launch = [text for text in LAUNCH if not text.startswith("--config-dir")]
-    with contextlib.chdir(folder), composing.remembered():  # Hydra needs half a second of CPU time for each run
-        assert measure([*run, *launch, seeds, "batch_size=1", f"--max-jobs={runs}", "output_dir=sweep"]) == 0
-    arrays = len({entry.job.partition("_")[0] for entry in job_states.load(SweepPaths(folder / "sweep")).values()})
+    with (
+        contextlib.chdir(folder),
+        composing.remembered(),
+    ):  # Hydra needs half a second of CPU time for each run
+        assert (
+            measure(
+                [*run, *launch, seeds, "batch_size=1", f"--max-jobs={runs}", "output_dir=sweep"]
+            )
+            == 0
+        )
+    arrays = len(
+        {
+            entry.job.partition("_")[0]
+            for entry in job_states.load(SweepPaths(folder / "sweep")).values()
+        }
+    )
     pending = _timed_status(folder)
     _leave_records(folder, runs // 2)
     half = _timed_status(folder)
@@ -291,7 +333,9 @@ def mlflow(folder: Path, writers: int) -> int:
     launch = [text for text in LAUNCH if text != "hydra.launcher.wait=false"]
     seeds = f"seed=range(0,{writers})"
     with _server(folder) as uri:
-        sent = perfexp(*run, *launch, seeds, f"tracking.uri={uri}", "output_dir=sent", folder=folder)
+        sent = perfexp(
+            *run, *launch, seeds, f"tracking.uri={uri}", "output_dir=sent", folder=folder
+        )
         assert sent.returncode == 0, sent.stderr
         in_server = _names(uri)
     kept = perfexp(*run, "tracking=none", *launch, seeds, "output_dir=kept", folder=folder)
@@ -319,13 +363,25 @@ def _server(folder: Path) -> Iterator[str]:
         f"--backend-store-uri=sqlite:///{folder / 'server.db'}",
         f"--artifacts-destination={folder / 'artifacts'}",
     ]
-    command = [sys.executable, "-m", "mlflow", "server", "--host=127.0.0.1", f"--port={port}", "--workers=1", *places]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--workers=1",
+        *places,
+    ]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         end = time.monotonic() + 300
         while time.monotonic() < end:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health"),
+            ):
                 break
             time.sleep(1)
         yield f"http://127.0.0.1:{port}"
@@ -347,7 +403,9 @@ def _names(uri: str) -> Counter[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("faults", "scale", "mlflow"))
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)

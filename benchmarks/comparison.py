@@ -146,7 +146,9 @@ SWEEPS = {
     "20 points, identical, margin 0.001 %": Together(margin=1e-5),
     "20 points, 5 faster, margin 0.001 %": Together(changed=5, margin=1e-5),
     "20 points, 15 faster, margin 0.001 %": Together(changed=15, margin=1e-5),
-    "20 points, 5 faster, margin 0.001 %, sd shared by all": Together(changed=5, margin=1e-5, shared=0.005, sd=0.002),
+    "20 points, 5 faster, margin 0.001 %, sd shared by all": Together(
+        changed=5, margin=1e-5, shared=0.005, sd=0.002
+    ),
     "20 points, identical, margin 0.001 %, each look at 5 %": Together(margin=1e-5, level=0.05),
 }
 
@@ -167,8 +169,12 @@ def record(name: str, points: Sequence[Sequence[float]], rng: np.random.Generato
                 precision="fp32",
                 replicate=replicate,
             )
-            samples = (CALL_SECONDS * factor * np.exp(CALL_NOISE * rng.standard_normal(CALLS))).tolist()
-            found.append(Point(key=key, status=Status.OK, series=[Series(name="device", samples=samples)]))
+            samples = (
+                CALL_SECONDS * factor * np.exp(CALL_NOISE * rng.standard_normal(CALLS))
+            ).tolist()
+            found.append(
+                Point(key=key, status=Status.OK, series=[Series(name="device", samples=samples)])
+            )
     return Record(
         uid=f"{name} {rng.integers(1 << 62)}",
         name=name,
@@ -185,7 +191,9 @@ def record(name: str, points: Sequence[Sequence[float]], rng: np.random.Generato
 
 def judged(baseline: Record, other: Record, margin: float = MARGIN) -> list[Compared]:
     """The pairs of two records."""
-    both = [Side.of(name, name, [Analysis.of(one)]) for name, one in (("A", baseline), ("B", other))]
+    both = [
+        Side.of(name, name, [Analysis.of(one)]) for name, one in (("A", baseline), ("B", other))
+    ]
     return list(compare(both, Settings(margin=margin)).pairs)
 
 
@@ -224,7 +232,10 @@ def in_turn(scenario: Scenario, seed: int) -> Compared:
         for processes in range(sequential.LEAST, sequential.MOST + 1):
             for number, (made, points) in enumerate(sides):
                 level = scenario.level or sequential.level(processes)
-                made.points, made.sweep = points[:processes], SweepMembership(uid="ab", job=number, level=level)
+                made.points, made.sweep = (
+                    points[:processes],
+                    SweepMembership(uid="ab", job=number, level=level),
+                )
             [found] = judged(sides[0][0], sides[1][0], scenario.margin)
             if found.verdict is not Verdict.UNDECIDED:
                 break
@@ -243,11 +254,16 @@ def sweep_in_turn(of: Together, seed: int) -> tuple[float, float, float, float, 
     values = np.exp(common + of.sd * rng.standard_normal((2, of.points, sequential.MOST)))
     values[1] *= truth[:, None]
     settings, false = Settings(margin=of.margin), [0.0]
-    beyond, at_least = (np.abs(np.log(truth)) > math.log1p(of.margin) + shift for shift in (1e-12, -1e-12))
+    beyond, at_least = (
+        np.abs(np.log(truth)) > math.log1p(of.margin) + shift for shift in (1e-12, -1e-12)
+    )
     for processes in range(sequential.LEAST, sequential.MOST + 1):
         level = of.level or sequential.level(processes)
         known = priors.of_any("cuda")["device"]
-        both = [[Repeats(values=tuple(row), prior=known) for row in side[:, :processes].tolist()] for side in values]
+        both = [
+            [Repeats(values=tuple(row), prior=known) for row in side[:, :processes].tolist()]
+            for side in values
+        ]
         drafts = [draft(one, other, level) for one, other in zip(*both, strict=True)]
         judging.judge(drafts, settings)
         words = np.array([one.verdict for one in drafts])
@@ -267,7 +283,9 @@ def sweep_in_turn(of: Together, seed: int) -> tuple[float, float, float, float, 
 def draft(baseline: Repeats, other: Repeats, level: float) -> judging._Draft:
     """A figure of `device` before its verdict."""
     ratio = ratios.log_ratio(other, baseline)
-    return judging._Draft(measure="device", figures=(baseline, other), ratio=ratio, confounders=(), level=level)
+    return judging._Draft(
+        measure="device", figures=(baseline, other), ratio=ratio, confounders=(), level=level
+    )
 
 
 def sweep(seed: int) -> tuple[float, float]:
@@ -302,7 +320,9 @@ class Shares:
     processes: tuple[float, int]
 
     @classmethod
-    def of(cls, scenario: Scenario, pairs: int, made: Callable[[Scenario, int], Compared] = pair) -> Shares:
+    def of(
+        cls, scenario: Scenario, pairs: int, made: Callable[[Scenario, int], Compared] = pair
+    ) -> Shares:
         """Simulate so many pairs, by default of ordinary runs."""
         found = [made(scenario, seed) for seed in range(pairs)]
         counts = Counter(one.verdict for one in found)
@@ -321,7 +341,9 @@ class Shares:
     def line(self) -> str:
         """The shares as cells of a table."""
         words = (Verdict.BETTER, Verdict.WORSE, Verdict.SAME, Verdict.UNDECIDED)
-        return " | ".join([*(f"{self.verdicts[word]:.1%}" for word in words), f"{self.covered:.1%}"])
+        return " | ".join(
+            [*(f"{self.verdicts[word]:.1%}" for word in words), f"{self.covered:.1%}"]
+        )
 
 
 def seconds(records: int) -> float:
@@ -334,8 +356,12 @@ def seconds(records: int) -> float:
                 made.plan["model"] = {"name": f"model{number}"}
                 (place := Path(folder, side, str(number))).mkdir(parents=True)
                 (place / "record.json").write_bytes(made.to_json())
-                children.append(SweepChild(job=number, name=side, directory=str(number), status=Status.OK))
-            sweep = Sweep(uid=side, name=side, started="2026-01-01T00:00:00+00:00", children=children)
+                children.append(
+                    SweepChild(job=number, name=side, directory=str(number), status=Status.OK)
+                )
+            sweep = Sweep(
+                uid=side, name=side, started="2026-01-01T00:00:00+00:00", children=children
+            )
             Path(folder, side, "sweep.json").write_bytes(sweep.to_json())
         begin = time.perf_counter()
         compare(sides.load([f"{folder}/one", f"{folder}/two"], None), Settings(margin=MARGIN))
@@ -343,7 +369,9 @@ def seconds(records: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--sweeps", type=int, default=100)
     parser.add_argument("--records", type=int, default=1000)
@@ -354,15 +382,22 @@ def main() -> None:
         return
     if not arguments.only:
         _simulate_runs(arguments)
-    print("\n| ab | FASTER | SLOWER | SAME | UNDECIDED | interval holds the truth | median processes | most |")
+    print(
+        "\n| ab | FASTER | SLOWER | SAME | UNDECIDED | interval holds the truth | median processes | most |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name, scenario in TOGETHER.items():
         shares = Shares.of(scenario, arguments.pairs, in_turn)
-        print(f"| {name} | {shares.line} | {shares.processes[0]:g} | {shares.processes[1]} |", flush=True)
+        print(
+            f"| {name} | {shares.line} | {shares.processes[0]:g} | {shares.processes[1]} |",
+            flush=True,
+        )
     if not arguments.only:
         _simulate_sweeps_in_turn(arguments.sweeps)
         each = seconds(arguments.records) / arguments.records
-        print(f"\n{1e3 * each:.1f} ms per record to read and compare {arguments.records} records of ten points")
+        print(
+            f"\n{1e3 * each:.1f} ms per record to read and compare {arguments.records} records of ten points"
+        )
 
 
 def _simulate_runs(arguments: argparse.Namespace) -> None:
@@ -372,7 +407,9 @@ def _simulate_runs(arguments: argparse.Namespace) -> None:
         shares = Shares.of(scenario, arguments.pairs)
         print(f"| {name} | {shares.line} | ±{shares.half_width:.2%} |", flush=True)
     false, named = np.mean([sweep(seed) for seed in range(arguments.sweeps)], axis=0)
-    print(f"\n{arguments.sweeps} sweeps of {POINTS} points: {false:.1%} of the FASTER and SLOWER verdicts are false,")
+    print(
+        f"\n{arguments.sweeps} sweeps of {POINTS} points: {false:.1%} of the FASTER and SLOWER verdicts are false,"
+    )
     print(f"and {named:.1%} of the points that truly differ have one")
 
 
@@ -383,7 +420,10 @@ def _simulate_sweeps_in_turn(sweeps: int) -> None:
     print("|---|---|---|---|---|---|---|")
     for name, scenario in SWEEPS.items():
         every = np.array([sweep_in_turn(scenario, seed) for seed in range(sweeps)])
-        (end, worst, same, named, _), errors = every.mean(axis=0), 1.96 * every.std(axis=0) / math.sqrt(sweeps)
+        (end, worst, same, named, _), errors = (
+            every.mean(axis=0),
+            1.96 * every.std(axis=0) / math.sqrt(sweeps),
+        )
         cells = f"{end:.1%} | ±{errors[0]:.1%} | {worst:.1%} | ±{errors[1]:.1%} | {same:.1%} | {named:.1%}"
         print(f"| {name} ({np.median(every[:, 4]):g} processes) | {cells} |", flush=True)
 

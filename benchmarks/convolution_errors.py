@@ -23,7 +23,9 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 KINDS = ("outputs", "inputs'", "weights'", "bias'")
 
 
-def shapes(generator: random.Random) -> tuple[tuple[int, int, int, int], tuple[int, ...], dict[str, object]]:
+def shapes(
+    generator: random.Random,
+) -> tuple[tuple[int, int, int, int], tuple[int, ...], dict[str, object]]:
     """Shape of inputs and weights, and the other arguments of a convolution."""
     groups = generator.choice((1, 1, 1, 2, 4))
     in_group, out_group = generator.choice((1, 3, 16, 32)), generator.choice((1, 4, 8))
@@ -31,7 +33,12 @@ def shapes(generator: random.Random) -> tuple[tuple[int, int, int, int], tuple[i
     stride = generator.choice(((1, 1), (1, 1), (1, 1), (2, 2), (2, 1)))
     dilation = generator.choice(((1, 1), (1, 1), (1, 1), (2, 2)))
     padding = generator.choice((0, 1, (2, 0), *(("same",) if stride == (1, 1) else ())))
-    size = (generator.randint(1, 2), groups * in_group, generator.randint(14, 40), generator.randint(14, 40))
+    size = (
+        generator.randint(1, 2),
+        groups * in_group,
+        generator.randint(14, 40),
+        generator.randint(14, 40),
+    )
     settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     return size, (groups * out_group, in_group, *kernel), settings
 
@@ -54,12 +61,17 @@ def main() -> None:
             for name, errors in errors_of(convolution, tensors, settings, number):
                 worst[name, dtype] = list(map(max, worst[name, dtype], errors))
                 counts[name, dtype] += 1
-    print(f"{'algorithm':<22} {'data type':<9} {'shapes':>6} " + " ".join(f"{kind:>9}" for kind in KINDS))
+    print(
+        f"{'algorithm':<22} {'data type':<9} {'shapes':>6} "
+        + " ".join(f"{kind:>9}" for kind in KINDS)
+    )
     for name in ALGORITHMS:
         for dtype in DTYPES:
             if counts[name, dtype]:
                 errors = " ".join(f"{error:9.1e}" for error in worst[name, dtype])
-                print(f"{name:<22} {str(dtype).removeprefix('torch.'):<9} {counts[name, dtype]:>6} {errors}")
+                print(
+                    f"{name:<22} {str(dtype).removeprefix('torch.'):<9} {counts[name, dtype]:>6} {errors}"
+                )
 
 
 def errors_of(convolution, tensors, settings, seed):
@@ -71,7 +83,9 @@ def errors_of(convolution, tensors, settings, seed):
     truth = results(lambda *leaves: conv2d_of_torch(*leaves, **settings), doubles, gradient)
     for name, algorithm in ALGORITHMS.items():
         if algorithm.supports(convolution, dtype) is None:
-            found = results(lambda *leaves, run=algorithm.run: run(convolution, *leaves), tensors, gradient)
+            found = results(
+                lambda *leaves, run=algorithm.run: run(convolution, *leaves), tensors, gradient
+            )
             pairs = zip(found, truth, strict=True)
             yield name, [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
 

@@ -49,7 +49,9 @@ def replacement() -> None:
                 plain = seconds_per_call(lambda inputs=inputs: model[0](inputs), CALLS)
                 with forced.applied(session):
                     model(inputs)
-                    pairs.append((plain, seconds_per_call(lambda inputs=inputs: model[0](inputs), CALLS)))
+                    pairs.append(
+                        (plain, seconds_per_call(lambda inputs=inputs: model[0](inputs), CALLS))
+                    )
         plain = statistics.median(pair[0] for pair in pairs)
         added = statistics.median(pair[1] - pair[0] for pair in pairs)
         times = f"{plain * 1e6:9.2f} µs {(plain + added) * 1e6:9.2f} µs {added * 1e6:6.2f} µs"
@@ -58,7 +60,11 @@ def replacement() -> None:
 
 def cudnn() -> None:
     print("\nchannels  data type  mode       algorithm               conv2d      forced   ratio")
-    for channels, out, dtype in ((64, 64, torch.float32), (256, 64, torch.float32), (256, 64, torch.float16)):
+    for channels, out, dtype in (
+        (64, 64, torch.float32),
+        (256, 64, torch.float32),
+        (256, 64, torch.float16),
+    ):
         layer = torch.nn.Conv2d(channels, out, 1, bias=False, device="cuda", dtype=dtype)
         for mode in ("inference", "training"):
             inputs = torch.randn(1, channels, 14, 14, device="cuda", dtype=dtype)
@@ -79,8 +85,12 @@ def report(layer: torch.nn.Conv2d, inputs: torch.Tensor, mode: str, name: str) -
             plain()
             seconds = seconds_per_call(plain, CALLS_IN_QUEUE)
             with forced.applied(SimpleNamespace(module=layer)):
-                seconds_per_call(lambda: layer._conv_forward(inputs, layer.weight, None), CALLS_TO_SETTLE)
-                ours = seconds_per_call(lambda: layer._conv_forward(inputs, layer.weight, None), CALLS_IN_QUEUE)
+                seconds_per_call(
+                    lambda: layer._conv_forward(inputs, layer.weight, None), CALLS_TO_SETTLE
+                )
+                ours = seconds_per_call(
+                    lambda: layer._conv_forward(inputs, layer.weight, None), CALLS_IN_QUEUE
+                )
             pairs.append((seconds, ours))
     before, after = (statistics.median(pair[place] for pair in pairs) for place in (0, 1))
     kind = str(layer.weight.dtype).removeprefix("torch.")

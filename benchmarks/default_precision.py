@@ -32,7 +32,10 @@ def plain(name: str, phase: str, batch: int, grad_mode: str = "no_grad") -> dict
 
     torch.manual_seed(0)
     model = torchvision.models.get_model(name).cuda()
-    inputs, targets = torch.randn(batch, 3, 224, 224, device="cuda"), torch.randint(1000, (batch,), device="cuda")
+    inputs, targets = (
+        torch.randn(batch, 3, 224, 224, device="cuda"),
+        torch.randint(1000, (batch,), device="cuda"),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=0.0001)
 
     def infer() -> Any:
@@ -80,15 +83,27 @@ def measured(name: str, phase: str, batch: int) -> dict[str, float]:
     """Return the same of perfexp's defaults."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        command = [sys.executable, "-m", "perfexp", f"model={name}", f"mode={phase}", f"batch_size={batch}"]
+        command = [
+            sys.executable,
+            "-m",
+            "perfexp",
+            f"model={name}",
+            f"mode={phase}",
+            f"batch_size={batch}",
+        ]
         command += ["stopping=brisk", "stopping.processes=2", "processes=1", "tracking=none"]
         command += ["probes.work=false", "execution.cuda_graph=false", f"output_dir={place}"]
         subprocess.run(command, check=True, capture_output=True)
         record = Record.load(place)
     [point] = [one for one in record.points if one.key.is_timed]
     found = {name: point.find_series(name) for name in ("throughput", "device/graph")}
-    rate, graph = (statistics.median(series.measured) if series else float("nan") for series in found.values())
-    print(f"  {record.environment['device']['name']}, {record.environment['session']['cudnn_allow_tf32']}", flush=True)
+    rate, graph = (
+        statistics.median(series.measured) if series else float("nan") for series in found.values()
+    )
+    print(
+        f"  {record.environment['device']['name']}, {record.environment['session']['cudnn_allow_tf32']}",
+        flush=True,
+    )
     return {"loop": rate, "graph": graph}
 
 
@@ -99,16 +114,27 @@ def host_bound(rounds: int, names: list[str]) -> None:
             theirs: dict[str, list[float]] = {}
             modes = ("inference_mode", "no_grad") if phase == "inference" else ("no_grad",)
             with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, "-m", "perfexp", f"model={name}", f"mode={phase}", "batch_size=1"]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "perfexp",
+                    f"model={name}",
+                    f"mode={phase}",
+                    "batch_size=1",
+                ]
                 command += ["stopping=brisk", "tracking=none", f"output_dir={folder}/run"]
                 for number in range(rounds):
                     for mode in modes:
                         script = [sys.executable, __file__, "plain", name, phase, "1", mode]
-                        found = json.loads(subprocess.run(script, check=True, capture_output=True).stdout)
+                        found = json.loads(
+                            subprocess.run(script, check=True, capture_output=True).stdout
+                        )
                         for kind in ("loop", "latency"):
                             theirs.setdefault(f"{kind} {mode}", []).append(1e3 * found[kind])
                     if number == 0:
-                        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                        printed = subprocess.run(
+                            command, check=True, capture_output=True, text=True
+                        ).stdout
             print(f"{name} {phase} batch 1, ms")
             for kind, values in theirs.items():
                 print(f"  script {kind:24s} {' '.join(f'{one:.3f}' for one in sorted(values))}")
@@ -134,7 +160,8 @@ def main() -> None:
                 for kind in ours:
                     ratios.setdefault(kind, []).append(ours[kind] / theirs[kind])
             texts = (
-                f"{kind} {statistics.median(own):.3f} {[round(one, 3) for one in own]}" for kind, own in ratios.items()
+                f"{kind} {statistics.median(own):.3f} {[round(one, 3) for one in own]}"
+                for kind, own in ratios.items()
             )
             print(f"{name} {phase} batch {batch}: {'  '.join(texts)}; script {theirs}", flush=True)
 

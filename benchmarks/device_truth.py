@@ -45,7 +45,10 @@ def cases() -> dict[str, Callable[[], Call]]:
 
     def matmul(n: int, dtype: torch.dtype) -> Callable[[], Call]:
         def make() -> Call:
-            a, b = torch.randn(n, n, device="cuda", dtype=dtype), torch.randn(n, n, device="cuda", dtype=dtype)
+            a, b = (
+                torch.randn(n, n, device="cuda", dtype=dtype),
+                torch.randn(n, n, device="cuda", dtype=dtype),
+            )
             out = torch.empty_like(a)
             return lambda: torch.mm(a, b, out=out)
 
@@ -104,7 +107,13 @@ def measure(name: str) -> dict[str, Any]:
         rounds.append({"device": ours, "added": added, **profiled(clean, device, count, count * k)})
     median = {key: statistics.median(entry[key] for entry in rounds) for key in rounds[0]}
     ratios = [entry["events"] / entry["span"] for entry in rounds]
-    return {**median, "k": k, "launches": launches, "same": statistics.median(ratios), "known": bool(long)}
+    return {
+        **median,
+        "k": k,
+        "launches": launches,
+        "same": statistics.median(ratios),
+        "known": bool(long),
+    }
 
 
 def turn(chain: queue.Chain, seconds: float) -> timing.Samples:
@@ -115,7 +124,10 @@ def turn(chain: queue.Chain, seconds: float) -> timing.Samples:
 
 def differences(clean: queue.Chain, rare: queue.Chain) -> list[float]:
     """What the events add to a call: samples against those of more calls, in turns, so that both see the same clock."""
-    pairs = [(np.median(turn(clean, PAIR_SECONDS)), np.median(turn(rare, PAIR_SECONDS))) for _ in range(PAIRS)]
+    pairs = [
+        (np.median(turn(clean, PAIR_SECONDS)), np.median(turn(rare, PAIR_SECONDS)))
+        for _ in range(PAIRS)
+    ]
     return [float(often - seldom) * RARER / (RARER - 1) for often, seldom in pairs]
 
 
@@ -129,7 +141,9 @@ def profiled(chain: queue.Chain, device: CudaDevice, samples: int, calls: int) -
         for e in profiler.events()
         if e.device_type.name == "CUDA"
     )
-    last = max(index for index, kernel in enumerate(kernels) if kernel[2])  # a wait that was too short is repeated
+    last = max(
+        index for index, kernel in enumerate(kernels) if kernel[2]
+    )  # a wait that was too short is repeated
     work = kernels[last + 1 :]
     busy = sum(end - start for start, end, _ in work)
     return {
@@ -149,7 +163,17 @@ def count_launches(call: Call, device: CudaDevice) -> int:
 
 
 def main() -> None:
-    head = ("device µs", "k", "span µs", "events/span", "device/span", "kernels µs", "launches", "gap µs", "harness µs")
+    head = (
+        "device µs",
+        "k",
+        "span µs",
+        "events/span",
+        "device/span",
+        "kernels µs",
+        "launches",
+        "gap µs",
+        "harness µs",
+    )
     print(f"{'case':<20}" + "".join(f"{title:>12}" for title in head))
     for name in cases():
         r = measure(name)

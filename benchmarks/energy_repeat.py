@@ -71,8 +71,13 @@ def value(energy: Energy, name: str) -> float:
 
 def apart(windows: Sequence[Energy]) -> tuple[float, str]:
     """The mean relative half-width of the energies' intervals, and the pairs of them that do not overlap."""
-    found = [next(each for each in energy.metrics if each.name == "energy/per_call_joules") for energy in windows]
-    ends = [(each.low, each.high) for each in found if each.low is not None and each.high is not None]
+    found = [
+        next(each for each in energy.metrics if each.name == "energy/per_call_joules")
+        for energy in windows
+    ]
+    ends = [
+        (each.low, each.high) for each in found if each.low is not None and each.high is not None
+    ]
     pairs = list(combinations(ends, 2))
     disjoint = sum(one[1] < other[0] or other[1] < one[0] for one, other in pairs)
     widths = [(high - low) / (high + low) for low, high in ends]
@@ -83,10 +88,18 @@ def report(name: str, windows: Sequence[Energy]) -> None:
     """A line of the table."""
     joules, watts, difference, seconds = (
         np.array([value(each, figure) for each in windows])
-        for figure in ("per_call_joules", "power_mean_watts", "integral_difference", "window_seconds")
+        for figure in (
+            "per_call_joules",
+            "power_mean_watts",
+            "integral_difference",
+            "window_seconds",
+        )
     )
     meter = windows[-1].facts["meters"][0]
-    spread, deviation = (joules.max() - joules.min()) / joules.mean(), joules.std(ddof=1) / joules.mean()
+    spread, deviation = (
+        (joules.max() - joules.min()) / joules.mean(),
+        joules.std(ddof=1) / joules.mean(),
+    )
     told = f"{watts.mean():9.1f} {joules.mean():12.6g} {deviation:8.2%} {spread:8.2%}"
     half_width, disjoint = apart(windows)
     told += f" {half_width:8.2%} {disjoint:>8} {abs(difference).max():8.2%} {seconds.mean():8.3f}"
@@ -99,7 +112,10 @@ def report(name: str, windows: Sequence[Energy]) -> None:
 def by_plateau(device: Device, found: Found, settings: argparse.Namespace) -> None:
     """Print a line for each load and plateau."""
     plateaus = sorted(settings.plateaus)
-    rules = [rules_for(window_seconds=settings.seconds, rules=Rules(plateau_seconds=seconds)) for seconds in plateaus]
+    rules = [
+        rules_for(window_seconds=settings.seconds, rules=Rules(plateau_seconds=seconds))
+        for seconds in plateaus
+    ]
     procedures = [EnergyProcedure(device=device, detected=found, rules=each) for each in rules]
     for procedure in procedures:
         procedure.idle()
@@ -111,11 +127,15 @@ def by_plateau(device: Device, found: Found, settings: argparse.Namespace) -> No
                 device.synchronize()
                 time.sleep(_PAUSE_SECONDS)
                 work(call, device, _BEFORE_SECONDS)
-                measured[seconds].append(value(procedure.measure(call, images_per_call=1), "per_call_joules"))
+                measured[seconds].append(
+                    value(procedure.measure(call, images_per_call=1), "per_call_joules")
+                )
         longest = np.mean(measured[plateaus[-1]])
         for seconds, joules in measured.items():
             deviation = np.std(joules, ddof=1) / np.mean(joules)
-            told = f"{np.mean(joules):12.6g} {deviation:8.2%} {np.mean(joules) / longest - 1:+17.2%}"
+            told = (
+                f"{np.mean(joules):12.6g} {deviation:8.2%} {np.mean(joules) / longest - 1:+17.2%}"
+            )
             print(f"{name:<18} {seconds:9.2f} {told}", flush=True)
 
 
@@ -130,10 +150,14 @@ def work(call: Callable[[], object], device: Device, seconds: float) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="least length of a window")
-    parser.add_argument("--plateaus", type=float, nargs="+", help="lengths that are compared, seconds")
+    parser.add_argument(
+        "--plateaus", type=float, nargs="+", help="lengths that are compared, seconds"
+    )
     settings = parser.parse_args()
     device = device_here()
     device.start()
@@ -143,7 +167,9 @@ def main() -> None:
         print(f"  {finding.verdict}: {finding.check}: {finding.found}")
     if not found.meters:
         return
-    procedure = EnergyProcedure(device=device, detected=found, rules=rules_for(window_seconds=settings.seconds))
+    procedure = EnergyProcedure(
+        device=device, detected=found, rules=rules_for(window_seconds=settings.seconds)
+    )
     with torch.inference_mode():
         idle = procedure.idle()
         print(f"  idle: {idle.mean_watts.value if idle else None} W")
@@ -154,7 +180,9 @@ def main() -> None:
         print(f"{'load':<18} {'W':>9} {'J/call':>12} {' '.join(f'{title:>8}' for title in titles)}")
         for name, call in loads(device.identifier).items():
             call()
-            report(name, [procedure.measure(call, images_per_call=1) for _ in range(settings.windows)])
+            report(
+                name, [procedure.measure(call, images_per_call=1) for _ in range(settings.windows)]
+            )
 
 
 if __name__ == "__main__":

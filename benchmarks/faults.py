@@ -32,7 +32,9 @@ def main() -> int:
     def trial(number: int, torch: bool) -> Outcome:
         folder = root / f"{'torch' if torch else 'fake'}-{number}"
         folder.mkdir()
-        outcome = Trial(number, folder, pictures=pictures if torch else None, kind=arguments.kind).go()
+        outcome = Trial(
+            number, folder, pictures=pictures if torch else None, kind=arguments.kind
+        ).go()
         if not outcome.problems and not arguments.keep:
             shutil.rmtree(folder)
         return outcome
@@ -53,14 +55,20 @@ def main() -> int:
     return 0 if held else 1
 
 
-def _all(numbers: range, trial: Callable[[int], Outcome], arguments: argparse.Namespace) -> list[Outcome]:
+def _all(
+    numbers: range, trial: Callable[[int], Outcome], arguments: argparse.Namespace
+) -> list[Outcome]:
     outcomes = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for outcome in pool.map(trial, numbers):
             outcomes.append(outcome)
             if outcome.problems or arguments.verbose:
                 word = "VIOLATED" if outcome.problems else "held"
-                print(f"{outcome.number:4} {outcome.kind}: {word} — {outcome.text}", *outcome.problems, sep="\n     ")
+                print(
+                    f"{outcome.number:4} {outcome.kind}: {word} — {outcome.text}",
+                    *outcome.problems,
+                    sep="\n     ",
+                )
                 sys.stdout.flush()
     return outcomes
 
@@ -72,13 +80,18 @@ def _table(title: str, kinds: list[str], outcomes: list[Outcome]) -> str:
         if mine:
             passed = sum(not outcome.problems for outcome in mine)
             finished, lost, left = (
-                sum(getattr(outcome, name) for outcome in mine) for name in ("finished", "lost", "left")
+                sum(getattr(outcome, name) for outcome in mine)
+                for name in ("finished", "lost", "left")
             )
-            lines.append(f"{kind:<24} {len(mine):>6}  {passed:>6}  {finished:>15}  {lost:>4}  {left:>12}")
+            lines.append(
+                f"{kind:<24} {len(mine):>6}  {passed:>6}  {finished:>15}  {lost:>4}  {left:>12}"
+            )
     for outcome in outcomes:
         if outcome.problems:
             option = "--trials 0 --torch 1" if "torch" in title else "--trials 1 --torch 0"
-            lines.append(f"again: python benchmarks/faults.py {option} --seed {outcome.number}  ({outcome.kind})")
+            lines.append(
+                f"again: python benchmarks/faults.py {option} --seed {outcome.number}  ({outcome.kind})"
+            )
     return "\n".join(lines)
 
 
@@ -88,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--torch", type=int, default=20, help="with torch on the processor")
     parser.add_argument("--seed", type=int, default=0, help="number of the first trial")
     parser.add_argument("--jobs", type=int, default=2, help="trials at a time")
-    parser.add_argument("--kind", choices=sorted({*KINDS, *TORCH_KINDS}), help="this kind of fault only")
+    parser.add_argument(
+        "--kind", choices=sorted({*KINDS, *TORCH_KINDS}), help="this kind of fault only"
+    )
     parser.add_argument("--verbose", action="store_true", help="a line for each trial")
     parser.add_argument("--keep", action="store_true", help="leave the folders of trials that held")
     return parser

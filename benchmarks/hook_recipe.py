@@ -39,7 +39,9 @@ def points(folders: list[Path]) -> Iterator[tuple[str, Point, Point]]:
     for folder in folders:
         for path in sorted(folder.rglob("record.json")):
             record = Record.load(path)
-            layers = {timed_key(point.key): point for point in record.points if is_layers(point.key)}
+            layers = {
+                timed_key(point.key): point for point in record.points if is_layers(point.key)
+            }
             for point in record.points:
                 found = layers.get(point.key)
                 if point.key.phase == "inference" and found is not None and "layers" in found.facts:
@@ -78,7 +80,10 @@ def hooked(model: torch.nn.Module, call: Callable[[], object], calls: int) -> tu
                 torch.cuda.synchronize()
                 spent[name].append(begun[module].elapsed_time(end) * 1e-3)
 
-            handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+            handles += [
+                module.register_forward_pre_hook(before),
+                module.register_forward_hook(after),
+            ]
     whole = timed(call, calls)
     for handle in handles:
         handle.remove()
@@ -92,7 +97,9 @@ def sampled(call: Callable[[], object], handle: Any, calls: int, period: float) 
         samples: list[tuple[float, float]] = []
         over = threading.Event()
 
-        def sample(samples: list[tuple[float, float]] = samples, over: threading.Event = over) -> None:
+        def sample(
+            samples: list[tuple[float, float]] = samples, over: threading.Event = over
+        ) -> None:
             while True:
                 samples.append((time.perf_counter(), pynvml.nvmlDeviceGetPowerUsage(handle) * 1e-3))
                 if over.wait(period):
@@ -124,14 +131,30 @@ def handle_here() -> Any:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--calls", type=int, default=50)
-    parser.add_argument("--sample", type=float, default=0.01, help="seconds from one reading of the power to the next")
+    parser.add_argument(
+        "--sample",
+        type=float,
+        default=0.01,
+        help="seconds from one reading of the power to the next",
+    )
     settings = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     handle, torchvision = handle_here(), import_torchvision()
-    columns = ("`device`", "`latency`", "events", "with hooks", "convolutions", "by hooks", "J a call", "sampled: mean")
+    columns = (
+        "`device`",
+        "`latency`",
+        "events",
+        "with hooks",
+        "convolutions",
+        "by hooks",
+        "J a call",
+        "sampled: mean",
+    )
     print(f"| model | batch | {' | '.join(columns)} | from | to |")
     print("|---|---" + "|---:" * (len(columns) + 2) + "|")
     for name, point, layers in points(settings.folders):
@@ -147,7 +170,10 @@ def main() -> None:
             plain = timed(call, settings.calls)
             whole, inside = hooked(model, call, settings.calls)
             joules = sampled(call, handle, settings.calls, settings.sample)
-        device, latency = (point_times.first_median(point, series) or float("nan") for series in ("device", "latency"))
+        device, latency = (
+            point_times.first_median(point, series) or float("nan")
+            for series in ("device", "latency")
+        )
         counted = point.metric("energy/per_call_joules")
         told = counted.value if counted and counted.value is not None else float("nan")
         own = convolutions(layers)

@@ -29,41 +29,67 @@ def row(name: str, target: float) -> tuple[float, float]:
     """Median number of calls, and the share of intervals that hold the truth."""
     rng, truth, calls, covered = np.random.default_rng(21), true_median(name), [], 0
     for _ in range(RUNS):
-        samples, monitor = take(Precision(target=target, max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 20_000))
-        interval = blockwise.block_median(blockwise.split(samples, monitor.starts, monitor.warmup(samples)))
+        samples, monitor = take(
+            Precision(target=target, max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 20_000)
+        )
+        interval = blockwise.block_median(
+            blockwise.split(samples, monitor.starts, monitor.warmup(samples))
+        )
         calls.append(samples.size - monitor.warmup(samples))
         covered += interval.low is not None and interval.low <= truth <= interval.high
     return float(np.median(calls)), covered / RUNS
 
 
-def cut_short(source: Callable[[np.random.Generator, int], NDArray[np.float64]], calls: float) -> tuple[float, ...]:
+def cut_short(
+    source: Callable[[np.random.Generator, int], NDArray[np.float64]], calls: float
+) -> tuple[float, ...]:
     """Shares of series that have an interval, of intervals that hold the truth, and of such three times as wide."""
     rng, has, held, widely = np.random.default_rng(21), 0, 0, 0
     for _ in range(RUNS):
         rule = Precision(target=1e-9, max_seconds=calls, warmup_seconds=0)
         samples, monitor = take(rule, source(rng, int(4 * calls) + 10))
-        interval = blockwise.block_median(blockwise.split(samples, monitor.starts, monitor.warmup(samples)))
+        interval = blockwise.block_median(
+            blockwise.split(samples, monitor.starts, monitor.warmup(samples))
+        )
         if interval.low is not None and interval.high is not None:
             has += 1
             held += interval.low <= 1 <= interval.high
             below, above = interval.value - interval.low, interval.high - interval.value
-            widely += -estimators.FEW_TOO_NARROW * above <= interval.value - 1 <= estimators.FEW_TOO_NARROW * below
+            widely += (
+                -estimators.FEW_TOO_NARROW * above
+                <= interval.value - 1
+                <= estimators.FEW_TOO_NARROW * below
+            )
     return has / RUNS, held / has, widely / has
 
 
 def main() -> None:
     print("| noise | ±2 % (coarse) | ±1 % (normal) | ±0.5 % (fine) |\n|---|---|---|---|")
     for name in SERIES:
-        cells = [f"{calls:.0f} calls, {covered:.1%}" for calls, covered in (row(name, e) for e in (0.02, 0.01, 0.005))]
+        cells = [
+            f"{calls:.0f} calls, {covered:.1%}"
+            for calls, covered in (row(name, e) for e in (0.02, 0.01, 0.005))
+        ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     print("\n| noise | 20 calls | 40 calls |\n|---|---|---|")
-    noises = {"iid": iid(0.01), **{f"AR(1) {rho}": autoregressive(rho) for rho in (0.5, 0.7, 0.9, 0.95)}}
+    noises = {
+        "iid": iid(0.01),
+        **{f"AR(1) {rho}": autoregressive(rho) for rho in (0.5, 0.7, 0.9, 0.95)},
+    }
     for name, source in noises.items():
         shares = [cut_short(source, calls) for calls in (20.0, 40.0)]
-        cells = [f"{has:.0%} have one, {held:.0%} hold, {wide:.0%} three times as wide" for has, held, wide in shares]
+        cells = [
+            f"{has:.0%} have one, {held:.0%} hold, {wide:.0%} three times as wide"
+            for has, held, wide in shares
+        ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    theirs = [nvbench_stdrel_calls(1 + 0.01 * np.random.default_rng(seed).standard_normal(5000)) for seed in range(100)]
-    print(f"\nnvbench's stdrel rule at 1 % noise, without its minimum of 0.5 s: {np.median(theirs):.0f} calls")
+    theirs = [
+        nvbench_stdrel_calls(1 + 0.01 * np.random.default_rng(seed).standard_normal(5000))
+        for seed in range(100)
+    ]
+    print(
+        f"\nnvbench's stdrel rule at 1 % noise, without its minimum of 0.5 s: {np.median(theirs):.0f} calls"
+    )
 
 
 if __name__ == "__main__":

@@ -22,12 +22,18 @@ from perfexp.algorithms import calibration
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=300.0, help="begin no further convolution after this time")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="begin no further convolution after this time"
+    )
     parser.add_argument("--out", type=Path, default=Path("perfexp/algorithms/families.json"))
     parser.add_argument("--seen", type=Path)
     settings = parser.parse_args()
-    families, seen = calibration.learn(calibration.geometries(), torch.device("cuda"), settings.seconds, print)
+    families, seen = calibration.learn(
+        calibration.geometries(), torch.device("cuda"), settings.seconds, print
+    )
     settings.out.write_bytes(msgspec.json.format(msgspec.json.encode(families), indent=1) + b"\n")
     if settings.seen:
         rows = [

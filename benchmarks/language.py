@@ -96,20 +96,28 @@ def count(folder: Path) -> Counts:
             for entry, description in entries(text):
                 counts.entries += 1
                 if is_dangling(description):
-                    counts.dangling.append(f"{path.relative_to(folder)}: {name}: {entry}: {description}")
+                    counts.dangling.append(
+                        f"{path.relative_to(folder)}: {name}: {entry}: {description}"
+                    )
     return counts
 
 
 def main() -> None:
     """Print the counts of the folders of the command line; by default of perfexp."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="*", type=Path, default=[Path(__file__).parent.parent / "perfexp"])
-    parser.add_argument("--list", action="store_true", help="print each entry that does not parse on its own")
+    parser.add_argument(
+        "folders", nargs="*", type=Path, default=[Path(__file__).parent.parent / "perfexp"]
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print each entry that does not parse on its own"
+    )
     options = parser.parse_args()
     for folder in options.folders:
         counts = count(folder)
         share = len(counts.dangling) / max(counts.entries, 1)
-        print(f"{folder}: {counts.lines} lines, {counts.docstrings} docstrings of {counts.words} words")
+        print(
+            f"{folder}: {counts.lines} lines, {counts.docstrings} docstrings of {counts.words} words"
+        )
         print(f"  dangling entries   {len(counts.dangling)} of {counts.entries} ({share:.1%})")
         print(f"  'what'             {counts.per_thousand(counts.what):.2f} per 1,000 words")
         print(f"  'told/tell/tells'  {counts.per_thousand(counts.told):.2f} per 1,000 words")

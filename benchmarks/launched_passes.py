@@ -172,13 +172,16 @@ def main() -> int:
         kind = str(shape.dtype).removeprefix("torch.")
         what = f"{plan.which.name:<16} {plan.algorithm:<22} {shape.inputs!s:<16} {shape.weight!s:<16} {kind:<8}"
         try:
-            agrees, taken = compare(call, to_the_bit=(plan.which, plan.algorithm) not in UNREPEATABLE)
+            agrees, taken = compare(
+                call, to_the_bit=(plan.which, plan.algorithm) not in UNREPEATABLE
+            )
         except (CudnnError, CaptureError) as error:  # it names a workspace for what it then refuses
             print(f"{what}  {error}")
             continue
         code = code or int(not agrees)
         figures = " ".join(
-            f"{taken[name]:9.2f}" for name in ("host v7", "host launched", "device v7", "device launched")
+            f"{taken[name]:9.2f}"
+            for name in ("host v7", "host launched", "device v7", "device launched")
         )
         print(f"{what} {figures}{'' if agrees else '  DIFFERENT'}", flush=True)
     if call is not None:

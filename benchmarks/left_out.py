@@ -58,7 +58,9 @@ def main() -> None:
         held = Counter((kind, name, first) for kind, name, first, is_held in found if is_held)
         for key, count in sorted(number.items()):
             kind, name, first = key
-            print(f"without its {left_out:7}{kind:5}{name:11} {first} of processes {held[key] / count:7.1%} of {count}")
+            print(
+                f"without its {left_out:7}{kind:5}{name:11} {first} of processes {held[key] / count:7.1%} of {count}"
+            )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ def main() -> int:
     }
     seconds: dict[str, list[float]] = defaultdict(list)
     times: dict[str, Times] = {way: defaultdict(list) for way in ways}
-    with suppress(KeyboardInterrupt):  # a machine that is lent by the minute: what is complete counts
+    with suppress(
+        KeyboardInterrupt
+    ):  # a machine that is lent by the minute: what is complete counts
         for number in range(arguments.rounds):
             for way, launcher in ways.items():
                 folder = arguments.out / f"{way.replace(' ', '-')}-{number}"
@@ -48,7 +50,10 @@ def main() -> int:
                 seconds[way].append(took)
                 for file in folder.glob("*/record.json"):
                     _collect(Record.load(file), times[way])
-    ratios = {way: statistics.median(seconds[way]) / statistics.median(seconds["one GPU"]) for way in seconds}
+    ratios = {
+        way: statistics.median(seconds[way]) / statistics.median(seconds["one GPU"])
+        for way in seconds
+    }
     print(json.dumps({"wall_seconds": seconds, "wall_ratio": ratios}))
     for way in ("together", "turns"):
         for kind in ("device", "latency", "throughput"):
@@ -63,7 +68,11 @@ def _sweep(folder: Path, options: list[str], arguments: argparse.Namespace) -> f
     axes = [f"model={arguments.models}", f"batch_size={arguments.batches}"]
     fixed = ["-m", "hydra/launcher=local", "tracking=none", f"output_dir={folder}"]
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "perfexp", *axes, *fixed, *options], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "perfexp", *axes, *fixed, *options],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return time.perf_counter() - start
 
 
@@ -74,7 +83,9 @@ def _collect(record: Record, times: Times) -> None:
             times[f"{kind} {record.plan['model']['name']} {row.key}"].append((board, summary))
 
 
-def _compared(one: Times, other: Times, kind: str, *, is_same: bool) -> dict[str, float | int | None]:
+def _compared(
+    one: Times, other: Times, kind: str, *, is_same: bool
+) -> dict[str, float | int | None]:
     """Number of pairs of a round, worst ratio of their medians, and how many have intervals that do not overlap.
 
     Args:
@@ -101,7 +112,9 @@ def _overlap(first: Summary, second: Summary) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--models", default="resnet50,vgg16")
     parser.add_argument("--batches", default="1,8,32,64")

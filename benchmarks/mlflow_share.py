@@ -43,11 +43,28 @@ from perfexp.statistics.distributions import student95
 from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
 
-RUN = ("model=resnet18", "input_size=96", "stopping.target=0.000001", "stopping.max_seconds=52", "output_dir=run")
+RUN = (
+    "model=resnet18",
+    "input_size=96",
+    "stopping.target=0.000001",
+    "stopping.max_seconds=52",
+    "output_dir=run",
+)
 #: A training with short epochs of a small network; its epochs are more than it makes in the time.
 TRAINING = (
-    *("experiment=cifar10", "model=shufflenet_v2_x0_5", "data.root=shapes", "batch_size=32", "epochs=100000"),
-    *("mode.train.checkpoints=false", "mode.train.eval_every=100000", "probes.work=false", "quiet=true"),
+    *(
+        "experiment=cifar10",
+        "model=shufflenet_v2_x0_5",
+        "data.root=shapes",
+        "batch_size=32",
+        "epochs=100000",
+    ),
+    *(
+        "mode.train.checkpoints=false",
+        "mode.train.eval_every=100000",
+        "probes.work=false",
+        "quiet=true",
+    ),
     "execution.threads=1",
 )
 IMAGES = 256
@@ -56,14 +73,21 @@ IMAGES = 256
 def perfexp(folder: Path, *arguments: str) -> float:
     """Seconds of one command."""
     start = time.perf_counter_ns()
-    subprocess.run([sys.executable, "-m", "perfexp", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "perfexp", *arguments],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return (time.perf_counter_ns() - start) * 1e-9
 
 
 def sent() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        perfexp(folder, "model=fake", "gpu=fake", "stopping=fixed", "output_dir=first")  # makes the store
+        perfexp(
+            folder, "model=fake", "gpu=fake", "stopping=fixed", "output_dir=first"
+        )  # makes the store
         measured = perfexp(folder, *RUN, "tracking=none")
         seconds = perfexp(folder, "sync", "run")
     print(f"measuring        {measured:.1f} s")
@@ -129,14 +153,18 @@ class Alternating:
         server = psutil.Process(self.server)
         processes = [psutil.Process(), server, *server.children(recursive=True)]
         processes += [psutil.Process(sender.process.pid)] if (sender := mlflow_sink._sender) else []
-        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+        return sum(
+            times.user + times.system for times in (process.cpu_times() for process in processes)
+        )
 
 
 _FOLLOWING = MlflowSink.following
 
 
 @contextlib.contextmanager
-def alternating(sink: MlflowSink, record: Callable[[], Record]) -> Iterator[Callable[[Point], None]]:
+def alternating(
+    sink: MlflowSink, record: Callable[[], Record]
+) -> Iterator[Callable[[Point], None]]:
     """Follow a training as the sink does, in every other block."""
     with _FOLLOWING(sink, record) as follow:
         yield Alternating(follow)
@@ -148,16 +176,33 @@ def server(folder: Path) -> Iterator[tuple[str, int]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = ("--workers", "1", "--port", str(port), "--backend-store-uri", f"sqlite:///{folder}/server.db")
-    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    arguments = (
+        "--workers",
+        "1",
+        "--port",
+        str(port),
+        "--backend-store-uri",
+        f"sqlite:///{folder}/server.db",
+    )
+    environment = os.environ | {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *arguments], env=environment, cwd=folder, stdout=log, stderr=log
+            [sys.executable, "-m", "mlflow", "server", *arguments],
+            env=environment,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
         )
     try:
         address = f"http://127.0.0.1:{port}"
         for _ in range(600):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{address}/health", timeout=5),
+            ):
                 break
             time.sleep(0.1)
         yield address, process.pid
@@ -170,9 +215,15 @@ def live(repeats: int, seconds: float, length: float) -> None:
     Alternating.length, Alternating.limit = length, seconds
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # of the processes that it starts, too
     shares, ratios = [], []
-    with tempfile.TemporaryDirectory() as name, server(Path(name)) as (address, process), contextlib.chdir(name):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        server(Path(name)) as (address, process),
+        contextlib.chdir(name),
+    ):
         Alternating.server = process
-        perfexp(Path(name), "make-data", "cifar10", "shapes", "--train", str(IMAGES), "--test", "32")
+        perfexp(
+            Path(name), "make-data", "cifar10", "shapes", "--train", str(IMAGES), "--test", "32"
+        )
         for repeat in range(repeats):
             with patch.object(MlflowSink, "following", alternating):
                 command([*TRAINING, f"tracking.uri={address}", f"output_dir=run{repeat}"])
@@ -182,11 +233,16 @@ def live(repeats: int, seconds: float, length: float) -> None:
                 shares.append(100 * (on.computing / on.seconds - off.computing / off.seconds))
                 ratios.append(math.log(on.seconds / on.epochs / (off.seconds / off.epochs)))
             epoch = statistics.median(block.seconds / block.epochs for block in blocks)
-            print(f"repetition {repeat + 1}: {len(blocks)} blocks, epochs of {epoch:.2f} s", flush=True)
+            print(
+                f"repetition {repeat + 1}: {len(blocks)} blocks, epochs of {epoch:.2f} s",
+                flush=True,
+            )
     print(f"pairs of blocks  {len(shares)}")
     print("share of a core  {:.2f} % ({:.2f} … {:.2f} %)".format(*interval(shares)))
     print(
-        "time of epochs   {:+.2f} % ({:+.2f} … {:+.2f} %)".format(*(100 * math.expm1(one) for one in interval(ratios)))
+        "time of epochs   {:+.2f} % ({:+.2f} … {:+.2f} %)".format(
+            *(100 * math.expm1(one) for one in interval(ratios))
+        )
     )
 
 
@@ -199,7 +255,9 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=("sent", "live"), help="what to measure; both by default")
+    parser.add_argument(
+        "what", nargs="?", choices=("sent", "live"), help="what to measure; both by default"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="trainings")
     parser.add_argument("--seconds", type=float, default=240.0, help="length of a training")
     parser.add_argument("--block", type=float, default=20.0, help="seconds of a block")

@@ -108,13 +108,24 @@ def mmengine_configuration(arguments: argparse.Namespace, work_dir: Path) -> Any
     without_sync_batch_norm(config.model)
     config.model.data_preprocessor.size = size
     loader, workers = config.train_dataloader, arguments.workers
-    loader.batch_size, loader.num_workers, loader.persistent_workers = arguments.batch_size, workers, workers > 0
+    loader.batch_size, loader.num_workers, loader.persistent_workers = (
+        arguments.batch_size,
+        workers,
+        workers > 0,
+    )
     loader.dataset.data_root = str(arguments.data)
     for transform in loader.dataset.pipeline:
         if transform["type"] == "RandomCrop":
             transform["crop_size"] = size
     config.work_dir, config.default_scope, config.log_level = str(work_dir), "mmseg", "WARNING"
-    for key in ("val_dataloader", "val_cfg", "val_evaluator", "test_dataloader", "test_cfg", "test_evaluator"):
+    for key in (
+        "val_dataloader",
+        "val_cfg",
+        "val_evaluator",
+        "test_dataloader",
+        "test_cfg",
+        "test_evaluator",
+    ):
         config.pop(key, None)
     config.env_cfg.cudnn_benchmark = False  # as torch's own default, and so the others', is
     config.default_hooks = {
@@ -125,7 +136,9 @@ def mmengine_configuration(arguments: argparse.Namespace, work_dir: Path) -> Any
     return config
 
 
-def by_loop(turns: Turns, arguments: argparse.Namespace, folder: Path, *, reads: bool = False) -> None:
+def by_loop(
+    turns: Turns, arguments: argparse.Namespace, folder: Path, *, reads: bool = False
+) -> None:
     """A loop that has no line of perfexp or of a hook; in one that reads, each step ends with its losses' values."""
     from mmengine.optim import build_optim_wrapper
     from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
@@ -134,10 +147,13 @@ def by_loop(turns: Turns, arguments: argparse.Namespace, folder: Path, *, reads:
 
     config = mmengine_configuration(arguments, folder)
     with DefaultScope.overwrite_default_scope("mmseg"):
-        model = MODELS.build(config.model).to("cuda" if torch.cuda.is_available() else "cpu").train()
+        model = (
+            MODELS.build(config.model).to("cuda" if torch.cuda.is_available() else "cpu").train()
+        )
         optimizer = build_optim_wrapper(model, config.optim_wrapper).optimizer
         schedules = [
-            PARAM_SCHEDULERS.build(dict(each), default_args={"optimizer": optimizer}) for each in config.param_scheduler
+            PARAM_SCHEDULERS.build(dict(each), default_args={"optimizer": optimizer})
+            for each in config.param_scheduler
         ]
         loader = Runner.build_dataloader(config.train_dataloader, seed=0)
 
@@ -178,7 +194,9 @@ def by_runner(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None
         def __init__(self) -> None:
             self._first, self._begin = WARMUP_STEPS, 0.0
 
-        def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        def after_train_iter(
+            self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        ) -> None:
             """A turn's clock starts after step `_first` and stops `turns.steps` later."""
             now, done = time.perf_counter(), runner.iter + 1
             if done == WARMUP_STEPS:
@@ -190,7 +208,9 @@ def by_runner(turns: Turns, arguments: argparse.Namespace, folder: Path) -> None
             elif done == self._first + turns.steps:
                 noted, _ = runner.message_hub.get_scalar("train/time").data
                 wait()
-                turns.tell(float(noted[self._first : done].mean()), (now - self._begin) / turns.steps)
+                turns.tell(
+                    float(noted[self._first : done].mean()), (now - self._begin) / turns.steps
+                )
                 self._wait_for_turn(done)
 
         def _wait_for_turn(self, done: int) -> None:
@@ -212,18 +232,28 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
         with procedure.step(key) as (step, batches):
             procedure.first_call(step, batches)
             k = depth.fit(step.call, device)[0] if device.asynchronous else 1
-            block = queue.Loop(step.call, device, k) if device.asynchronous else timing.HostChain(step.call, device)
+            block = (
+                queue.Loop(step.call, device, k)
+                if device.asynchronous
+                else timing.HostChain(step.call, device)
+            )
             rule = Fixed(warmup=turns.settling, measure=turns.steps)
             turns.tell()
             while True:
                 turns.wait()
-                collector = timing.Collector("throughput", block, lambda _: rule.begin(calls_per_sample=k), k)
+                collector = timing.Collector(
+                    "throughput", block, lambda _: rule.begin(calls_per_sample=k), k
+                )
                 timing.collect([collector], device.now_ns)
                 wait()
                 turns.tell(statistics.fmean(collector.series().measured))
 
     overrides = ["model=mmseg", f"model.config={arguments.config}", "mode=train", "data=cityscapes"]
-    overrides += [f"data.root={arguments.data}", f"data.workers={arguments.workers}", f"input_size={arguments.size}"]
+    overrides += [
+        f"data.root={arguments.data}",
+        f"data.workers={arguments.workers}",
+        f"input_size={arguments.size}",
+    ]
     overrides += [f"batch_size={arguments.batch_size}", f"gpu={arguments.gpu}"]
     plan = configuration.typed(compose(overrides))
     with Workbench(plan, RunPaths(folder), Events(None)).opened() as procedure:
@@ -279,7 +309,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float
                 connection.send(False)
 
 
-def rounds(connections: dict[str, Connection], count: int, images: int) -> Iterator[dict[str, float]]:
+def rounds(
+    connections: dict[str, Connection], count: int, images: int
+) -> Iterator[dict[str, float]]:
     """Each begins with another clock."""
     names = list(connections)
     titles = [title for name in names for title in CLOCKS[name][1]]
@@ -290,23 +322,37 @@ def rounds(connections: dict[str, Connection], count: int, images: int) -> Itera
             name = names[(number + each) % len(names)]
             connections[name].send(True)
             taken |= zip(CLOCKS[name][1], received(connections[name]), strict=True)
-        print(f"| {number + 1} | {' | '.join(f'{images / taken[title]:.4g}' for title in titles)} |", flush=True)
+        print(
+            f"| {number + 1} | {' | '.join(f'{images / taken[title]:.4g}' for title in titles)} |",
+            flush=True,
+        )
         yield taken
 
 
 def main() -> None:
     """Measure and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder in the layout of Cityscapes")
     parser.add_argument("--config", default="fast_scnn_8xb4-160k_cityscapes-512x1024")
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--size", default="512x1024")
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=25, help="of a turn; 64 × 25 are a minute of FastSCNN on an H200")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=25,
+        help="of a turn; 64 × 25 are a minute of FastSCNN on an H200",
+    )
     parser.add_argument("--gpu", default="auto")
     parser.add_argument(
-        "--only", nargs="+", choices=list(CLOCKS)[1:], default=list(CLOCKS), help="clocks beside the loop"
+        "--only",
+        nargs="+",
+        choices=list(CLOCKS)[1:],
+        default=list(CLOCKS),
+        help="clocks beside the loop",
     )
     arguments = parser.parse_args()
     if arguments.rounds < 2:

@@ -43,7 +43,9 @@ def iid(rng: np.random.Generator) -> Noise:
 
 def autoregressive(rho: float) -> Source:
     def begin(rng: np.random.Generator) -> Noise:
-        values = iter(1 + 0.01 * lfilter([np.sqrt(1 - rho**2)], [1, -rho], rng.standard_normal(60_000))[1000:])
+        values = iter(
+            1 + 0.01 * lfilter([np.sqrt(1 - rho**2)], [1, -rho], rng.standard_normal(60_000))[1000:]
+        )
         return lambda t, process: next(values)
 
     return begin
@@ -53,7 +55,9 @@ def clock_states(dwell_seconds: float) -> Source:
     """Two clocks 3 % apart, each of which stays for an exponential time."""
 
     def begin(rng: np.random.Generator) -> Noise:
-        changes = np.cumsum(rng.exponential(dwell_seconds, int(20 + 3 * LONGEST_SECONDS / dwell_seconds)))
+        changes = np.cumsum(
+            rng.exponential(dwell_seconds, int(20 + 3 * LONGEST_SECONDS / dwell_seconds))
+        )
         first = rng.integers(2)
         return _Clocks(lambda t: 1.0 if (np.searchsorted(changes, t) + first) % 2 else 1.03, rng)
 
@@ -75,7 +79,11 @@ class _Device(FakeDevice):
 
     def __init__(self, noise: Noise, begun_seconds: float) -> None:
         super().__init__(enqueue_seconds=1e-5)
-        self._noise, self._begun_seconds, self._readings = noise, begun_seconds, np.random.default_rng(0)
+        self._noise, self._begun_seconds, self._readings = (
+            noise,
+            begun_seconds,
+            np.random.default_rng(0),
+        )
 
     def clock_readings(self) -> tuple[float, ...]:
         if not isinstance(self._noise, _Clocks):
@@ -97,7 +105,9 @@ def pink(rng: np.random.Generator) -> Noise:
 
 def outliers(rng: np.random.Generator) -> Noise:
     """2 % of the calls take three times as long."""
-    return lambda t, process: (3.0 if rng.random() < 0.02 else 1.0) * (1 + 0.005 * rng.standard_normal())
+    return lambda t, process: (
+        (3.0 if rng.random() < 0.02 else 1.0) * (1 + 0.005 * rng.standard_normal())
+    )
 
 
 def bursts(rng: np.random.Generator) -> Noise:
@@ -117,7 +127,9 @@ def bursts(rng: np.random.Generator) -> Noise:
 def arrivals(rng: np.random.Generator) -> Noise:
     """Data arrives for eight calls at once: every eighth call waits for 2.4 of their times, 0.3 per call."""
     calls = itertools.count(int(rng.integers(8)))
-    return lambda t, process: (3.4 if next(calls) % 8 == 0 else 1.0) * (1 + 0.005 * rng.standard_normal())
+    return lambda t, process: (
+        (3.4 if next(calls) % 8 == 0 else 1.0) * (1 + 0.005 * rng.standard_normal())
+    )
 
 
 def thermal(rng: np.random.Generator) -> Noise:
@@ -126,7 +138,9 @@ def thermal(rng: np.random.Generator) -> Noise:
 
     def factor(t: float, process: int) -> float:
         idle = t - state["time"] > 1
-        state["warm"] += ((0.0 if idle else 1.0) - state["warm"]) * (1 - np.exp(-(t - state["time"]) / 20))
+        state["warm"] += ((0.0 if idle else 1.0) - state["warm"]) * (
+            1 - np.exp(-(t - state["time"]) / 20)
+        )
         state["time"] = t
         return float(1 + 0.03 * state["warm"]) * (1 + 0.001 * rng.standard_normal())
 
@@ -154,7 +168,12 @@ NOISES: dict[str, tuple[Source, float, float, tuple[str, ...]]] = {
     "bursts": (bursts, 1.0, 1 + 0.3 * 10 / 110, ("drift",)),
     "batched arrivals": (arrivals, 1.0009, 1.3, ()),
     "two clocks, 0.5 s": (clock_states(0.5), 1.015, 1.015, ("drift", "clock_moved")),
-    "two clocks, 5 s": (clock_states(5.0), 1.015, 1.015, ("drift", "clock_moved", "processes_differ")),
+    "two clocks, 5 s": (
+        clock_states(5.0),
+        1.015,
+        1.015,
+        ("drift", "clock_moved", "processes_differ"),
+    ),
     "1/f 1 %": (pink, 1.0, 1.0, ("drift",)),
     "thermal, 20 s": (thermal, 1.03, 1.03, ("drift",)),
     "processes 0.3 %": (processes(0.003), 1.0, 1.0, ("processes_differ",)),
@@ -169,10 +188,18 @@ def run(source: Source, seed: int) -> Row:
     for number in range(PROCESSES):
         device = _Device(noise, begun_seconds)
 
-        def call(number: int = number, device: FakeDevice = device, begun_seconds: float = begun_seconds) -> None:
+        def call(
+            number: int = number, device: FakeDevice = device, begun_seconds: float = begun_seconds
+        ) -> None:
             device.launch(CALL_SECONDS * noise(begun_seconds + device.now_ns() * 1e-9, number))
 
-        key = Key(phase="inference", input_size=(224, 224), batch_size=1, precision="fp32", replicate=number)
+        key = Key(
+            phase="inference",
+            input_size=(224, 224),
+            batch_size=1,
+            precision="fp32",
+            replicate=number,
+        )
         point = Point(key=key, status=Status.OK)
         rule = Precision(
             target=0.01,
@@ -183,9 +210,13 @@ def run(source: Source, seed: int) -> Row:
             processes=PROCESSES,
             tail_percentile=95.0,
         )
-        Times(device=device, stopping=rule, percentiles=(50.0,), cache=Cache.warm, progress=lambda _: None).whole(
-            point, call, on_device=True
-        )
+        Times(
+            device=device,
+            stopping=rule,
+            percentiles=(50.0,),
+            cache=Cache.warm,
+            progress=lambda _: None,
+        ).whole(point, call, on_device=True)
         point.doubts += disturbances.judge({}, {}, point.facts)
         points.append(point)
         begun_seconds += device.now_ns() * 1e-9 + GAP_SECONDS
@@ -200,16 +231,26 @@ def line(name: str, runs: int) -> str:
         interval, rate = result.times["device"].median, result.samples_per_second
         low, high = interval.low or 0.0, interval.high or np.inf
         inside = low <= median * CALL_SECONDS <= high
-        named = any(doubt.code in causes for doubt in result.doubts) if causes else bool(result.doubts)
-        held, warned, either = held + inside, warned + named, either + (inside or (named and bool(causes)))
+        named = (
+            any(doubt.code in causes for doubt in result.doubts) if causes else bool(result.doubts)
+        )
+        held, warned, either = (
+            held + inside,
+            warned + named,
+            either + (inside or (named and bool(causes))),
+        )
         widths.append(interval.relative_half_width or np.inf)
-        rates += rate is not None and (rate.low or 0.0) <= 1 / (mean * CALL_SECONDS) <= (rate.high or np.inf)
+        rates += rate is not None and (rate.low or 0.0) <= 1 / (mean * CALL_SECONDS) <= (
+            rate.high or np.inf
+        )
     cells = [f"{count / runs:.1%}" for count in (held, warned, either, rates)]
     return f"| {name} | {' | '.join(cells)} | ±{np.median(widths):.2%} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("names", nargs="*", default=list(NOISES))
     arguments = parser.parse_args()

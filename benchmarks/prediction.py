@@ -52,14 +52,25 @@ DENSE = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("simulated", "curves", "records", "against", "memory"))
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--measured", type=int, default=12)
-    parser.add_argument("--target", type=float, default=0.0, help="half-width at which a campaign stops; 0 for never")
-    parser.add_argument("--campaigns", type=int, default=CAMPAIGNS, help="simulated curves of each kind")
+    parser.add_argument(
+        "--target",
+        type=float,
+        default=0.0,
+        help="half-width at which a campaign stops; 0 for never",
+    )
+    parser.add_argument(
+        "--campaigns", type=int, default=CAMPAIGNS, help="simulated curves of each kind"
+    )
     parser.add_argument("--no-leak", action="store_true", help="shuffle the values of each curve")
-    parser.add_argument("--truth", nargs="+", type=Path, default=[], metavar="DIR", help="against: dense runs")
+    parser.add_argument(
+        "--truth", nargs="+", type=Path, default=[], metavar="DIR", help="against: dense runs"
+    )
     options = parser.parse_args(arguments)
     if options.what == "against":
         return against(options.paths, options.truth)
@@ -72,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.what == "curves":
         quantities = {
-            column: list(read_curves(options.paths, column)) for column in ("median", "mean", "energy_per_inference_j")
+            column: list(read_curves(options.paths, column))
+            for column in ("median", "mean", "energy_per_inference_j")
         }
     else:
         quantities = read_records(options.paths)
@@ -81,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scores = campaign(truths)
         report(quantity, truths, scores)
         if options.no_leak:
-            print(f"Skill against the median of each curve: {skill(truths, scores):+.3f} (above 0 would be a leak).")
+            print(
+                f"Skill against the median of each curve: {skill(truths, scores):+.3f} (above 0 would be a leak)."
+            )
     return 0
 
 
@@ -100,12 +114,20 @@ def evaluate(
     scores = []
     for truth, points in zip(truths, chosen, strict=True):
         if truth.group not in calibrations or others:
-            foreign = [curve for other, curve in zip(truths, sampled, strict=True) if other.group != truth.group]
+            foreign = [
+                curve
+                for other, curve in zip(truths, sampled, strict=True)
+                if other.group != truth.group
+            ]
             if others and len(calibrations) < 20:  # twenty corpora of simulated curves are enough
-                foreign = [foreign[place] for place in random.choice(len(foreign), others, replace=False)]
+                foreign = [
+                    foreign[place] for place in random.choice(len(foreign), others, replace=False)
+                ]
                 calibrations[truth.group] = calibrate(foreign)
             elif others:
-                calibrations[truth.group] = calibrations[str(random.choice(sorted(calibrations)[:20]))]
+                calibrations[truth.group] = calibrations[
+                    str(random.choice(sorted(calibrations)[:20]))
+                ]
             else:
                 calibrations[truth.group] = calibrate(foreign)
         scores.append(score(truth, points, calibrations[truth.group]))
@@ -149,7 +171,9 @@ def report(quantity: str, truths: Sequence[Truth], scores: Sequence[dict[str, Sc
 def skill(truths: Sequence[Truth], scores: Sequence[dict[str, Score]]) -> float:
     """Return 1 minus the mean error over that of a constant, the median of the curve."""
     constant = [np.abs(np.median(truth.values) / truth.values - 1).mean() for truth in truths]
-    return float(1 - np.mean([one[GAUSSIAN_PROCESS].errors.mean() for one in scores]) / np.mean(constant))
+    return float(
+        1 - np.mean([one[GAUSSIAN_PROCESS].errors.mean() for one in scores]) / np.mean(constant)
+    )
 
 
 def bootstrap(coverages: Sequence[float], seed: int) -> tuple[float, float]:
@@ -181,7 +205,9 @@ def read_curves(paths: Sequence[Path], column: str) -> Iterable[Truth]:
                 found[key].append((float(row["input_size"]), float(row[column]), error))
     for (model, algorithm, device), points in found.items():
         side, value, error = np.array(sorted(points)).T
-        yield truth_of(f"{model} {algorithm} {device}", model, side, value, np.clip(error, 0.001, 0.05))
+        yield truth_of(
+            f"{model} {algorithm} {device}", model, side, value, np.clip(error, 0.001, 0.05)
+        )
 
 
 def truth_of(name: str, group: str, side: Array, values: Array, errors: Array) -> Truth:
@@ -193,18 +219,27 @@ def against(sparse: Sequence[Path], dense: Sequence[Path]) -> int:
     """Print errors and coverage of the predictions of sparse runs for the points that dense runs measured."""
     runs, truths = find_curves(sparse), find_curves(dense)
     corpus = Corpus(runs)
-    found = [_of_quantity(quantity, runs, truths, corpus) for quantity in dict.fromkeys(run.quantity for run in runs)]
+    found = [
+        _of_quantity(quantity, runs, truths, corpus)
+        for quantity in dict.fromkeys(run.quantity for run in runs)
+    ]
     if not any(found):
-        print("no curve of a sparse run has a dense one of the same plan and device", file=sys.stderr)
+        print(
+            "no curve of a sparse run has a dense one of the same plan and device", file=sys.stderr
+        )
         return 1
     return 0
 
 
-def _of_quantity(quantity: str, runs: Sequence[MeasuredCurve], truths: Sequence[MeasuredCurve], corpus: Corpus) -> bool:
+def _of_quantity(
+    quantity: str, runs: Sequence[MeasuredCurve], truths: Sequence[MeasuredCurve], corpus: Corpus
+) -> bool:
     """Print the curves of one quantity and all of their points together; returns whether there are any."""
     errors, coverages, halves = [], [], []
     for curve in (run for run in runs if run.quantity == quantity):
-        others = [other for other in truths if (other.name, other.about) == (curve.name, curve.about)]
+        others = [
+            other for other in truths if (other.name, other.about) == (curve.name, curve.about)
+        ]
         for truth in (other for other in others if other.kind == curve.kind):
             made = forecast(curve, list(truth.values), corpus.calibration(curve)).points
             rows = [
@@ -215,20 +250,34 @@ def _of_quantity(quantity: str, runs: Sequence[MeasuredCurve], truths: Sequence[
             if not rows:
                 continue
             off = np.array([abs(predicted.value / actual - 1) for predicted, actual in rows])
-            held = np.mean([predicted.low <= actual <= predicted.high for predicted, actual in rows])
-            half = np.median([(predicted.high - predicted.low) / 2 / predicted.value for predicted, _ in rows])
+            held = np.mean(
+                [predicted.low <= actual <= predicted.high for predicted, actual in rows]
+            )
+            half = np.median(
+                [(predicted.high - predicted.low) / 2 / predicted.value for predicted, _ in rows]
+            )
             if not errors:
-                print(f"\n## {quantity}\n\n| curve | points | median error | p90 | coverage | half-width |")
+                print(
+                    f"\n## {quantity}\n\n| curve | points | median error | p90 | coverage | half-width |"
+                )
                 print("| --- " * 6 + "|")
             errors.append(off)
             coverages.append(float(held))
-            halves += [(predicted.high - predicted.low) / 2 / predicted.value for predicted, _ in rows]
+            halves += [
+                (predicted.high - predicted.low) / 2 / predicted.value for predicted, _ in rows
+            ]
             figures = (np.median(off), np.quantile(off, 0.9), held, half)
-            print(f"| {curve.name} | {off.size} | " + " | ".join(f"{100 * one:.2f} %" for one in figures) + " |")
+            print(
+                f"| {curve.name} | {off.size} | "
+                + " | ".join(f"{100 * one:.2f} %" for one in figures)
+                + " |"
+            )
     if not errors:
         return False
     pooled_errors = np.concatenate(errors)
-    low, high = bootstrap(coverages, int.from_bytes(hashlib.sha256(pooled_errors.tobytes()).digest()[:8]))
+    low, high = bootstrap(
+        coverages, int.from_bytes(hashlib.sha256(pooled_errors.tobytes()).digest()[:8])
+    )
     print(
         f"\nmedian error {100 * np.median(pooled_errors):.2f} %, p90 {100 * np.quantile(pooled_errors, 0.9):.2f} %, "
         f"half-width {100 * np.median(halves):.2f} %, coverage {100 * np.mean(coverages):.1f} % "
@@ -255,14 +304,21 @@ def memory(folders: Sequence[Path]) -> int:
         if record.environment.get("device", {}).get("kind") != "cuda":
             print(f"{file}: not measured on a CUDA device", file=sys.stderr)
             continue
-        words = [word for word in record.command if word.split("=")[0].split(".")[0] in _TRACED_KEYS]
+        words = [
+            word for word in record.command if word.split("=")[0].split(".")[0] in _TRACED_KEYS
+        ]
         plan = config.typed(compose([*words, f"gpu={sheet_of(record)}"]))
         silent = SimpleNamespace(block=lambda text: None)
         bench: Any = SimpleNamespace(plan=plan, reserved=lambda _: nullcontext(), emit=silent)
         trace = MemoryTrace(plan, workspaces(bench, stack))
         for point in record.points:
             measured = point.metric("memory/peak_bytes")
-            if not point.key.is_timed or point.key.replicate or measured is None or not measured.value:
+            if (
+                not point.key.is_timed
+                or point.key.replicate
+                or measured is None
+                or not measured.value
+            ):
                 continue
             try:
                 traced = trace.peak(point.key)
@@ -361,7 +417,9 @@ def simulated(campaigns: int) -> Iterable[Truth]:
         random = np.random.default_rng(1)
         for number in range(campaigns):
             values = made(random, side**2) * np.exp(0.005 * random.standard_normal(side.size))
-            yield truth_of(f"{kind}#{number}", f"{kind}#{number}", side, values, np.full(side.size, 0.005))
+            yield truth_of(
+                f"{kind}#{number}", f"{kind}#{number}", side, values, np.full(side.size, 0.005)
+            )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ DEGREES = 0.5, 100.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--add", type=Path, metavar="DIR")
     parser.add_argument("--plot", type=Path, metavar="FILE")
@@ -49,24 +51,31 @@ def main() -> None:
     cells = json.loads(CELLS.read_text())
     if arguments.add:
         files = sorted(arguments.add.rglob("record.json"))
-        added = [cell for file in files for cell in of_record(Record.load(file), arguments.add.name)]
+        added = [
+            cell for file in files for cell in of_record(Record.load(file), arguments.add.name)
+        ]
         CELLS.write_text("[\n " + ",\n ".join(map(json.dumps, cells + added)) + "\n]\n")
         print(f"{len(added)} cells added")
         return
     cells += [cell for file in sorted(RECORDS.glob("*.json.xz")) for cell in of_file(file)]
-    fitted = {kind: fits([cell for cell in cells if cell["kind"] == kind]) for kind in ("cuda", "cpu")}
+    fitted = {
+        kind: fits([cell for cell in cells if cell["kind"] == kind]) for kind in ("cuda", "cpu")
+    }
     if arguments.plot:
         plot(cells, fitted, arguments.plot)
     if arguments.write:
         content = {
-            kind: {name: msgspec.to_builtins(one) for name, one in of_kind.items()} for kind, of_kind in fitted.items()
+            kind: {name: msgspec.to_builtins(one) for name, one in of_kind.items()}
+            for kind, of_kind in fitted.items()
         }
         priors.TABLE.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     print(f"{'':18} {'cells':>5} {'sd s0':>8} {'degrees':>8} {'sd of servers':>13}")
     for kind, of_kind in fitted.items():
         for name, one in of_kind.items():
             server = f"{math.sqrt(one.server):13.2%}" if one.server else ""
-            print(f"{kind:5}{name:13} {one.cells:5} {math.sqrt(one.variance):8.3%} {one.degrees:8.2f} {server}")
+            print(
+                f"{kind:5}{name:13} {one.cells:5} {math.sqrt(one.variance):8.3%} {one.degrees:8.2f} {server}"
+            )
 
 
 def plot(cells: list[dict], fitted: dict[str, dict[str, Prior]], file: Path) -> None:
@@ -81,11 +90,25 @@ def plot(cells: list[dict], fitted: dict[str, dict[str, Prior]], file: Path) -> 
     for place, (kind, name) in enumerate(names):
         members = classes([cell for cell in cells if cell["kind"] == kind])[name]
         spreads = [
-            100 * math.sqrt(max(one.variance, LEAST_VARIANCE)) for _, _, values in members if (one := own(values))
+            100 * math.sqrt(max(one.variance, LEAST_VARIANCE))
+            for _, _, values in members
+            if (one := own(values))
         ]
-        axes.plot(np.sort(spreads), place + np.linspace(-0.32, 0.32, len(spreads)), ".", color="#0072B2", markersize=4)
-        axes.plot([100 * math.sqrt(fitted[kind][name].variance)] * 2, [place - 0.4, place + 0.4], color="black")
-    axes.set_yticks(range(len(names)), [f"{kind} {name} ({fitted[kind][name].cells})" for kind, name in names])
+        axes.plot(
+            np.sort(spreads),
+            place + np.linspace(-0.32, 0.32, len(spreads)),
+            ".",
+            color="#0072B2",
+            markersize=4,
+        )
+        axes.plot(
+            [100 * math.sqrt(fitted[kind][name].variance)] * 2,
+            [place - 0.4, place + 0.4],
+            color="black",
+        )
+    axes.set_yticks(
+        range(len(names)), [f"{kind} {name} ({fitted[kind][name].cells})" for kind, name in names]
+    )
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("standard deviation between processes, %; lines: typical of the class")
@@ -110,14 +133,18 @@ def _records(content: object, name: str) -> Iterator[tuple[str, dict]]:
 def of_record(record: Record, name: str) -> Iterator[dict]:
     """The cells of a record: the figures of its processes beside which nothing else ran."""
     device = record.environment.get("device", {})
-    record = msgspec.structs.replace(record, points=[point for point in record.points if not disturbed(point.doubts)])
+    record = msgspec.structs.replace(
+        record, points=[point for point in record.points if not disturbed(point.doubts)]
+    )
     for row in [] if disturbed(record.doubts) else rows(record):
         figures = {of: list(one.values) for of, one in row.figures.items()}
         memory = [
             found.value
             for point in record.points
-            if point.key.is_timed and (point.key.phase, point.key.batch_size) == (row.key.phase, row.key.batch_size)
-            if point.key.input_size == row.key.input_size and (found := point.metric("memory/peak_bytes"))
+            if point.key.is_timed
+            and (point.key.phase, point.key.batch_size) == (row.key.phase, row.key.batch_size)
+            if point.key.input_size == row.key.input_size
+            and (found := point.metric("memory/peak_bytes"))
         ]
         if figures and device.get("kind") in ("cuda", "cpu") and not disturbed(row.doubts):
             yield {
@@ -130,7 +157,9 @@ def of_record(record: Record, name: str) -> Iterator[dict]:
                 "batch": row.key.batch_size,
                 "size": list(row.key.input_size),
                 "bound_by": row.bound_by,
-                "seconds": {of: values for of, values in figures.items() if of not in ("p95", "throughput")},
+                "seconds": {
+                    of: values for of, values in figures.items() if of not in ("p95", "throughput")
+                },
                 **({"bytes": memory} if len(memory) > 1 else {}),
             }
 
@@ -159,11 +188,15 @@ def fits(cells: list[dict]) -> dict[str, Prior]:
     """The prior of each class of figure."""
     found = {}
     for name, members in sorted(classes(cells).items()):
-        variance, degrees = fit([(one.variance, one.degrees) for *_, values in members if (one := own(values))])
+        variance, degrees = fit(
+            [(one.variance, one.degrees) for *_, values in members if (one := own(values))]
+        )
         found[name] = Prior(
             variance=float(f"{variance:.3g}"),
             degrees=float(f"{degrees:.3g}"),
-            server=float(f"{between_servers(members, variance):.3g}") if name == priors.HOST_BOUND else 0.0,
+            server=float(f"{between_servers(members, variance):.3g}")
+            if name == priors.HOST_BOUND
+            else 0.0,
             cells=sum(len(values) > 1 for *_, values in members),
             origin=", ".join(sorted({cell["device"] for cell, *_ in members})),
         )
@@ -195,14 +228,25 @@ def between_servers(members: list[tuple[dict, str, tuple[float, ...]]], typical:
     groups: dict[tuple, list[np.ndarray]] = defaultdict(list)
     for cell, figure, values in members:
         if cell.get("start") == "forked":
-            subject = cell["device"], cell["model"], cell["phase"], cell["batch"], str(cell.get("size")), figure
+            subject = (
+                cell["device"],
+                cell["model"],
+                cell["phase"],
+                cell["batch"],
+                str(cell.get("size")),
+                figure,
+            )
             groups[subject].append(np.log(values))
     parts = []
     for logs in groups.values():
         if len(logs) > 1:
             own = [float(one.var(ddof=1)) if one.size > 1 else typical for one in logs]
-            explained = statistics.fmean(variance / one.size for variance, one in zip(own, logs, strict=True))
-            parts.append((statistics.variance(float(one.mean()) for one in logs) - explained, len(logs) - 1))
+            explained = statistics.fmean(
+                variance / one.size for variance, one in zip(own, logs, strict=True)
+            )
+            parts.append(
+                (statistics.variance(float(one.mean()) for one in logs) - explained, len(logs) - 1)
+            )
     degrees = sum(count for _, count in parts)
     return max(sum(part * count for part, count in parts) / degrees, 0.0) if degrees else 0.0
 

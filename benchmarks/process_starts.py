@@ -58,15 +58,21 @@ def first_call(overrides: list[str], rounds: int) -> None:
                 begun = time.perf_counter_ns()
                 process = WorkerProcess(command, Path(folder) / "log", imports=modules)
                 seconds = [
-                    (time.perf_counter_ns() - begun) * 1e-9 for event in process.events(600) if "status" in event
+                    (time.perf_counter_ns() - begun) * 1e-9
+                    for event in process.events(600)
+                    if "status" in event
                 ]
                 process.end()
-                if number and seconds:  # the first round waits for the imports of the server, and fills the page cache
+                if (
+                    number and seconds
+                ):  # the first round waits for the imports of the server, and fills the page cache
                     taken[name].append(seconds[0])
                 elif not seconds:
                     print((Path(folder) / "log").read_text(), file=sys.stderr)
     for name, values in taken.items():
-        print(f"{name:<7} {statistics.median(values):6.2f} s  ({min(values):.2f} … {max(values):.2f})")
+        print(
+            f"{name:<7} {statistics.median(values):6.2f} s  ({min(values):.2f} … {max(values):.2f})"
+        )
 
 
 def medians(record: Record) -> dict[tuple[str, str], list[float]]:
@@ -79,7 +85,9 @@ def medians(record: Record) -> dict[tuple[str, str], list[float]]:
         for series in point.series:
             if series.name in KINDS:
                 place = f"{model} {point.key.phase} b{point.key.batch_size}"
-                found[place, series.name].append(math.log(statistics.median(series.samples[series.warmup :])))
+                found[place, series.name].append(
+                    math.log(statistics.median(series.samples[series.warmup :]))
+                )
     return found
 
 
@@ -96,7 +104,11 @@ def nested(commands: list[str], servers: int, forks: int, out: Path) -> None:
                 folder = out / f"{index}-{number}-{name}"
                 own = [f"process_start={name}", f"processes={forks}", "tracking=none"]
                 arguments = [*shlex.split(command), *own, f"output_dir={folder}"]
-                subprocess.run([sys.executable, "-m", "perfexp", *arguments], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(
+                    [sys.executable, "-m", "perfexp", *arguments],
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                )
                 for place, values in medians(Record.load(folder)).items():
                     sides[name][place].append(values)
     print(f"{'':34} {'forks':>7} {'servers':>8} {'share':>6} {'fresh':>7}  forked/fresh")
@@ -117,9 +129,13 @@ def nested(commands: list[str], servers: int, forks: int, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("first-call", "nested"))
-    parser.add_argument("commands", nargs="+", help="overrides of perfexp, for `nested` a quoted command each")
+    parser.add_argument(
+        "commands", nargs="+", help="overrides of perfexp, for `nested` a quoted command each"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--servers", type=int, default=5)
     parser.add_argument("--forks", type=int, default=5)

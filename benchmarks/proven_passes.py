@@ -58,10 +58,15 @@ def choices() -> list[dict[str, str]]:
     """Arguments of `Forced`: each forward algorithm with the default backward ones, then each backward pair."""
     forward = [{"name": name} for name in CODES[Pass.forward]]
     pairs = zip_longest(CODES[Pass.backward_data], CODES[Pass.backward_filter], fillvalue="algo_1")
-    return forward + [{"name": "implicit_gemm", "backward_data": data, "backward_filter": filt} for data, filt in pairs]
+    return forward + [
+        {"name": "implicit_gemm", "backward_data": data, "backward_filter": filt}
+        for data, filt in pairs
+    ]
 
 
-def outcome(model: nn.Module, inputs: torch.Tensor, choice: dict[str, str]) -> tuple[Counter[str], Counter[str]]:
+def outcome(
+    model: nn.Module, inputs: torch.Tensor, choice: dict[str, str]
+) -> tuple[Counter[str], Counter[str]]:
     """Passes by status, and reasons of those that could not be judged."""
     found: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -84,15 +89,21 @@ def outcome(model: nn.Module, inputs: torch.Tensor, choice: dict[str, str]) -> t
             found[each.status.value] += 1
             if each.status not in JUDGED:
                 kernels = ", ".join(each.kernels)[:150]
-                reasons[f"{each.which.value} {each.selected} of {layer.name}: {each.reason} ({kernels})"] += 1
+                reasons[
+                    f"{each.which.value} {each.selected} of {layer.name}: {each.reason} ({kernels})"
+                ] += 1
     return found, reasons
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--seconds", type=float, default=300.0, help="begin no further model after this time")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="begin no further model after this time"
+    )
     parser.add_argument("--json", type=Path)
     settings = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -108,10 +119,15 @@ def main() -> None:
                 statuses, unjudged = outcome(model, inputs, choice)
                 found, reasons = found + statuses, reasons + unjudged
             clear_constants()
-            judged, passes = (sum(found[status.value] for status in some) for some in (JUDGED, LayerStatus))
+            judged, passes = (
+                sum(found[status.value] for status in some) for some in (JUDGED, LayerStatus)
+            )
             kind = str(dtype).removeprefix("torch.")
             rows.append({"model": name, "type": kind, **found})
-            print(f"{name:16} {kind:8} {judged} of {passes} = {judged / max(passes, 1):.2%} {dict(found)}", flush=True)
+            print(
+                f"{name:16} {kind:8} {judged} of {passes} = {judged / max(passes, 1):.2%} {dict(found)}",
+                flush=True,
+            )
             del model, inputs
             torch.cuda.empty_cache()
     for reason, count in reasons.most_common(30):
@@ -119,7 +135,9 @@ def main() -> None:
     table = families.current()
     print(f"{time.monotonic() - begun:.0f} s; judged by: {table.seen}")
     if settings.json:
-        settings.json.write_text(json.dumps({"table": table.seen, "rows": rows, "reasons": reasons}, indent=1))
+        settings.json.write_text(
+            json.dumps({"table": table.seen, "rows": rows, "reasons": reasons}, indent=1)
+        )
 
 
 if __name__ == "__main__":

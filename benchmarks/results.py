@@ -95,7 +95,11 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, Decimal)) and not isinstance(value, bool) and Decimal(value).is_finite()
+    return (
+        isinstance(value, (int, Decimal))
+        and not isinstance(value, bool)
+        and Decimal(value).is_finite()
+    )
 
 
 def _is_text(value: object) -> bool:
@@ -103,33 +107,60 @@ def _is_text(value: object) -> bool:
 
 
 def _check_interval(key: str, interval: Any, figures: dict[str, Any], where: str) -> None:
-    _require(key in figures and figures[key] is not None, f"{where}: interval of {key!r}, which is not a figure")
-    _require(isinstance(interval, dict) and all(map(_is_number, interval.values())), f"{where}: interval of {key!r}")
+    _require(
+        key in figures and figures[key] is not None,
+        f"{where}: interval of {key!r}, which is not a figure",
+    )
+    _require(
+        isinstance(interval, dict) and all(map(_is_number, interval.values())),
+        f"{where}: interval of {key!r}",
+    )
     if set(interval) == {"half_width_percent"}:
         _require(interval["half_width_percent"] >= 0, f"{where}: half-width of {key!r} is negative")
     else:
-        _require(set(interval) == {"low", "high"}, f"{where}: interval of {key!r} needs low and high, or a half-width")
-        _require(interval["low"] <= figures[key] <= interval["high"], f"{where}: {key!r} is outside its interval")
+        _require(
+            set(interval) == {"low", "high"},
+            f"{where}: interval of {key!r} needs low and high, or a half-width",
+        )
+        _require(
+            interval["low"] <= figures[key] <= interval["high"],
+            f"{where}: {key!r} is outside its interval",
+        )
 
 
 def check_row(row: Any, where: str) -> None:
     """Raise a SchemaError unless the row has all keys and every value is of its kind."""
     _require(isinstance(row, dict), f"{where}: not an object")
     if row.keys() != ROW_KEYS:
-        raise SchemaError(f"{where}: missing {sorted(ROW_KEYS - row.keys())}, unknown {sorted(row.keys() - ROW_KEYS)}")
+        raise SchemaError(
+            f"{where}: missing {sorted(ROW_KEYS - row.keys())}, unknown {sorted(row.keys() - ROW_KEYS)}"
+        )
     for key in ("case", "figures", "intervals", "outcome"):
         _require(isinstance(row[key], dict), f"{where}: {key} is not an object")
     _require(bool(row["case"]), f"{where}: case is empty")
-    _require(bool(row["figures"]) or bool(row["outcome"]), f"{where}: neither a figure nor an outcome")
+    _require(
+        bool(row["figures"]) or bool(row["outcome"]), f"{where}: neither a figure nor an outcome"
+    )
     for key, value in row["case"].items():
-        _require(_is_text(value) or _is_number(value), f"{where}: case {key!r} is neither text nor a number")
+        _require(
+            _is_text(value) or _is_number(value),
+            f"{where}: case {key!r} is neither text nor a number",
+        )
     for key, value in row["figures"].items():
-        _require(unit(key) is not None, f"{where}: figure {key!r} does not end in a unit ({', '.join(UNITS)})")
-        _require(value is None or _is_number(value), f"{where}: figure {key!r} is neither a number nor null")
+        _require(
+            unit(key) is not None,
+            f"{where}: figure {key!r} does not end in a unit ({', '.join(UNITS)})",
+        )
+        _require(
+            value is None or _is_number(value),
+            f"{where}: figure {key!r} is neither a number nor null",
+        )
     for key, interval in row["intervals"].items():
         _check_interval(key, interval, row["figures"], where)
     for key, value in row["outcome"].items():
-        _require(value is None or _is_text(value), f"{where}: outcome {key!r} is neither text nor null")
+        _require(
+            value is None or _is_text(value), f"{where}: outcome {key!r} is neither text nor null"
+        )
     for key in SOURCE:
         _require(row[key] is None or _is_text(row[key]), f"{where}: {key} is neither text nor null")
     if row["date"] is not None:
@@ -139,11 +170,15 @@ def check_row(row: Any, where: str) -> None:
             is_date = False
         _require(is_date, f"{where}: date {row['date']!r} is not YYYY-MM-DD")
     _require(
-        isinstance(row["records"], str) and re.fullmatch("none|[0-9a-f]{64}", row["records"]) is not None,
+        isinstance(row["records"], str)
+        and re.fullmatch("none|[0-9a-f]{64}", row["records"]) is not None,
         f"{where}: records is neither a SHA-256 nor 'none'",
     )
     if row["commit"] is not None:
-        _require(re.fullmatch("[0-9a-f]{7,40}", row["commit"]) is not None, f"{where}: commit is not a hash of git")
+        _require(
+            re.fullmatch("[0-9a-f]{7,40}", row["commit"]) is not None,
+            f"{where}: commit is not a hash of git",
+        )
 
 
 def check_claim(claim: Any, where: str) -> None:
@@ -154,10 +189,19 @@ def check_claim(claim: Any, where: str) -> None:
         raise SchemaError(f"{where}: missing {missing}, unknown {unknown}")
     for key in ("title", "claim"):
         _require(_is_text(claim[key]), f"{where}: {key} is not a line of text")
-    _require(claim["group"] in GROUPS, f"{where}: group {claim['group']!r} is not one of {', '.join(GROUPS)}")
-    _require(isinstance(claim["notes"], list) and all(map(_is_text, claim["notes"])), f"{where}: notes are not texts")
+    _require(
+        claim["group"] in GROUPS,
+        f"{where}: group {claim['group']!r} is not one of {', '.join(GROUPS)}",
+    )
+    _require(
+        isinstance(claim["notes"], list) and all(map(_is_text, claim["notes"])),
+        f"{where}: notes are not texts",
+    )
     labels = claim["labels"]
-    _require(isinstance(labels, dict) and all(map(_is_text, labels.values())), f"{where}: labels are not texts")
+    _require(
+        isinstance(labels, dict) and all(map(_is_text, labels.values())),
+        f"{where}: labels are not texts",
+    )
     _require(isinstance(claim["rows"], list) and claim["rows"] != [], f"{where}: no rows")
     for number, row in enumerate(claim["rows"], 1):
         check_row(row, f"{where}, row {number}")
@@ -167,10 +211,16 @@ def check_claim(claim: Any, where: str) -> None:
             same = list(row[key]) == list(first[key])
             _require(same, f"{where}, row {number}: keys of {key} differ from those of row 1")
             columns.update(row[key])
-    _require(labels.keys() <= columns, f"{where}: labels {sorted(labels.keys() - columns)} belong to no column")
+    _require(
+        labels.keys() <= columns,
+        f"{where}: labels {sorted(labels.keys() - columns)} belong to no column",
+    )
     cases = [row["case"] for row in claim["rows"]]
     for number, case in enumerate(cases, 1):
-        _require(cases.index(case) == number - 1, f"{where}, row {number}: the same case as an earlier row")
+        _require(
+            cases.index(case) == number - 1,
+            f"{where}, row {number}: the same case as an earlier row",
+        )
 
 
 def _finite(text: str) -> Decimal:
@@ -206,7 +256,10 @@ def dump(claim: dict[str, Any]) -> str:
     lines[-1] = lines[-1].rstrip(",")
     lines += [" ],", f' "labels": {_compact(claim["labels"])},', ' "rows": [']
     for row in claim["rows"]:
-        values = [f'   "{key}": {_compact(row[key])}' for key in ("case", "figures", "intervals", "outcome", *SOURCE)]
+        values = [
+            f'   "{key}": {_compact(row[key])}'
+            for key in ("case", "figures", "intervals", "outcome", *SOURCE)
+        ]
         lines += ["  {", ",\n".join(values), "  },"]
     lines[-1] = "  }"
     return "\n".join(["{", *lines, " ]", "}"]) + "\n"
@@ -246,7 +299,11 @@ def _cell(key: str, value: Any) -> str:
         return "not recorded"
     if key == "records" and (FOLDER / "records" / f"{value}.json.xz").exists():
         return f"[`{value}`](records/{value}.json.xz)"
-    return f"`{value}`" if key in {"command", "commit"} or (key == "records" and value != "none") else str(value)
+    return (
+        f"`{value}`"
+        if key in {"command", "commit"} or (key == "records" and value != "none")
+        else str(value)
+    )
 
 
 def _table(header: list[str], numeric: list[bool], rows: list[list[str]]) -> list[str]:
@@ -271,9 +328,15 @@ def page(claim: dict[str, Any]) -> str:
             sources.append(source)
     case, figures, outcome = (list(rows[0][key]) for key in ("case", "figures", "outcome"))
     has_several = len(sources) > 1
-    header = [_heading(claim, key, False) for key in case] + [_heading(claim, key, True) for key in figures]
+    header = [_heading(claim, key, False) for key in case] + [
+        _heading(claim, key, True) for key in figures
+    ]
     header += [_heading(claim, key, False) for key in outcome] + ["source"] * has_several
-    numeric = [_is_number(rows[0]["case"][key]) for key in case] + [True] * len(figures) + [False] * len(outcome)
+    numeric = (
+        [_is_number(rows[0]["case"][key]) for key in case]
+        + [True] * len(figures)
+        + [False] * len(outcome)
+    )
     lines = []
     for row in rows:
         cells = [shown(value) if _is_number(value) else value for value in row["case"].values()]
@@ -289,7 +352,9 @@ def page(claim: dict[str, Any]) -> str:
     for note in claim["notes"]:
         text += _paragraph(note)
     text += ["## Source", ""]
-    cells = [[_cell(key, value) for key, value in zip(SOURCE, source, strict=True)] for source in sources]
+    cells = [
+        [_cell(key, value) for key, value in zip(SOURCE, source, strict=True)] for source in sources
+    ]
     if has_several:
         numbered = [[str(number), *values] for number, values in enumerate(cells, 1)]
         text += _table(["source", *SOURCE.values()], [True] + [False] * len(SOURCE), numbered)
@@ -350,7 +415,9 @@ def replace(folder: Path, name: str, row: Any) -> None:
     places = [number for number, old in enumerate(rows) if old["case"] == row["case"]]
     if not places:
         cases = "\n  ".join(_compact(old["case"]) for old in rows)
-        raise SchemaError(f"no row of {name} has the case {_compact(row['case'])}; its cases:\n  {cases}")
+        raise SchemaError(
+            f"no row of {name} has the case {_compact(row['case'])}; its cases:\n  {cases}"
+        )
     rows[places[0]] = row
     check_claim(claims[name], file.name)
     file.write_text(dump(claims[name]), encoding="utf-8")
@@ -359,22 +426,38 @@ def replace(folder: Path, name: str, row: Any) -> None:
 def stale_pages(folder: Path) -> list[Path]:
     """Pages that differ from their data, are missing, or have no data."""
     made = pages(folder)
-    stale = [file for file, text in made.items() if not file.is_file() or file.read_bytes() != text.encode()]
+    stale = [
+        file
+        for file, text in made.items()
+        if not file.is_file() or file.read_bytes() != text.encode()
+    ]
     return sorted(stale + [file for file in folder.glob("*.md") if file not in made])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help=argparse.SUPPRESS)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--check", action="store_true", help="compare pages with their data; write nothing")
-    action.add_argument("--replace", nargs=2, metavar=("CLAIM", "ROW.json"), help="replace the row with the same case")
+    action.add_argument(
+        "--check", action="store_true", help="compare pages with their data; write nothing"
+    )
+    action.add_argument(
+        "--replace",
+        nargs=2,
+        metavar=("CLAIM", "ROW.json"),
+        help="replace the row with the same case",
+    )
     options = parser.parse_args(arguments)
     try:
         if options.check:
             stale = stale_pages(options.folder)
             for file in stale:
-                print(f"{file} differs from its data or has none; run python benchmarks/results.py", file=sys.stderr)
+                print(
+                    f"{file} differs from its data or has none; run python benchmarks/results.py",
+                    file=sys.stderr,
+                )
             return 1 if stale else 0
         if options.replace:
             name, file = options.replace

@@ -36,7 +36,9 @@ def stairs(amplitude: float) -> Curve:
 
 
 def step(factor: float) -> Curve:
-    return lambda rng, x: law(rng, x) * np.where(np.arange(x.size) >= rng.integers(1, x.size), factor, 1.0)
+    return lambda rng, x: (
+        law(rng, x) * np.where(np.arange(x.size) >= rng.integers(1, x.size), factor, 1.0)
+    )
 
 
 CURVES: dict[str, Curve] = {
@@ -81,7 +83,9 @@ def processes(count: int) -> str:
 
 
 if __name__ == "__main__":
-    print("| curve, 1 % noise | sizes | doubted | a point × 1.5 found | others doubted with it | interval holds 1 |")
+    print(
+        "| curve, 1 % noise | sizes | doubted | a point × 1.5 found | others doubted with it | interval holds 1 |"
+    )
     for name in CURVES:
         for count in (6, 10, 30):
             print(fits(name, count), flush=True)

@@ -146,7 +146,9 @@ def works(group: int) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the list; 0 if every step of it ended well."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("list", type=Path)
     parser.add_argument("--seconds", type=float, default=3600.0, help="for all of it")
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -167,7 +169,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments.listing:
             left = end - begun
             fits = step.seconds <= left
-            code = run(step, arguments.out.absolute() / step.name, min(left, 2 * step.seconds)) if fits else None
+            code = (
+                run(step, arguments.out.absolute() / step.name, min(left, 2 * step.seconds))
+                if fits
+                else None
+            )
             ended = "left out" if not fits else "out of time" if code is None else f"code {code}"
             well = well and code == 0
         took = f"{time.monotonic() - begun:.0f}"

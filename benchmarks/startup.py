@@ -30,7 +30,9 @@ def main() -> None:
         for name, arguments in COMMANDS.items():
             taken[name].append(seconds(arguments))
     for name, values in taken.items():
-        print(f"{name:<16} {statistics.median(values):.3f} s  (min {min(values):.3f}, max {max(values):.3f})")
+        print(
+            f"{name:<16} {statistics.median(values):.3f} s  (min {min(values):.3f}, max {max(values):.3f})"
+        )
     help_seconds, torch_seconds = (statistics.median(values) for values in taken.values())
     print(f"ratio            {help_seconds / torch_seconds:.3f}")
 

@@ -32,9 +32,14 @@ Outcome = Counter[str]
 def model(dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
     """Convolutions of several kinds, and what they take."""
     layers = nn.Sequential(
-        nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 5, padding=2), nn.Conv2d(64, 128, 1), nn.Conv2d(128, 64, 3)
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.Conv2d(64, 64, 5, padding=2),
+        nn.Conv2d(64, 128, 1),
+        nn.Conv2d(128, 64, 3),
     )
-    return layers.to("cuda", dtype), torch.randn(16, 64, 28, 28, device="cuda", dtype=dtype, requires_grad=True)
+    return layers.to("cuda", dtype), torch.randn(
+        16, 64, 28, 28, device="cuda", dtype=dtype, requires_grad=True
+    )
 
 
 def outcome(which: Pass, name: str) -> Outcome:
@@ -43,7 +48,9 @@ def outcome(which: Pass, name: str) -> Outcome:
     found: Outcome = Counter()
     for dtype in DATA_TYPES:
         layers, inputs = model(dtype)
-        algorithm = Forced(name=name if which is Pass.forward else "gemm", backend="cudnn", verify=True, **backward)
+        algorithm = Forced(
+            name=name if which is Pass.forward else "gemm", backend="cudnn", verify=True, **backward
+        )
         plans._plans.clear()
         try:
             with algorithm.applied(SimpleNamespace(module=layers)):
@@ -58,7 +65,12 @@ def outcome(which: Pass, name: str) -> Outcome:
             found[type(error).__name__] += 1
             continue
         assert report is not None
-        found.update(each.status.value for layer in report.layers for each in layer.passes if each.which is which)
+        found.update(
+            each.status.value
+            for layer in report.layers
+            for each in layer.passes
+            if each.which is which
+        )
     return found
 
 
@@ -78,7 +90,13 @@ def main() -> None:
             fewer = any(now < then for now, then in zip(swapped, before, strict=True))
             verdict = "yes" if fewer else "NO" if any((*before, *swapped)) else "neither is ok"
             missed, pairs = missed + (verdict == "NO"), pairs + 1
-            cells = (which.value, f"{one}, {other}", "{} + {}".format(*before), "{} + {}".format(*swapped), verdict)
+            cells = (
+                which.value,
+                f"{one}, {other}",
+                "{} + {}".format(*before),
+                "{} + {}".format(*swapped),
+                verdict,
+            )
             print(f"| {' | '.join(cells)} |", flush=True)
     print(f"\n{pairs} pairs, {missed} not found out")
     sys.exit(1 if missed else 0)

@@ -75,8 +75,15 @@ END_SECONDS = 20.0
 
 def plain_training(arguments: argparse.Namespace) -> Callable[[int], None]:
     """The plain script: returns a function that trains for a number of steps."""
-    rank, on_gpu, [size] = int(os.environ["LOCAL_RANK"]), arguments.device == "cuda", parse_sizes(arguments.size)
-    device, batch = torch.device("cuda", rank) if on_gpu else torch.device("cpu"), arguments.batch_size
+    rank, on_gpu, [size] = (
+        int(os.environ["LOCAL_RANK"]),
+        arguments.device == "cuda",
+        parse_sizes(arguments.size),
+    )
+    device, batch = (
+        torch.device("cuda", rank) if on_gpu else torch.device("cpu"),
+        arguments.batch_size,
+    )
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     if on_gpu:
         torch.cuda.set_device(device)
@@ -95,19 +102,28 @@ def plain_training(arguments: argparse.Namespace) -> Callable[[int], None]:
             without_sync_batch_norm(config.model)
         module: Any = build(config.model, arguments.model).to(device, memory_format=layout).train()
         with DefaultScope.overwrite_default_scope("mmseg"):
-            optimizer = build_optim_wrapper(module, {**config.optim_wrapper, "type": "OptimWrapper"}).optimizer
+            optimizer = build_optim_wrapper(
+                module, {**config.optim_wrapper, "type": "OptimWrapper"}
+            ).optimizer
             settings = {"optimizer": optimizer}
-            schedules = [PARAM_SCHEDULERS.build(dict(one), default_args=settings) for one in config.param_scheduler]
+            schedules = [
+                PARAM_SCHEDULERS.build(dict(one), default_args=settings)
+                for one in config.param_scheduler
+            ]
         labels = torch.randint(0, 19, (batch, *size), device=device)
         model = DistributedDataParallel(module, broadcast_buffers=False)
 
         def loss_of() -> torch.Tensor:
-            loss: torch.Tensor = module.parse_losses(model(images, _samples(images, labels), mode="loss"))[0]
+            loss: torch.Tensor = module.parse_losses(
+                model(images, _samples(images, labels), mode="loss")
+            )[0]
             return loss
     else:
         torchvision = import_torchvision()
 
-        module = torchvision.models.get_model(arguments.model).to(device, memory_format=layout).train()
+        module = (
+            torchvision.models.get_model(arguments.model).to(device, memory_format=layout).train()
+        )
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
         labels = torch.randint(0, 1000, (batch,), device=device)
         model = DistributedDataParallel(module)
@@ -117,7 +133,9 @@ def plain_training(arguments: argparse.Namespace) -> Callable[[int], None]:
 
     def train(steps: int) -> None:
         for _ in range(steps):
-            with torch.autocast(device.type, torch.bfloat16, enabled=arguments.precision == "amp_bf16"):
+            with torch.autocast(
+                device.type, torch.bfloat16, enabled=arguments.precision == "amp_bf16"
+            ):
                 loss = loss_of()
             loss.backward()
             optimizer.step()
@@ -163,12 +181,25 @@ def be_rank(arguments: argparse.Namespace) -> int:
     """Be a rank of perfexp, the first of which takes turns in place of the points of its plan."""
 
     def take_turns(procedure: Procedure, plan: Plan, *_: Any) -> bool:
-        [key], device, group, messages = plan.timed_keys(), procedure.device, procedure.group, Messages()
-        with Client(str(arguments.folder / "turns")) as connection, ExitStack() as stack, suppress(EOFError):
+        [key], device, group, messages = (
+            plan.timed_keys(),
+            procedure.device,
+            procedure.group,
+            Messages(),
+        )
+        with (
+            Client(str(arguments.folder / "turns")) as connection,
+            ExitStack() as stack,
+            suppress(EOFError),
+        ):
             with patch.object(os, "write", messages.write):  # which the step remembers
                 step, batches = stack.enter_context(procedure.step(key))
             procedure.first_call(step, batches)
-            block = queue.Loop(step.call, device) if device.asynchronous else timing.HostChain(step.call, device)
+            block = (
+                queue.Loop(step.call, device)
+                if device.asynchronous
+                else timing.HostChain(step.call, device)
+            )
             block(SETTLING_CALLS)
             connection.send(PERFEXP)
             while True:
@@ -179,9 +210,13 @@ def be_rank(arguments: argparse.Namespace) -> int:
                     if clock == PERFEXP:
                         seconds = statistics.fmean(block(arguments.steps))
                     else:
-                        bursts = group.burst(step, arguments.steps, Sharing.alone if clock == ALONE else Sharing.all)
+                        bursts = group.burst(
+                            step, arguments.steps, Sharing.alone if clock == ALONE else Sharing.all
+                        )
                         bursts = bursts[:1] if clock == ALONE else bursts
-                        span = max(burst.end_ns for burst in bursts) - min(burst.start_ns for burst in bursts)
+                        span = max(burst.end_ns for burst in bursts) - min(
+                            burst.start_ns for burst in bursts
+                        )
                         seconds = span * 1e-9 / arguments.steps
                 connection.send((seconds, messages.seconds / arguments.steps))
         return True
@@ -200,9 +235,21 @@ def be_launcher(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 def write_plan(arguments: argparse.Namespace, folder: Path) -> str:
     """Write the plan of perfexp's training into a folder; return its hash."""
-    overrides = [f"model={arguments.model}", "mode=train", f"precision={arguments.precision}", "sweep=point"]
-    overrides += [f"batch_size={arguments.batch_size}", f"input_size={arguments.size}", "tracking=none"]
-    overrides += [f"gpu={'cpu' if arguments.device == 'cpu' else 'auto'}", f"gpu.count={arguments.gpus}"]
+    overrides = [
+        f"model={arguments.model}",
+        "mode=train",
+        f"precision={arguments.precision}",
+        "sweep=point",
+    ]
+    overrides += [
+        f"batch_size={arguments.batch_size}",
+        f"input_size={arguments.size}",
+        "tracking=none",
+    ]
+    overrides += [
+        f"gpu={'cpu' if arguments.device == 'cpu' else 'auto'}",
+        f"gpu.count={arguments.gpus}",
+    ]
     overrides += [f"execution.channels_last={str(arguments.channels_last).lower()}", "processes=1"]
     content = plan_file.to_yaml(compose(overrides))
     (folder / "plan.yaml").write_bytes(content)
@@ -212,8 +259,19 @@ def write_plan(arguments: argparse.Namespace, folder: Path) -> str:
 def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, tuple[float, float]]]:
     """Seconds of a step, and of its control messages, by each clock in each round."""
     own = [str(Path(__file__).resolve()), *sys.argv[1:], f"--folder={folder}"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.gpus}"]
-    launcher = [sys.executable, *own, "--role=launcher", f"--sha256={write_plan(arguments, folder)}"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={arguments.gpus}",
+    ]
+    launcher = [
+        sys.executable,
+        *own,
+        "--role=launcher",
+        f"--sha256={write_plan(arguments, folder)}",
+    ]
     with Listener(str(folder / "turns"), "AF_UNIX") as listener, ExitStack() as stack:
         connections: dict[str, list[Connection]] = {TORCHRUN: [], PERFEXP: []}
         for command in ([*torchrun, *own, "--role=plain"], launcher):
@@ -235,7 +293,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, tuple
                     member.send(clock)
                 taken[clock] = max(member.recv() for member in members)
             rounds.append(taken)
-            print(f"| {number + 1} | {' | '.join(f'{images(arguments, taken, c):.4g}' for c in CLOCKS)} |", flush=True)
+            print(
+                f"| {number + 1} | {' | '.join(f'{images(arguments, taken, c):.4g}' for c in CLOCKS)} |",
+                flush=True,
+            )
         return rounds
 
 
@@ -253,7 +314,9 @@ def interrupt_after(process: subprocess.Popen[bytes]) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def images(arguments: argparse.Namespace, taken: dict[str, tuple[float, float]], clock: str) -> float:
+def images(
+    arguments: argparse.Namespace, taken: dict[str, tuple[float, float]], clock: str
+) -> float:
     """Images/s of a clock in a round."""
     return arguments.batch_size * (1 if clock == ALONE else arguments.gpus) / taken[clock][0]
 
@@ -265,8 +328,12 @@ def with_interval(interval: Interval, form: str) -> str:
 
 def main() -> int:
     """Measure and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet50", help=f"of torchvision, or {', '.join(CONFIGS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="resnet50", help=f"of torchvision, or {', '.join(CONFIGS)}"
+    )
     parser.add_argument("--precision", choices=["fp32", "amp_bf16"], default="amp_bf16")
     parser.add_argument("--batch-size", type=int, default=128, help="of one GPU")
     parser.add_argument("--size", default="224")
@@ -275,7 +342,13 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=2, help="GPUs, or processes on a CPU")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30, help="timed steps of a turn")
-    for option, kind in (("--role", str), ("--folder", Path), ("--sha256", str), ("--ranks", Path), ("--parent", int)):
+    for option, kind in (
+        ("--role", str),
+        ("--folder", Path),
+        ("--sha256", str),
+        ("--ranks", Path),
+        ("--parent", int),
+    ):
         parser.add_argument(option, type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.channels_last is None:
@@ -299,12 +372,20 @@ def main() -> int:
     print("\n| clock | images/s | ratio to torchrun |\n|---|---:|---:|")
     for clock, own in rates.items():
         ratios = [rate / plain for rate, plain in zip(own, rates[TORCHRUN], strict=True)]
-        ratio = "" if clock in (TORCHRUN, ALONE) else with_interval(moderated.geometric_mean(ratios), ".4f")
+        ratio = (
+            ""
+            if clock in (TORCHRUN, ALONE)
+            else with_interval(moderated.geometric_mean(ratios), ".4f")
+        )
         print(f"| {clock} | {with_interval(moderated.geometric_mean(own), '.4g')} | {ratio} |")
-    shares = [rate / arguments.gpus / one for rate, one in zip(rates[BURST], rates[ALONE], strict=True)]
+    shares = [
+        rate / arguments.gpus / one for rate, one in zip(rates[BURST], rates[ALONE], strict=True)
+    ]
     print(f"\nScaling efficiency: {with_interval(moderated.geometric_mean(shares), '.1%')}.")
     step, messages = (statistics.fmean(taken[PERFEXP][part] for taken in rounds) for part in (0, 1))
-    print(f"Control messages: {messages * 1e6:.1f} µs of a step of {step * 1e3:.4g} ms ({messages / step:.3%}).")
+    print(
+        f"Control messages: {messages * 1e6:.1f} µs of a step of {step * 1e3:.4g} ms ({messages / step:.3%})."
+    )
     return 0
 
 

@@ -28,11 +28,17 @@ MOST = 100e6
 
 def main() -> None:
     """Print the table, a line as soon as it is known."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="builders (default: all)")
     models = import_torchvision().models
-    names = parser.parse_args().names or [name for name in models.list_models() if parameters(models, name) <= MOST]
-    print("| builder | kind | parameters | size | inference | training |\n|---|---|---:|---:|---|---|")
+    names = parser.parse_args().names or [
+        name for name in models.list_models() if parameters(models, name) <= MOST
+    ]
+    print(
+        "| builder | kind | parameters | size | inference | training |\n|---|---|---:|---:|---|---|"
+    )
     for name in names:
         print("| " + " | ".join(row(name)) + " |", flush=True)
         gc.collect()  # a model's modules refer to one another
@@ -57,7 +63,9 @@ def row(name: str) -> tuple[str, ...]:
         return name, "–", "–", "–", str(error), "–"
     for size in SIZES:
         inference = attempt(session, Inference(), size, batch_size=1)
-        training = attempt(session, Train(optimizer={"name": "sgd", "lr": 1e-3}), size, batch_size=2)
+        training = attempt(
+            session, Train(optimizer={"name": "sgd", "lr": 1e-3}), size, batch_size=2
+        )
         if inference == training == "ok":
             break
     facts = session.facts()
@@ -68,7 +76,11 @@ def attempt(session: TorchSession, mode: Mode, size: int, batch_size: int) -> st
     """`ok`, or why one call of the mode did not run."""
     data = Synthetic()
     opened = data.open(
-        session=session, input_size=(size, size), batch_size=batch_size, training=isinstance(mode, Train), seed=0
+        session=session,
+        input_size=(size, size),
+        batch_size=batch_size,
+        training=isinstance(mode, Train),
+        seed=0,
     )
     try:
         with opened as batches:

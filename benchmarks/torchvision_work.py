@@ -41,7 +41,9 @@ def without_initial_numbers() -> Iterator[None]:
     with ExitStack() as stack:
         for name, _ in inspect.getmembers(torch.nn.init, inspect.isfunction):
             if name.endswith("_") and not name.startswith("_"):
-                stack.enter_context(patch.object(torch.nn.init, name, lambda tensor, *_, **__: tensor))
+                stack.enter_context(
+                    patch.object(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+                )
         yield
 
 
@@ -87,7 +89,9 @@ def main() -> None:
     )
     for name, weights in published(models, arguments.names):
         size = size_of(weights)
-        work = count(build(models, name, size), torch.Size((1, 3, size, size)), backward=arguments.train)
+        work = count(
+            build(models, name, size), torch.Size((1, 3, size, size)), backward=arguments.train
+        )
         ours, theirs = work.macs * 1e-9, weights.meta["_ops"]
         parameters = weights.meta["num_params"]
         agrees = (

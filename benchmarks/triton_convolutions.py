@@ -57,11 +57,25 @@ DIRECT = (
     Case("3x3 64->64 56x56 b8", (8, 64, 56, 56), 64),
     Case("3x3 64->64 56x56 b8 channels last", (8, 64, 56, 56), 64, last=True),
     Case("1x1 256->64 56x56 b8", (8, 256, 56, 56), 64, (1, 1), NONE),
-    Case("7x7 stride 2 3->64 224x224 b8", (8, 3, 224, 224), 64, (7, 7), (3, 3, 3, 3), {"stride": (2, 2)}),
+    Case(
+        "7x7 stride 2 3->64 224x224 b8",
+        (8, 3, 224, 224),
+        64,
+        (7, 7),
+        (3, 3, 3, 3),
+        {"stride": (2, 2)},
+    ),
     Case("3x3 512->512 7x7 b1", (1, 512, 7, 7), 512),
     Case("depthwise 3x3 96 56x56 b8", (8, 96, 56, 56), 96, more={"groups": 96}),
     Case("3x3 32 groups 128->128 28x28 b8", (8, 128, 28, 28), 128, more={"groups": 32}),
-    Case("3x3 dilation 2 64->96 33x31 b3 uneven", (3, 64, 33, 31), 96, (3, 3), (0, 3, 2, 1), {"dilation": (2, 2)}),
+    Case(
+        "3x3 dilation 2 64->96 33x31 b3 uneven",
+        (3, 64, 33, 31),
+        96,
+        (3, 3),
+        (0, 3, 2, 1),
+        {"dilation": (2, 2)},
+    ),
 )
 WINOGRAD = (
     Case("3x3 64->64 56x56 b8", (8, 64, 56, 56), 64),
@@ -85,7 +99,9 @@ def main() -> None:
         raise SystemExit(f"The Triton kernels can't run: {reason}.")
     begin = time.perf_counter()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"{'':<57} {'error':>8} {'bound':>6}  {'ours':>8} {'conv2d':>8} {'ratio':>6} {'first':>7}")
+    print(
+        f"{'':<57} {'error':>8} {'bound':>6}  {'ours':>8} {'conv2d':>8} {'ratio':>6} {'first':>7}"
+    )
     failures = 0
     for kind, cases in (("direct", DIRECT), ("winograd", WINOGRAD)):
         for dtype in (getattr(torch, name) for name in arguments.dtypes):
@@ -97,7 +113,10 @@ def main() -> None:
                     failures += not report(label, kind, dtype, case, all_plans=arguments.plans)
                 except Exception as error:
                     failures += 1
-                    print(f"{label:<57} {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
+                    print(
+                        f"{label:<57} {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                        flush=True,
+                    )
     print(f"{failures} failed; {time.perf_counter() - begin:.0f} s")
 
 
@@ -108,13 +127,22 @@ def report(label: str, kind: str, dtype: torch.dtype, case: Case, *, all_plans: 
     convolution = case.convolution
     weight_shape = (case.out_channels, convolution.in_group, *case.kernel)
     inputs, weight = (
-        torch.randn(shape, generator=generator, device="cuda").to(dtype) for shape in (case.shape, weight_shape)
+        torch.randn(shape, generator=generator, device="cuda").to(dtype)
+        for shape in (case.shape, weight_shape)
     )
     if case.last:
-        inputs, weight = (tensor.to(memory_format=torch.channels_last) for tensor in (inputs, weight))
+        inputs, weight = (
+            tensor.to(memory_format=torch.channels_last) for tensor in (inputs, weight)
+        )
     left, right, top, bottom = case.padding
     even = left == right and top == bottom
-    settings = (None, convolution.stride, (top, left) if even else 0, convolution.dilation, convolution.groups)
+    settings = (
+        None,
+        convolution.stride,
+        (top, left) if even else 0,
+        convolution.dilation,
+        convolution.groups,
+    )
 
     def of_torch(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return conv2d(inputs if even else pad(inputs, case.padding), weight, *settings)
@@ -131,12 +159,20 @@ def report(label: str, kind: str, dtype: torch.dtype, case: Case, *, all_plans: 
         right_shape = found.shape == true.shape and found.dtype == dtype
         ours, theirs = (
             microseconds(call)
-            for call in (lambda: compute(inputs, weight, convolution), lambda: of_torch(inputs, weight))
+            for call in (
+                lambda: compute(inputs, weight, convolution),
+                lambda: of_torch(inputs, weight),
+            )
         )
         good = right_shape and error <= bound
         errors = f"{error:8.1e} {bound:6.0e}{'  ' if good else ' !'}"
-        print(f"{label:<57} {errors}{ours:8.1f} {theirs:8.1f} {ours / theirs:6.2f} {first:5.1f} s", flush=True)
-        for number, plan in enumerate(plans(kind, inputs, weight, convolution) if all_plans else ()):
+        print(
+            f"{label:<57} {errors}{ours:8.1f} {theirs:8.1f} {ours / theirs:6.2f} {first:5.1f} s",
+            flush=True,
+        )
+        for number, plan in enumerate(
+            plans(kind, inputs, weight, convolution) if all_plans else ()
+        ):
             error = float((plan(inputs, weight).double() - true).norm() / true.norm())
             constants = " ".join(map(str, plan.launch.constants))
             spent = microseconds(lambda plan=plan: plan(inputs, weight))

@@ -34,7 +34,12 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     needed = project["project"]["dependencies"]
     everything = _resolved([], ROOT / "pyproject.toml", "--extra=seg")
-    pins = [line.rstrip(" \\") for text in everything.values() for line in text.splitlines() if line[0] != " "]
+    pins = [
+        line.rstrip(" \\")
+        for text in everything.values()
+        for line in text.splitlines()
+        if line[0] != " "
+    ]
     lean = [text for text in needed if not text.startswith("mlflow")] + list(_SKINNY)
     measure = _resolved([*lean], None, constraints=pins)
     tests = _resolved([], ROOT / "pyproject.toml", "--extra=dev", constraints=pins)
@@ -44,14 +49,23 @@ def main() -> None:
     base = {name: lines for name, lines in everything.items() if name not in of_torch}
     _write("base.txt", base, "all but torch")
     _write("torch-cuda.txt", of_torch, "torch and CUDA's libraries")
-    _write("measure.txt", {n: x for n, x in measure.items() if n not in of_torch}, "nodes that only measure")
-    _write("test.txt", {n: x for n, x in tests.items() if n not in everything}, "tests, above base.txt")
+    _write(
+        "measure.txt",
+        {n: x for n, x in measure.items() if n not in of_torch},
+        "nodes that only measure",
+    )
+    _write(
+        "test.txt", {n: x for n, x in tests.items() if n not in everything}, "tests, above base.txt"
+    )
     _write("mlflow.txt", server, "MLflow's server")
     _write("build.txt", build, "building wheels")
 
 
 def _resolved(
-    requirements: Iterable[str], project: Path | None, *options: str, constraints: Iterable[str] = ()
+    requirements: Iterable[str],
+    project: Path | None,
+    *options: str,
+    constraints: Iterable[str] = (),
 ) -> dict[str, str]:
     """The lines of each package by its name, with hashes, for Linux and every supported Python."""
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +74,15 @@ def _resolved(
         pins.write_text("\n".join(constraints))
         subprocess.run(
             [
-                *("uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11", "--generate-hashes"),
+                *(
+                    "uv",
+                    "pip",
+                    "compile",
+                    "--quiet",
+                    "--universal",
+                    "--python-version=3.11",
+                    "--generate-hashes",
+                ),
                 *("--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"),
                 *("-c", str(ROOT / "constraints.txt"), "-c", str(pins), "-o", str(lock), *options),
                 str(project or source),

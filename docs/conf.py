@@ -27,11 +27,23 @@ def _link_results(app, docname, source):
     """Put results/ into the table of contents, and leave only the text of links to pages that are not there."""
     folder = Path(app.srcdir) / "results"
     if docname == "index":
-        listed = ["```{toctree}", ":hidden:", ":caption: Results", ":maxdepth: 1", "", "results/index", "```"]
-        source[0] = source[0].replace(_PLACE, "\n".join(listed) if (folder / "index.md").is_file() else "")
+        listed = [
+            "```{toctree}",
+            ":hidden:",
+            ":caption: Results",
+            ":maxdepth: 1",
+            "",
+            "results/index",
+            "```",
+        ]
+        source[0] = source[0].replace(
+            _PLACE, "\n".join(listed) if (folder / "index.md").is_file() else ""
+        )
     if docname == "results/index":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
-    source[0] = _LINK.sub(lambda link: link[0] if (folder / f"{link[2]}.md").is_file() else link[1], source[0])
+    source[0] = _LINK.sub(
+        lambda link: link[0] if (folder / f"{link[2]}.md").is_file() else link[1], source[0]
+    )
 
 
 def setup(app):

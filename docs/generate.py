@@ -65,12 +65,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command line.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is not current")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if a page is not current"
+    )
     check = parser.parse_args(arguments).check
-    stale = [path for path, text in pages().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    stale = [
+        path
+        for path, text in pages().items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
     for path in stale:
         if check:
-            print(f"{path.relative_to(ROOT)} is not current; run python docs/generate.py", file=sys.stderr)
+            print(
+                f"{path.relative_to(ROOT)} is not current; run python docs/generate.py",
+                file=sys.stderr,
+            )
         else:
             path.write_text(pages()[path], encoding="utf-8")
     return 1 if check and stale else 0
@@ -88,13 +97,19 @@ def pages() -> dict[Path, str]:
         "gpus.md": gpus(),
     }
     schema = PACKAGE / "records" / f"record-{SCHEMA_VERSION}.json"
-    return {REFERENCE / name: GENERATED + text for name, text in made.items()} | {schema: record_schema()}
+    return {REFERENCE / name: GENERATED + text for name, text in made.items()} | {
+        schema: record_schema()
+    }
 
 
 def record_schema() -> str:
     """JSON Schema (draft 2020-12) of a record; raise SCHEMA_VERSION when it no longer describes older records."""
     title = f"perfexp record, schema version {SCHEMA_VERSION}"
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(Record)}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **msgspec.json.schema(Record),
+    }
     return json.dumps(schema, indent=1) + "\n"
 
 
@@ -108,14 +123,19 @@ def configuration(described: dict[str, dict[str, str]], options: dict[str, dict[
         described: sentence by key, by schema.
         options: sentence by option, by group.
     """
-    schemas = {f"{group.removeprefix('schema/')}/{name}": node for group, name, node in perfexp.plan.schema.settings()}
+    schemas = {
+        f"{group.removeprefix('schema/')}/{name}": node
+        for group, name, node in perfexp.plan.schema.settings()
+    }
     schemas |= {name: schemas.pop(f"schema/{name}") for name in ("gpu", "cluster")}
     parts = [
         "# Configuration keys\n",
         "Set a key as `key=value` on the command line. A list is `[1,8]`, a dotted key is `group.key=value`.\n"
         "`required` marks a key without a default. `null` means unset.\n",
         "## Top level\n",
-        _keys_table(perfexp.plan.plan_fields.PlanSchema, described.pop("plan"), "", conf=_top_level()),
+        _keys_table(
+            perfexp.plan.plan_fields.PlanSchema, described.pop("plan"), "", conf=_top_level()
+        ),
     ]
     for group in GROUPS:
         parts += [f"## Group `{group}`\n", _options_table(group, options.get(group, {}))]
@@ -123,7 +143,11 @@ def configuration(described: dict[str, dict[str, str]], options: dict[str, dict[
             if schema.split("/")[0] == group:
                 names = options_of(CONF, schema)
                 every = schema in ("gpu", "cluster") or len(names) == len(options[group])
-                parts += ["### Keys\n" if every else f"### Keys of {', '.join(f'`{name}`' for name in names)}\n"]
+                parts += [
+                    "### Keys\n"
+                    if every
+                    else f"### Keys of {', '.join(f'`{name}`' for name in names)}\n"
+                ]
                 prefix = "mode.train." if schema == "mode/train" else f"{group}."
                 parts += [_keys_table(node, described.pop(schema), prefix)]
     if described:
@@ -134,8 +158,15 @@ def configuration(described: dict[str, dict[str, str]], options: dict[str, dict[
 def _top_level() -> dict[str, Any]:
     """Values of config.yaml, which override those of the schema."""
     content = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
-    train = yaml.safe_load((CONF / "mode" / "train.yaml").read_text(encoding="utf-8"))["train"]["optimizer"]
-    defaults = {key: value for entry in content["defaults"] if isinstance(entry, dict) for key, value in entry.items()}
+    train = yaml.safe_load((CONF / "mode" / "train.yaml").read_text(encoding="utf-8"))["train"][
+        "optimizer"
+    ]
+    defaults = {
+        key: value
+        for entry in content["defaults"]
+        if isinstance(entry, dict)
+        for key, value in entry.items()
+    }
     defaults = {key: value for key, value in defaults.items() if key in GROUPS}
     optimizer = {f"mode.train.optimizer.{key}": value for key, value in train.items()}
     return {
@@ -145,10 +176,14 @@ def _top_level() -> dict[str, Any]:
     }
 
 
-def _keys_table(node: type, described: dict[str, str], prefix: str, *, conf: dict[str, Any] | None = None) -> str:
+def _keys_table(
+    node: type, described: dict[str, str], prefix: str, *, conf: dict[str, Any] | None = None
+) -> str:
     rows, left = [], dict(described)
     known = {**{key: (kind, default) for key, kind, default in keys_of_schema(node)}}
-    for key, value in (conf or {}).items():  # keys that only conf/ has: those of the optimizer, and the experiment
+    for key, value in (
+        conf or {}
+    ).items():  # keys that only conf/ has: those of the optimizer, and the experiment
         known.setdefault(key, (type(value), value))
     for key in _ordered(known):
         kind, default = known[key]
@@ -184,7 +219,9 @@ def _type_text(kind: Any) -> str:
         return "any"
     arguments = typing.get_args(kind)
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        inner = [_type_text(each) for each in arguments if each not in (type(None), msgspec.UnsetType)]
+        inner = [
+            _type_text(each) for each in arguments if each not in (type(None), msgspec.UnsetType)
+        ]
         return " or ".join([*inner, *(["null"] if type(None) in arguments else [])])
     if typing.get_origin(kind) is list:
         return f"list of {_type_text(arguments[0])}"
@@ -192,7 +229,13 @@ def _type_text(kind: Any) -> str:
         return "pair of " + _type_text(arguments[0]) if len(arguments) == 2 else "list"
     if typing.get_origin(kind) is dict:
         return "mapping"
-    names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "NoneType": "null"}
+    names = {
+        "str": "text",
+        "int": "integer",
+        "float": "number",
+        "bool": "true or false",
+        "NoneType": "null",
+    }
     return names.get(getattr(kind, "__name__", str(kind)), getattr(kind, "__name__", str(kind)))
 
 
@@ -201,18 +244,44 @@ def _options_table(group: str, described: dict[str, str]) -> str:
         return "Each option is a device; [GPU data sheets](gpus.md) lists them.\n"
     rows, names = [], {path.stem for path in (CONF / group).glob("*.yaml")}
     if names != set(described):
-        raise Stale(f"options of {group} that differ between conf/ and descriptions: {sorted(names ^ set(described))}")
+        raise Stale(
+            f"options of {group} that differ between conf/ and descriptions: {sorted(names ^ set(described))}"
+        )
     for path in sorted((CONF / group).glob("*.yaml")):
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         hydra = content.pop("hydra", {}) or {}
-        values = _flat({key: value for key, value in content.items() if key not in ("defaults", "name", "_target_")})
-        parts = [f"{key}={_plain(value)}" for key, value in values.items() if not key.endswith("_target_")]
+        values = _flat(
+            {
+                key: value
+                for key, value in content.items()
+                if key not in ("defaults", "name", "_target_")
+            }
+        )
+        parts = [
+            f"{key}={_plain(value)}"
+            for key, value in values.items()
+            if not key.endswith("_target_")
+        ]
         axes = (hydra.get("sweeper") or {}).get("params") or {}
-        parts += [f"{axis}={target}" for axis, target in _overridden(content.get("defaults") or []) if axis != "schema"]
+        parts += [
+            f"{axis}={target}"
+            for axis, target in _overridden(content.get("defaults") or [])
+            if axis != "schema"
+        ]
         parts += [f"{key}={value} (sweep)" for key, value in axes.items()]
-        rows.append((f"`{path.stem}`", _sentence(described[path.stem]), ", ".join(f"`{part}`" for part in parts)))
+        rows.append(
+            (
+                f"`{path.stem}`",
+                _sentence(described[path.stem]),
+                ", ".join(f"`{part}`" for part in parts),
+            )
+        )
     head = ("Option", "Meaning", "Sets")
-    return _table(head, rows) if any(row[2] for row in rows) else _table(head[:2], [row[:2] for row in rows])
+    return (
+        _table(head, rows)
+        if any(row[2] for row in rows)
+        else _table(head[:2], [row[:2] for row in rows])
+    )
 
 
 def _overridden(defaults: list[Any]) -> Iterator[tuple[str, str]]:
@@ -225,7 +294,11 @@ def _overridden(defaults: list[Any]) -> Iterator[tuple[str, str]]:
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+        flat.update(
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 
@@ -250,7 +323,11 @@ def record(described: dict[str, dict[str, str]]) -> str:
         "The JSON Schema is in `perfexp/records/record-1.json`. Times are in seconds, memory is in bytes.\n",
     ]
     for name, fields in described.items():
-        modules = (perfexp.records.record, perfexp.records.diagnostics, perfexp.records.sweep_record)
+        modules = (
+            perfexp.records.record,
+            perfexp.records.diagnostics,
+            perfexp.records.sweep_record,
+        )
         structure = next(getattr(module, name) for module in modules if hasattr(module, name))
         left, rows = dict(fields), []
         parts += [f"## {name}\n", _sentence(left.pop("_")).rstrip(".") + ".\n"]
@@ -273,7 +350,10 @@ def record(described: dict[str, dict[str, str]]) -> str:
 
 def diagnostics() -> str:
     """Every row of the table of diagnostics, by family."""
-    described, families = perfexp.records.diagnostics.meanings(), perfexp.records.diagnostics.families()
+    described, families = (
+        perfexp.records.diagnostics.meanings(),
+        perfexp.records.diagnostics.families(),
+    )
     if wrong := described.keys() ^ DIAGNOSTICS.keys():
         raise Stale(f"descriptions and diagnostics differ: {sorted(wrong)}")
     parts = [
@@ -288,13 +368,23 @@ def diagnostics() -> str:
     ]
     severities = list(Severity)
     for family, codes in families.items():
-        ranked = sorted(codes, key=lambda code: (severities.index(DIAGNOSTICS[code].severity), code))
+        ranked = sorted(
+            codes, key=lambda code: (severities.index(DIAGNOSTICS[code].severity), code)
+        )
         rows = [
-            (f"`{code}`", rule.severity.value, _sentence(described[code]), _sentence(_FIELD.sub("…", rule.help)))
+            (
+                f"`{code}`",
+                rule.severity.value,
+                _sentence(described[code]),
+                _sentence(_FIELD.sub("…", rule.help)),
+            )
             for code in ranked
             for rule in [DIAGNOSTICS[code]]
         ]
-        parts += [f"## {family.capitalize()}\n", _table(("Code", "Severity", "Meaning", "Help"), rows)]
+        parts += [
+            f"## {family.capitalize()}\n",
+            _table(("Code", "Severity", "Meaning", "Help"), rows),
+        ]
     return "\n".join(parts)
 
 
@@ -312,7 +402,10 @@ _OTHER_SERIES = [
         "`phase/data`, `phase/forward`, `phase/loss`, `phase/backward`, `phase/optimizer`",
         "Phases of a training step, from a separate pass",
     ),
-    ("`ttfp/imports`, `ttfp/context`, `ttfp/weights`, `ttfp/first_call`, …", "Parts of the cold start"),
+    (
+        "`ttfp/imports`, `ttfp/context`, `ttfp/weights`, `ttfp/first_call`, …",
+        "Parts of the cold start",
+    ),
     ("`ranks/all`, …", "Bursts of several ranks"),
     (
         "`rival/NAME`, `rival/NAME/captured`",
@@ -382,7 +475,9 @@ def metrics() -> str:
         if name in _SECTIONS:
             sections.append((_SECTIONS[name], []))
         shown = name.replace(quantities.ANY, "NAME")
-        sections[-1][1].append((f"`{shown}`", _SYMBOLS.get(quantity.unit, quantity.unit), quantity.meaning))
+        sections[-1][1].append(
+            (f"`{shown}`", _SYMBOLS.get(quantity.unit, quantity.unit), quantity.meaning)
+        )
     for (title, common), rows in sections:
         parts = (f"### {title}", common, _table(("Metric", "Unit", "Meaning"), rows))
         text += "\n" + "\n\n".join(filter(None, parts))
@@ -433,7 +528,9 @@ def commands() -> str:
         parts += [f"## perfexp {name}\n", "```text", _usage(name, command), "```\n"]
         parts += [f"{paragraph}\n" for paragraph in _paragraphs(command.help or "")]
         rows = [
-            _parameter(each) for each in command.params if each.name != "help" and not getattr(each, "hidden", False)
+            _parameter(each)
+            for each in command.params
+            if each.name != "help" and not getattr(each, "hidden", False)
         ]
         parts.append(_table(("Argument or option", "Default", "Meaning"), rows) if rows else "")
     return "\n".join(part for part in parts if part)
@@ -444,12 +541,16 @@ def _commands(group: Any) -> Iterator[tuple[str, Any]]:
     for name in COMMANDS:
         command = group.commands[name]
         inner = getattr(command, "commands", None)
-        yield from ((f"{name} {word}", one) for word, one in inner.items()) if inner else [(name, command)]
+        yield from (
+            ((f"{name} {word}", one) for word, one in inner.items()) if inner else [(name, command)]
+        )
 
 
 def _usage(name: str, command: Any) -> str:
     words = [_metavar(each) for each in command.params if each.param_type_name == "argument"]
-    options = ["[OPTIONS]"] if any(each.param_type_name == "option" for each in command.params) else []
+    options = (
+        ["[OPTIONS]"] if any(each.param_type_name == "option" for each in command.params) else []
+    )
     return " ".join(["perfexp", name, *options, *words])
 
 
@@ -474,9 +575,13 @@ def _parameter(each: Any) -> tuple[str, str, str]:
     else:
         value = "" if each.is_flag else f" {each.metavar or each.name.upper()}"
         shown = (
-            ", ".join(f"`{name}`" for name in each.opts[:-1]) + ", " * bool(each.opts[1:]) + f"`{each.opts[-1]}{value}`"
+            ", ".join(f"`{name}`" for name in each.opts[:-1])
+            + ", " * bool(each.opts[1:])
+            + f"`{each.opts[-1]}{value}`"
         )
-    default = "" if each.default in (None, False, ()) or callable(each.default) else f"`{each.default}`"
+    default = (
+        "" if each.default in (None, False, ()) or callable(each.default) else f"`{each.default}`"
+    )
     default = "required" if each.required else default
     return shown, default, _sentence(" ".join((each.help or "").split()))
 
@@ -494,7 +599,10 @@ def gpus() -> str:
             continue
         peaks = facts["peak_flops_per_second"]
         rates = [_scaled(peaks.get(kind), 1e12) for kind in ("fp32", "tf32", "fp16", "bf16")]
-        memory = [_scaled(facts.get("memory_bytes"), 1e9), _scaled(facts.get("memory_bytes_per_second"), 1e9)]
+        memory = [
+            _scaled(facts.get("memory_bytes"), 1e9),
+            _scaled(facts.get("memory_bytes_per_second"), 1e9),
+        ]
         power = _scaled(facts.get("power_watts"), 1)
         rows.append((f"`{path.stem}`", facts.get("product") or "–", *rates, *memory, power))
     intro = (

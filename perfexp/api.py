@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 #: Node of a model that only this process has.
 _LIVE = "perfexp.models.module.LiveModule"
 
-Record.text = staticmethod(lambda record: "\n".join(lines_of(lambda console: console.results(Analysis.of(record)))))
+Record.text = staticmethod(
+    lambda record: "\n".join(lines_of(lambda console: console.results(Analysis.of(record))))
+)
 
 
 def compose(*arguments: str, **overrides: Any) -> config.Plan:
@@ -66,16 +68,27 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
         PerfexpError: nothing could be measured.
     """
     if not (isinstance(model, str) or callable(model) or hasattr(model, "open")):
-        raise UserError(f"{model!r} is not a model; pass a name, such as 'resnet50', a torch module, or a function.")
+        raise UserError(
+            f"{model!r} is not a model; pass a name, such as 'resnet50', a torch module, or a function."
+        )
     quiet = overrides.setdefault("quiet", True)
     console = Console(quiet=quiet, out=io.StringIO() if quiet else None)
-    texts = [*arguments, *_texts({key: value for key, value in overrides.items() if not key.startswith("model__")})]
-    own = {key.removeprefix("model__"): value for key, value in overrides.items() if key.startswith("model__")}
+    texts = [
+        *arguments,
+        *_texts({key: value for key, value in overrides.items() if not key.startswith("model__")}),
+    ]
+    own = {
+        key.removeprefix("model__"): value
+        for key, value in overrides.items()
+        if key.startswith("model__")
+    }
     with interrupts.handled():
         if not isinstance(model, str):
             record = _measured_here(model, texts, console)
         elif ":" not in model or torchvision_names.is_name(model):
-            record = driver.run(_assignment([f"model={model}", *texts, *_texts(own, "model.")]), console)
+            record = driver.run(
+                _assignment([f"model={model}", *texts, *_texts(own, "model.")]), console
+            )
         else:
             module, _, name = model.partition(":")
             node = {"_target_": f"{module}.{name}", **own}
@@ -98,9 +111,9 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     """
     from perfexp.commands.export import Collected  # with pandas
 
-    return Collected.of([Path(place) for place in places], samples=what == "samples", layers=what == "layers").frame(
-        what
-    )
+    return Collected.of(
+        [Path(place) for place in places], samples=what == "samples", layers=what == "layers"
+    ).frame(what)
 
 
 def _assignment(texts: list[str], models: Mapping[str, Any] | None = None) -> Assignment:
@@ -119,14 +132,20 @@ def _measured_here(model: Callable[..., Any], texts: list[str], console: Console
 
     name = _free_name(getattr(model, "__name__", type(model).__name__))
     given = {text.partition("=")[0] for text in texts}
-    once = [text for text in ("processes=1", "cold_start=false") if text.partition("=")[0] not in given]
+    once = [
+        text for text in ("processes=1", "cold_start=false") if text.partition("=")[0] not in given
+    ]
     assignment = _assignment([*once, *texts], {name: {"_target_": _LIVE}})
     module = getattr(model, "__module__", type(model).__module__)
     assignment.plain["sources"] = sources.hashes([str(module)])
     paths = RunPaths(assignment.folder)
     if read_points(paths.points):  # equal plans do not mean equal objects
-        raise UserError(f"{assignment.folder} has the results of an earlier object: choose another output_dir.")
-    return driver.run(assignment, console, lambda: measure_points(assignment.plan, paths, model, console.warning))
+        raise UserError(
+            f"{assignment.folder} has the results of an earlier object: choose another output_dir."
+        )
+    return driver.run(
+        assignment, console, lambda: measure_points(assignment.plan, paths, model, console.warning)
+    )
 
 
 def _texts(overrides: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -160,8 +179,14 @@ def _importable(module: str) -> Iterator[None]:
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None:
-        raise UserError(f"module '{module}' not found by another process; write the model into a file on the path.")
-    folder = Path(spec.origin).parent.parent if spec.submodule_search_locations else Path(spec.origin).parent
+        raise UserError(
+            f"module '{module}' not found by another process; write the model into a file on the path."
+        )
+    folder = (
+        Path(spec.origin).parent.parent
+        if spec.submodule_search_locations
+        else Path(spec.origin).parent
+    )
     here = [str(folder)] if str(folder) in sys.path or "" in sys.path else []
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     with patch.dict(os.environ, {"PYTHONPATH": path}):

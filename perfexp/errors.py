@@ -8,10 +8,16 @@ from collections.abc import Iterable
 
 #: Messages of allocators, the operating system and its dynamic loader when host memory is exhausted.
 _HOST_MEMORY = re.compile(
-    r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc|failed to map segment", re.I
+    r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc|failed to map segment",
+    re.I,
 )
 #: Names for pip of packages that are imported by another name.
-_DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml", "PIL": "pillow", "pynvml": "nvidia-ml-py"}
+_DISTRIBUTIONS = {
+    "hydra": "hydra-core",
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "pynvml": "nvidia-ml-py",
+}
 
 
 class PerfexpError(Exception):
@@ -42,7 +48,9 @@ class Waits(Unsupported):
     """The call synchronizes with the device before it returns, which a CUDA graph cannot do."""
 
     def __init__(self) -> None:
-        super().__init__("the call waits for the device inside (it reads a value back), which no graph can do")
+        super().__init__(
+            "the call waits for the device inside (it reads a value back), which no graph can do"
+        )
 
 
 class OutOfMemory(PerfexpError):
@@ -77,7 +85,10 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
     close = difflib.get_close_matches(name, choices, n=count, cutoff=0.6)
     if not close:
         tails = {choice.rsplit(".", 1)[-1]: choice for choice in reversed(choices)}
-        close = [tails[tail] for tail in difflib.get_close_matches(name.rsplit(".", 1)[-1], list(tails), n=count)]
+        close = [
+            tails[tail]
+            for tail in difflib.get_close_matches(name.rsplit(".", 1)[-1], list(tails), n=count)
+        ]
     return close
 
 

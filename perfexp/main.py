@@ -18,7 +18,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, OVERWRITE, VERBOSE, flag_values, joined_flags
+from perfexp.cli.flags import (
+    CONFIG_DIR,
+    DRY_RUN,
+    JSON,
+    MAX_JOBS,
+    OVERWRITE,
+    VERBOSE,
+    flag_values,
+    joined_flags,
+)
 from perfexp.cli.overrides import (
     as_typed,
     axes_of,
@@ -37,7 +46,13 @@ from perfexp.host import credentials, fork_server, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
 from perfexp.orchestration import driver, dry_run
 from perfexp.orchestration.job import exit_code
-from perfexp.orchestration.preparation import Assignment, OtherCode, holds_other_plan, is_finished, refuse_other_plan
+from perfexp.orchestration.preparation import (
+    Assignment,
+    OtherCode,
+    holds_other_plan,
+    is_finished,
+    refuse_other_plan,
+)
 from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
 from perfexp.plan import config, naming, plan_file, prerequisites, validation
 from perfexp.plan.hydra_errors import as_perfexp_error
@@ -86,14 +101,20 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
         own = (DRY_RUN, OVERWRITE, JSON, *VERBOSE)
-        arguments = [text for text in arguments if text not in own and text.partition("=")[0] != MAX_JOBS]
+        arguments = [
+            text for text in arguments if text not in own and text.partition("=")[0] != MAX_JOBS
+        ]
         refuse_words(arguments)
         if not application.is_dry:
             fork_server.prepare()  # it starts while the plan is composed
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
-            raise UserError(f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out.")
+            raise UserError(
+                f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out."
+            )
         arguments, application.element = of_arguments(arguments)
-        arguments, application.offer = with_resumed(arguments if application.element else with_site(arguments))
+        arguments, application.offer = with_resumed(
+            arguments if application.element else with_site(arguments)
+        )
         application.arguments = arguments
         call_with_hydra(
             arguments,
@@ -134,21 +155,27 @@ class _Application:
         self.console = Console(out=self._out)
 
     def failed(self, error: PerfexpError) -> None:
-        if not any(error is other for other in self._shown):  # a sweeper that optimizes raises a run's error again
+        if not any(
+            error is other for other in self._shown
+        ):  # a sweeper that optimizes raises a run's error again
             self._shown.append(error)
             self.console.error(str(error))
             self.exit_codes.append(error.exit_code)
 
     def begin_sweep(self, settings: HydraConf) -> None:
         """Choose who measures the runs; raises UserError if they can't, or there are too many runs."""
-        self._campaign = campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True)
+        self._campaign = campaign_of(
+            settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True
+        )
         self._optimizes = not _is_basic(settings)
         if not self._optimizes:
             refuse_many(_swept(self.arguments, settings), self.most_jobs)
         if self._optimizes and (self.is_dry or self._campaign is not None):
             flag = DRY_RUN if self.is_dry else _LAUNCHER
             sweeper = settings.runtime.choices["hydra/sweeper"]
-            raise UserError(f"hydra/sweeper={sweeper} chooses runs by the figures of earlier ones: leave out {flag}.")
+            raise UserError(
+                f"hydra/sweeper={sweeper} chooses runs by the figures of earlier ones: leave out {flag}."
+            )
 
     def end_sweep(self, scratch: Path) -> None:
         """Move the results of a sweeper that optimizes from Hydra's folder to those of the sweep."""
@@ -223,7 +250,9 @@ class _Application:
                 check_targets(plain, self.offer)
             assignment = self._assignment(plain)
             if not self.overwrites:
-                refuse_other_plan(RunPaths(assignment.folder), plain)  # before anything of the plan is built
+                refuse_other_plan(
+                    RunPaths(assignment.folder), plain
+                )  # before anything of the plan is built
             if self.offer is not None and self.sweep_run is not None:
                 self.sweep_run.refuse_other_runs(assignment.folder)
             self._folder = assignment.folder
@@ -231,7 +260,11 @@ class _Application:
             is_here = self._campaign is None or not self._campaign.outlives
             if is_here and not is_finished(RunPaths(assignment.folder), assignment.plan):
                 prerequisites.check_here(assignment.plan)
-            is_new = self._campaign is None and not self.is_dry and not RunPaths(assignment.folder).points.exists()
+            is_new = (
+                self._campaign is None
+                and not self.is_dry
+                and not RunPaths(assignment.folder).points.exists()
+            )
             if is_new and (imports := config.imports(plain)) is not None:
                 fork_server.prepare(imports)
             if self._campaign is not None:
@@ -243,7 +276,9 @@ class _Application:
         except Exception as error:
             refusal = as_perfexp_error(error)
             self.failed(refusal)
-            if isinstance(refusal, OtherCode) and self.sweep_run is not None:  # of which no table mixes old and new
+            if (
+                isinstance(refusal, OtherCode) and self.sweep_run is not None
+            ):  # of which no table mixes old and new
                 self._is_refused = True
                 self.sweep_run.unlock()
                 self.sweep_run = None
@@ -263,7 +298,10 @@ class _Application:
         except Exception as error:
             outcome = as_perfexp_error(error, assignment.folder)
         except KeyboardInterrupt:
-            with suppress(UserError), interrupts.held():  # interrupted so early that there is no record
+            with (
+                suppress(UserError),
+                interrupts.held(),
+            ):  # interrupted so early that there is no record
                 self._enter(assignment, Record.load(assignment.folder))
             raise
         self._ended(assignment, outcome)
@@ -282,7 +320,9 @@ class _Application:
             self.sweep_run.plan(waiting)
             if self._campaign is not None:
                 self._is_left = self._campaign.outlives
-                self._is_left = not self._campaign.measure(self.sweep_run, self.console, self._ended)
+                self._is_left = not self._campaign.measure(
+                    self.sweep_run, self.console, self._ended
+                )
                 return
             in_turns = list[Assignment]()
             for assignment in waiting:
@@ -307,15 +347,21 @@ class _Application:
             name, folder = self.element.child.name, self.element.folder
             refuse_link(folder)
             self.element.wait_for_folder()
-            return Assignment(plan=plan, plain=plain, folder=folder, name=name, sweep=self.element.membership)
+            return Assignment(
+                plan=plan, plain=plain, folder=folder, name=name, sweep=self.element.membership
+            )
         if sweep_run is None:
             name = naming.run_name(parts, {})
             folder = self._free(plan, plain, naming.run_folder(plan, name))
             for own in (folder, folder.parent) if plan.output_dir is None else ():
                 refuse_link(own)
-            return Assignment(plan=plan, plain=plain, folder=folder, name=name, overwrites=self.overwrites)
+            return Assignment(
+                plan=plan, plain=plain, folder=folder, name=name, overwrites=self.overwrites
+            )
         number, axes = self._place(sweep_run)
-        folder = self._free(plan, plain, naming.child_folder(plan, sweep_run.paths.root, number, axes))
+        folder = self._free(
+            plan, plain, naming.child_folder(plan, sweep_run.paths.root, number, axes)
+        )
         for own in (folder, folder.parent) if plan.stage else (folder,):
             refuse_link(own)
         return Assignment(
@@ -337,7 +383,8 @@ class _Application:
         free = next(
             path
             for path in naming.numbered(folder)
-            if path not in self._taken and (self.overwrites or not holds_other_plan(RunPaths(path), plain))
+            if path not in self._taken
+            and (self.overwrites or not holds_other_plan(RunPaths(path), plain))
         )
         self._taken.add(free)
         return free
@@ -358,7 +405,9 @@ class _Application:
             written = Path(settings.sweep.dir)
             folder = _sweep_folder(written, composed.output_dir)
             if not (_is_basic(settings) or self.overwrites) and SweepPaths(folder).summary.exists():
-                raise UserError(f"{folder} has a study, which can't go on: choose another output_dir, or --overwrite.")
+                raise UserError(
+                    f"{folder} has a study, which can't go on: choose another output_dir, or --overwrite."
+                )
             sweep_run = SweepRun(
                 folder=folder,
                 command=self.arguments,
@@ -378,7 +427,9 @@ class _Application:
         if self._results is not None:
             failure = {"name": assignment.name, "status": "failed", "error": str(outcome)}
             self._results.append(
-                json_results.of_run(Analysis.of(outcome), assignment.folder) if isinstance(outcome, Record) else failure
+                json_results.of_run(Analysis.of(outcome), assignment.folder)
+                if isinstance(outcome, Record)
+                else failure
             )
         if self.sweep_run is not None and assignment.sweep is not None:
             self.sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
@@ -404,7 +455,11 @@ def _is_basic(settings: HydraConf) -> bool:
 def _multirun(written: Path) -> bytes:
     """Return the file in which Hydra's own sweeper writes its configuration; other sweepers write none."""
     file = written / "multirun.yaml"
-    return file.read_bytes() if file.is_file() else OmegaConf.to_yaml({"hydra": HydraConfig.get()}).encode()
+    return (
+        file.read_bytes()
+        if file.is_file()
+        else OmegaConf.to_yaml({"hydra": HydraConfig.get()}).encode()
+    )
 
 
 def _objective(record: Record, direction: Any) -> float | list[float]:
@@ -422,7 +477,9 @@ def _figure(record: Record, *, is_rate: bool) -> float:
     figures = [row.samples_per_second if is_rate else row.time and row.time.median for row in timed]
     values = [figure.value for figure in figures if figure]
     if not values or len(values) < len(figures) or exit_code(record):
-        raise PerfexpError(f"{record.name}: no figure to optimize, for not every point was measured.")
+        raise PerfexpError(
+            f"{record.name}: no figure to optimize, for not every point was measured."
+        )
     return geometric_mean(values)
 
 
@@ -430,4 +487,8 @@ def _sweep_folder(written: Path, output_dir: str | None) -> Path:
     """Return the folder of a sweep's own files: hydra.sweep.dir if a configuration file names it."""
     if not written.name.startswith(SCRATCH):
         return written
-    return Path(output_dir) if output_dir else Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-sweep")
+    return (
+        Path(output_dir)
+        if output_dir
+        else Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-sweep")
+    )

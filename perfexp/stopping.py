@@ -167,7 +167,9 @@ class Precision:
         self.most_processes = self.most_processes or self.processes
         for name in ("target", "max_seconds"):
             if not 0 < (value := getattr(self, name)) <= _MOST_SECONDS:
-                raise UserError(f"stopping.{name}={value}: a positive and finite number, at most {_MOST_SECONDS:,}.")
+                raise UserError(
+                    f"stopping.{name}={value}: a positive and finite number, at most {_MOST_SECONDS:,}."
+                )
         for name, least, most in (
             ("max_calls", 1, _MOST_CALLS),
             ("min_calls", 1, _MOST_CALLS),
@@ -181,9 +183,13 @@ class Precision:
             ("steady_seconds", 0, _MOST_SECONDS),
         ):
             if not least <= (value := getattr(self, name)) <= most:
-                raise UserError(f"stopping.{name}={value}: a finite number, at least {least} and at most {most:,}.")
+                raise UserError(
+                    f"stopping.{name}={value}: a finite number, at least {least} and at most {most:,}."
+                )
         if not 0 < self.tail_percentile < 100:
-            raise UserError(f"stopping.tail_percentile={self.tail_percentile}: above 0 and below 100.")
+            raise UserError(
+                f"stopping.tail_percentile={self.tail_percentile}: above 0 and below 100."
+            )
         self.overtime_seconds = _OVERTIME_SECONDS
         self.settling_seconds = 0.0 if self.steady is None else self.steady_seconds
 
@@ -202,8 +208,14 @@ class Precision:
         shared = copy(self)
         if self.budget_seconds and points:
             share = measurements(points) / points
-            shared.min_seconds, shared.max_seconds = share * self.min_seconds, share * self.max_seconds
-            shared.warmup_seconds, shared.overtime_seconds = share * self.warmup_seconds, share * self.overtime_seconds
+            shared.min_seconds, shared.max_seconds = (
+                share * self.min_seconds,
+                share * self.max_seconds,
+            )
+            shared.warmup_seconds, shared.overtime_seconds = (
+                share * self.warmup_seconds,
+                share * self.overtime_seconds,
+            )
         return shared
 
     def longest_seconds(self) -> float | None:
@@ -223,7 +235,9 @@ class Fixed:
                 f"more than {_MOST_CALLS:,}: every time is stored."
             )
         if not 1 <= processes <= _MOST_PROCESSES:
-            raise UserError(f"stopping.processes={processes}: a number from 1 to {_MOST_PROCESSES}.")
+            raise UserError(
+                f"stopping.processes={processes}: a number from 1 to {_MOST_PROCESSES}."
+            )
         self.warmup_calls = warmup
         self.measure_calls = measure
         self.processes = self.most_processes = processes
@@ -262,8 +276,12 @@ class _PrecisionMonitor:
         self._warmup_seconds = max(rule.warmup_seconds - busy_seconds, 0.0)
         self._calls_per_sample = calls_per_sample
         needed = max((estimators.samples_needed(p) for p in percentiles), default=0)
-        self._samples_needed = needed / rule.processes  # percentiles are those of the calls of all processes
-        self._effective_needed = max(min(_FEWEST, rule.min_effective), rule.min_effective / rule.processes)
+        self._samples_needed = (
+            needed / rule.processes
+        )  # percentiles are those of the calls of all processes
+        self._effective_needed = max(
+            min(_FEWEST, rule.min_effective), rule.min_effective / rule.processes
+        )
         self._tail = max((p for p in percentiles if 50 < p <= rule.tail_percentile), default=None)
         self._met_before = False
         self._stretch = 1.0
@@ -272,7 +290,9 @@ class _PrecisionMonitor:
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
         least = self._least_warmup(samples)
-        return max(least, estimators.transient_cut(samples)) if least < samples.size else samples.size
+        return (
+            max(least, estimators.transient_cut(samples)) if least < samples.size else samples.size
+        )
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
         rule, k = self._rule, self._calls_per_sample
@@ -284,8 +304,12 @@ class _PrecisionMonitor:
         least = self._least_warmup(samples)
         if least >= samples.size:
             sample_seconds = call_seconds * k * self._stretch
-            missing = (self._warmup_seconds - float(samples.sum()) * k * self._stretch) / sample_seconds
-            return self._within_limits(math.ceil(missing) if missing > 0 else 1, sample_seconds, 0, 0.0)
+            missing = (
+                self._warmup_seconds - float(samples.sum()) * k * self._stretch
+            ) / sample_seconds
+            return self._within_limits(
+                math.ceil(missing) if missing > 0 else 1, sample_seconds, 0, 0.0
+            )
         measured = samples[least:]
         spent, calls = float(measured.sum()) * k * self._stretch, measured.size * k
         if calls >= rule.max_calls:
@@ -294,7 +318,10 @@ class _PrecisionMonitor:
         if (
             spent >= rule.max_seconds
             and calls >= rule.min_calls
-            and (spent >= self._last_seconds or not self._worth_overtime(used, self._last_seconds / spent))
+            and (
+                spent >= self._last_seconds
+                or not self._worth_overtime(used, self._last_seconds / spent)
+            )
         ):
             return self._end("max_seconds")
         met = spent >= rule.min_seconds and self._met(samples)
@@ -304,7 +331,9 @@ class _PrecisionMonitor:
         sample_seconds = call_seconds * k * self._stretch
         floor = max(self._effective_needed, self._samples_needed, rule.min_seconds / sample_seconds)
         growth = max(_GROWTH * used.size, _MINIMUM_BLOCK_SECONDS / (call_seconds * k))
-        wanted = min(max(floor / _BLOCKS, growth), max(rule.max_seconds / _BLOCKS / sample_seconds, growth))
+        wanted = min(
+            max(floor / _BLOCKS, growth), max(rule.max_seconds / _BLOCKS / sample_seconds, growth)
+        )
         self.starts.append(samples.size)
         return self._within_limits(math.ceil(wanted), sample_seconds, calls, spent)
 
@@ -381,4 +410,7 @@ class _FixedMonitor:
         return min(self._block, self._total - int(samples.size))
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
-        return Stop(reason="fixed", achieved=blockwise.half_width(samples, self.starts, self.warmup(samples)))
+        return Stop(
+            reason="fixed",
+            achieved=blockwise.half_width(samples, self.starts, self.warmup(samples)),
+        )

@@ -89,7 +89,9 @@ class Sizes(Skipping):
                 f"min_size={self.min_size}, max_size={self.max_size}."
             )
         if self.max_size > _MOST_PIXELS:
-            raise UserError(f"sweep.max_size={self.max_size}: at most {_MOST_PIXELS:,} pixels a side.")
+            raise UserError(
+                f"sweep.max_size={self.max_size}: at most {_MOST_PIXELS:,} pixels a side."
+            )
         if self.num_sizes > (possible := self.max_size - self.min_size + 1):
             raise UserError(
                 f"sweep=sizes: there are only {possible} sizes from {self.min_size} to {self.max_size}, "
@@ -98,7 +100,9 @@ class Sizes(Skipping):
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         if sizes:
-            raise UserError("sweep=sizes chooses the input sizes itself: leave out input_size, or set sweep=point.")
+            raise UserError(
+                "sweep=sizes chooses the input sizes itself: leave out input_size, or set sweep=point."
+            )
         span, steps = self.max_size - self.min_size, max(self.num_sizes - 1, 1)
         sides = (self.min_size + round(span * step / steps) for step in range(self.num_sizes))
         return _combined([(side, side) for side in sides], batch_sizes)
@@ -116,7 +120,9 @@ class BatchSizes(Skipping):
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         if batch_sizes:
-            raise UserError("sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of batch_size.")
+            raise UserError(
+                "sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of batch_size."
+            )
         return _combined(sizes, self.batch_sizes)
 
 
@@ -158,7 +164,9 @@ def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
     if len(pairs) <= _ANCHORS:
         return list(pairs)
     by_pixels = sorted(pairs, key=lambda pair: pair[0][0] * pair[0][1] * pair[1])
-    return [by_pixels[(2 * number + 1) * len(pairs) // (2 * _ANCHORS)] for number in range(_ANCHORS)]
+    return [
+        by_pixels[(2 * number + 1) * len(pairs) // (2 * _ANCHORS)] for number in range(_ANCHORS)
+    ]
 
 
 def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured | None:
@@ -166,7 +174,9 @@ def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured |
     for point in results:
         small = point.key
         same = (small.phase, small.precision) == (key.phase, key.precision)
-        larger = key.batch_size >= small.batch_size and all(map(ge, key.input_size, small.input_size))
+        larger = key.batch_size >= small.batch_size and all(
+            map(ge, key.input_size, small.input_size)
+        )
         if point.status is Status.OOM and same and larger:
             text = f"not tried: {small} ran out of memory (sweep.skip_larger)"
             return Measured(key=key, status=Status.OOM_PREDICTED, error=text)
@@ -193,12 +203,20 @@ def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
 
 def parse_sizes(value: object) -> list[Size]:
     """Parse `input_size`: `224`, `512x1024` (height × width), a list of these, or None; raises UserError."""
-    return [] if value is None else _unique([_parse_size(item) for item in _items(value)], "input_size")
+    return (
+        []
+        if value is None
+        else _unique([_parse_size(item) for item in _items(value)], "input_size")
+    )
 
 
 def parse_batch_sizes(value: object) -> list[int]:
     """Parse `batch_size`: a positive integer, `max` (`LARGEST`), a list of them, or None; raises UserError."""
-    return [] if value is None else _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
+    return (
+        []
+        if value is None
+        else _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
+    )
 
 
 def seeks_batch(value: object) -> bool:
@@ -215,7 +233,9 @@ def _items(value: object) -> list[object]:
 def _parse_batch_size(item: object) -> int:
     if item == _MAX:
         return LARGEST
-    if isinstance(item, str) and re.fullmatch(r"\s*[1-9]\d{0,17}\s*", item):  # as from the environment
+    if isinstance(item, str) and re.fullmatch(
+        r"\s*[1-9]\d{0,17}\s*", item
+    ):  # as from the environment
         item = int(item)
     if not isinstance(item, int) or isinstance(item, bool) or item < 1:
         raise UserError(
@@ -272,5 +292,7 @@ def _unique(items: list[_T], name: str) -> list[_T]:
         raise UserError(f"{name}=[] leaves nothing to measure: set {name}=VALUE.")
     doubled = [item for item, count in Counter(items).items() if count > 1]
     if doubled:
-        raise UserError(f"{name} has {doubled[0] or _MAX} twice; processes=2 measures everything twice.")
+        raise UserError(
+            f"{name} has {doubled[0] or _MAX} twice; processes=2 measures everything twice."
+        )
     return items

@@ -39,7 +39,9 @@ def remembered():
         patch.setattr(ConfigStore, "store", _stored_once)
         patch.setattr(Hydra, "get_mode", _mode)
         # each composition copies its sources, and every schema with them, lest the list of them is changed
-        patch.setattr(ConfigRepository, "__deepcopy__", lambda repo, memo: copy.copy(repo), raising=False)
+        patch.setattr(
+            ConfigRepository, "__deepcopy__", lambda repo, memo: copy.copy(repo), raising=False
+        )
         yield
 
 
@@ -61,7 +63,9 @@ def _listed(repo, config_name, overrides_list, prepend_hydra, skip_missing):
         return _create_defaults_list(*given)
     overrides = Overrides(repo=repo, overrides_list=overrides_list)
     values = {id(override) for override in overrides.config_overrides}
-    groups = [each for each in overrides_list if id(each) not in values and not each.is_sweep_override()]
+    groups = [
+        each for each in overrides_list if id(each) not in values and not each.is_sweep_override()
+    ]
     key = (config_name, tuple(each.input_line for each in groups), prepend_hydra, skip_missing)
     if key not in _lists:
         _lists[key] = _create_defaults_list(*given)
@@ -77,7 +81,10 @@ def _listed(repo, config_name, overrides_list, prepend_hydra, skip_missing):
 def _composed(loader, defaults, repo):
     if not _is_own(repo):
         return _compose(loader, defaults, repo)
-    key = tuple((each.config_path, each.package, each.parent, each.is_self, each.primary) for each in defaults)
+    key = tuple(
+        (each.config_path, each.package, each.parent, each.is_self, each.primary)
+        for each in defaults
+    )
     if key not in _merged:
         _merged[key] = _compose(loader, defaults, repo)
     return copy.deepcopy(_merged[key])
@@ -95,7 +102,9 @@ def _mode(hydra, config_name, overrides):
     if not _is_own(repo):
         return _get_mode(hydra, config_name, overrides)
     names = {text: text.lstrip("+~").partition("=")[0].partition("@")[0] for text in overrides}
-    key = tuple(text for text, name in names.items() if name.startswith("hydra") or repo.group_exists(name))
+    key = tuple(
+        text for text, name in names.items() if name.startswith("hydra") or repo.group_exists(name)
+    )
     if key not in _modes:
         _modes[key] = _get_mode(hydra, config_name, list(overrides))
     return _modes[key]

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores run tests; torch reads it when imported
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # as many processes as cores run tests; torch reads it when imported
 
 import pytest
 from filelock import FileLock
@@ -136,7 +138,9 @@ FakeDevice.facts = lambda device: {{**facts(device), **{further}}}
 
 
 @pytest.fixture
-def slower_device(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+def slower_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., None]:
     """A function that has the scripted device of workers take longer, by a factor for each replicate in turn."""
     before = os.environ.get("PYTHONPATH")
 
@@ -219,7 +223,9 @@ def finished(shared_folder: SharedFolder) -> Finished:
             printed = io.StringIO()
             with chdir(folder / "root"), redirect_stdout(printed), redirect_stderr(printed):
                 code = main(command)
-            (folder / "ended.json").write_text(json.dumps({"code": code, "printed": printed.getvalue()}))
+            (folder / "ended.json").write_text(
+                json.dumps({"code": code, "printed": printed.getvalue()})
+            )
 
         digest = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]
         folder = shared_folder(f"finished-{digest}", measure)
@@ -237,7 +243,9 @@ class Command:
         finished: see the fixture.
     """
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], finished: Finished) -> None:
+    def __init__(
+        self, folder: Path, capsys: pytest.CaptureFixture[str], finished: Finished
+    ) -> None:
         self.folder, self._capsys, self._finished = folder, capsys, finished
 
     def __call__(self, *arguments: str) -> tuple[int, str, list[Record]]:
@@ -253,27 +261,46 @@ class Command:
 
 @pytest.fixture
 def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], finished: Finished
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    finished: Finished,
 ) -> Command:
     """See `Command`."""
     monkeypatch.chdir(tmp_path)
     return Command(tmp_path, capsys, finished)
 
 
-def timed_point(size: int, batch: int, phase: str, calls: int = 80, metrics: Sequence[Metric] = ()) -> Point:
+def timed_point(
+    size: int, batch: int, phase: str, calls: int = 80, metrics: Sequence[Metric] = ()
+) -> Point:
     """A point whose calls wave by one percent around a median that grows with pixels and batch size."""
     seconds = 0.01 * batch * (size / 224) ** 2 * (3 if phase == "train" else 1)
-    samples = [seconds * (1 + 0.01 * math.sin(7 * index) + (0.5 if index < 5 else 0)) for index in range(calls + 5)]
+    samples = [
+        seconds * (1 + 0.01 * math.sin(7 * index) + (0.5 if index < 5 else 0))
+        for index in range(calls + 5)
+    ]
     series = [
-        Series(name="latency", samples=samples, warmup=5, stop=Stop(reason="precision", target=0.05, achieved=0.004))
+        Series(
+            name="latency",
+            samples=samples,
+            warmup=5,
+            stop=Stop(reason="precision", target=0.05, achieved=0.004),
+        )
     ]
     if phase == "train":
-        series += [Series(name=f"phase/{name}", samples=[seconds * share] * 20) for name, share in PHASES.items()]
+        series += [
+            Series(name=f"phase/{name}", samples=[seconds * share] * 20)
+            for name, share in PHASES.items()
+        ]
     return Point(
         key=Key(phase=phase, input_size=(size, size), batch_size=batch, precision="fp32"),
         status=Status.OK,
         series=series,
-        metrics=[Metric(name="memory/peak_bytes", value=(500 + batch) * 2**20, unit="bytes"), *metrics],
+        metrics=[
+            Metric(name="memory/peak_bytes", value=(500 + batch) * 2**20, unit="bytes"),
+            *metrics,
+        ],
         started=f"2026-03-01T10:{size % 60:02d}:{batch % 60:02d}+00:00",
         wall_seconds=4.5,
     )
@@ -328,10 +355,20 @@ def make_record() -> MakeRecord:
                 "python": "3.11.7",
                 "packages": {"torch": "2.11.0", "numpy": "2.3.0"},
                 "git": {"commit": "0123abcd", "dirty": False},
-                "device": {"kind": "cuda", "name": "NVIDIA H200", "driver": "580.65", "cuda": "13.0", "cudnn": "9.19"},
+                "device": {
+                    "kind": "cuda",
+                    "name": "NVIDIA H200",
+                    "driver": "580.65",
+                    "cuda": "13.0",
+                    "cudnn": "9.19",
+                },
             },
             "points": [*points, first_prediction_point()],
-            "doubts": [Diagnostic(code="busy_host", message="load average 3.1 on 2 cores", help="end other work")],
+            "doubts": [
+                Diagnostic(
+                    code="busy_host", message="load average 3.1 on 2 cores", help="end other work"
+                )
+            ],
         }
         everything = {
             "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},

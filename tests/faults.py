@@ -51,7 +51,13 @@ FINAL = {Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED}
 
 COMMON = ("tracking=none", "stopping=fixed", "output_dir=run")
 FAKE = ("model=fake", "gpu=fake", "cold_start=true", "stopping.measure=300")
-TORCH = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu", "cold_start=true", "execution.threads=1")
+TORCH = (
+    "model=torchvision",
+    "model.name=squeezenet1_1",
+    "gpu=cpu",
+    "cold_start=true",
+    "execution.threads=1",
+)
 FEW_CALLS = ("stopping.warmup=1", "stopping.measure=3")
 
 
@@ -89,7 +95,9 @@ def courses(count: int) -> dict[str, Course]:
         "replicates": Course((*FAKE, sizes(half), "processes=2"), 2 * half + 2),
         "sweep": Course((*FAKE, sizes(half), "-m", "batch_size=1,2"), 2 * half + 2, jobs=2),
         "rounds": Course(
-            (*FAKE, sizes(quarter), "-m", "batch_size=1,2", "processes=2", "cold_start=false"), 4 * quarter, 2
+            (*FAKE, sizes(quarter), "-m", "batch_size=1,2", "processes=2", "cold_start=false"),
+            4 * quarter,
+            2,
         ),
     }
 
@@ -98,7 +106,9 @@ def torch_courses(pictures: Path) -> dict[str, Course]:
     """With torch on the processor; with loaders of pictures a worker has children of its own."""
     loaders = ("data=images", f"data.root={pictures}", "data.workers=2")
     return {
-        "synthetic": Course((*TORCH, *FEW_CALLS, sizes(5, 64, 8), "mode=train_inference", "cold_start=false"), 10),
+        "synthetic": Course(
+            (*TORCH, *FEW_CALLS, sizes(5, 64, 8), "mode=train_inference", "cold_start=false"), 10
+        ),
         "pictures": Course((*TORCH, *FEW_CALLS, sizes(5, 64, 8), *loaders), 6),
     }
 
@@ -183,7 +193,13 @@ class Trial:
     """
 
     def __init__(
-        self, number: int, folder: Path, *, short: bool = False, pictures: Path | None = None, kind: str | None = None
+        self,
+        number: int,
+        folder: Path,
+        *,
+        short: bool = False,
+        pictures: Path | None = None,
+        kind: str | None = None,
     ) -> None:
         self.torch = pictures is not None
         self.module = "tests.undrawn" if short else "perfexp"
@@ -210,7 +226,9 @@ class Trial:
     def go(self) -> Outcome:
         """Run it; what did not hold is in the outcome's problems."""
         outcome = self.outcome
-        outcome.text = f"{self.course_name}; {self.fault.text}" + (f"; {self.moment}" if self.fault.inject else "")
+        outcome.text = f"{self.course_name}; {self.fault.text}" + (
+            f"; {self.moment}" if self.fault.inject else ""
+        )
         try:
             with self.stack:
                 self._go()
@@ -226,8 +244,13 @@ class Trial:
 
     def report(self) -> str:
         """What was done, what did not hold, what was printed, and the end of each run's log."""
-        logs = [(path, path.read_text(errors="replace")) for path in sorted(self.run.rglob("run.log"))]
-        ends = [f"{path.relative_to(self.folder)}:\n" + "\n".join(text.splitlines()[-30:]) for path, text in logs]
+        logs = [
+            (path, path.read_text(errors="replace")) for path in sorted(self.run.rglob("run.log"))
+        ]
+        ends = [
+            f"{path.relative_to(self.folder)}:\n" + "\n".join(text.splitlines()[-30:])
+            for path, text in logs
+        ]
         printed = (self.folder / "printed.txt").read_text(errors="replace")[-3000:]
         return "\n".join([self.outcome.text, *self.outcome.problems, printed, *ends])
 
@@ -312,7 +335,11 @@ class Trial:
         """The worker; None if the run ends before there is one."""
 
         def workers() -> list[psutil.Process]:
-            forked = (child for server in self._children("perfexp.worker.server") for child in server.children())
+            forked = (
+                child
+                for server in self._children("perfexp.worker.server")
+                for child in server.children()
+            )
             return [*forked, *self._children("perfexp.worker.entry")]
 
         return self._first(workers)
@@ -324,7 +351,11 @@ class Trial:
     def _children(self, module: str) -> list[psutil.Process]:
         """Child processes of the run that execute a module; before, each is a copy of the parent that waits for it."""
         assert self.process is not None
-        return [child for child in psutil.Process(self.process.pid).children() if module in child.cmdline()]
+        return [
+            child
+            for child in psutil.Process(self.process.pid).children()
+            if module in child.cmdline()
+        ]
 
     def _first(self, look: Callable[[], list[psutil.Process]]) -> psutil.Process | None:
         found: list[psutil.Process] = []
@@ -349,7 +380,9 @@ class Trial:
             self.outcome.lost += len(gone)
             where = ", ".join(sorted({str(folder.relative_to(self.folder)) for folder, _ in gone}))
             self._final -= gone
-            self.outcome.problems.append(f"{len(gone)} finished points are not in points.jsonl any more ({where})")
+            self.outcome.problems.append(
+                f"{len(gone)} finished points are not in points.jsonl any more ({where})"
+            )
         self._final |= now
 
     def forget(self, folder: Path, line: bytes) -> None:
@@ -385,7 +418,11 @@ class Trial:
     def _locked(self) -> list[Path]:
         """Folders and the device; the processor's lock is every trial's, and goes with its process."""
         device = lock.lock_path(self.lock_name)
-        return [path for path in (*self.folder.rglob("run.log"), device) if path.exists() and _is_locked(path)]
+        return [
+            path
+            for path in (*self.folder.rglob("run.log"), device)
+            if path.exists() and _is_locked(path)
+        ]
 
     def _check(self, holds: bool, problem: str) -> None:
         if not holds:
@@ -403,14 +440,19 @@ class Trial:
                 self.outcome.problems.append(str(error))
                 continue
             keys = [point.key for point in record.points]
-            self._check(keys == _planned(folder), f"{folder.name}: the record's points are not those of the plan")
+            self._check(
+                keys == _planned(folder),
+                f"{folder.name}: the record's points are not those of the plan",
+            )
         return records
 
     def _check_first(self, code: int, hit: bool) -> None:
         """What has to hold once the run with the fault has ended."""
         fault, records = self.fault, self._records()
         if hit and fault.kills_parent:
-            return self._check(code == -signal.SIGKILL, f"exit code {code} of a parent that was killed")
+            return self._check(
+                code == -signal.SIGKILL, f"exit code {code} of a parent that was killed"
+            )
         points = [point for record in records.values() for point in record.points]
         statuses = Counter(point.status for point in points)
         whole = len(points) == self.course.points
@@ -418,15 +460,23 @@ class Trial:
         if fault.code and (hit or fault.inject is None):
             self._check(fault.code(code, usual), f"exit code {code}, statuses {dict(statuses)}")
         else:
-            self._check(code == usual, f"exit code {code}, statuses {dict(statuses)}, {len(points)} points")
+            self._check(
+                code == usual, f"exit code {code}, statuses {dict(statuses)}, {len(points)} points"
+            )
         if fault.complete:
             for folder in self.folders():
-                self._check(folder in records or not _lines(folder), f"{folder.name} has points and no record")
+                self._check(
+                    folder in records or not _lines(folder),
+                    f"{folder.name} has points and no record",
+                )
         wrong = [point for point in points if point.status not in self._possible(point, hit)]
         self._check(not wrong, f"after the run: {_told(wrong)}")
         if hit and fault.at_most is not None:
             bad = len(points) - statuses[Status.OK]
-            self._check(bad <= fault.at_most, f"{bad} points are not ok, {fault.at_most} at most were under way")
+            self._check(
+                bad <= fault.at_most,
+                f"{bad} points are not ok, {fault.at_most} at most were under way",
+            )
         printed = (self.folder / "printed.txt").read_text()
         self._check("Traceback" not in printed or code < 0, "a traceback was printed")
 
@@ -442,20 +492,31 @@ class Trial:
         """What has to hold once the run was gone on with."""
         records = self._records()
         points = [point for record in records.values() for point in record.points]
-        self._check(len(points) == self.course.points, f"{len(points)} of {self.course.points} points in the end")
+        self._check(
+            len(points) == self.course.points,
+            f"{len(points)} of {self.course.points} points in the end",
+        )
         stays = self.fault.stays
         wrong = [
             point
             for point in points
-            if point.status not in ({self.fault.scripted} if self._is_scripted(point.key) else {Status.OK} | stays)
+            if point.status
+            not in ({self.fault.scripted} if self._is_scripted(point.key) else {Status.OK} | stays)
         ]
         self._check(not wrong, f"in the end: {_told(wrong)}")
         expected = 0 if all(point.status is Status.OK for point in points) else 1
         self._check(code == expected, f"exit code {code} of the resumed run")
         for folder, record in records.items():
-            written = [point.key for point in points_from_lines((folder / "points.jsonl").read_bytes())]
-            self._check(len(written) == len(set(written)), f"{folder.name}: a point is written twice")
-            self._check(set(written) == {point.key for point in record.points}, f"{folder.name}: points without a line")
+            written = [
+                point.key for point in points_from_lines((folder / "points.jsonl").read_bytes())
+            ]
+            self._check(
+                len(written) == len(set(written)), f"{folder.name}: a point is written twice"
+            )
+            self._check(
+                set(written) == {point.key for point in record.points},
+                f"{folder.name}: points without a line",
+            )
             known = set(RunPaths(folder).claimed())
             litter = [path.name for path in folder.iterdir() if path.name not in known]
             self._check(not litter, f"{folder.name}: nobody knows of {litter}")
@@ -465,7 +526,9 @@ class Trial:
             self._check(jobs == list(range(self.course.jobs)), f"sweep.json lists the runs {jobs}")
             self._check(sweep.ended is not None, "sweep.json has no end")
             found = {(child.job, child.status) for child in sweep.children}
-            told = {(record.sweep.job, record.status) for record in records.values() if record.sweep}
+            told = {
+                (record.sweep.job, record.status) for record in records.values() if record.sweep
+            }
             self._check(found == told, f"sweep.json tells {found}, the records {told}")
         printed = (self.folder / "printed.txt").read_text().rpartition("$ perfexp")[2]
         self._check("Traceback" not in printed, "a traceback was printed by the resumed run")
@@ -473,7 +536,9 @@ class Trial:
     def _resumption(self, arguments: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         begun = (self.run / ("sweep.json" if self.course.jobs else "plan.yaml")).exists()
         if begun and self.random.random() < 0.5:
-            places = (text for text in arguments if text.startswith("data.root="))  # which a file may not choose
+            places = (
+                text for text in arguments if text.startswith("data.root=")
+            )  # which a file may not choose
             return "gone on with", ("resume=run", *places)
         return "repeated", tuple(arguments)
 
@@ -579,7 +644,10 @@ def kill_server(trial: Trial) -> Fault:
                 server.send_signal(number)
 
     return Fault(
-        text=f"{number.name} to the fork server", inject=inject, leads_to=frozenset({Status.KILLED}), at_most=1
+        text=f"{number.name} to the fork server",
+        inject=inject,
+        leads_to=frozenset({Status.KILLED}),
+        at_most=1,
     )
 
 
@@ -602,7 +670,9 @@ def kill_parent(trial: Trial) -> Fault:
 def interrupt(trial: Trial) -> Fault:
     first, second = (trial.random.choice([signal.SIGINT, signal.SIGTERM]) for _ in range(2))
     twice = trial.random.random() < 0.5
-    gap_seconds = trial.random.choice([0.0, trial.random.uniform(0, 0.01), trial.random.uniform(0, 0.4)])
+    gap_seconds = trial.random.choice(
+        [0.0, trial.random.uniform(0, 0.01), trial.random.uniform(0, 0.4)]
+    )
 
     def inject() -> None:
         process = trial.process
@@ -618,7 +688,9 @@ def interrupt(trial: Trial) -> Fault:
         begun = any(map(_lines, trial.folders()))
         return code in (130, usual) or (code in (-first, -second) and (usual == 0 or not begun))
 
-    text = f"{first.name} and {second.name} after {1e3 * gap_seconds:.1f} ms" if twice else first.name
+    text = (
+        f"{first.name} and {second.name} after {1e3 * gap_seconds:.1f} ms" if twice else first.name
+    )
     return Fault(text=text, inject=inject, leads_to=frozenset({Status.INTERRUPTED}), code=code)
 
 
@@ -710,7 +782,9 @@ def _mounted(trial: Trial) -> bool:
         subprocess.run(command, check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return False
-    trial.stack.callback(subprocess.run, ["umount", "-l", str(trial.run)], check=True, capture_output=True)
+    trial.stack.callback(
+        subprocess.run, ["umount", "-l", str(trial.run)], check=True, capture_output=True
+    )
     return True
 
 
@@ -720,7 +794,11 @@ def server_gone(trial: Trial) -> Fault:
         ["refuses", "is silent", "stops in the middle of an answer", "goes after its first answer"]
     )
     port = trial.stack.enter_context(_server(how))
-    uri = ("tracking=mlflow", f"tracking.uri=http://127.0.0.1:{port}", "tracking.request_timeout_seconds=1")
+    uri = (
+        "tracking=mlflow",
+        f"tracking.uri=http://127.0.0.1:{port}",
+        "tracking.request_timeout_seconds=1",
+    )
     return Fault(text=f"the server {how}", once=uri, code=lambda code, usual: code == (usual or 3))
 
 
@@ -744,7 +822,11 @@ def _server(how: str) -> Iterator[int]:
 def _serve(listener: socket.socket, how: str) -> None:
     held = []
     body = b'{"experiment": {"experiment_id": "1", "name": "perfexp", "lifecycle_stage": "active"}}'
-    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    answer = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % len(body)
+        + body
+    )
     with suppress(OSError):  # the listener was closed
         while True:
             connection, _ = listener.accept()
@@ -790,7 +872,13 @@ def kill_loader(trial: Trial) -> Fault:
                 trial.random.choice(loaders).kill()
 
     leads_to = frozenset({Status.FAILED})
-    return Fault(text="SIGKILL to a loader", inject=inject, leads_to=leads_to, settings=(_silence(trial),), at_most=1)
+    return Fault(
+        text="SIGKILL to a loader",
+        inject=inject,
+        leads_to=leads_to,
+        settings=(_silence(trial),),
+        at_most=1,
+    )
 
 
 KINDS: dict[str, Callable[[Trial], Fault]] = {

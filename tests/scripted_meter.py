@@ -39,7 +39,11 @@ class Polyline:
         """The energy since time 0."""
         index = max(bisect_right(self._points, seconds, key=lambda point: point[0]) - 1, 0)
         since, watts = self._points[index]
-        return self._before[index] + (seconds - since) * (watts + self.watts(seconds)) / 2 - self._offset
+        return (
+            self._before[index]
+            + (seconds - since) * (watts + self.watts(seconds)) / 2
+            - self._offset
+        )
 
 
 def steady(watts: float) -> Polyline:
@@ -89,7 +93,11 @@ class FakeMeter:
         self.wrap_joules = wrap_joules if tells_wrap else None
         self.queries = 0
         self._now, self._curve, self._spend = now, curve, spend
-        self._true_tick_seconds, self._phase_seconds, self._query_seconds = tick_seconds, phase_seconds, query_seconds
+        self._true_tick_seconds, self._phase_seconds, self._query_seconds = (
+            tick_seconds,
+            phase_seconds,
+            query_seconds,
+        )
         self._start_joules, self._true_wrap_joules = start_joules, wrap_joules
         self._stuck_seconds, self._fails_seconds = stuck_seconds, fails_seconds
         self._gain, self._has_counter, self._doubts = gain, has_counter, list(found_doubts)
@@ -100,8 +108,13 @@ class FakeMeter:
             return Reading(None, "scripted: it has no energy counter")
         if seconds >= self._fails_seconds:
             return Reading(None, "scripted: it has failed")
-        whole = math.floor((min(seconds, self._stuck_seconds) - self._phase_seconds) / self._true_tick_seconds + 1e-9)
-        joules = self._start_joules + self._curve.joules(self._phase_seconds + whole * self._true_tick_seconds)
+        whole = math.floor(
+            (min(seconds, self._stuck_seconds) - self._phase_seconds) / self._true_tick_seconds
+            + 1e-9
+        )
+        joules = self._start_joules + self._curve.joules(
+            self._phase_seconds + whole * self._true_tick_seconds
+        )
         return Reading(joules % self._true_wrap_joules if self._true_wrap_joules else joules)
 
     def power_watts(self) -> Reading:

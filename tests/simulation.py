@@ -29,7 +29,9 @@ def iid(noise):
 
 
 def pareto_outliers(rng, n):
-    return (1 + 0.01 * rng.standard_normal(n)) * np.where(rng.random(n) < 0.02, 1 + rng.pareto(1.5, n), 1)
+    return (1 + 0.01 * rng.standard_normal(n)) * np.where(
+        rng.random(n) < 0.02, 1 + rng.pareto(1.5, n), 1
+    )
 
 
 def autoregressive(rho, noise=0.01):

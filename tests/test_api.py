@@ -28,14 +28,18 @@ def here(tmp_path, monkeypatch):
 
 
 def test_overrides_are_composed_as_on_the_command_line():
-    plan = perfexp.compose("model=swin_t", batch_size=[1, 8], stopping__max_seconds=3, precision="fp16", epochs=None)
+    plan = perfexp.compose(
+        "model=swin_t", batch_size=[1, 8], stopping__max_seconds=3, precision="fp16", epochs=None
+    )
     assert (plan.model_name, plan.batch_size, plan.stopping["max_seconds"]) == ("swin_t", [1, 8], 3)
     assert (plan.precision.name, plan.epochs) == ("fp16", None)
 
 
 def test_the_interface_is_listed():
     listed = subprocess.run(
-        [sys.executable, "-c", "import perfexp; print(dir(perfexp))"], capture_output=True, text=True
+        [sys.executable, "-c", "import perfexp; print(dir(perfexp))"],
+        capture_output=True,
+        text=True,
     )
     assert {f"'{name}'" for name in perfexp.__all__} <= set(listed.stdout.strip("[]\n").split(", "))
 
@@ -61,21 +65,35 @@ def test_a_name_is_measured_in_a_fresh_process(model):
 
 
 def test_an_object_is_measured_in_this_process_which_the_record_says():
-    record = perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run")
+    record = perfexp.measure(
+        FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run"
+    )
     assert record.status is Status.OK
     assert record.environment["in_process"] is True
     assert "in_process" in [diagnostic.code for diagnostic in record.doubts]
     with pytest.raises(UserError, match="results of an earlier object"):
-        perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run")
+        perfexp.measure(
+            FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run"
+        )
     with pytest.raises(UserError, match="holds the run of another plan"):
-        perfexp.measure(FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run", batch_size=2)
+        perfexp.measure(
+            FakeModel(),
+            gpu="fake",
+            tracking="none",
+            stopping="fixed",
+            output_dir="run",
+            batch_size=2,
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("failure", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left"), PerfexpError)]
+    ("failure", "raised"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left"), PerfexpError)],
 )
-def test_an_object_that_is_not_measured_to_the_end_keeps_its_finished_points(monkeypatch, failure, raised):
+def test_an_object_that_is_not_measured_to_the_end_keeps_its_finished_points(
+    monkeypatch, failure, raised
+):
     measure, calls = Procedure.measure, []
 
     def second_fails(self, key):
@@ -85,7 +103,13 @@ def test_an_object_that_is_not_measured_to_the_end_keeps_its_finished_points(mon
         return measure(self, key)
 
     monkeypatch.setattr(Procedure, "measure", second_fails)
-    settings = {"gpu": "fake", "tracking": "none", "stopping": "fixed", "output_dir": "run", "batch_size": [1, 2]}
+    settings = {
+        "gpu": "fake",
+        "tracking": "none",
+        "stopping": "fixed",
+        "output_dir": "run",
+        "batch_size": [1, 2],
+    }
     with pytest.raises(raised):
         perfexp.measure(FakeModel(), **settings)
     finished = [point.key for point in Record.load(Path("run")).points if point.status is Status.OK]
@@ -134,9 +158,13 @@ def test_a_module_that_is_not_supported_is_one_line(capfd):
         def __init__(self):
             super().__init__(8, 4)
 
-    record = perfexp.measure(Mlp(), gpu="cpu", tracking="none", stopping="fixed", input_size=32, output_dir="run")
+    record = perfexp.measure(
+        Mlp(), gpu="cpu", tracking="none", stopping="fixed", input_size=32, output_dir="run"
+    )
     assert record.status is Status.UNSUPPORTED
-    [line] = [line for line in capfd.readouterr().err.splitlines() if "waiting for the device" not in line]
+    [line] = [
+        line for line in capfd.readouterr().err.splitlines() if "waiting for the device" not in line
+    ]
     assert line.startswith("warning: inference · 32 · batch 1")
     assert "sample_shape(input_size)" in line
     assert "RuntimeError" in Path("run", "run.log").read_text()

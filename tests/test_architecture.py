@@ -88,9 +88,25 @@ STARTS_WITHOUT = {
         "rich",
     },
     "perfexp.main": {"torch", "mlflow", "matplotlib", "pandas", "pyarrow", "scipy", "typer"},
-    "perfexp.commands.list_options": {"torch", "mlflow", "matplotlib", "pandas", "pyarrow", "scipy"},
+    "perfexp.commands.list_options": {
+        "torch",
+        "mlflow",
+        "matplotlib",
+        "pandas",
+        "pyarrow",
+        "scipy",
+    },
     "perfexp.commands.show": {"torch", "mlflow", "matplotlib", "pandas", "pyarrow", "scipy"},
-    "perfexp.worker.entry": {"torch", "mlflow", "matplotlib", "pandas", "pyarrow", "scipy", "typer", "rich"},
+    "perfexp.worker.entry": {
+        "torch",
+        "mlflow",
+        "matplotlib",
+        "pandas",
+        "pyarrow",
+        "scipy",
+        "typer",
+        "rich",
+    },
     "perfexp.measuring.procedure": {"torch"},
     "perfexp.models.fake": {"torch"},
     "perfexp.devices.fake": {"torch"},
@@ -143,7 +159,9 @@ def imports_of(module, *, deferred):
 
 
 def own_imports(module, *, deferred):
-    return {name for name in imports_of(module, deferred=deferred) if name in MODULES and name != module}
+    return {
+        name for name in imports_of(module, deferred=deferred) if name in MODULES and name != module
+    }
 
 
 def imported_with(module):
@@ -185,10 +203,14 @@ def test_heavy_packages_stay_in_their_rooms_and_processes_start_without_them():
     for module in MODULES:
         for imported in imports_of(module, deferred=True):
             package = imported.split(".")[0]
-            assert room_of(module) in ONLY.get(package, {room_of(module)}), f"{module} imports {package}"
+            assert room_of(module) in ONLY.get(package, {room_of(module)}), (
+                f"{module} imports {package}"
+            )
     for start, without in STARTS_WITHOUT.items():
         for module in imported_with(start):
-            heavy = {imported.split(".")[0] for imported in imports_of(module, deferred=False)} & without
+            heavy = {
+                imported.split(".")[0] for imported in imports_of(module, deferred=False)
+            } & without
             assert not heavy, f"{start} imports {module}, which imports {heavy}"
 
 
@@ -200,11 +222,18 @@ def test_records_are_sent_to_mlflow_by_one_process_only():
         if any(imported.split(".")[0] == "mlflow" for imported in imports_of(module, deferred=True))
     }
     assert importing == {"perfexp.tracking.send"}
-    assert not [module for module in MODULES if "perfexp.tracking.send" in own_imports(module, deferred=True)]
+    assert not [
+        module
+        for module in MODULES
+        if "perfexp.tracking.send" in own_imports(module, deferred=True)
+    ]
     assert not [
         module
         for module in imported_with("perfexp.tracking.send")
-        if any(imported.split(".")[0] in ("torch", "mlflow") for imported in imports_of(module, deferred=False))
+        if any(
+            imported.split(".")[0] in ("torch", "mlflow")
+            for imported in imports_of(module, deferred=False)
+        )
     ]
 
 
@@ -224,13 +253,17 @@ def test_modules_have_a_room_a_name_of_their_own_and_a_purpose():
         assert len(path.relative_to(PACKAGE).parts) <= 2, f"{module}: at most two levels of package"
         assert ast.get_docstring(tree_of(module)), f"{module} has no docstring"
     assert len([path for path in MODULES.values() if path.parent == PACKAGE]) <= MOST_AT_THE_ROOT
-    names = Counter(path.stem for module, path in MODULES.items() if not module.startswith(COMMANDS))
+    names = Counter(
+        path.stem for module, path in MODULES.items() if not module.startswith(COMMANDS)
+    )
     assert not [name for name, number in names.items() if number > 1 and name not in SAME_ROLE]
 
 
 def fields_of(rule):
     texts = (rule.message, rule.help, f"{{{rule.by}}}" if rule.by else "")
-    return {field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None}
+    return {
+        field for text in texts for _, field, _, _ in Formatter().parse(text) if field is not None
+    }
 
 
 def test_every_diagnostic_has_a_row_and_its_fields_and_every_row_is_used():
@@ -243,6 +276,9 @@ def test_every_diagnostic_has_a_row_and_its_fields_and_every_row_is_used():
             if ast.unparse(call.func) == "diagnostics.make":
                 code = ast.literal_eval(call.args[0])
                 fields = [keyword.arg for keyword in call.keywords]
-                assert sorted(fields, key=str) == sorted(fields_of(DIAGNOSTICS[code])), (module, code)
+                assert sorted(fields, key=str) == sorted(fields_of(DIAGNOSTICS[code])), (
+                    module,
+                    code,
+                )
                 used.add(code)
     assert used == DIAGNOSTICS.keys()

@@ -86,7 +86,9 @@ def test_the_whole_model_is_compared_with_its_rivals_in_turns(asynchronous):
 def test_rivals_take_turns_in_changing_orders():
     device, algorithm = FakeDevice(asynchronous=False), Rivalling()
     judged(algorithm, lambda: device.launch(algorithm.seconds), device)
-    rounds = [algorithm.order[place : place + 3] for place in range(3, 21, 3)]  # the first calls come before
+    rounds = [
+        algorithm.order[place : place + 3] for place in range(3, 21, 3)
+    ]  # the first calls come before
     assert len(algorithm.order) == 21
     assert all(sorted(one) == ["benchmark", "default", "fastest"] for one in rounds)
     assert len({tuple(one) for one in rounds}) == 6
@@ -120,7 +122,9 @@ def test_only_an_interval_without_1_is_a_gain_or_a_loss(gain, spread, verdict):
 
     def call():
         own = 1.0 if algorithm.now == "fastest" else gain
-        return device.launch(1e-3 * own * turns.setdefault(len(algorithm.order), 1 + spread * noise.uniform(-1, 1)))
+        return device.launch(
+            1e-3 * own * turns.setdefault(len(algorithm.order), 1 + spread * noise.uniform(-1, 1))
+        )
 
     point, speedups = judged(algorithm, call, device)
     assert set(codes(point)) == ({"not_faster"} if verdict != "faster" else set())
@@ -149,21 +153,33 @@ def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
     device, algorithm = FakeDevice(asynchronous=False, enqueue_seconds=0.0), Mixed()
 
     def call():
-        device.launch(1e-3 if algorithm.mixed else {"default": 3e-3, "benchmark": 2e-3}[algorithm.now])
+        device.launch(
+            1e-3 if algorithm.mixed else {"default": 3e-3, "benchmark": 2e-3}[algorithm.now]
+        )
 
     point, speedups = judged(algorithm, call, device)
     assert [metric.value for metric in speedups.values()] == pytest.approx([3, 2], rel=1e-3)
-    assert [each.name for each in point.series] == ["rival/default+layers", "rival/default", "rival/benchmark"]
+    assert [each.name for each in point.series] == [
+        "rival/default+layers",
+        "rival/default",
+        "rival/benchmark",
+    ]
 
 
 def test_a_choice_that_is_slower_as_a_whole_is_doubted_and_not_kept():
     class Slower(Rivalling):
-        seconds = property(lambda self: {"fastest": 3e-3, "default": 2e-3, "benchmark": 4e-3}[self.now])
+        seconds = property(
+            lambda self: {"fastest": 3e-3, "default": 2e-3, "benchmark": 4e-3}[self.now]
+        )
 
     device, algorithm = FakeDevice(enqueue_seconds=1e-6), Slower()
-    point, _ = judged(algorithm, lambda: device.launch(algorithm.seconds), device, capturing(algorithm, device))
+    point, _ = judged(
+        algorithm, lambda: device.launch(algorithm.seconds), device, capturing(algorithm, device)
+    )
     assert codes(point) == ["not_faster"] * 2
-    assert all("takes 1.500 of the time of default end to end" in doubt.message for doubt in point.doubts)
+    assert all(
+        "takes 1.500 of the time of default end to end" in doubt.message for doubt in point.doubts
+    )
     hows = [doubt.message.partition("), ")[2].partition(":")[0] for doubt in point.doubts]
     assert hows == ["launched kernel by kernel", "captured as CUDA graphs"]
     assert algorithm.discarded
@@ -187,7 +203,8 @@ def test_rivals_whose_call_the_queue_does_not_take_are_captured():
 
 
 @pytest.mark.parametrize(
-    ("error", "kept"), [(Unsupported("it waits"), True), (MemoryError("full"), True), (OSError(), 0)]
+    ("error", "kept"),
+    [(Unsupported("it waits"), True), (MemoryError("full"), True), (OSError(), 0)],
 )
 def test_a_call_that_can_not_be_captured_is_compared_as_it_is(error, kept):
     device, algorithm = FakeDevice(enqueue_seconds=1e-6), Rivalling()
@@ -212,7 +229,9 @@ def test_rivals_that_were_timed_otherwise_than_the_call_are_a_doubt(own, doubts)
     device, algorithm = FakeDevice(enqueue_seconds=1e-6, queue_depth=100), Rivalling()
 
     def call():
-        device.launch(algorithm.seconds) if algorithm.now == "fastest" else many_launches(device, algorithm)
+        device.launch(algorithm.seconds) if algorithm.now == "fastest" else many_launches(
+            device, algorithm
+        )
 
     point, _ = judged(algorithm, call, device, capturing(algorithm, device), device_method=own)
     assert point.facts["rivals_method"] == "graph"
@@ -221,16 +240,30 @@ def test_rivals_that_were_timed_otherwise_than_the_call_are_a_doubt(own, doubts)
 
 def raced(selected, calls=1, **seconds):
     """A layer whose engines took these seconds, each with an interval of 1 % to either side."""
-    race = {name: {"seconds": s, "seconds_low": 0.99 * s, "seconds_high": 1.01 * s} for name, s in seconds.items()}
-    one_pass = {"which": "forward", "selected": selected, "seconds": seconds, "launching": "captured"}
+    race = {
+        name: {"seconds": s, "seconds_low": 0.99 * s, "seconds_high": 1.01 * s}
+        for name, s in seconds.items()
+    }
+    one_pass = {
+        "which": "forward",
+        "selected": selected,
+        "seconds": seconds,
+        "launching": "captured",
+    }
     return {"calls": calls, "passes": [{**one_pass, "races": {"captured": race}}]}
 
 
 def test_what_the_layers_promise_stands_beside_what_the_model_keeps():
     device, algorithm = FakeDevice(asynchronous=False), Rivalling()
-    layers = [raced("cudnn.fft", 2, **{"cudnn.fft": 1.0, "default": 3.0}), raced("default", default=2.0, benchmark=5.0)]
+    layers = [
+        raced("cudnn.fft", 2, **{"cudnn.fft": 1.0, "default": 3.0}),
+        raced("default", default=2.0, benchmark=5.0),
+    ]
     _, speedups = judged(
-        algorithm, lambda: device.launch(algorithm.seconds), device, algorithm={"layers": [*layers, layers[0]]}
+        algorithm,
+        lambda: device.launch(algorithm.seconds),
+        device,
+        algorithm={"layers": [*layers, layers[0]]},
     )
     promised = speedups["promised_speedup_over_default"]
     assert promised.value == (4 * 3 + 2) / (4 * 1 + 2)

@@ -27,11 +27,15 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
         ("data=cityscapes,synthetic", "data.root is required"),
     ],
 )
-def test_a_run_that_its_configuration_refuses_is_told_everywhere(axis, reason, tmp_path, monkeypatch, capsys):
+def test_a_run_that_its_configuration_refuses_is_told_everywhere(
+    axis, reason, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main([*FAKE, "-m", axis, "output_dir=s"]) == 2
     assert "2 of 2 runs ended, 1 failed" in capsys.readouterr().out
-    [refused] = [child for child in Sweep.load(tmp_path / "s").children if child.status is Status.FAILED]
+    [refused] = [
+        child for child in Sweep.load(tmp_path / "s").children if child.status is Status.FAILED
+    ]
     assert reason in refused.error
     assert commands.run(["show", "s"]) == 0
     assert f"run {refused.job} {refused.name}: failed: {reason}" in capsys.readouterr().out
@@ -60,7 +64,9 @@ def sweep(tmp_path, monkeypatch, capsys):
     """Runs a command in a folder: what it says on stderr, and the stores and experiments that it sends to."""
     sent = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(MlflowSink, "_send", lambda sink, *_: sent.append((sink.uri, sink.experiment)) or "")
+    monkeypatch.setattr(
+        MlflowSink, "_send", lambda sink, *_: sent.append((sink.uri, sink.experiment)) or ""
+    )
     monkeypatch.setattr(mlflow_sink, "start_sender", lambda: None)
 
     def run(folder, *arguments):
@@ -81,11 +87,21 @@ BEGIN = ("model=fake", "gpu=fake", "stopping=fixed", "-m", "batch_size=1,2", "ou
     ("variables", "typed", "store"),
     [
         ({}, (), ("sqlite:///{}/here/outputs/mlflow.db", None)),
-        ({}, ("tracking.uri=sqlite:///own.db", "tracking.experiment=mine"), ("sqlite:///{}/here/own.db", "mine")),
-        ({"MLFLOW_TRACKING_URI": "http://host:5000", "MLFLOW_EXPERIMENT_NAME": "all"}, (), ("http://host:5000", "all")),
+        (
+            {},
+            ("tracking.uri=sqlite:///own.db", "tracking.experiment=mine"),
+            ("sqlite:///{}/here/own.db", "mine"),
+        ),
+        (
+            {"MLFLOW_TRACKING_URI": "http://host:5000", "MLFLOW_EXPERIMENT_NAME": "all"},
+            (),
+            ("http://host:5000", "all"),
+        ),
     ],
 )
-def test_a_resumed_sweep_keeps_its_store_wherever_it_is_resumed(variables, typed, store, sweep, tmp_path, monkeypatch):
+def test_a_resumed_sweep_keeps_its_store_wherever_it_is_resumed(
+    variables, typed, store, sweep, tmp_path, monkeypatch
+):
     uri, experiment = store[0].format(tmp_path), store[1]
     with monkeypatch.context() as environment:
         for name, value in variables.items():
@@ -95,8 +111,13 @@ def test_a_resumed_sweep_keeps_its_store_wherever_it_is_resumed(variables, typed
     assert sweep("there", "resume=../here/s") == ("", {(uri, experiment)})
     assert sweep("there", "resume=../here/s/0_1") == ("", {(uri, experiment)})
     other = f"sqlite:///{tmp_path}/there/other.db"
-    assert sweep("there", "resume=../here/s", "tracking.uri=sqlite:///other.db") == ("", {(other, experiment)})
-    assert sweep("here", "resume=s") == ("", {(other, experiment)}), "what was typed last is the sweep's store"
+    assert sweep("there", "resume=../here/s", "tracking.uri=sqlite:///other.db") == (
+        "",
+        {(other, experiment)},
+    )
+    assert sweep("here", "resume=s") == ("", {(other, experiment)}), (
+        "what was typed last is the sweep's store"
+    )
     assert sweep("here", "resume=s", "tracking=none") == ("", set())
     assert sweep("here", "resume=s", "tracking.experiment=other") == ("", {(other, "other")})
 
@@ -114,7 +135,9 @@ def test_a_store_that_is_not_used_again_is_named_and_how_to_choose(how, sweep, t
     told, sent = sweep("there", "resume=../here/s")
     default = f"sqlite:///{tmp_path}/there/outputs/mlflow.db"
     assert sent == {(default, None)}
-    assert told.startswith(f"warning: the sweep's earlier runs are in {shown}; the others are sent to {default}. ")
+    assert told.startswith(
+        f"warning: the sweep's earlier runs are in {shown}; the others are sent to {default}. "
+    )
     assert f"perfexp resume={tmp_path}/there/../here/s tracking.uri=URI" in told
     assert told.count("\n") == 1
     assert "s3cr3t" not in told
@@ -147,7 +170,9 @@ def test_a_sweep_elsewhere_with_the_uid_of_mine_is_not_sent_to_my_store(sweep, t
 @pytest.mark.slow
 def test_a_sweep_that_was_begun_without_a_store_goes_on_without_one(sweep, tmp_path):
     assert sweep("here", *BEGIN, "tracking=none") == ("", set())
-    assert sweep("here", "resume=s", "tracking=mlflow")[1] == {(f"sqlite:///{tmp_path}/here/outputs/mlflow.db", None)}
+    assert sweep("here", "resume=s", "tracking=mlflow")[1] == {
+        (f"sqlite:///{tmp_path}/here/outputs/mlflow.db", None)
+    }
     assert sweep("there", "resume=../here/s") == ("", set())
 
 

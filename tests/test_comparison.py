@@ -37,7 +37,9 @@ def differing(found):
     return found.verdicts[Verdict.BETTER] + found.verdicts[Verdict.WORSE]
 
 
-@pytest.mark.parametrize("name", ["identical, 0.5 %", "identical, 1 %", "identical, sticky clocks 2 %"])
+@pytest.mark.parametrize(
+    "name", ["identical, 0.5 %", "identical, 1 %", "identical, sticky clocks 2 %"]
+)
 def test_identical_sides_are_neither_faster_nor_slower_and_the_interval_holds_the_truth(name):
     found = shares(name)
     assert differing(found) <= 0.01
@@ -75,7 +77,9 @@ def test_the_ratio_of_two_samples_is_that_of_welchs_test():
     expected = stats.ttest_ind(np.log(two), np.log(one), equal_var=False)
     low, high = expected.confidence_interval(0.95)
     assert found.degrees == pytest.approx(expected.df)
-    assert (found.interval().low, found.interval().high) == pytest.approx((math.exp(low), math.exp(high)))
+    assert (found.interval().low, found.interval().high) == pytest.approx(
+        (math.exp(low), math.exp(high))
+    )
     assert found.p_beyond(0.0) == pytest.approx(expected.pvalue)
 
 
@@ -104,7 +108,10 @@ def test_the_named_number_of_processes_decides_four_of_five_times():
     ratio = ratios.log_ratio(two, one)
     assert ratio.p_beyond(0.01) > 0.05
     count = 3 + ratios.further_processes(two, one, ratio, 0.01)
-    decided = [ratios.log_ratio(side(truth, count), side(1.0, count)).p_beyond(0.01) <= 0.05 for _ in range(300)]
+    decided = [
+        ratios.log_ratio(side(truth, count), side(1.0, count)).p_beyond(0.01) <= 0.05
+        for _ in range(300)
+    ]
     assert np.mean(decided) == pytest.approx(0.8, abs=0.08)
     assert ratios.further_processes(two, one, ratio, math.expm1(ratio.value)) is None
 
@@ -124,7 +131,8 @@ def test_the_geometric_mean_holds_for_other_models():
     for seed in range(200):
         rng = np.random.default_rng(seed)
         models = {
-            str(name): (0.05 * rng.standard_normal() + 0.01 * rng.standard_normal(4)).tolist() for name in range(5)
+            str(name): (0.05 * rng.standard_normal() + 0.01 * rng.standard_normal(4)).tolist()
+            for name in range(5)
         }
         mean = ratios.geometric_mean(models)
         held += mean.low <= 1 <= mean.high
@@ -161,8 +169,13 @@ def named(name, model="resnet18", *, points=((1.0, 1.001, 0.999),), batch_size=1
 
 
 def test_what_differs_between_all_runs_of_two_sides_is_the_subject():
-    found = compare([named("default"), named("default", "vgg16")], [named("fft", "vgg16"), named("fft")])
-    assert {(pair.model, pair.point) for pair in found.pairs} == {("resnet18", "resnet18"), ("vgg16", "vgg16")}
+    found = compare(
+        [named("default"), named("default", "vgg16")], [named("fft", "vgg16"), named("fft")]
+    )
+    assert {(pair.model, pair.point) for pair in found.pairs} == {
+        ("resnet18", "resnet18"),
+        ("vgg16", "vgg16"),
+    }
     assert [(one.key, one.baseline, one.other) for one in found.sides[1].differences] == [
         ("algorithm", "default", "fft")
     ]
@@ -170,7 +183,9 @@ def test_what_differs_between_all_runs_of_two_sides_is_the_subject():
 
 
 def test_what_both_sides_share_identifies_points():
-    found = compare([named("default"), named("fft")], [named("fft", "vgg16"), named("default", "vgg16")])
+    found = compare(
+        [named("default"), named("fft")], [named("fft", "vgg16"), named("default", "vgg16")]
+    )
     assert sorted(pair.point for pair in found.pairs) == ["default", "fft"]
 
 
@@ -186,7 +201,8 @@ def test_points_of_one_side_are_listed():
 def test_the_largest_regressions_come_first():
     flat = [[1.0, 1.001, 0.999]] * 4
     found = compare(
-        named("one", points=flat), named("two", points=[[f * c for c in flat[0]] for f in (1, 0.8, 1.3, 1.1)])
+        named("one", points=flat),
+        named("two", points=[[f * c for c in flat[0]] for f in (1, 0.8, 1.3, 1.1)]),
     )
     assert [round(pair.ratio, 1) for pair in found.pairs] == [1.3, 1.1, 1.0, 0.8]
     assert [pair.word for pair in found.pairs] == ["SLOWER", "SLOWER", "SAME", "FASTER"]
@@ -198,7 +214,9 @@ def test_points_that_differ_in_batch_size_come_in_its_order():
         sizes = list(dict.fromkeys(point.key.input_size for point in side.points))
         batches = dict(zip(sizes, (64, 8, 128, 1), strict=True))
         for point in side.points:
-            point.key = replace_key(point.key, input_size=(32, 32), batch_size=batches[point.key.input_size])
+            point.key = replace_key(
+                point.key, input_size=(32, 32), batch_size=batches[point.key.input_size]
+            )
     assert [pair.key.batch_size for pair in compare(*sides).pairs] == [1, 8, 64, 128]
 
 
@@ -207,7 +225,9 @@ def test_settings_that_are_on_or_off_are_spelled_as_they_are_set():
     for side, value in ((one, True), (two, False)):
         side.plan["execution"] = {**side.plan.get("execution", {}), "channels_last": value}
     texts = [f"{one.baseline} {one.other}" for one in compare(one, two).sides[1].differences]
-    assert any("channels_last true" in text and "channels_last false" in text for text in texts), texts
+    assert any("channels_last true" in text and "channels_last false" in text for text in texts), (
+        texts
+    )
 
 
 def test_each_further_side_is_compared_with_the_first():
@@ -226,7 +246,9 @@ def test_a_verdict_on_one_process_of_each_side_allows_for_one_that_is_far_from_o
     assert (pair.further_processes is not None) is (word == "UNDECIDED")
     half_width = stats.t.ppf(0.995, 3) * math.sqrt(2e-4)
     assert pair.high == pytest.approx(ratio * math.exp(half_width), rel=1e-3)
-    assert any("a 99 % interval" in note for note in comparison_table.grid(found, found.sides[1]).notes)
+    assert any(
+        "a 99 % interval" in note for note in comparison_table.grid(found, found.sides[1]).notes
+    )
 
 
 def twice():
@@ -255,7 +277,11 @@ def test_a_seed_is_of_accuracies_and_not_of_times(accuracies, is_subject):
         ("processes", (1, 3), "processes 1 → 3"),
         ("percentiles", ([50], [99]), "percentiles [50] → [99]"),
         ("probes", ({"energy": False}, {"energy": True}), "probes energy false → energy true"),
-        ("execution", ({"compile": None}, {"compile": "default"}), "execution compile None → compile default"),
+        (
+            "execution",
+            ({"compile": None}, {"compile": "default"}),
+            "execution compile None → compile default",
+        ),
         ("gpu", ({"count": 1}, {"count": 2}), "gpus 1 → 2"),
     ],
 )
@@ -275,7 +301,10 @@ def trained(seconds, starts, name="one"):
     ]
     for replicate, start in enumerate(starts):
         key = replace_key(made.points[0].key, phase="ttfp", replicate=replicate)
-        parts = [Series(name="ttfp/imports", samples=[start]), Series(name="ttfp/second_call", samples=[9.0])]
+        parts = [
+            Series(name="ttfp/imports", samples=[start]),
+            Series(name="ttfp/second_call", samples=[9.0]),
+        ]
         made.points.append(Point(key=key, status=Status.OK, series=parts))
     return made
 
@@ -283,7 +312,9 @@ def trained(seconds, starts, name="one"):
 def test_epochs_runtimes_and_cold_starts_are_compared():
     before = trained((10.0, 10.01, 9.99), (4.0, 4.01, 3.99))
     after = trained((20.0, 20.01, 19.99), (2.0, 2.01, 1.99), "two")
-    found = {pair.measure: (round(pair.ratio, 2), pair.word) for pair in compare(before, after).pairs}
+    found = {
+        pair.measure: (round(pair.ratio, 2), pair.word) for pair in compare(before, after).pairs
+    }
     assert found["epoch"] == (2.0, "SLOWER")
     assert found["runtime"] == (round(63 / 33, 2), "SLOWER")
     assert found["ttfp"] == (0.5, "FASTER")
@@ -320,14 +351,18 @@ def test_a_higher_rate_is_faster():
         ),
     ],
 )
-def test_a_percentile_is_marked_or_its_difference_from_that_of_show_is_explained(times, calls, is_marked, note):
+def test_a_percentile_is_marked_or_its_difference_from_that_of_show_is_explained(
+    times, calls, is_marked, note
+):
     rng = np.random.default_rng(0)
     one, two = (named(name, points=(times,)) for name in ("one", "two"))
     for point in (*one.points, *two.points):
         point.series.append(Series(name="latency", samples=rng.normal(1, 0.01, calls).tolist()))
     found = compare(one, two, measures=["p95"])
     grid = comparison_table.grid(found, found.sides[1])
-    assert [cell.startswith("≈ ") for column in grid.columns[1:3] for cell in column.cells] == [is_marked] * 2
+    assert [cell.startswith("≈ ") for column in grid.columns[1:3] for cell in column.cells] == [
+        is_marked
+    ] * 2
     assert any(line.startswith(note) for line in grid.notes)
     [line] = comparison_table.csv_lines(found)
     assert (line["estimated"], line["other_estimated"]) == (is_marked, is_marked)
@@ -353,7 +388,10 @@ def with_metric(made, name, values, unit="1", width=None):
 )
 def test_time_and_cycles_that_disagree_name_the_clock(time, cycles, clock, device):
     flat = (1.0, 1.0005, 0.9995)
-    one, two = named("one", points=[flat]), named("two", points=[[time * factor for factor in flat]])
+    one, two = (
+        named("one", points=[flat]),
+        named("two", points=[[time * factor for factor in flat]]),
+    )
     two.environment = {"device": {"name": device, "kind": "cuda"}}
     one.environment = {"device": {"name": "one", "kind": "cuda"}}
     for made, scale in ((one, 1.0), (two, cycles)):
@@ -369,31 +407,45 @@ def test_cycles_without_a_verdict_do_not_judge_the_clock():
 
 
 def test_a_count_that_all_processes_repeat_has_a_verdict():
-    one, two = (with_metric(named(name), "memory/peak_bytes", [size] * 3) for name, size in (("a", 1e9), ("b", 2e9)))
+    one, two = (
+        with_metric(named(name), "memory/peak_bytes", [size] * 3)
+        for name, size in (("a", 1e9), ("b", 2e9))
+    )
     found = {pair.measure: pair for pair in compare(one, two).pairs}
     assert found["memory"].word == "MORE"
-    assert (found["memory"].low, found["memory"].high) == (pytest.approx(2, rel=1e-3), pytest.approx(2, rel=1e-3))
+    assert (found["memory"].low, found["memory"].high) == (
+        pytest.approx(2, rel=1e-3),
+        pytest.approx(2, rel=1e-3),
+    )
 
 
 @pytest.mark.parametrize(
-    ("widths", "within"), [((0.1, 0.01), (math.atanh(0.1) ** 2 + math.atanh(0.01) ** 2) / 2), ((None, 0.01), None)]
+    ("widths", "within"),
+    [((0.1, 0.01), (math.atanh(0.1) ** 2 + math.atanh(0.01) ** 2) / 2), ((None, 0.01), None)],
 )
 def test_an_interval_of_energy_is_relative_to_the_energy_of_its_own_process(widths, within):
     made = named("one", points=[(1.0, 1.001)])
     for point, value, width in zip(made.points, (1.0, 4.0), widths, strict=True):
         ends = {"low": value * (1 - width), "high": value * (1 + width)} if width else {}
-        point.metrics.append(Metric(name="energy/per_image_joules", value=value, unit="joules", **ends))
+        point.metrics.append(
+            Metric(name="energy/per_image_joules", value=value, unit="joules", **ends)
+        )
     [found] = measures.repeats(Analysis.of(made)).values()
     assert found["energy"].values == (1.0, 4.0)
     assert found["energy"].within == (within and pytest.approx(within / 1.96**2))
 
 
 @pytest.mark.parametrize(
-    ("width", "ratio", "word"), [(0.01, 1.01, "UNDECIDED"), (0.01, 2.0, "MORE"), (0.3, 1.5, "UNDECIDED")]
+    ("width", "ratio", "word"),
+    [(0.01, 1.01, "UNDECIDED"), (0.01, 2.0, "MORE"), (0.3, 1.5, "UNDECIDED")],
 )
-def test_energy_of_one_process_is_decided_where_its_windows_and_other_processes_allow(width, ratio, word):
+def test_energy_of_one_process_is_decided_where_its_windows_and_other_processes_allow(
+    width, ratio, word
+):
     sides = [
-        with_metric(named(str(value), points=[(1.0,)]), "energy/per_image_joules", [value], "joules", width)
+        with_metric(
+            named(str(value), points=[(1.0,)]), "energy/per_image_joules", [value], "joules", width
+        )
         for value in (1.0, ratio)
     ]
     [pair] = compare(*sides, measures=["energy"]).pairs
@@ -408,9 +460,14 @@ def test_energy_has_the_name_of_the_metric_and_the_pace_of_its_loop_below_it():
     ]
     found = compare(*sides)
     notes = comparison_table.grid(found, found.sides[1]).notes
-    assert any("energy is energy/per_image of perfexp show: of a loop of calls back to back" in note for note in notes)
+    assert any(
+        "energy is energy/per_image of perfexp show: of a loop of calls back to back" in note
+        for note in notes
+    )
     times = compare(*sides, measures=["latency"])
-    assert not any("per_image" in note for note in comparison_table.grid(times, times.sides[1]).notes)
+    assert not any(
+        "per_image" in note for note in comparison_table.grid(times, times.sides[1]).notes
+    )
 
 
 @pytest.mark.slow
@@ -445,7 +502,10 @@ def answer(*factors, **settings):
         ([[1.0], [1.6]], r"B is 1\.60× slower than A \(± [\d.]+ %, GPU time\)"),
         ([[1.6], [1.0]], r"B is 1\.60× faster than A \(± [\d.]+ %, GPU time\)"),
         ([[1.0], [1.0]], r"B and A are the same within ±1 % \(± [\d.]+ %, GPU time\)"),
-        ([[1.0], [1.01]], r"undecided whether B is better or worse than A: a wider --margin may decide \(± .*\)"),
+        (
+            [[1.0], [1.01]],
+            r"undecided whether B is better or worse than A: a wider --margin may decide \(± .*\)",
+        ),
         (
             [[1.0, 1.0, 1.0], [0.5, 0.5, 1.0]],
             r"B against A: faster at 2, same at 1 of 3 points \(GPU time; geometric mean 0\.630×\)",
@@ -465,7 +525,11 @@ def test_a_comparison_is_answered_in_one_sentence(factors, sentence):
 
 def test_the_answer_names_other_figures_and_those_that_were_chosen():
     sides = [
-        with_metric(named(name, points=[[time * one for one in (1.0, 1.001, 0.999)]]), "memory/peak_bytes", [size] * 3)
+        with_metric(
+            named(name, points=[[time * one for one in (1.0, 1.001, 0.999)]]),
+            "memory/peak_bytes",
+            [size] * 3,
+        )
         for name, time, size in (("a", 1.0, 2**30), ("b", 1.6, 2**29))
     ]
     assert comparison_table.conclusion(compare(*sides)).endswith("GPU time); memory 0.500×")
@@ -474,7 +538,10 @@ def test_the_answer_names_other_figures_and_those_that_were_chosen():
 
 
 def test_an_accuracy_of_0_is_answered_without_a_ratio():
-    sides = [with_metric(named(name), "accuracy", [share]) for name, share in (("a", 0.0), ("b", 0.5), ("c", 0.6))]
+    sides = [
+        with_metric(named(name), "accuracy", [share])
+        for name, share in (("a", 0.0), ("b", 0.5), ("c", 0.6))
+    ]
     of_one = comparison_table.conclusion(compare(*sides[:2], measures=["accuracy"]))
     assert of_one == "accuracy of B is higher: 0.5000 against 0"
     of_several = comparison_table.conclusion(compare(*sides, measures=["accuracy"]))
@@ -483,7 +550,10 @@ def test_an_accuracy_of_0_is_answered_without_a_ratio():
 
 @pytest.mark.parametrize(
     ("level", "remedy"),
-    [(None, "measure both again with processes="), (0.007, "repeat perfexp ab with output_dir=DIR")],
+    [
+        (None, "measure both again with processes="),
+        (0.007, "repeat perfexp ab with output_dir=DIR"),
+    ],
 )
 def test_an_undecided_answer_names_what_would_decide(level, remedy):
     rng, times = np.random.default_rng(0), [0.93, 1.0, 1.07]
@@ -495,7 +565,9 @@ def test_an_undecided_answer_names_what_would_decide(level, remedy):
 
 def test_an_answer_on_runs_that_cannot_be_compared_names_the_confounder():
     one, two = named("one"), named("two")
-    one.environment, two.environment = ({"device": {"power_limit_watts": watts}} for watts in (700.0, 500.0))
+    one.environment, two.environment = (
+        {"device": {"power_limit_watts": watts}} for watts in (700.0, 500.0)
+    )
     sentence = comparison_table.conclusion(compare(one, two))
     assert sentence.startswith("B cannot be compared with A: power_limit: 700 → 500; ")
 

@@ -60,7 +60,9 @@ def test_bash_replaces_what_follows_the_last_break(line, reply):
     whole = f"model={reply}" if "=" in line else reply
     query = f"perfexp() {{ echo {whole}; }}; COMP_LINE='{line}'; COMP_POINT={len(line)}; _perfexp; echo $COMPREPLY"
     code = f"{completion.script('bash')}\n{query}"
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        ["bash", "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
     assert done.stdout.strip() == reply
 
 

@@ -8,7 +8,14 @@ from tests import composing
 
 COMMANDS = [
     ["model=fake", "gpu=fake"],
-    ["model=fake", "gpu=fake", "batch_size=[1,2]", "stopping=fixed", "stopping.measure=7", "tracking=none"],
+    [
+        "model=fake",
+        "gpu=fake",
+        "batch_size=[1,2]",
+        "stopping=fixed",
+        "stopping.measure=7",
+        "tracking=none",
+    ],
     ["model=resnet18", "gpu=h200", "mode=train", "+mode.novelty=1"],
     ["experiment=quick", "gpu=h100", "probe=none", "model.name=vgg16"],
     ["model=nope", "gpu=fake"],

@@ -24,7 +24,9 @@ from perfexp.records import old_names
 
 CONF = installation.conf_dir()
 OPTIONS = [
-    (path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name not in ("schema",)
+    (path.parent.name, path.stem)
+    for path in sorted(CONF.glob("*/*.yaml"))
+    if path.parent.name not in ("schema",)
 ]
 #: Options that need a value of the user's.
 GIVEN = {
@@ -94,8 +96,14 @@ def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(name):
         if parameter.default is inspect.Parameter.empty:
             assert OmegaConf.is_missing(node, key), key
         else:
-            unset = isinstance(node[key], DictConfig) and all(value is None for value in node[key].values())
-            default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+            unset = isinstance(node[key], DictConfig) and all(
+                value is None for value in node[key].values()
+            )
+            default = (
+                list(parameter.default)
+                if isinstance(parameter.default, tuple)
+                else parameter.default
+            )
             assert node[key] == default or (unset and default is None), key
 
 
@@ -122,7 +130,9 @@ def test_a_data_sheet_is_complete_and_has_sources(name):
     assert facts["sources"]
     names = {"fp64", "fp64_vector", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"}
     assert facts["peak_flops_per_second"].keys() == names
-    assert (facts["peak_flops_per_second"]["fp64_vector"] or 0) <= (facts["peak_flops_per_second"]["fp64"] or 0)
+    assert (facts["peak_flops_per_second"]["fp64_vector"] or 0) <= (
+        facts["peak_flops_per_second"]["fp64"] or 0
+    )
     assert 1e9 <= facts["memory_bytes"] <= 1e12
     assert 1e11 <= facts["memory_bytes_per_second"] <= 1e13
     for rate in facts["peak_flops_per_second"].values():
@@ -214,13 +224,22 @@ def test_an_experiment_sets_its_sizes_and_the_user_still_wins():
     keys = quick.timed_keys()
     assert [sum(key.replicate == number for key in keys) for number in range(4)] == [10, 10, 10, 10]
     assert quick.percentiles == [50.0]
-    mine = config.typed(plan("experiment=quick", "sweep.num_sizes=4", "sweep.max_size=230", "percentiles=[50,95]"))
-    assert [key.input_size[0] for key in mine.timed_keys() if not key.replicate] == [224, 226, 228, 230]
+    mine = config.typed(
+        plan("experiment=quick", "sweep.num_sizes=4", "sweep.max_size=230", "percentiles=[50,95]")
+    )
+    assert [key.input_size[0] for key in mine.timed_keys() if not key.replicate] == [
+        224,
+        226,
+        228,
+        230,
+    ]
     assert mine.percentiles == [50.0, 95.0]
 
 
 def test_layers_are_given_algorithms_on_the_command_line():
-    given = plan("algorithm=winograd", "algorithm.layers={features.0:implicit gemm,layer1.*:fft}")["algorithm"]
+    given = plan("algorithm=winograd", "algorithm.layers={features.0:implicit gemm,layer1.*:fft}")[
+        "algorithm"
+    ]
     assert given["layers"] == {"features.0": "implicit gemm", "layer1.*": "fft"}
     assert config.build(given).name == "winograd"
 
@@ -247,7 +266,9 @@ def test_a_plan_is_the_same_after_writing_and_reading(tmp_path):
 
 def test_the_hash_of_a_plan_changes_with_what_is_measured_only():
     one = plan_file.plan_hash(plan("model=alexnet"))
-    assert one == plan_file.plan_hash(plan("model=alexnet", "output_dir=x", "quiet=true", "tracking=none", "stage=s"))
+    assert one == plan_file.plan_hash(
+        plan("model=alexnet", "output_dir=x", "quiet=true", "tracking=none", "stage=s")
+    )
     assert one != plan_file.plan_hash(plan("model=alexnet", "seed=1"))
 
 
@@ -266,7 +287,9 @@ def test_differences_name_the_keys():
         "MemoryError()",
     ],
 )
-def test_a_class_that_memory_is_not_enough_to_import_is_not_the_users_mistake(tmp_path, monkeypatch, raised):
+def test_a_class_that_memory_is_not_enough_to_import_is_not_the_users_mistake(
+    tmp_path, monkeypatch, raised
+):
     (tmp_path / "hungry.py").write_text(f"raise {raised}\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MemoryError, match=r"hungry\.Model can't be loaded: "):
@@ -311,14 +334,22 @@ def test_a_number_is_the_frames_of_a_skeleton_and_pixels_of_other_models():
         (["experiment=full_benchmark", "model.optimizer=own"], "own"),
     ],
 )
-def test_a_segmentation_model_trains_by_the_mode_where_its_own_settings_do_not_reach(overrides, optimizer):
+def test_a_segmentation_model_trains_by_the_mode_where_its_own_settings_do_not_reach(
+    overrides, optimizer
+):
     assert plan("model=fastscnn", *overrides)["model"]["optimizer"] == optimizer
 
 
 def test_the_recipe_for_cifar_10_takes_another_model():
     recipe = config.typed(plan("experiment=cifar10", "model=resnet34", "data.root=somewhere"))
     optimizer = recipe.mode.train["optimizer"]
-    assert optimizer == {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.0005}
+    assert optimizer == {
+        "name": "sgd",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "nesterov": True,
+        "weight_decay": 0.0005,
+    }
     assert recipe.model["name"] == "resnet34"
     keys = {(key.phase, key.input_size, key.batch_size) for key in recipe.timed_keys()}
     assert keys == {("train", (32, 32), 256)}

@@ -14,7 +14,11 @@ DOCKER = ROOT / "docker"
 LOCKS = {path.stem: path for path in (DOCKER / "requirements").glob("*.txt")}
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = SETTINGS["project"]
-CAPS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] not in ("#", "")]
+CAPS = [
+    Requirement(line)
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line[:1] not in ("#", "")
+]
 
 
 def pins(name):
@@ -41,12 +45,17 @@ def test_every_package_of_a_lock_has_a_hash_and_no_lock_names_an_index(name):
 )  # fmt: skip
 def test_the_locks_of_an_image_hold_what_pyproject_needs(locks, extras, absent):
     locked = {package: versions for lock in locks for package, versions in pins(lock).items()}
-    texts = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]
+    texts = [
+        *PROJECT["dependencies"],
+        *(text for extra in extras for text in PROJECT["optional-dependencies"][extra]),
+    ]
     needed = [one for one in map(Requirement, texts) if one.name not in absent]
     assert not [one.name for one in needed if canonicalize_name(one.name) not in locked]
     for one in (*needed, *(cap for cap in CAPS if canonicalize_name(cap.name) in locked)):
         for version in locked[canonicalize_name(one.name)]:
-            assert one.specifier.contains(version, prereleases=True), f"{one}: {version}; run python docker/lock.py"
+            assert one.specifier.contains(version, prereleases=True), (
+                f"{one}: {version}; run python docker/lock.py"
+            )
     assert not set(absent) & locked.keys()
 
 
@@ -79,12 +88,16 @@ def test_images_run_without_rights_on_bases_that_the_builder_chooses():
 def test_compose_has_no_password_and_one_port_on_loopback():
     text = (DOCKER / "compose.yaml").read_text()
     compose = yaml.safe_load(text)
-    assert [port for service in compose["services"].values() for port in service.get("ports", ())] == [
-        "127.0.0.1:5000:5000"
-    ]
-    assert {Path(secret["file"]).parent.name for secret in compose["secrets"].values()} == {"secrets"}
+    assert [
+        port for service in compose["services"].values() for port in service.get("ports", ())
+    ] == ["127.0.0.1:5000:5000"]
+    assert {Path(secret["file"]).parent.name for secret in compose["secrets"].values()} == {
+        "secrets"
+    }
     assert not re.search(r"PASSWORD: |://\w+:\D", text)
     assert "SYS_ADMIN" in compose["services"]["ncu"]["cap_add"]
-    assert [name for name, service in compose["services"].items() if "cap_add" in service] == ["ncu"]
+    assert [name for name, service in compose["services"].items() if "cap_add" in service] == [
+        "ncu"
+    ]
     assert "docker/secrets/" in (ROOT / ".gitignore").read_text()
     assert "secrets" in (ROOT / ".dockerignore").read_text()

@@ -23,7 +23,12 @@ HALF = Precision(name="amp_bf16", autocast="bfloat16")
 
 def measured(phase: str, *, precision: Precision = FP32, **execution: Any) -> Point:
     torch.manual_seed(0)
-    layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+    layers = (
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+    )
     session = TorchSession(
         torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(8, 5)),
         kind=Classification(5),
@@ -41,7 +46,9 @@ def measured(phase: str, *, precision: Precision = FP32, **execution: Any) -> Po
         stopping=Fixed(warmup=0, measure=1),
         checks_outputs=True,
     )
-    return procedure.measure(Key(phase=phase, input_size=(16, 16), batch_size=8, precision=precision.name))
+    return procedure.measure(
+        Key(phase=phase, input_size=(16, 16), batch_size=8, precision=precision.name)
+    )
 
 
 def value(point: Point, name: str) -> float:
@@ -100,7 +107,9 @@ def test_graphs_their_breaks_and_recompilations_are_counted() -> None:
     assert figures() == [0.0, 0.0, 0.0]
 
 
-def test_sums_over_compilations_that_torch_has_dropped_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_over_compilations_that_torch_has_dropped_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torch._dynamo import utils
 
     entries = [SimpleNamespace(duration_us=1, is_forward=True, compile_id="0/1")] * 64

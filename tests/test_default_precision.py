@@ -41,7 +41,10 @@ def test_torchs_flags_stay_as_the_program_set_them(flags):
     assert tf32.allowed() == (False, False)
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has the older flags only")
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"),
+    reason="torch has the older flags only",
+)
 def test_the_newer_flags_are_read_and_restored():
     before = tf32.allowed()
     with tf32.unchanged():
@@ -81,7 +84,9 @@ def test_a_run_of_the_former_default_is_continued_with_it(tmp_path, monkeypatch,
     assert "Nothing is left to measure" in capsys.readouterr().out
     assert main([*COMMAND, "output_dir=x"]) == 2
     assert "precision.name: fp32 → torch" in capsys.readouterr().err
-    assert main([*COMMAND, "precision=fp32", "mode.inference.trained=true", "output_dir=x"]) == 2, "typed, so measured"
+    assert main([*COMMAND, "precision=fp32", "mode.inference.trained=true", "output_dir=x"]) == 2, (
+        "typed, so measured"
+    )
 
 
 def test_a_sweep_of_the_former_default_is_continued_with_it(tmp_path, monkeypatch):
@@ -93,12 +98,18 @@ def test_a_sweep_of_the_former_default_is_continued_with_it(tmp_path, monkeypatc
         content["command"].remove("precision=fp32")
         file.write_text(json.dumps(content))
     assert main(["resume=s"]) == 0
-    assert {Record.load(file.parent).plan["precision"]["name"] for file in tmp_path.glob("s/*/record.json")} == {"fp32"}
+    assert {
+        Record.load(file.parent).plan["precision"]["name"]
+        for file in tmp_path.glob("s/*/record.json")
+    } == {"fp32"}
 
 
 def made(precision, *, kind="cuda", matmul=False, cudnn=True):
     found = record("run", [[1.0, 1.001, 0.999]], np.random.default_rng(0))
-    found.plan["precision"] = {"name": precision, "tf32": None if precision == "torch" else precision == "tf32"}
+    found.plan["precision"] = {
+        "name": precision,
+        "tf32": None if precision == "torch" else precision == "tf32",
+    }
     found.environment = {
         "device": {"name": kind, "kind": kind},
         "session": {"matmul_allow_tf32": matmul, "cudnn_allow_tf32": cudnn},
@@ -111,11 +122,27 @@ def made(precision, *, kind="cuda", matmul=False, cudnn=True):
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
-        (made("torch"), made("fp32", cudnn=False), "float32, TF32 convolutions (PyTorch's default) → fp32 (no TF32)"),
+        (
+            made("torch"),
+            made("fp32", cudnn=False),
+            "float32, TF32 convolutions (PyTorch's default) → fp32 (no TF32)",
+        ),
         (made("fp32", cudnn=False), made("fp16"), "fp32 (no TF32) → fp16"),
-        (made("torch"), made("torch", matmul=True), "(PyTorch's default) → float32, TF32 convolutions and products"),
-        (made("torch"), made("torch", kind="cpu"), "float32, TF32 convolutions (PyTorch's default) → float32"),
-        (made("torch"), made("tf32", matmul=True), "float32, TF32 convolutions (PyTorch's default) → tf32"),
+        (
+            made("torch"),
+            made("torch", matmul=True),
+            "(PyTorch's default) → float32, TF32 convolutions and products",
+        ),
+        (
+            made("torch"),
+            made("torch", kind="cpu"),
+            "float32, TF32 convolutions (PyTorch's default) → float32",
+        ),
+        (
+            made("torch"),
+            made("tf32", matmul=True),
+            "float32, TF32 convolutions (PyTorch's default) → tf32",
+        ),
     ],
 )
 def test_a_comparison_says_which_formats_differ(one, other, words):

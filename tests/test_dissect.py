@@ -45,11 +45,15 @@ class Net(nn.Module):
 
 def procedure(model, device, algorithm=None):
     precision = Precision(name="fp32")
-    session = model.open(device=device, precision=precision, execution=Execution(), num_classes=None, seed=0)
+    session = model.open(
+        device=device, precision=precision, execution=Execution(), num_classes=None, seed=0
+    )
     modes = {"inference": Inference(), "train": Train(optimizer={"name": "sgd", "lr": 0.01})}
     settings = {"algorithm": algorithm} if algorithm else {}
     stopping = Fixed(warmup=1, measure=5)
-    return Procedure(session=session, device=device, data=Synthetic(), modes=modes, stopping=stopping, **settings)
+    return Procedure(
+        session=session, device=device, data=Synthetic(), modes=modes, stopping=stopping, **settings
+    )
 
 
 def of_torch(algorithm=None):
@@ -111,18 +115,32 @@ class Handed:
 @pytest.mark.parametrize(
     ("kernel", "ran", "codes"),
     [
-        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128x64x8", "implicit_precomp_gemm", []),
-        ("void implicit_convolve_sgemm<float, float, 1024>(int)", "implicit_gemm", ["algorithm_substituted"]),
+        (
+            "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128x64x8",
+            "implicit_precomp_gemm",
+            [],
+        ),
+        (
+            "void implicit_convolve_sgemm<float, float, 1024>(int)",
+            "implicit_gemm",
+            ["algorithm_substituted"],
+        ),
         ("a_kernel_of_tomorrow", None, []),
     ],
 )
 def test_the_kernels_of_a_layer_tell_which_algorithm_ran(monkeypatch, kernel, ran, codes):
-    forward, loss = Pass.forward, RowKey(path=None, call=0, operation=None, kind="loss", which=Pass.forward)
+    forward, loss = (
+        Pass.forward,
+        RowKey(path=None, call=0, operation=None, kind="loss", which=Pass.forward),
+    )
     conv, relu = (
         RowKey(path=path, call=0, operation=operation, kind=kind, which=forward)
         for path, operation, kind in (("conv", None, "Conv2d"), ("", 0, "relu"))
     )
-    seen = [RowTimes(key=key, seconds=[1e-3] * 10, gap_seconds=[0.0] * 10, kernels=[]) for key in (conv, relu, loss)]
+    seen = [
+        RowTimes(key=key, seconds=[1e-3] * 10, gap_seconds=[0.0] * 10, kernels=[])
+        for key in (conv, relu, loss)
+    ]
     seen[0].kernels.append(Kernel(name=kernel, count=10, seconds=1e-3))
     times = LayerTimes(method=Method.queue, rows=seen, call_seconds=[3e-3] * 10)
     monkeypatch.setattr(stamps, "stamp_layers", lambda *_, **__: times)
@@ -130,7 +148,10 @@ def test_the_kernels_of_a_layer_tell_which_algorithm_ran(monkeypatch, kernel, ra
     assert [line["ran"] for line in point.facts["layers"]["lines"][:3]] == [ran, None, None]
     assert [doubt.code for doubt in point.doubts if doubt.code.startswith("algorithm")] == codes
     if codes:
-        assert "conv: forward: cuDNN ran implicit_gemm (implicit_convolve_sgemm)" in point.doubts[0].message
+        assert (
+            "conv: forward: cuDNN ran implicit_gemm (implicit_convolve_sgemm)"
+            in point.doubts[0].message
+        )
 
 
 def test_the_algorithm_of_torchs_own_choice_is_read_from_its_kernels():
@@ -138,9 +159,13 @@ def test_the_algorithm_of_torchs_own_choice_is_read_from_its_kernels():
         key = RowKey(path="conv", call=0, operation=None, kind="Conv2d", which=which)
         spread = Spread(mean=1.0, median=1.0, low=None, high=None)
         kernels = {"void implicit_convolve_sgemm<float, float, 1024>(int)": 1.0}
-        return Line(key=key, kind="Conv2d", seconds=spread, gap_seconds=spread, kernels=kernels, **fields)
+        return Line(
+            key=key, kind="Conv2d", seconds=spread, gap_seconds=spread, kernels=kernels, **fields
+        )
 
-    geometry = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
+    geometry = Geometry(
+        in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1)
+    )
     lines = [
         line(Pass.forward, convolution=geometry),
         line(Pass.forward, convolution=geometry, ran="fft"),
@@ -185,12 +210,19 @@ def test_layers_are_those_of_a_call_without_waits_as_the_device_time_is(monkeypa
     for waits, before in ((True, timed), (False, timed), (True, None)):
         monkeypatch.setattr(measuring.device, "waits_inside", lambda call, waits=waits: waits)
         dissect(measuring, layers_key(KEY), before)
-    assert (seen, entered) == ([True, False, False], []), "and of the call as it is where `device` is not known"
+    assert (seen, entered) == ([True, False, False], []), (
+        "and of the call as it is where `device` is not known"
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "fails", "told"),
-    [("queue", False, "none"), ("graph", False, ("graph",)), ("graph", True, None), (None, False, "none")],
+    [
+        ("queue", False, "none"),
+        ("graph", False, ("graph",)),
+        ("graph", True, None),
+        (None, False, "none"),
+    ],
 )
 def test_layers_are_those_of_a_graph_where_the_device_time_is(monkeypatch, method, fails, told):
     measuring, seen = of_torch(), []
@@ -202,7 +234,9 @@ def test_layers_are_those_of_a_graph_where_the_device_time_is(monkeypatch, metho
 
     def look(step, module, device, *, clean_seconds, first, capture):
         graph = capture and capture()
-        seen.append(tuple(name for name, _ in graph.segments) if graph else graph if capture else "none")
+        seen.append(
+            tuple(name for name, _ in graph.segments) if graph else graph if capture else "none"
+        )
         return LayerTimes(reason="looked")
 
     measuring.session.capture = capture
@@ -221,7 +255,9 @@ def test_layers_are_those_of_calls_on_held_batches_as_the_device_time_is(monkeyp
     @contextmanager
     def opened(**settings):
         with opening(**settings) as batches:
-            yield SimpleNamespace(constant=False, per_epoch=None, next=lambda: fetched.append(1) or batches.next())
+            yield SimpleNamespace(
+                constant=False, per_epoch=None, next=lambda: fetched.append(1) or batches.next()
+            )
 
     def look(*arguments, **named):
         before = len(fetched)
@@ -233,7 +269,9 @@ def test_layers_are_those_of_calls_on_held_batches_as_the_device_time_is(monkeyp
     monkeypatch.setattr(stamps, "stamp_layers", look)
     key = msgspec.structs.replace(KEY, phase="train")
     left_out = [graph_fallback.HELD] if doubted else []
-    timed = Point(key=key, status=Status.OK, series=[Series(name="device", samples=[1e-3])], doubts=left_out)
+    timed = Point(
+        key=key, status=Status.OK, series=[Series(name="device", samples=[1e-3])], doubts=left_out
+    )
     point = dissect(measuring, layers_key(key), timed)
     assert point.status is Status.OK
     assert ("device_leaves_out" in [doubt.code for doubt in point.doubts]) is doubted
@@ -259,7 +297,12 @@ def test_what_goes_wrong_is_the_points_status():
 def test_keys_of_layers_belong_to_those_that_are_timed():
     key = layers_key(KEY)
     assert key.phase == "inference_layers"
-    assert (is_layers(key), is_layers(KEY), key.is_timed, KEY.is_timed) == (True, False, False, True)
+    assert (is_layers(key), is_layers(KEY), key.is_timed, KEY.is_timed) == (
+        True,
+        False,
+        False,
+        True,
+    )
     assert timed_key(key) == KEY
 
 

@@ -36,7 +36,9 @@ def integral(function, low, high, steps=200_000):
 
 
 @pytest.mark.parametrize("degrees", [1, 1.5, 2.7, 9.37, 100.5])
-def test_students_point_leaves_5_percent_beyond_it_whether_or_not_the_degrees_are_a_whole_number(degrees):
+def test_students_point_leaves_5_percent_beyond_it_whether_or_not_the_degrees_are_a_whole_number(
+    degrees,
+):
     def density(angle):  # of arctan(T / √ν), up to a factor
         return np.cos(angle) ** (degrees - 1)
 
@@ -47,8 +49,12 @@ def test_students_point_leaves_5_percent_beyond_it_whether_or_not_the_degrees_ar
 @pytest.mark.parametrize(("n", "q"), [(2, 0.5), (20, 0.5), (72, 0.95), (73, 0.05), (1000, 0.99)])
 @pytest.mark.parametrize("probability", [0.025, 0.5, 0.975])
 def test_binomial_quantiles_are_those_of_counting(n, q, probability):
-    counted = itertools.accumulate(math.comb(n, k) * q**k * (1 - q) ** (n - k) for k in range(n + 1))
-    assert binomial_quantile(probability, n, q) == sum(cumulative < probability for cumulative in counted)
+    counted = itertools.accumulate(
+        math.comb(n, k) * q**k * (1 - q) ** (n - k) for k in range(n + 1)
+    )
+    assert binomial_quantile(probability, n, q) == sum(
+        cumulative < probability for cumulative in counted
+    )
 
 
 @pytest.mark.parametrize(("n", "critical"), [(6, 0), (20, 5), (30, 9), (50, 17), (100, 39)])

@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 PAGES = sorted(
-    path for folder in ("tutorial", "how-to", "reference", "explanation") for path in (DOCS / folder).glob("*.md")
+    path
+    for folder in ("tutorial", "how-to", "reference", "explanation")
+    for path in (DOCS / folder).glob("*.md")
 )
 
 
@@ -30,7 +32,9 @@ def generator():
 def test_generated_pages_are_current():
     """`python docs/generate.py` would change nothing."""
     for path, text in generator().pages().items():
-        assert path.read_text(encoding="utf-8") == text, f"run python docs/generate.py: {path.name} is not current"
+        assert path.read_text(encoding="utf-8") == text, (
+            f"run python docs/generate.py: {path.name} is not current"
+        )
 
 
 def test_a_key_without_a_description_is_an_error():
@@ -51,23 +55,31 @@ def test_diagnostics_are_in_seven_families_each_a_section_of_its_page():
 def test_a_metric_is_declared_once():
     """Neither name, title nor column of a metric is written out in a second place of the package."""
     words = {part for one in QUANTITIES.values() for part in (one.name, one.heading, one.csv)}
-    words = {word for word in words if re.search(r"[ _/]", word)}  # others are words of any sentence
+    words = {
+        word for word in words if re.search(r"[ _/]", word)
+    }  # others are words of any sentence
     written = Counter(
         (path.relative_to(ROOT / "perfexp").as_posix(), node.value)
         for path in (ROOT / "perfexp").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in words
     )
-    registry = {word: number for (path, word), number in written.items() if path == "records/quantities.py"}
+    registry = {
+        word: number for (path, word), number in written.items() if path == "records/quantities.py"
+    }
     assert registry == dict.fromkeys(words, 1)
-    keys_of_file = {("tables/vendor_file.py", key) for key in ("epoch_seconds", "total_runtime_seconds")}
+    keys_of_file = {
+        ("tables/vendor_file.py", key) for key in ("epoch_seconds", "total_runtime_seconds")
+    }
     assert written.keys() - keys_of_file == {("records/quantities.py", word) for word in words}
 
 
 def test_every_metric_is_explained():
     page = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
     assert len(QUANTITIES) > 60
-    assert all(one.meaning and f"`{one.name.replace('*', 'NAME')}`" in page for one in QUANTITIES.values())
+    assert all(
+        one.meaning and f"`{one.name.replace('*', 'NAME')}`" in page for one in QUANTITIES.values()
+    )
 
 
 def test_the_readme_is_one_page():
@@ -77,14 +89,21 @@ def test_the_readme_is_one_page():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", *(str(p.relative_to(ROOT)) for p in PAGES)]
+    "page",
+    ["README.md", "CONTRIBUTING.md", "SECURITY.md", *(str(p.relative_to(ROOT)) for p in PAGES)],
 )
 def test_relative_links_lead_to_files(page):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    targets = [
+        target.split("#")[0]
+        for target in re.findall(r"\]\(([^)\s]+)\)", text)
+        if "://" not in target
+    ]
     if not (DOCS / "results").is_dir():
         targets = [target for target in targets if "results/" not in target]
-    assert not [target for target in targets if target and not ((ROOT / page).parent / target).exists()]
+    assert not [
+        target for target in targets if target and not ((ROOT / page).parent / target).exists()
+    ]
 
 
 def test_the_tested_versions_of_python_are_the_same_everywhere():
@@ -94,6 +113,8 @@ def test_the_tested_versions_of_python_are_the_same_everywhere():
         for name in ("README.md", "docs/explanation/architecture.md")
     ]
     [tested] = {re.search(r"Tested on Linux: .*? untested", text)[0] for text in texts}
-    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "classifiers"
+    ]
     versions = [text.rpartition(" ")[2] for text in classifiers if re.search(r":: 3\.\d+$", text)]
     assert re.findall(r"Python (3\.\d+)", tested) == versions

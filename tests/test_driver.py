@@ -52,7 +52,9 @@ class ScriptedRun:
 
 def assignment(name, **failures):
     plan = SimpleNamespace(least_processes=1, seed=0)
-    return SimpleNamespace(name=name, plan=plan, folder=Path(name), failures=failures, steps=[], is_sent=True)
+    return SimpleNamespace(
+        name=name, plan=plan, folder=Path(name), failures=failures, steps=[], is_sent=True
+    )
 
 
 @pytest.fixture
@@ -65,7 +67,9 @@ def measured(monkeypatch, tmp_path):
         outcomes = []
         try:
             driver.measure(
-                assignments, Console(quiet=True), lambda one, outcome: outcomes.append((one.name, outcome, one.is_sent))
+                assignments,
+                Console(quiet=True),
+                lambda one, outcome: outcomes.append((one.name, outcome, one.is_sent)),
             )
         except KeyboardInterrupt:
             assert interrupted
@@ -86,7 +90,10 @@ def test_a_run_has_ended_when_its_record_was_sent(measured):
     ("step", "error"),
     [
         ("enter", UserError("no room")),
-        *product(("has_results", "save", "publish"), (UserError("no room"), ValueError("a"), OSError(28, "disk full"))),
+        *product(
+            ("has_results", "save", "publish"),
+            (UserError("no room"), ValueError("a"), OSError(28, "disk full")),
+        ),
     ],
 )
 def test_a_failure_is_reported_once_and_the_other_runs_go_on(measured, step, error):
@@ -106,6 +113,11 @@ def test_an_interrupt_while_records_are_sent_leaves_none_without_its_outcome(mea
 
 @pytest.mark.parametrize("later", [None, "save", "publish"])
 def test_what_ended_a_run_is_reported_whatever_happens_to_its_record(measured, later):
-    failures = {"measure": PerfexpError("the worker died")} | ({later: ValueError()} if later else {})
-    outcomes = [(name, str(outcome)) for name, outcome, _ in measured(assignment("a", **failures), assignment("b"))]
+    failures = {"measure": PerfexpError("the worker died")} | (
+        {later: ValueError()} if later else {}
+    )
+    outcomes = [
+        (name, str(outcome))
+        for name, outcome, _ in measured(assignment("a", **failures), assignment("b"))
+    ]
     assert sorted(outcomes) == [("a", "the worker died"), ("b", "record of b")]

@@ -39,8 +39,18 @@ def test_ones_own_children_are_not_others_even_when_they_have_ended(monkeypatch)
 
 
 def test_differences_name_what_makes_times_incomparable():
-    old = {"perfexp": "1", "packages": {"torch": "2.11", "rich": "1"}, "device": {"name": "A"}, "host": "x"}
-    new = {"perfexp": "1", "packages": {"torch": "2.12", "rich": "2"}, "device": {"name": "A"}, "host": "y"}
+    old = {
+        "perfexp": "1",
+        "packages": {"torch": "2.11", "rich": "1"},
+        "device": {"name": "A"},
+        "host": "x",
+    }
+    new = {
+        "perfexp": "1",
+        "packages": {"torch": "2.12", "rich": "2"},
+        "device": {"name": "A"},
+        "host": "y",
+    }
     assert environment.differences(old, new) == [("packages.torch", "2.11", "2.12")]
     assert environment.differences(old, old) == []
 
@@ -64,7 +74,9 @@ def test_governors_are_those_of_all_cores(tmp_path):
 
 def test_a_folder_of_another_power_limit_is_refused(tmp_path, monkeypatch):
     bench = object.__new__(Workbench)
-    bench.paths = SimpleNamespace(environment=tmp_path / "environment.json", points=None, root=tmp_path)
+    bench.paths = SimpleNamespace(
+        environment=tmp_path / "environment.json", points=None, root=tmp_path
+    )
     monkeypatch.setattr(workbench, "read_points", lambda path: ["a point"])
     stored = {"environment": {"device": {"power_limit_watts": 700.0}}, "doubts": []}
     bench.paths.environment.write_text(json.dumps(stored))
@@ -78,11 +90,15 @@ def test_the_image_is_known_by_its_build_and_its_engine(tmp_path, monkeypatch):
     assert environment._image(tmp_path) is None
     (tmp_path / "etc").mkdir()
     (tmp_path / "run").mkdir()
-    (tmp_path / "etc" / "perfexp-image").write_text("commit=0123abcd\nbase=debian:bookworm-slim\nempty=\n")
+    (tmp_path / "etc" / "perfexp-image").write_text(
+        "commit=0123abcd\nbase=debian:bookworm-slim\nempty=\n"
+    )
     built = {"commit": "0123abcd", "base": "debian:bookworm-slim"}
     assert environment._image(tmp_path) == built
     podman = 'engine="podman-4.3.1"\nimage="localhost/perfexp:cpu"\nimageid="ab12"\nrootless=1\n'
     (tmp_path / "run" / ".containerenv").write_text(podman)
-    assert environment._image(tmp_path) == built | {"reference": "localhost/perfexp:cpu@sha256:ab12"}
+    assert environment._image(tmp_path) == built | {
+        "reference": "localhost/perfexp:cpu@sha256:ab12"
+    }
     monkeypatch.setenv(environment.IMAGE_VARIABLE, "perfexp:cpu@sha256:cd34")
     assert environment._image(tmp_path) == built | {"reference": "perfexp:cpu@sha256:cd34"}

@@ -95,7 +95,16 @@ def home(tmp_path):
 
 def perfexp(folder, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", "perfexp", "--config-dir", "myconf", "tracking=none", "output_dir=x", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "perfexp",
+            "--config-dir",
+            "myconf",
+            "tracking=none",
+            "output_dir=x",
+            *arguments,
+        ],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -106,7 +115,13 @@ def perfexp(folder, *arguments):
 @pytest.mark.parametrize("mode", some_of(["inference", "train"], 1))
 def test_own_model_data_and_probe(home, mode):
     done = perfexp(
-        home, "model=tiny", "data=stripes", "probe=output_norm", f"mode={mode}", "input_size=16", "stopping=fixed"
+        home,
+        "model=tiny",
+        "data=stripes",
+        "probe=output_norm",
+        f"mode={mode}",
+        "input_size=16",
+        "stopping=fixed",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = Record.load(home / "x")

@@ -26,8 +26,12 @@ TRIALS += [(0, kind, True) for kind in some_of(TORCH_KINDS, 1)]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc and limits those of others")
-@pytest.mark.parametrize("asked", TRIALS, ids=lambda each: f"{each[0]} {each[1]}{' with torch' if each[2] else ''}")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="finds processes in /proc and limits those of others"
+)
+@pytest.mark.parametrize(
+    "asked", TRIALS, ids=lambda each: f"{each[0]} {each[1]}{' with torch' if each[2] else ''}"
+)
 def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(tmp_path, asked):
     number, kind, torch = asked
     (tmp_path / "trial").mkdir()
@@ -51,7 +55,9 @@ def test_a_line_that_lacks_its_newline_only_is_kept_by_the_next_one(tmp_path):
     assert [each.key.batch_size for each in read_points(file)] == [1, 2, 3]
 
 
-def test_what_is_measured_stays_byte_for_byte_where_something_else_is_measured_again(tmp_path, monkeypatch):
+def test_what_is_measured_stays_byte_for_byte_where_something_else_is_measured_again(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     command = ["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=run"]
     command.append("batch_size=[1,2]")
@@ -153,16 +159,35 @@ def test_what_is_written_is_readable_as_the_umask_says(tmp_path, umask):
 
 
 @pytest.mark.slow
-def test_a_kill_while_results_are_replaced_loses_neither_the_old_ones_nor_the_new_ones(tmp_path, monkeypatch):
+def test_a_kill_while_results_are_replaced_loses_neither_the_old_ones_nor_the_new_ones(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    command = ["model=fake", "gpu=fake", "ttfp=false", "tracking=none", "stopping=fixed", "quiet=true", "output_dir=x"]
+    command = [
+        "model=fake",
+        "gpu=fake",
+        "ttfp=false",
+        "tracking=none",
+        "stopping=fixed",
+        "quiet=true",
+        "output_dir=x",
+    ]
     assert main([*command, "input_size=16"]) == 0
     names = ("record.json", "points.jsonl", "plan.yaml", "time.png")
     before = {name: Path("x", name).read_bytes() for name in names}
-    again = ["--overwrite", *command, "input_size=[32,64,96]", "model.faults.hang=5000", "timeout_seconds=10"]
+    again = [
+        "--overwrite",
+        *command,
+        "input_size=[32,64,96]",
+        "model.faults.hang=5000",
+        "timeout_seconds=10",
+    ]
     finished = Path("x/.replacement/points.jsonl")
     with processes.start(*again) as process:
-        while not any(one.status is Status.OK for one in read_points(finished)) and process.poll() is None:
+        while (
+            not any(one.status is Status.OK for one in read_points(finished))
+            and process.poll() is None
+        ):
             time.sleep(0.02)
         process.kill()
     assert {name: Path("x", name).read_bytes() for name in names} == before

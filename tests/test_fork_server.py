@@ -62,7 +62,9 @@ def begin(tmp_path):
 
     def begin(code, *words, imports=(), name="subject"):
         (tmp_path / f"{name}.py").write_text(TELL + code)
-        process = WorkerProcess([sys.executable, "-P", "-m", name, *words], tmp_path / "log", imports=imports)
+        process = WorkerProcess(
+            [sys.executable, "-P", "-m", name, *words], tmp_path / "log", imports=imports
+        )
         started.append(process)
         return process
 
@@ -83,7 +85,9 @@ def test_a_forked_process_has_the_facts_of_a_new_interpreter(begin, tmp_path, mo
     fresh, forked = found
     for facts in found:
         facts["environment"] = {
-            name: facts["environment"][name] for name in os.environ if name not in fork_server._IGNORED
+            name: facts["environment"][name]
+            for name in os.environ
+            if name not in fork_server._IGNORED
         }
     forked["descriptors"] -= 1  # the file of random weights
     assert forked == fresh
@@ -122,7 +126,9 @@ def test_what_it_prints_is_in_the_log_with_its_errors(begin, tmp_path):
 
 
 def test_one_server_forks_all_and_another_follows_where_the_surroundings_change(begin, monkeypatch):
-    parents = [next(begin("tell(parent=os.getppid())", imports=[]).events(60))["parent"] for _ in range(2)]
+    parents = [
+        next(begin("tell(parent=os.getppid())", imports=[]).events(60))["parent"] for _ in range(2)
+    ]
     monkeypatch.setenv("SOMETHING", "else")
     parents.append(next(begin("tell(parent=os.getppid())", imports=[]).events(60))["parent"])
     assert parents[0] == parents[1] != parents[2]
@@ -143,19 +149,27 @@ def test_a_server_that_is_killed_takes_its_processes_along_and_another_one_start
 
 
 def test_nothing_outlives_a_client_that_is_killed(tmp_path):
-    (tmp_path / "subject.py").write_text(TELL + "tell(own=[os.getpid(), os.getppid()]); time.sleep(600)")
+    (tmp_path / "subject.py").write_text(
+        TELL + "tell(own=[os.getpid(), os.getppid()]); time.sleep(600)"
+    )
     client = (
         "import sys; from pathlib import Path; from perfexp.host.process import WorkerProcess\n"
         "process = WorkerProcess([sys.executable, '-P', '-m', 'subject'], Path('log'), imports=[])\n"
         "print(*next(process.events(60))['own'], type(process._process).__name__, flush=True); input()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", client], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", client],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         *pids, kind = process.stdout.readline().split()
         process.kill()
     assert kind == "Forked"
-    psutil.wait_procs([psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))], timeout=20)
+    psutil.wait_procs(
+        [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))], timeout=20
+    )
     assert not any(is_running(int(pid)) for pid in pids)
 
 
@@ -169,12 +183,16 @@ def test_nothing_outlives_a_client_that_is_killed(tmp_path):
         ("raise RuntimeError('no such library')", "cannot be imported: no such library"),
     ],
 )
-def test_a_process_is_a_new_interpreter_where_an_import_spoils_the_server(begin, tmp_path, module, why):
+def test_a_process_is_a_new_interpreter_where_an_import_spoils_the_server(
+    begin, tmp_path, module, why
+):
     (tmp_path / "spoiler.py").write_text(module)
     process = begin("tell()", imports=["spoiler"])
     assert [event["event"] for event in process.events(60)] == ["facts"]
     assert not is_forked(process)
-    assert "started as a new interpreter: " in (log := (tmp_path / "log").read_text()) and why in log
+    assert (
+        "started as a new interpreter: " in (log := (tmp_path / "log").read_text()) and why in log
+    )
 
 
 def test_a_server_with_a_device_of_a_driver_is_spoilt(tmp_path, monkeypatch):
@@ -224,7 +242,9 @@ def test_a_server_without_descriptors_leaves_new_interpreters_and_no_process(beg
 
 
 def test_a_process_that_hangs_in_the_fork_is_started_anew(begin, tmp_path, monkeypatch):
-    (tmp_path / "hanging.py").write_text("import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(600))")
+    (tmp_path / "hanging.py").write_text(
+        "import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(600))"
+    )
     monkeypatch.setattr(fork_server, "_FORK_SECONDS", 1.0)
     process = begin("tell()", imports=["hanging"])
     assert len(list(process.events(60))) == 1
@@ -250,7 +270,9 @@ def test_the_memory_of_a_forked_process_counts_what_its_server_has_loaded(begin)
         "import torch; from perfexp.devices.cpu import CpuDevice\n"
         "device = CpuDevice(); device.reset_peak_memory(); tell(bytes=device.memory()[0].value)"
     )
-    forked, fresh = (next(begin(code, imports=imports).events(120))["bytes"] for imports in (["torch"], None))
+    forked, fresh = (
+        next(begin(code, imports=imports).events(120))["bytes"] for imports in (["torch"], None)
+    )
     assert forked == pytest.approx(fresh, rel=0.1)
 
 

@@ -20,14 +20,29 @@ from perfexp.summaries.analysis import Analysis
 from perfexp.tables import vendor_file
 from tests.models.test_clip_gesture import opened
 
-SMALL = ("mode.train.batch_size=9", "mode.inference.batch_size=[1,8]", "epochs=2", "stopping=fixed", "processes=1")
-SMALL = (*SMALL, "stopping.measure=4", "stopping.warmup=1", "gpu=cpu", "tracking=none", "execution.threads=1")
+SMALL = (
+    "mode.train.batch_size=9",
+    "mode.inference.batch_size=[1,8]",
+    "epochs=2",
+    "stopping=fixed",
+    "processes=1",
+)
+SMALL = (
+    *SMALL,
+    "stopping.measure=4",
+    "stopping.warmup=1",
+    "gpu=cpu",
+    "tracking=none",
+    "execution.threads=1",
+)
 
 
 def typed(*overrides):
     config.register()
     with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
-        composed = compose(config_name="config", overrides=["experiment=full_benchmark", *overrides])
+        composed = compose(
+            config_name="config", overrides=["experiment=full_benchmark", *overrides]
+        )
     return config.typed(config.plan_of(composed, {}))
 
 
@@ -37,14 +52,23 @@ def keys(typed_plan):
 
 def test_each_phase_has_its_own_batch_sizes():
     sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-    assert keys(typed("processes=1")) == [("train", 64, 0), *(("inference", size, 0) for size in sizes)]
+    assert keys(typed("processes=1")) == [
+        ("train", 64, 0),
+        *(("inference", size, 0) for size in sizes),
+    ]
     assert keys(typed("mode.inference.batch_size=8", "mode.train.batch_size=8", "processes=1")) == [
         ("train", 8, 0),
         ("inference", 8, 0),
     ]
-    assert keys(typed("mode.inference.batch_size=null", "batch_size=4"))[1:2] == [("inference", 4, 0)]
+    assert keys(typed("mode.inference.batch_size=null", "batch_size=4"))[1:2] == [
+        ("inference", 4, 0)
+    ]
     assert keys(typed("model=ocrnet"))[:2] == [("train", 2, 0), ("inference", 1, 0)]
-    assert [(key.batch_size, key.replicate) for key in typed().first_prediction_keys()] == [(1, 0), (1, 1), (1, 2)]
+    assert [(key.batch_size, key.replicate) for key in typed().first_prediction_keys()] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
 
 
 def test_one_process_trains_and_comes_first():
@@ -67,10 +91,16 @@ def test_a_phase_that_is_not_measured_needs_no_settings():
     ("overrides", "message"),
     [
         (["batch_size=4"], r"batch_size=\[4\] would be used by no phase"),
-        (["mode=inference", "epochs=null"], "mode.inference.trained=true needs the weights of a training"),
+        (
+            ["mode=inference", "epochs=null"],
+            "mode.inference.trained=true needs the weights of a training",
+        ),
         (["mode.train.checkpoints=false"], "mode.inference.trained=true needs the weights"),
         (["mode.train.batch_size=[8,16]"], "is for one training, and this plan has 2"),
-        (["model=fastscnn", "model.optimizer=own"], "schedule=cosine: model.optimizer=own trains by the model's own"),
+        (
+            ["model=fastscnn", "model.optimizer=own"],
+            "schedule=cosine: model.optimizer=own trains by the model's own",
+        ),
         (["mode.inference.batch_size=0"], "batch_size=0 is not a batch size"),
     ],
 )
@@ -90,7 +120,9 @@ def test_adopted_weights_last_until_the_next_reset(tmp_path):
     assert all(map(torch.equal, session.module.parameters(), other.module.parameters()))
     session.reset()
     assert all(map(torch.equal, session.module.parameters(), before))
-    with pytest.raises(PerfexpError, match=r"there are no weights y\.pt: the training of this run did not end"):
+    with pytest.raises(
+        PerfexpError, match=r"there are no weights y\.pt: the training of this run did not end"
+    ):
         session.adopt(tmp_path / "y.pt")
 
 
@@ -122,9 +154,19 @@ def test_training_and_inference_are_one_run_with_one_file(benchmark):
     written = json.loads(file.read_bytes())
     [training] = written["training"]
     seconds = [epoch.seconds for epoch in train.epochs]
-    assert (training["epoch_seconds"], training["training_seconds"]) == (seconds, pytest.approx(sum(seconds)))
-    assert written["total_runtime_seconds"] > training["total_runtime_seconds"] > training["training_seconds"]
-    assert all(training[name] is not None for name in ("data_loading_seconds", "memory_peak_bytes", "accuracy"))
+    assert (training["epoch_seconds"], training["training_seconds"]) == (
+        seconds,
+        pytest.approx(sum(seconds)),
+    )
+    assert (
+        written["total_runtime_seconds"]
+        > training["total_runtime_seconds"]
+        > training["training_seconds"]
+    )
+    assert all(
+        training[name] is not None
+        for name in ("data_loading_seconds", "memory_peak_bytes", "accuracy")
+    )
     assert training["samples_per_second"]["value"] > 0
     for entry in written["inference"]:
         names = ["predictions_per_second", "milliseconds_per_prediction"]
@@ -146,7 +188,11 @@ def test_inference_has_the_accuracy_of_the_trained_weights(benchmark):
 def test_a_damaged_file_is_a_line_and_a_warning(benchmark):
     line = "left out: 101_18_0_1_1_stand.txt: number of frames: 1, 2 or more are needed"
     assert line in benchmark.printed
-    [warning] = [doubt for doubt in Record.load(benchmark.root / "x").doubts if doubt.code == "data_incomplete"]
+    [warning] = [
+        doubt
+        for doubt in Record.load(benchmark.root / "x").doubts
+        if doubt.code == "data_incomplete"
+    ]
     assert "left out, since unusable: 1 file; the first: " in warning.message
     assert line in (benchmark.root / "x/run.log").read_text()
 
@@ -154,7 +200,12 @@ def test_a_damaged_file_is_a_line_and_a_warning(benchmark):
 @pytest.mark.slow
 def test_segmentation_models_have_the_full_benchmark_too(finished):
     pytest.importorskip("mmseg")
-    size = ("mode.train.batch_size=2", "mode.inference.batch_size=[1]", "input_size=64x128", "data.num_samples=4")
+    size = (
+        "mode.train.batch_size=2",
+        "mode.inference.batch_size=[1]",
+        "input_size=64x128",
+        "data.num_samples=4",
+    )
     ended = finished("experiment=full_benchmark", "model=fastscnn", "output_dir=x", *SMALL, *size)
     assert ended.code == 0, ended.printed
     record = Record.load(ended.root / "x")
@@ -169,13 +220,20 @@ def test_segmentation_models_have_the_full_benchmark_too(finished):
 def test_a_training_that_fails_is_one_line_and_leaves_no_figures(finished):
     """Skeletons of another width: the training is refused, and no inference is tried without its weights."""
     ended = finished(
-        "experiment=full_benchmark", "model=clip_gesture", "input_size=5x9", "output_dir=x", "processes=1", *SMALL
+        "experiment=full_benchmark",
+        "model=clip_gesture",
+        "input_size=5x9",
+        "output_dir=x",
+        "processes=1",
+        *SMALL,
     )
     assert ended.code == 1
     reason = "a frame has 75 columns, set input_size=FRAMESx75"
     summary = ended.printed.partition("not measured")[2]
     assert (summary.count(reason), summary.count("the training failed")) == (1, 0)
-    points = [point for point in Record.load(ended.root / "x").points if point.key.phase == "inference"]
+    points = [
+        point for point in Record.load(ended.root / "x").points if point.key.phase == "inference"
+    ]
     assert len(points) == 2
     assert {point.error for point in points} == {"not tried: the training failed"}
     assert not list((ended.root / "x").glob("benchmark_*"))
@@ -185,7 +243,12 @@ def amd(record):
     """The record as an MI300X might have left it: twice as fast, with 80 % of the memory, two points more accurate."""
     made = Record.from_json(record.to_json())
     made.uid = "0" * 32
-    made.environment["device"] |= {"kind": "cuda", "name": "AMD Instinct MI300X", "rocm": "7.1", "cuda": None}
+    made.environment["device"] |= {
+        "kind": "cuda",
+        "name": "AMD Instinct MI300X",
+        "rocm": "7.1",
+        "cuda": None,
+    }
     for point in made.points:
         for series in point.series:
             series.samples = [seconds / 2 for seconds in series.samples]
@@ -210,7 +273,10 @@ def test_two_files_give_speedup_throughput_memory_and_accuracy(make_record, tmp_
     devices = json.loads(capsys.readouterr().out)["devices"]
     assert [one["phase"] for one in devices] == ["train", "inference"]
     for one in devices:
-        figures = [one[name] for name in ("speedup", "throughput_ratio", "memory_efficiency", "accuracy_difference")]
+        figures = [
+            one[name]
+            for name in ("speedup", "throughput_ratio", "memory_efficiency", "accuracy_difference")
+        ]
         assert figures == pytest.approx([2.0, 2.0, 2.5, 0.02])
     assert commands.run(["compare", *map(str, files)]) == 0
     printed = capsys.readouterr().out
@@ -231,7 +297,8 @@ def test_a_ratio_of_devices_is_decided_if_all_of_its_pairs_are():
     [found] = judging.device_summaries([side], pairs)
     assert found.undecided == ("memory_efficiency",)
     words = (
-        "train: speedup 2.000, throughput ratio 2.000, memory efficiency (samples/s per byte of peak memory) ≈ 2.500"
+        "train: speedup 2.000, throughput ratio 2.000, "
+        "memory efficiency (samples/s per byte of peak memory) ≈ 2.500"
     )
     assert comparison_table.in_words(found) == words
     [found] = judging.device_summaries([side], [*pairs, pair("device", 0.5, Verdict.UNDECIDED)])

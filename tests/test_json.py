@@ -29,14 +29,20 @@ def test_a_sweep_and_the_commands_print_one_document(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     code, sweep = printed(capsys, "-m", *FAKE, "seed=0,1", "output_dir=sweep", "--json")
     assert (code, sweep["sweep"]) == (0, str(tmp_path / "sweep"))
-    assert [run["name"] for run in sweep["runs"]] == [f"seed={n}-fake-default-inference" for n in (0, 1)]
+    assert [run["name"] for run in sweep["runs"]] == [
+        f"seed={n}-fake-default-inference" for n in (0, 1)
+    ]
     assert all(run["points"][0]["median_ms"] > 0 for run in sweep["runs"])
     code, shown = printed(capsys, "show", "sweep", "--json")
     assert [run["uid"] for run in shown["runs"]] == [run["uid"] for run in sweep["runs"]]
     code, alone = printed(capsys, "show", sweep["runs"][0]["folder"], "--json")
     assert alone["runs"] == [sweep["runs"][0]]
     code, progress = printed(capsys, "status", "sweep", "--json")
-    assert (code, progress["is_complete"], [run["points"] for run in progress["runs"]]) == (0, True, [{"ok": 1}] * 2)
+    assert (code, progress["is_complete"], [run["points"] for run in progress["runs"]]) == (
+        0,
+        True,
+        [{"ok": 1}] * 2,
+    )
     code, checked = printed(capsys, "check", "sweep/1_1", "--against", "sweep/0_0", "--json")
     assert checked["outcome"] in ("passed", "failed", "not decided")
 
@@ -53,7 +59,9 @@ def test_options_are_listed_with_their_descriptions(capsys):
     assert "Alias" in models["ocrnet_hrnetw48"]
 
 
-def test_commands_on_files_print_what_they_made(make_record, leave_run, tmp_path, monkeypatch, capsys):
+def test_commands_on_files_print_what_they_made(
+    make_record, leave_run, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     leave_run(make_record(phases=("train",)), tmp_path / "run")
     code, exported = printed(capsys, "export", "run", "--format", "csv", "--json")
@@ -88,7 +96,9 @@ def test_a_roofline_prints_the_rows_of_its_csv_and_its_files(tmp_path, capsys):
 def test_diagnostics_of_measurements_are_among_those_of_their_run(make_record, tmp_path):
     record = make_record(sizes=(224, 256))
     record.doubts[:] = [diagnostics.Diagnostic(code="of_the_run", message="x")]
-    for point, load in zip([one for one in record.points if one.key.is_timed], (9.0, 12.0), strict=True):
+    for point, load in zip(
+        [one for one in record.points if one.key.is_timed], (9.0, 12.0), strict=True
+    ):
         point.doubts.append(diagnostics.make("busy_host", load=load, cores=64))
     found = json_results.of_run(Analysis.of(record), tmp_path)["diagnostics"]
     [busy] = [one for one in found if one["code"] == "busy_host"]

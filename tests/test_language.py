@@ -21,7 +21,9 @@ BANNED = re.compile(
     r"|(?<!there )(?:is|are) no(?= [a-z])(?! (?:longer|more|less))|looked (?:at|into|on)|heard)\b",
     re.IGNORECASE,
 )
-BANNED_IN_NAMES = re.compile(r"(?:^|_)(told|rivals?|unqueued|mend|aside|beside|apart|standing|likewise|kept)(?:_|$)")
+BANNED_IN_NAMES = re.compile(
+    r"(?:^|_)(told|rivals?|unqueued|mend|aside|beside|apart|standing|likewise|kept)(?:_|$)"
+)
 #: Names and texts that others have chosen: stored formats and words of other tools.
 EXCEPTIONS = {"rivals", "rival/"}  # names in stored records
 
@@ -41,7 +43,12 @@ def test_docstrings_name_the_noun_and_machines_do_not_speak(counts):
 
 
 def test_a_public_method_has_a_docstring_unless_its_protocol_or_base_class_has_it():
-    classes = [node for path in MODULES.values() for node in ast.walk(ast.parse(path.read_text())) if is_class(node)]
+    classes = [
+        node
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if is_class(node)
+    ]
     bases = {ast.unparse(base).rpartition(".")[2] for node in classes for base in node.bases}
     documented = {
         method.name
@@ -49,7 +56,8 @@ def test_a_public_method_has_a_docstring_unless_its_protocol_or_base_class_has_i
         if node.name in bases or "Protocol" in map(ast.unparse, node.bases)
         for method in node.body
         if isinstance(method, ast.FunctionDef)
-        if ast.get_docstring(method) or ast.unparse(method.body[0]) == "..."  # the class's docstring has it
+        if ast.get_docstring(method)
+        or ast.unparse(method.body[0]) == "..."  # the class's docstring has it
     }
     wrong = [
         f"{node.name}.{method.name}"
@@ -91,7 +99,9 @@ def test_public_names_use_the_words_of_the_glossary():
         for name, path in MODULES.items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef | ast.FunctionDef)
-        if not node.name.startswith("_") and BANNED_IN_NAMES.search(node.name) and node.name not in EXCEPTIONS
+        if not node.name.startswith("_")
+        and BANNED_IN_NAMES.search(node.name)
+        and node.name not in EXCEPTIONS
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -30,7 +30,17 @@ from perfexp.prediction.largest_batch import (
     trial_keys,
 )
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import LARGEST, Key, Metric, Point, Status, is_trial, layers_key, read_points, trial_key
+from perfexp.records.record import (
+    LARGEST,
+    Key,
+    Metric,
+    Point,
+    Status,
+    is_trial,
+    layers_key,
+    read_points,
+    trial_key,
+)
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import payload, run_params
@@ -38,7 +48,12 @@ from perfexp.tracking import payload, run_params
 CAPACITY = 80e9
 WEIGHTS = 3e8
 #: 500 bytes hold weights of 96 and 2 pixels of 160 bytes, or 1 of 320 bytes in training.
-MEMORY = ("+gpu.script.memory_bytes=500", "model.weight_bytes=96", "model.bytes_per_pixel=160", "input_size=1")
+MEMORY = (
+    "+gpu.script.memory_bytes=500",
+    "model.weight_bytes=96",
+    "model.bytes_per_pixel=160",
+    "input_size=1",
+)
 BOTH = ("batch_size=max", "mode=train_inference")
 SEARCH = (*BOTH, "model=fake", "gpu=fake", "tracking=none", "stopping=fixed", *MEMORY)
 
@@ -48,7 +63,11 @@ def search(largest, *, start, assumed=1.0, capacity=CAPACITY):
     trials = []
     per_sample = (CAPACITY / assumed - WEIGHTS) / largest
     while (batch := next_batch(trials, start=start, capacity_bytes=capacity)) is not None:
-        trials.append(Trial(batch, batch <= largest, WEIGHTS + per_sample * batch if batch <= largest else None))
+        trials.append(
+            Trial(
+                batch, batch <= largest, WEIGHTS + per_sample * batch if batch <= largest else None
+            )
+        )
     return trials
 
 
@@ -76,9 +95,18 @@ def test_memory_that_an_allocator_can_give_back_leads_nowhere():
     while (batch := next_batch(_trials(tried), start=1881, capacity_bytes=85.0e9)) is not None:
         peak, is_fitting = 42.42e9 + (batch - 940) * 44.75e6, batch <= 1866
         reserved = min(max(1.108 * peak, 47.0e9), 84.2e9)
-        values = {"peak_bytes": peak, "reserved_peak_bytes": reserved, "device_bytes": reserved + 0.8e9}
-        metrics = [Metric(name=f"memory/{name}", value=value, unit="bytes") for name, value in values.items()]
-        tried.append(replace(point(batch, Status.OK if is_fitting else Status.OOM), metrics=metrics))
+        values = {
+            "peak_bytes": peak,
+            "reserved_peak_bytes": reserved,
+            "device_bytes": reserved + 0.8e9,
+        }
+        metrics = [
+            Metric(name=f"memory/{name}", value=value, unit="bytes")
+            for name, value in values.items()
+        ]
+        tried.append(
+            replace(point(batch, Status.OK if is_fitting else Status.OOM), metrics=metrics)
+        )
     fits, fails = bracket(_trials(tried))
     assert fits <= 1866 < fails
     assert fails - fits <= 3
@@ -91,7 +119,16 @@ def _trials(points):
 
 def test_without_used_bytes_the_batch_doubles_and_is_bisected():
     assert [trial.batch_size for trial in search(5, start=1, capacity=None)] == [1, 2, 4, 8, 6, 5]
-    assert [trial.batch_size for trial in search(200, start=1, capacity=None)] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert [trial.batch_size for trial in search(200, start=1, capacity=None)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+        128,
+    ]
 
 
 def test_where_not_even_one_sample_fits_the_search_ends():
@@ -100,8 +137,14 @@ def test_where_not_even_one_sample_fits_the_search_ends():
 
 
 def point(batch, status=Status.OK, *, of_trial=True, replicate=0, **facts):
-    key = Key(phase="train", input_size=(8, 8), batch_size=batch, precision="fp32", replicate=replicate)
-    metrics = [Metric(name="memory/peak_bytes", value=100.0 * batch, unit="bytes")] if status is Status.OK else []
+    key = Key(
+        phase="train", input_size=(8, 8), batch_size=batch, precision="fp32", replicate=replicate
+    )
+    metrics = (
+        [Metric(name="memory/peak_bytes", value=100.0 * batch, unit="bytes")]
+        if status is Status.OK
+        else []
+    )
     key = trial_key(key) if of_trial else key
     return Point(key=key, status=status, metrics=metrics, facts={"capacity_bytes": 450, **facts})
 
@@ -140,16 +183,24 @@ def test_a_measured_batch_is_final_without_its_trials():
 
 
 @pytest.mark.parametrize("batch", [LARGEST, 5])
-@pytest.mark.parametrize("status", [Status.FAILED, Status.TIMEOUT, Status.KILLED, Status.UNSUPPORTED])
+@pytest.mark.parametrize(
+    "status", [Status.FAILED, Status.TIMEOUT, Status.KILLED, Status.UNSUPPORTED]
+)
 def test_a_trial_that_fails_otherwise_ends_the_search_without_a_batch(batch, status):
     tried = [*([point(4)] if batch else []), point(batch, status)]
     tried[-1].error = "why"
     assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [])
     wanted = [*WANTED, layers_key(WANTED[1]), replace(WANTED[1], phase="ttfp")]
     timed, other, layers = failures(wanted, tried)
-    assert [one.key for one in (timed, other, layers)] == [WANTED[1], WANTED[3], layers_key(WANTED[1])]
+    assert [one.key for one in (timed, other, layers)] == [
+        WANTED[1],
+        WANTED[3],
+        layers_key(WANTED[1]),
+    ]
     assert {(one.status, one.error) for one in (timed, other, layers)} == {(status, "why")}
-    assert [one["batch_size"] for one in timed.facts[TRIALS]] == [one.key.batch_size for one in tried]
+    assert [one["batch_size"] for one in timed.facts[TRIALS]] == [
+        one.key.batch_size for one in tried
+    ]
     assert sizes([timed]) == ([2, LARGEST, 2, LARGEST], []), "a record has no other trials"
 
 
@@ -189,7 +240,10 @@ def test_batches_that_cannot_be_are_ignored(batch):
     assert sizes(tried) == sizes([point(4)])
     facts = {TRIALS: [{"batch_size": size, "status": "oom"} for size in (batch, True, 4)]}
     wanted = [WANTED[1]]
-    assert [key.batch_size for key in trial_keys(wanted, [point(8, Status.OOM, of_trial=False, **facts)])] == [2]
+    assert [
+        key.batch_size
+        for key in trial_keys(wanted, [point(8, Status.OOM, of_trial=False, **facts)])
+    ] == [2]
     assert resolved(wanted, [point(batch, of_trial=False, **facts)]) == wanted
 
 
@@ -219,7 +273,10 @@ def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn
     assert (code, record.status) == (0, Status.OK)
     assert batches(record) == {"train": 1, "inference": 2}
     [train] = [one for one in record.points if one.key.phase == "train"]
-    assert [(one["batch_size"], one["status"]) for one in train.facts[TRIALS]] == [(2, "oom"), (1, "ok")]
+    assert [(one["batch_size"], one["status"]) for one in train.facts[TRIALS]] == [
+        (2, "oom"),
+        (1, "ok"),
+    ]
     assert train.metric("largest_batch/too_large").value == 2
     assert train.metric("largest_batch/trials_count").value == len(train.facts[TRIALS])
     assert "train 1 batch 2: oom" in printed
@@ -261,7 +318,9 @@ def test_an_interrupted_search_goes_on_with_the_trials_that_it_has(run):
     ],
 )
 def test_a_search_without_an_end_is_one_line(run, given, reason):
-    code, printed, records = run("model=fake", "batch_size=max", "tracking=none", "output_dir=x", *given)
+    code, printed, records = run(
+        "model=fake", "batch_size=max", "tracking=none", "output_dir=x", *given
+    )
     assert (code, records) == (2, [])
     assert printed.startswith("error: ")
     assert printed.count("\n") == 1
@@ -270,7 +329,9 @@ def test_a_search_without_an_end_is_one_line(run, given, reason):
 
 
 def test_a_device_without_a_memory_size_is_one_line(run):
-    code, printed, records = run("model=fake", "gpu=fake", "batch_size=max", "tracking=none", "output_dir=x")
+    code, printed, records = run(
+        "model=fake", "gpu=fake", "batch_size=max", "tracking=none", "output_dir=x"
+    )
     assert (code, records) == (2, [])
     assert printed.strip() == (
         "error: batch_size=max needs a device with a limited memory, not scripted device: set batch_size=N."
@@ -287,13 +348,17 @@ def test_mlflow_has_no_batch_size_until_it_is_found(make_record, tmp_path):
         "precision": {"name": "torch"},
     }
     record = make_record(plan=plan, phases=("train", "inference"), batches=(8,))
-    unknown = Point(key=replace(record.points[1].key, batch_size=LARGEST), status=Status.INTERRUPTED)
+    unknown = Point(
+        key=replace(record.points[1].key, batch_size=LARGEST), status=Status.INTERRUPTED
+    )
     record.points.insert(2, unknown)
     run = payload.of_run(Analysis.of(record), tmp_path)
     assert run.params["phase"] == "train, inference"
     assert "batch_size" not in run.params
     assert run.name == "unet both 224 b8-max"
-    assert [one.identity["perfexp.batch_size"] for one in run.children] == ["8", "8", "1"], "with the cold start"
+    assert [one.identity["perfexp.batch_size"] for one in run.children] == ["8", "8", "1"], (
+        "with the cold start"
+    )
     assert [one.name for one in run.datasets] == ["synthetic 224x224 b8"]
     [table] = [json.loads(one.content) for one in run.files if one.source is None]
     assert [line[table["columns"].index("batch_size")] for line in table["data"]] == [8, 8]
@@ -303,7 +368,9 @@ def test_mlflow_has_no_batch_size_until_it_is_found(make_record, tmp_path):
     record.points = [unknown]
     alone = payload.of_run(Analysis.of(record), tmp_path)
     assert (alone.status, alone.first_tags, alone.datasets) == ("KILLED", {}, [])
-    assert not any(" 0 " in f" {text} " or "b0" in text for text in [alone.name, *alone.params.values()])
+    assert not any(
+        " 0 " in f" {text} " or "b0" in text for text in [alone.name, *alone.params.values()]
+    )
 
 
 def test_predictions_name_the_batch_instead(capsys):
@@ -313,9 +380,18 @@ def test_predictions_name_the_batch_instead(capsys):
 
 def test_the_batches_of_a_record_are_measured_again(make_record):
     plan = {"batch_size": "max", "mode": {"train": None, "inference": {"batch_size": None}}}
-    assert _found_batches(make_record(batches=(24,), plan=plan)) == ["mode.inference.batch_size=[24]", "batch_size=1"]
-    assert _found_batches(make_record(batches=(LARGEST, 8), plan=plan))[0] == "mode.inference.batch_size=[8]"
-    assert _found_batches(make_record(batches=(LARGEST,), plan=plan))[0] == "mode.inference.batch_size=max"
+    assert _found_batches(make_record(batches=(24,), plan=plan)) == [
+        "mode.inference.batch_size=[24]",
+        "batch_size=1",
+    ]
+    assert (
+        _found_batches(make_record(batches=(LARGEST, 8), plan=plan))[0]
+        == "mode.inference.batch_size=[8]"
+    )
+    assert (
+        _found_batches(make_record(batches=(LARGEST,), plan=plan))[0]
+        == "mode.inference.batch_size=max"
+    )
     plan["mode"]["inference"]["batch_size"] = 3
     assert _found_batches(make_record(batches=(3,), plan=plan)) == ["batch_size=1"]
     plan["mode"] |= {"train._target_=os.system": {"batch_size": "max"}}

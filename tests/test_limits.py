@@ -44,13 +44,22 @@ def refused(tmp_path, monkeypatch, capsys):
     "argument",
     [
         *(f"timeout_seconds={value}" for value in ("nan", "1e300", "-inf", "0", "-1", HUGE)),
-        *(f"input_size={value}" for value in ("null", "1e9", HUGE, f"{HUGE}x1", "1000000000", "[]", "[nan]")),
-        *(f"batch_size={value}" for value in ("null", "1e9", HUGE, "1000000000", "[inf]", f"-{HUGE}", "true")),
+        *(
+            f"input_size={value}"
+            for value in ("null", "1e9", HUGE, f"{HUGE}x1", "1000000000", "[]", "[nan]")
+        ),
+        *(
+            f"batch_size={value}"
+            for value in ("null", "1e9", HUGE, "1000000000", "[inf]", f"-{HUGE}", "true")
+        ),
         *(f"seed={value}" for value in ("nan", "-1", HUGE, "18446744073709551615", f"-{HUGE}")),
         *(f"execution.threads={value}" for value in ("1000000000", HUGE, "-1", "nan")),
         *(f"execution.interop_threads={value}" for value in ("1000000000", HUGE, "0")),
         *(f"processes={value}" for value in (HUGE, "100001", "0", "-1", "inf")),
-        *(f"percentiles={value}" for value in ("[nan]", "[inf]", "[-50,95]", "[1e-300]", "[99.99999999]")),
+        *(
+            f"percentiles={value}"
+            for value in ("[nan]", "[inf]", "[-50,95]", "[1e-300]", "[99.99999999]")
+        ),
         *(f"probes.energy_seconds={value}" for value in ("inf", "nan", "1e300", "0", "-1")),
         f"input_size=[{','.join(map(str, range(1, 500)))}] batch_size=[{','.join(map(str, range(1, 500)))}]",
         *(f"epochs={value} mode=train" for value in ("nan", HUGE, "0", "-1", "inf")),
@@ -95,7 +104,9 @@ def test_every_number_of_a_group_has_limits(refused, key, value):
 
 
 def test_no_time_limit_can_be_written_as_inf(tmp_path):
-    assert main([*FAKE, "stopping=fixed", "timeout_seconds=inf", f"output_dir={tmp_path / 'x'}"]) == 0
+    assert (
+        main([*FAKE, "stopping=fixed", "timeout_seconds=inf", f"output_dir={tmp_path / 'x'}"]) == 0
+    )
     assert "timeout_seconds: null" in (tmp_path / "x" / "plan.yaml").read_text()
 
 
@@ -110,7 +121,10 @@ def test_the_limit_on_points_is_named(refused):
         ("batch_size=shuffle(range(1,2000000000))", "1,999,999,999 runs"),
         ("model.base_seconds=range(0,1,0.0000000001)", "10,000,000,000 runs"),
         ("model.base_seconds=range(0,1e300,0.5)", "runs"),
-        ("batch_size=range(1,40) input_size=range(1,40)", "1,521 runs (batch_size: 39 × input_size: 39)"),
+        (
+            "batch_size=range(1,40) input_size=range(1,40)",
+            "1,521 runs (batch_size: 39 × input_size: 39)",
+        ),
         ("seed=1,2 batch_size=range(1,40) input_size=range(0,-40,-2) processes=1", "1,560 runs"),
         ("model=glob(*) gpu=glob(*) algorithm=glob(*)", "runs (model: "),
         ("experiment=all batch_size=range(1,600)", "1,198 runs (batch_size: 599 × mode: 2)"),
@@ -127,7 +141,14 @@ def test_the_runs_of_a_sweep_are_counted_before_they_are_listed(refused, axes, t
 
 
 def test_a_sweep_within_the_limit_is_measured_and_its_command_has_no_limit(tmp_path):
-    arguments = [*FAKE, "quiet=true", "stopping=fixed", "-m", "batch_size=1,2", f"output_dir={tmp_path / 's'}"]
+    arguments = [
+        *FAKE,
+        "quiet=true",
+        "stopping=fixed",
+        "-m",
+        "batch_size=1,2",
+        f"output_dir={tmp_path / 's'}",
+    ]
     assert main(["--max-jobs", "2", *arguments]) == 0
     assert Sweep.load(tmp_path / "s").command == arguments
 
@@ -152,7 +173,8 @@ def test_the_last_override_of_a_key_counts_as_for_the_sweeper():
 
 
 @pytest.mark.parametrize(
-    "text", ["range(1,4)", "range(4,1,-1)", "range(0,1,0.25)", "range(1,1)", "range(0,1,0.3)", "a,b"]
+    "text",
+    ["range(1,4)", "range(4,1,-1)", "range(0,1,0.25)", "range(1,1)", "range(0,1,0.3)", "a,b"],
 )
 def test_arithmetic_and_list_have_the_same_length(text):
     [override] = parsed([f"seed={text}"])
@@ -160,7 +182,16 @@ def test_arithmetic_and_list_have_the_same_length(text):
 
 
 @pytest.mark.parametrize(
-    "value", ["[" * 200_000, "{a:" * 20_000, "f(" * 500, "${" * 400, "9" * 5000, "a" * 200_000, "[" * 33 + "]" * 33]
+    "value",
+    [
+        "[" * 200_000,
+        "{a:" * 20_000,
+        "f(" * 500,
+        "${" * 400,
+        "9" * 5000,
+        "a" * 200_000,
+        "[" * 33 + "]" * 33,
+    ],
 )
 @pytest.mark.parametrize("parse", ["refused", parsed])
 def test_what_would_keep_the_parser_busy_is_refused_before_it_is_parsed(refused, value, parse):
@@ -178,13 +209,20 @@ def test_what_is_nested_a_little_is_read():
 @pytest.fixture
 def stored(tmp_path, finished):
     """A run's folder whose plan.yaml somebody has changed; `perfexp status` of it."""
-    assert finished(*FAKE, "stopping=fixed", "sweep=sizes", "quiet=true", "output_dir=x").copied(tmp_path).code == 0
+    assert (
+        finished(*FAKE, "stopping=fixed", "sweep=sizes", "quiet=true", "output_dir=x")
+        .copied(tmp_path)
+        .code
+        == 0
+    )
 
     def change(**settings):
         file = tmp_path / "x" / "plan.yaml"
         plan = yaml.safe_load(file.read_text())
         for key, value in settings.items():
-            plan[key] = {**plan[key], **value} if key == "sweep" and "_target_" not in value else value
+            plan[key] = (
+                {**plan[key], **value} if key == "sweep" and "_target_" not in value else value
+            )
         file.write_text(yaml.safe_dump(plan))
         return commands.run(["status", str(tmp_path)])
 
@@ -207,8 +245,12 @@ def test_status_counts_no_points_of_a_plan_that_somebody_has_changed(stored, cap
     assert "10/10 done" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"keys": 5}', '{"keys": [{}]}', '{"keys": [[', "[" * 100_000, "\x00", "é"])
-def test_expected_points_that_are_something_else_are_unreadable_to_status(stored, tmp_path, capsys, text):
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"keys": 5}', '{"keys": [{}]}', '{"keys": [[', "[" * 100_000, "\x00", "é"]
+)
+def test_expected_points_that_are_something_else_are_unreadable_to_status(
+    stored, tmp_path, capsys, text
+):
     (tmp_path / "x" / "expected.json").write_text(text, encoding="latin-1")
     capsys.readouterr()
     assert stored() == 1
@@ -217,7 +259,9 @@ def test_expected_points_that_are_something_else_are_unreadable_to_status(stored
     assert "expected.json cannot be read" in line
 
 
-@pytest.mark.parametrize("text", ["a: [" + "1, " * 2_000_000 + "1]", "a: " + "9" * 5000, "[" * 5000, "a: \x00"])
+@pytest.mark.parametrize(
+    "text", ["a: [" + "1, " * 2_000_000 + "1]", "a: " + "9" * 5000, "[" * 5000, "a: \x00"]
+)
 def test_a_file_that_is_no_plan_is_unreadable_to_status(tmp_path, capsys, text):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "plan.yaml").write_text(text)
@@ -239,7 +283,10 @@ def test_a_stored_sweep_of_too_many_runs_is_not_listed(tmp_path, capsys):
     (tmp_path / "sweep.json").write_bytes(sweep.to_json())
     assert json.loads((tmp_path / "sweep.json").read_bytes())
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "0 of 1999999999 runs have ended; those that have not begun are not counted" in capsys.readouterr().out
+    assert (
+        "0 of 1999999999 runs have ended; those that have not begun are not counted"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("command", [["show"], ["compare"], ["check", "--against"]])
@@ -249,13 +296,22 @@ def test_four_times_the_sizes_take_about_four_times_the_calls(tmp_path, monkeypa
     counts = []
     for sizes in (40, 160):
         for number, name in enumerate(("a", "b")):
-            made = record(name, [[float(size)] for size in range(1, sizes + 1)], np.random.default_rng(number))
+            made = record(
+                name, [[float(size)] for size in range(1, sizes + 1)], np.random.default_rng(number)
+            )
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "record.json").write_bytes(made.to_json())
         profile = cProfile.Profile()
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            profile.runcall(commands.run, [command[0], "a", *command[1:], *(["b"] if command != ["show"] else [])])
+            profile.runcall(
+                commands.run,
+                [command[0], "a", *command[1:], *(["b"] if command != ["show"] else [])],
+            )
         functions = pstats.Stats(profile).stats.items()
         counts.append({place: calls for place, (calls, *_) in functions if "perfexp" in place[0]})
     few, many = counts
-    assert {place: calls for place, calls in many.items() if calls > 1000 and calls > 6 * few.get(place, calls)} == {}
+    assert {
+        place: calls
+        for place, calls in many.items()
+        if calls > 1000 and calls > 6 * few.get(place, calls)
+    } == {}

@@ -24,22 +24,35 @@ def test_a_noisy_machine_is_expected_to_stay_noisy(cache):
 
 def test_the_runs_that_are_measured_together_say_nothing_of_each_other(cache):
     cache.add("sweep/1", [("device", 1e-4, 4.0)])
-    assert machine_priors.known(cache, "cuda", without="sweep") == machine_priors.known(None, "cuda")
-    assert machine_priors.known(cache, "cuda", without="other") != machine_priors.known(None, "cuda")
+    assert machine_priors.known(cache, "cuda", without="sweep") == machine_priors.known(
+        None, "cuda"
+    )
+    assert machine_priors.known(cache, "cuda", without="other") != machine_priors.known(
+        None, "cuda"
+    )
 
 
-@pytest.mark.parametrize("entry", [1, [["device", -1.0, 4.0]], [["device", 1e-4, 0.0]], [["device"]], {"device": 1}])
+@pytest.mark.parametrize(
+    "entry", [1, [["device", -1.0, 4.0]], [["device", 1e-4, 0.0]], [["device"]], {"device": 1}]
+)
 def test_entries_that_nobody_can_have_written_are_ignored(cache, entry):
     cache.add("sweep/1", entry)
     assert machine_priors.known(cache, "cuda") == machine_priors.known(None, "cuda")
 
 
 def test_a_run_is_entered_once_it_has_figures_of_several_processes(finished, cache):
-    record = finished("model=fake", "gpu=fake", "tracking=none", "stopping=brisk", "processes=3").record
+    record = finished(
+        "model=fake", "gpu=fake", "tracking=none", "stopping=brisk", "processes=3"
+    ).record
     for point in record.points:  # other work on this machine
         point.doubts = []
     machine_priors.add(record)
     entries = machine_priors._cache(record).entries()
     assert list(entries) == [f"{record.uid}/{record.uid}"]
-    assert {name for name, _, _ in entries[f"{record.uid}/{record.uid}"]} <= {"device", "latency", "rate", "host-bound"}
+    assert {name for name, _, _ in entries[f"{record.uid}/{record.uid}"]} <= {
+        "device",
+        "latency",
+        "rate",
+        "host-bound",
+    }
     assert json.dumps(entries)

@@ -42,7 +42,9 @@ def test_without_an_output_folder_a_run_gets_one_of_its_own(run, tmp_path):
 
 
 def test_sizes_and_batch_sizes_make_points_in_one_worker(run):
-    code, _, [record] = run(*FAKE, "input_size=[32,64x96]", "batch_size=[1,4]", "mode=train_inference", "output_dir=x")
+    code, _, [record] = run(
+        *FAKE, "input_size=[32,64x96]", "batch_size=[1,4]", "mode=train_inference", "output_dir=x"
+    )
     assert code == 0
     assert [(p.key.phase, p.key.input_size, p.key.batch_size) for p in record.points] == [
         ("train", (32, 32), 1),
@@ -59,7 +61,11 @@ def test_sizes_and_batch_sizes_make_points_in_one_worker(run):
 
 def test_the_scripted_truth_is_what_is_reported(run):
     _, _, [record] = run(
-        *FAKE, "model.noise=0", "model.base_seconds=0.002", "model.seconds_per_megapixel=0", "output_dir=x"
+        *FAKE,
+        "model.noise=0",
+        "model.base_seconds=0.002",
+        "model.seconds_per_megapixel=0",
+        "output_dir=x",
     )
     point = record.points[0]
     assert point.find_series("device").measured == pytest.approx([2e-3] * 20, rel=1e-6)
@@ -67,7 +73,14 @@ def test_the_scripted_truth_is_what_is_reported(run):
 
 
 def test_a_training_step_is_taken_apart(run):
-    _, _, [record] = run(*FAKE, "mode=train", "model.noise=0", "data.num_samples=640", "batch_size=64", "output_dir=x")
+    _, _, [record] = run(
+        *FAKE,
+        "mode=train",
+        "model.noise=0",
+        "data.num_samples=640",
+        "batch_size=64",
+        "output_dir=x",
+    )
     point = record.points[0]
     assert [s.name for s in point.series if s.name.startswith("phase/")] == [
         "phase/data",
@@ -84,9 +97,13 @@ def test_a_training_step_is_taken_apart(run):
 
 
 def test_epochs_are_whole_passes_with_their_runtime(run):
-    _, _, [record] = run(*FAKE, "mode=train", "epochs=2", "data.num_samples=640", "batch_size=64", "output_dir=x")
+    _, _, [record] = run(
+        *FAKE, "mode=train", "epochs=2", "data.num_samples=640", "batch_size=64", "output_dir=x"
+    )
     point = record.points[0]
-    assert len(point.find_series("throughput").samples) == 20  # the scripted device waits for no step
+    assert (
+        len(point.find_series("throughput").samples) == 20
+    )  # the scripted device waits for no step
     epochs = point.find_series("epoch").samples
     assert point.metric("total_runtime_seconds").value == pytest.approx(sum(epochs))
     assert not point.metric("epoch_seconds").estimated
@@ -96,14 +113,22 @@ def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
     _, _, [record] = run.shared(*FIRST, "output_dir=x")
     point = next(point for point in record.points if point.key.phase == "ttfp")
     parts = {series.name for series in point.series}
-    assert {"ttfp/imports", "ttfp/context", "ttfp/weights", "ttfp/first_call", "ttfp/second_call"} <= parts
+    assert {
+        "ttfp/imports",
+        "ttfp/context",
+        "ttfp/weights",
+        "ttfp/first_call",
+        "ttfp/second_call",
+    } <= parts
     assert Path("x/run.log").read_text().count("--what=ttfp") == 1
 
 
 @pytest.mark.slow
 def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_prediction_too(run):
     small = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu")
-    code, _, [record] = run(*small, "input_size=16", "cold_start=true", "tracking=none", "output_dir=x")
+    code, _, [record] = run(
+        *small, "input_size=16", "cold_start=true", "tracking=none", "output_dir=x"
+    )
     assert (code, len(record.points)) == (1, 6)
     for point in record.points:
         assert point.status is Status.UNSUPPORTED
@@ -117,7 +142,9 @@ def test_replicates_are_fresh_processes(run):
 
 
 def test_a_point_without_memory_is_a_result_and_the_next_one_goes_on(run):
-    code, printed, [record] = run(*FAKE, "batch_size=[1,100,2]", "model.faults.oom=1000000", "output_dir=x")
+    code, printed, [record] = run(
+        *FAKE, "batch_size=[1,100,2]", "model.faults.oom=1000000", "output_dir=x"
+    )
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.OOM, Status.OK]
     assert "scripted" in printed
@@ -143,7 +170,9 @@ def test_the_parent_never_imports_torch(tmp_path):
         f"main([{', '.join(map(repr, (*FAKE, 'output_dir=x')))}]); "
         "sys.exit(99 if 'torch' in sys.modules else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -192,8 +221,16 @@ def test_training_on_photographs_learns_and_reports_its_accuracy(run, photograph
 @pytest.mark.slow
 def test_a_batch_larger_than_the_data_costs_its_point_only(run, photographs):
     small = ("model=torchvision", "model.name=squeezenet1_1")
-    settings = (*small, "data=images", f"data.root={photographs}", "data.workers=0", "input_size=64")
-    code, printed, [record] = run(*settings, "batch_size=[2,100]", "stopping=fixed", "tracking=none", "output_dir=x")
+    settings = (
+        *small,
+        "data=images",
+        f"data.root={photographs}",
+        "data.workers=0",
+        "input_size=64",
+    )
+    code, printed, [record] = run(
+        *settings, "batch_size=[2,100]", "stopping=fixed", "tracking=none", "output_dir=x"
+    )
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.UNSUPPORTED]
     assert "fewer than the 100" in printed
@@ -206,7 +243,13 @@ def test_where_memory_runs_out_the_batch_that_fits_is_told(run):
 
 
 def test_the_batch_that_fits_is_measured_if_that_is_set(run):
-    settings = (*FAKE, "batch_size=[100,120,2]", "model.faults.oom=1300000", "sweep.oom=shrink", "output_dir=x")
+    settings = (
+        *FAKE,
+        "batch_size=[100,120,2]",
+        "model.faults.oom=1300000",
+        "sweep.oom=shrink",
+        "output_dir=x",
+    )
     code, _, [record] = run(*settings)
     inference = [point for point in record.points if point.key.phase == "inference"]
     assert [(point.key.batch_size, point.status.value) for point in inference[:3]] == [
@@ -214,12 +257,17 @@ def test_the_batch_that_fits_is_measured_if_that_is_set(run):
         (120, "oom"),
         (2, "ok"),
     ]
-    assert {point.key.batch_size: (point.status.value, point.facts["shrunk_from"]) for point in inference[3:]} == {
+    assert {
+        point.key.batch_size: (point.status.value, point.facts["shrunk_from"])
+        for point in inference[3:]
+    } == {
         25: ("ok", 100),
         15: ("ok", 120),
     }
     assert run(*settings)[0] == code  # nothing is left to measure
-    assert [point.key for point in Record.load(Path("x")).points] == [point.key for point in record.points]
+    assert [point.key for point in Record.load(Path("x")).points] == [
+        point.key for point in record.points
+    ]
 
     lines = Path("x/points.jsonl").read_bytes().splitlines(keepends=True)
     last = [line for line in lines if b"shrunk_from" not in line]
@@ -241,8 +289,13 @@ def test_where_not_even_one_sample_fits_that_is_told(run):
 def test_what_is_larger_than_what_had_no_memory_is_not_tried(run):
     given = ("batch_size=[1,30,40]", "input_size=[224,256]", "model.faults.oom=1500000")
     _, _, [record] = run(*FAKE, *given, "sweep.skip_larger=true", "output_dir=x")
-    assert [point.status.value for point in record.points if point.key.batch_size == 1] == ["ok", "ok"]
-    failed = [point for point in read_points(Path("x/points.jsonl")) if point.key.batch_size > 1]  # as measured
+    assert [point.status.value for point in record.points if point.key.batch_size == 1] == [
+        "ok",
+        "ok",
+    ]
+    failed = [
+        point for point in read_points(Path("x/points.jsonl")) if point.key.batch_size > 1
+    ]  # as measured
     for place, point in enumerate(failed):
         smaller = [
             other
@@ -257,7 +310,14 @@ def test_what_is_larger_than_what_had_no_memory_is_not_tried(run):
 def test_points_after_a_refusal_say_why_they_were_not_tried(run, photographs, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(photographs, broken)
-    given = ("model=resnet18", "gpu=cpu", "data=images", f"data.root={broken}", "data.workers=0", "tracking=none")
+    given = (
+        "model=resnet18",
+        "gpu=cpu",
+        "data=images",
+        f"data.root={broken}",
+        "data.workers=0",
+        "tracking=none",
+    )
     next(broken.rglob("*.jpg")).write_bytes(b"no picture")
     code, _, [record] = run(
         *given, "stopping=fixed", "input_size=[32,48]", "batch_size=12", "stopping.measure=1",

@@ -93,7 +93,10 @@ def test_a_run_under_nohup_goes_on_without_its_terminal(tmp_path):
     )
     command = ["-m", "perfexp", *FAKE, sizes(40), "stopping.measure=500", "output_dir=x"]
     process = subprocess.Popen(
-        [sys.executable, "-c", ignored, *command], cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-c", ignored, *command],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     wait_for(lambda: points_in(tmp_path / "x") >= 1)
     process.send_signal(signal.SIGHUP)
@@ -139,7 +142,9 @@ def test_a_killed_worker_costs_one_point_at_most_and_another_takes_the_rest(tmp_
     os.kill(worker_of(process), signal.SIGKILL)
     printed, _ = process.communicate(timeout=120)
     statuses = [point.status for point in Record.load(tmp_path / "x").points]
-    killed = statuses.count(Status.KILLED)  # none, where the signal came while the second one was being kept
+    killed = statuses.count(
+        Status.KILLED
+    )  # none, where the signal came while the second one was being kept
     assert killed <= 1
     assert process.returncode == killed, printed
     assert statuses.count(Status.OK) == len(statuses) - killed
@@ -152,7 +157,11 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path):
     worker = worker_of(process)
     process.kill()
     process.wait()
-    wait_for(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
+    wait_for(
+        lambda: (
+            not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+        )
+    )
     process.stdout.close()
 
 
@@ -167,7 +176,9 @@ def test_a_full_disk_is_told_and_loses_no_finished_point(tmp_path):
         "sys.exit(main(sys.argv[1:]))"
     )
     arguments = [*FAKE, sizes(20), "output_dir=x"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "File too large" in done.stderr
     assert "repeat the command" in done.stderr
@@ -193,7 +204,11 @@ def test_two_perfexps_do_not_measure_into_one_folder(tmp_path, run):
 @pytest.mark.slow
 def test_a_hanging_worker_is_ended_and_another_takes_the_rest(run):
     code, _, [record] = run(
-        *FAKE, "batch_size=[1,100,2]", "model.faults.hang=1000000", "timeout_seconds=5", "output_dir=x"
+        *FAKE,
+        "batch_size=[1,100,2]",
+        "model.faults.hang=1000000",
+        "timeout_seconds=5",
+        "output_dir=x",
     )
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.TIMEOUT, Status.OK]
@@ -202,7 +217,9 @@ def test_a_hanging_worker_is_ended_and_another_takes_the_rest(run):
 
 def test_a_device_that_is_lost_costs_one_point_and_a_new_worker_takes_the_rest(run, tmp_path):
     # in this order with this seed
-    code, _, [record] = run(*FAKE, "batch_size=[1,100,2]", "seed=3", "model.faults.lost=1000000", "output_dir=x")
+    code, _, [record] = run(
+        *FAKE, "batch_size=[1,100,2]", "seed=3", "model.faults.lost=1000000", "output_dir=x"
+    )
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.FAILED, Status.OK]
     assert (tmp_path / "x" / "run.log").read_text().count("-m perfexp.worker.entry") == 2
@@ -210,10 +227,18 @@ def test_a_device_that_is_lost_costs_one_point_and_a_new_worker_takes_the_rest(r
 
 @pytest.mark.parametrize(
     ("fault", "status", "told"),
-    [("kill", Status.KILLED, "SIGKILL"), ("crash", Status.KILLED, "SIGSEGV"), ("fail", Status.FAILED, "RuntimeError")],
+    [
+        ("kill", Status.KILLED, "SIGKILL"),
+        ("crash", Status.KILLED, "SIGSEGV"),
+        ("fail", Status.FAILED, "RuntimeError"),
+    ],
 )
-def test_what_goes_wrong_in_one_point_is_its_status_and_the_others_are_measured(run, fault, status, told):
-    code, _, [record] = run(*FAKE, "batch_size=[1,100,2]", f"model.faults.{fault}=1000000", "output_dir=x")
+def test_what_goes_wrong_in_one_point_is_its_status_and_the_others_are_measured(
+    run, fault, status, told
+):
+    code, _, [record] = run(
+        *FAKE, "batch_size=[1,100,2]", f"model.faults.{fault}=1000000", "output_dir=x"
+    )
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, status, Status.OK]
     assert told in record.points[1].error

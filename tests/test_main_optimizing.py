@@ -32,7 +32,9 @@ class Search(Sweeper):
 
     def sweep(self, arguments):
         fixed = [text for text in arguments if not text.startswith("batch_size=")]
-        returns = self.launcher.launch([[*fixed, f"batch_size={size}"] for size in self.batches], initial_job_idx=0)
+        returns = self.launcher.launch(
+            [[*fixed, f"batch_size={size}"] for size in self.batches], initial_job_idx=0
+        )
         for run in returns:
             try:
                 Search.figures.append(run.return_value)
@@ -56,10 +58,21 @@ def search(run, tmp_path, monkeypatch):
     def started(*arguments, direction="minimize", batches=(1, 2)):
         folder = tmp_path / "own" / "hydra" / "sweeper"
         folder.mkdir(parents=True)
-        node = {"_target_": "hydra_plugins.search.Search", "direction": direction, "batches": list(batches)}
+        node = {
+            "_target_": "hydra_plugins.search.Search",
+            "direction": direction,
+            "batches": list(batches),
+        }
         (folder / "search.yaml").write_text(f"# @package hydra.sweeper\n{yaml.safe_dump(node)}")
         axis = f"batch_size=choice({','.join(map(str, batches))})"
-        return run(*FAKE, f"--config-dir={tmp_path / 'own'}", "-m", "hydra/sweeper=search", axis, *arguments)
+        return run(
+            *FAKE,
+            f"--config-dir={tmp_path / 'own'}",
+            "-m",
+            "hydra/sweeper=search",
+            axis,
+            *arguments,
+        )
 
     return started
 
@@ -70,7 +83,9 @@ def test_a_sweeper_that_optimizes_gets_the_seconds_of_a_call(search, tmp_path):
     sweep = SweepRecord.load(tmp_path / "s")
     assert [child.axes for child in sweep.children] == [{"batch_size": "1"}, {"batch_size": "2"}]
     of_runs = [Record.load(tmp_path / "s" / child.directory) for child in sweep.children]
-    assert Search.figures == [pytest.approx(rows(record)[0].time.median.value) for record in of_runs]
+    assert Search.figures == [
+        pytest.approx(rows(record)[0].time.median.value) for record in of_runs
+    ]
     assert (tmp_path / "s" / "optimization_results.yaml").read_text() == "best_value: 1\n"
     assert "hydra_plugins.search.Search" in (tmp_path / "s" / "multirun.yaml").read_text()
 
@@ -79,7 +94,9 @@ def test_maximize_means_samples_per_second_and_each_direction_has_a_figure(searc
     code, printed, records = search(direction=["minimize", "maximize"], batches=[2])
     assert code == 0, printed
     [row] = rows(records[0])
-    assert Search.figures == [[pytest.approx(row.time.median.value), pytest.approx(row.samples_per_second.value)]]
+    assert Search.figures == [
+        [pytest.approx(row.time.median.value), pytest.approx(row.samples_per_second.value)]
+    ]
 
 
 def test_the_error_of_a_run_reaches_the_sweeper_and_is_printed_once(search):
@@ -127,8 +144,15 @@ def test_a_sweeper_that_needs_figures_is_refused_where_there_are_none(search, fl
 def test_a_launcher_of_others_is_refused_by_name_before_anything_starts(run, tmp_path):
     folder = tmp_path / "own" / "hydra" / "launcher"
     folder.mkdir(parents=True)
-    (folder / "joblib.yaml").write_text("# @package hydra.launcher\n_target_: hydra_plugins.other.Launcher\n")
-    arguments = (f"--config-dir={tmp_path / 'own'}", "hydra/launcher=joblib", "output_dir=s", "batch_size=1,2")
+    (folder / "joblib.yaml").write_text(
+        "# @package hydra.launcher\n_target_: hydra_plugins.other.Launcher\n"
+    )
+    arguments = (
+        f"--config-dir={tmp_path / 'own'}",
+        "hydra/launcher=joblib",
+        "output_dir=s",
+        "batch_size=1,2",
+    )
     code, printed, _ = run(*FAKE, "-m", *arguments)
     assert code == 2
     [line] = printed.splitlines()
@@ -136,8 +160,12 @@ def test_a_launcher_of_others_is_refused_by_name_before_anything_starts(run, tmp
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize("argument", ["model=range(1,3)", "model=resnet18,3", "precision=interval(1,2)"])
+@pytest.mark.parametrize(
+    "argument", ["model=range(1,3)", "model=resnet18,3", "precision=interval(1,2)"]
+)
 def test_numbers_are_not_names_of_options(run, argument):
     code, printed, _ = run("gpu=fake", "tracking=none", "-m", argument)
     assert code == 2
-    assert printed == f"error: '{argument}' is not an option: set {argument.partition('=')[0]}=NAME.\n"
+    assert (
+        printed == f"error: '{argument}' is not an option: set {argument.partition('=')[0]}=NAME.\n"
+    )

@@ -161,7 +161,9 @@ def test_a_first_prediction_of_another_environment_is_not_mixed_in(run, tmp_path
 
 
 @pytest.mark.slow
-def test_layers_are_looked_into_by_a_process_of_their_own_and_go_on_where_they_stopped(run, tmp_path):
+def test_layers_are_looked_into_by_a_process_of_their_own_and_go_on_where_they_stopped(
+    run, tmp_path
+):
     arguments = (*FAKE, "probes.layers=true", "input_size=[64,96]", "output_dir=x")
     code, _, [record] = run(*arguments)
     assert code == 0
@@ -181,7 +183,12 @@ def test_layers_are_looked_into_by_a_process_of_their_own_and_go_on_where_they_s
 def test_layers_of_points_that_failed_are_not_tried_and_go_with_them(run, tmp_path):
     arguments = (*FAKE, "probes.layers=true", "batch_size=[1,100]", "output_dir=x")
     _, _, [record] = run(*arguments, "model.faults.oom=1000000")
-    assert [point.status for point in record.points] == [Status.OK, Status.OOM, Status.OK, Status.OK]
+    assert [point.status for point in record.points] == [
+        Status.OK,
+        Status.OOM,
+        Status.OK,
+        Status.OK,
+    ]
     assert "not tried" in record.points[3].metric("layers/closure").reason
     lines = (tmp_path / "x/points.jsonl").read_text().splitlines(keepends=True)
     lines[0] = lines[0].replace('"status":"ok"', '"status":"failed"', 1)

@@ -39,7 +39,9 @@ def start(folder, *arguments):
 
 @pytest.mark.slow
 def test_a_sweep_is_a_run_for_each_combination_and_a_summary(run, tmp_path):
-    code, printed, records = run(*FAKE, "-m", "batch_size=1,2", "precision=fp32,bf16", "output_dir=sweep")
+    code, printed, records = run(
+        *FAKE, "-m", "batch_size=1,2", "precision=fp32,bf16", "output_dir=sweep"
+    )
     assert code == 0
     sweep = Sweep.load(tmp_path / "sweep")
     assert (sweep.jobs, len(sweep.children), len(records)) == (4, 4, 4)
@@ -50,15 +52,23 @@ def test_a_sweep_is_a_run_for_each_combination_and_a_summary(run, tmp_path):
         {"batch_size": "2", "precision": "fp32"},
         {"batch_size": "2", "precision": "bf16"},
     ]
-    assert {"sweep.json", "sweep.csv", "sweep.png"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert {"sweep.json", "sweep.csv", "sweep.png"} <= {
+        path.name for path in (tmp_path / "sweep").iterdir()
+    }
     assert "4 runs" in printed
 
 
 @pytest.mark.slow
 def test_a_run_of_a_sweep_that_fails_harms_no_other(run, tmp_path):
-    code, _, records = run(*FAKE, "-m", "batch_size=1,100,2", "model.faults.oom=1000000", "output_dir=s")
+    code, _, records = run(
+        *FAKE, "-m", "batch_size=1,100,2", "model.faults.oom=1000000", "output_dir=s"
+    )
     assert code == 1
-    assert [r.status for r in sorted(records, key=lambda r: r.sweep.job)] == [Status.OK, Status.OOM, Status.OK]
+    assert [r.status for r in sorted(records, key=lambda r: r.sweep.job)] == [
+        Status.OK,
+        Status.OOM,
+        Status.OK,
+    ]
     assert Sweep.load(tmp_path / "s").children[1].status is Status.OOM
 
 
@@ -82,12 +92,16 @@ def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "folder"), some_of(REPORTED, 2))
-def test_the_command_in_a_report_measures_the_same_into_a_new_folder(run, tmp_path, arguments, folder):
+def test_the_command_in_a_report_measures_the_same_into_a_new_folder(
+    run, tmp_path, arguments, folder
+):
     run.shared(*arguments)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")}
     [report] = list((tmp_path / folder).rglob("report.md"))[:1]
     block = report.read_text().rpartition("## To measure it again\n\n")[2].split("\n\n")[0]
-    command = "\n".join(line.removeprefix("    ") for line in block.splitlines() if line.startswith("    "))
+    command = "\n".join(
+        line.removeprefix("    ") for line in block.splitlines() if line.startswith("    ")
+    )
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {file: file.stat().st_mtime_ns for file in before} == before
@@ -102,7 +116,9 @@ def test_stages_have_folders_of_their_own(run, tmp_path):
     run(*fake, "experiment=quick", "stopping=fixed", "sweep.num_sizes=3")
     assert (tmp_path / "outputs/1_sanity/fake_default_fake/record.json").exists()
     quick = Record.load(tmp_path / "outputs/2_quick/fake_default_fake")
-    assert [point.key.input_size[0] for point in quick.points if point.key.phase == "inference"] == [224, 368, 512]
+    assert [
+        point.key.input_size[0] for point in quick.points if point.key.phase == "inference"
+    ] == [224, 368, 512]
 
 
 @pytest.mark.slow
@@ -136,7 +152,9 @@ def test_overwrite_replaces_a_run_and_nothing_else(run, tmp_path):
     assert (folder / "mine.csv").read_text() == "mine"
     assert run("--overwrite", "resume=x")[0] == 2
     run("--overwrite", *FAKE, "output_dir=x", "batch_size=2")
-    assert Record.load(folder).points[0].started > after.points[0].started, "the same plan is measured anew, too"
+    assert Record.load(folder).points[0].started > after.points[0].started, (
+        "the same plan is measured anew, too"
+    )
 
 
 @pytest.mark.slow
@@ -152,7 +170,9 @@ def test_overwrite_of_a_run_that_is_refused_keeps_what_was_there(run, tmp_path):
     run.shared(*FAKE, "output_dir=x")
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "run.log"}
     assert run("--overwrite", *FAKE, "gpu=h100", "output_dir=x")[0] == 2
-    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "run.log"} == before
+    assert {
+        file.name: file.read_bytes() for file in folder.iterdir() if file.name != "run.log"
+    } == before
     code, text, _ = run(*FAKE, "output_dir=x")
     assert code == 0
     assert "Nothing is left to measure" in text
@@ -171,7 +191,11 @@ def test_a_sweep_of_a_stage_whose_folders_have_numbers_is_resumed(run, tmp_path)
     assert Record.load(again).plan["input_size"] == 64
     assert "2 of 2 runs ended\n" in text
     names = sorted(path.name for path in again.parent.iterdir())
-    assert names == [f"fake_default_fake_mode-{mode}{end}" for mode in ("inference", "train") for end in ("", "-2")]
+    assert names == [
+        f"fake_default_fake_mode-{mode}{end}"
+        for mode in ("inference", "train")
+        for end in ("", "-2")
+    ]
 
 
 @pytest.mark.slow
@@ -182,8 +206,16 @@ def test_two_runs_of_a_sweep_never_share_a_folder(run, tmp_path, monkeypatch, fl
     (tmp_path / "mine" / "gpu").mkdir(parents=True)
     shutil.copy(config.conf_dir() / "gpu" / "fake.yaml", tmp_path / "mine" / "gpu" / "other.yaml")
     sweep = ("-m", "experiment=sanity", "gpu=fake,other", "processes=2", "--config-dir=mine")
-    assert run(*flags, "model=fake", *(text for text in FAKE if text[:3] not in ("gpu", "mod")), *sweep)[0] == 0
-    assert {path.parent.name for path in tmp_path.rglob("plan.yaml")} == {"fake_default_same", "fake_default_same-2"}
+    assert (
+        run(
+            *flags, "model=fake", *(text for text in FAKE if text[:3] not in ("gpu", "mod")), *sweep
+        )[0]
+        == 0
+    )
+    assert {path.parent.name for path in tmp_path.rglob("plan.yaml")} == {
+        "fake_default_same",
+        "fake_default_same-2",
+    }
 
 
 @pytest.mark.slow
@@ -205,18 +237,29 @@ def test_a_stage_whose_earlier_stage_failed_warns_and_says_why(run, tmp_path):
 
 @pytest.mark.slow
 def test_full_is_a_hundred_sizes_from_224_to_512(run):
-    _, _, [record] = run("model=fake", "gpu=fake", "tracking=none", "experiment=full", "stopping=fixed")
+    _, _, [record] = run(
+        "model=fake", "gpu=fake", "tracking=none", "experiment=full", "stopping=fixed"
+    )
     timed = [point for point in record.points if point.key.is_timed]
     sides = [point.key.input_size[0] for point in timed]
     assert (len(sides), sides[0], sides[-1]) == (100, 224, 512)
-    assert Counter(point.key.phase for point in record.points) == {"inference": 100, "inference_layers": 100, "ttfp": 1}
-    assert all(point.metric("layers/closure") and point.metric("energy/per_call_joules") for point in timed)
+    assert Counter(point.key.phase for point in record.points) == {
+        "inference": 100,
+        "inference_layers": 100,
+        "ttfp": 1,
+    }
+    assert all(
+        point.metric("layers/closure") and point.metric("energy/per_call_joules") for point in timed
+    )
 
 
 @pytest.mark.slow
 def test_a_stage_swept_over_models_has_a_folder_for_each(run, tmp_path):
     run(*FAKE, "-m", "experiment=sanity", "model.name=a,b")
-    assert {path.name for path in (tmp_path / "outputs/1_sanity").iterdir()} == {"a_default_fake", "b_default_fake"}
+    assert {path.name for path in (tmp_path / "outputs/1_sanity").iterdir()} == {
+        "a_default_fake",
+        "b_default_fake",
+    }
 
 
 @pytest.mark.slow
@@ -260,7 +303,9 @@ def test_runs_are_numbered_by_the_order_of_the_axes_so_another_order_is_another_
 @pytest.mark.slow
 def test_replicates_of_a_sweep_are_interleaved_in_a_seeded_order(run):
     code, _, records = run(*FAKE, "-m", "batch_size=1,2,4", "processes=3", "output_dir=s")
-    points = sorted((point for record in records for point in record.points), key=lambda point: point.started)
+    points = sorted(
+        (point for record in records for point in record.points), key=lambda point: point.started
+    )
     rounds = [[point.key for point in points[index : index + 3]] for index in (0, 3, 6)]
     assert code == 0
     assert [{key.replicate for key in keys} for keys in rounds] == [{0}, {1}, {2}]
@@ -270,14 +315,18 @@ def test_replicates_of_a_sweep_are_interleaved_in_a_seeded_order(run):
 
 @pytest.mark.slow
 def test_an_experiment_may_sweep_by_itself_and_the_command_line_wins(run, tmp_path):
-    code, printed, records = run("experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s")
+    code, printed, records = run(
+        "experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s"
+    )
     assert code == 0
     assert sorted(record.plan["mode"]["name"] for record in records) == ["inference", "train"]
     assert "2 of 2 runs ended" in printed
 
 
 def test_settings_that_are_on_or_off_are_named_as_they_are_typed(run):
-    code, printed, _ = run(*FAKE, "-m", "execution.channels_last=true,false", "batch_size=1,0", "output_dir=s")
+    code, printed, _ = run(
+        *FAKE, "-m", "execution.channels_last=true,false", "batch_size=1,0", "output_dir=s"
+    )
     assert code == 2
     assert "channels_last=true" in printed
     assert "channels_last=True" not in printed
@@ -326,7 +375,14 @@ def test_runs_of_a_sweep_are_not_handed_to_other_launchers(tmp_path):
     (tmp_path / "mine" / "hydra" / "launcher" / "other.yaml").write_text(
         "_target_: hydra_plugins.perfexp_other.OtherLauncher\n"
     )
-    given = (*FAKE, "--config-dir=mine", "-m", "batch_size=1,2", "hydra/launcher=other", "output_dir=s")
+    given = (
+        *FAKE,
+        "--config-dir=mine",
+        "-m",
+        "batch_size=1,2",
+        "hydra/launcher=other",
+        "output_dir=s",
+    )
     process = start(tmp_path, *given)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 2, printed

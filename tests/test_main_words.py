@@ -29,7 +29,10 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("profiler.trace", "  profiler.trace: [cuda,cudnn,nvtx,osrt]  # APIs to trace; must include cuda"),
+        (
+            "profiler.trace",
+            "  profiler.trace: [cuda,cudnn,nvtx,osrt]  # APIs to trace; must include cuda",
+        ),
         ("mode.train.schedule", "  mode.train.schedule: constant  # how the learning rate changes"),
         ("stopping.measure", "  stopping.measure: 20  # measured calls (fixed)"),
         ("label_smoothing", "  mode.train.label_smoothing: 0  # share of each target"),
@@ -58,7 +61,9 @@ def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch,
     text = capsys.readouterr().out
     assert text.startswith("perfexp measures how fast")
     assert not [line for line in text.splitlines() if len(line) > 80]
-    keys = "probes.energy probes.layers resume=DIR gpu.count algorithm.verify data.root profiler.steps"
+    keys = (
+        "probes.energy probes.layers resume=DIR gpu.count algorithm.verify data.root profiler.steps"
+    )
     assert [key for key in keys.split() if key not in text] == []
     assert len(text.splitlines()) <= 60
     assert not list(tmp_path.iterdir())
@@ -68,7 +73,9 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
     assert dispatch(["help", "keys"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "    energy_seconds: null    # minimum length of the energy windows; null is 1 s," in lines
+    assert (
+        "    energy_seconds: null    # minimum length of the energy windows; null is 1 s," in lines
+    )
     assert [line for line in lines if line.startswith("  device_lock: wait")]
     assert any("wide" not in line and "ocrnet_hrnetw48" in line for line in lines)
 
@@ -90,7 +97,10 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
         ("≈", "≈: estimate: no interval"),
         ("cold start", "cold start: wall time of a fresh process"),
         ("undecided", "undecided: the ratio's interval lies neither"),
-        ("batch_size=max", "  batch_size: 1             # samples per call, or a list [1,8,64]; max is the"),
+        (
+            "batch_size=max",
+            "  batch_size: 1             # samples per call, or a list [1,8,64]; max is the",
+        ),
         ("resume", "resume=DIR: measure what a run or sweep lacks"),
         ("probes.layers", "  probes.layers: false           # time of each layer"),
         ("stopping.max_seconds=3", "  stopping.max_seconds: "),
@@ -101,7 +111,9 @@ def test_help_explains_a_command_a_key_a_code_or_a_term(topic, words, capsys):
     assert capsys.readouterr().out.startswith(words)
 
 
-@pytest.mark.parametrize("command", ["check x", "show --nope", "compare", "ui --port x", "calibrate nothing here"])
+@pytest.mark.parametrize(
+    "command", ["check x", "show --nope", "compare", "ui --port x", "calibrate nothing here"]
+)
 def test_a_wrong_command_line_is_one_line_as_everywhere(command, capsys):
     assert dispatch(command.split()) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -135,7 +147,10 @@ def test_each_option_of_a_group_is_explained(group, capsys):
 
 def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
     assert dispatch(["help", "busyhost"]) == 2
-    assert "'busyhost' is not a command, a key, a code or a term. Did you mean busy_host?" in capsys.readouterr().err
+    assert (
+        "'busyhost' is not a command, a key, a code or a term. Did you mean busy_host?"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +222,9 @@ def test_a_wrong_word_is_told_in_one_message_with_what_is_possible(run, argument
         ("--shell-completion", "--shell-completion"),
     ],
 )  # fmt: skip
-def test_what_hydra_does_not_take_or_perfexp_would_ignore_is_refused_in_one_line(run, arguments, told, tmp_path):
+def test_what_hydra_does_not_take_or_perfexp_would_ignore_is_refused_in_one_line(
+    run, arguments, told, tmp_path
+):
     code, printed, _ = run(*FAKE, *arguments.split())
     assert code == 2
     [line] = printed.splitlines()
@@ -250,7 +267,9 @@ def test_a_current_folder_that_has_been_deleted_is_said_in_one_line(arguments, t
         "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
         "from perfexp.__main__ import main; sys.exit(main())"
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert done.stdout + done.stderr == (
         "error: The current folder has been deleted: change to one that exists (cd DIR).\n"
@@ -283,7 +302,10 @@ def test_a_read_only_folder_is_told(run, tmp_path):
             "settings are KEY=VALUE, with the names of perfexp. Did you mean: perfexp model=fake gpu=fake",
         ),
         (["-m", "modle"], "'modle' is neither a command nor KEY=VALUE"),
-        (["--config-dir", "mine", "list", "models"], "'list' is a command, and comes first: perfexp list …"),
+        (
+            ["--config-dir", "mine", "list", "models"],
+            "'list' is a command, and comes first: perfexp list …",
+        ),
         (["--config-dir=mine", "status"], "'status' is a command, and comes first"),
         ([*FAKE, "batch_size=1,2"], "Several values are a sweep: add -m; or one list: KEY=[A,B]"),
         ([*FAKE, "percentiles=50"], "percentiles is a list, also of one value: percentiles=[…]."),
@@ -291,7 +313,9 @@ def test_a_read_only_folder_is_told(run, tmp_path):
         ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is stored"),
     ],
 )
-def test_words_and_values_that_are_none_are_told_with_what_was_meant(run, tmp_path, arguments, said):
+def test_words_and_values_that_are_none_are_told_with_what_was_meant(
+    run, tmp_path, arguments, said
+):
     (tmp_path / "mine").mkdir()
     code, printed, records = run(*arguments)
     assert (code, records) == (2, [])
@@ -315,7 +339,10 @@ def test_a_file_of_configuration_in_another_encoding_is_told(run, tmp_path):
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: tiny\n", encoding="utf-16")
     code, printed, _ = run("--config-dir", str(tmp_path / "mine"), "model=tiny", "gpu=fake")
-    assert (code, printed) == (2, "error: A configuration file in --config-dir is not UTF-8 text: save it as UTF-8.\n")
+    assert (code, printed) == (
+        2,
+        "error: A configuration file in --config-dir is not UTF-8 text: save it as UTF-8.\n",
+    )
 
 
 def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp_path):
@@ -328,7 +355,9 @@ def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp
     assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize("setting", ["stopping.measure=0", "stopping.measure=-3", "stopping.warmup=-1"])
+@pytest.mark.parametrize(
+    "setting", ["stopping.measure=0", "stopping.measure=-3", "stopping.warmup=-1"]
+)
 def test_a_measurement_of_nothing_is_refused(run, setting):
     code, printed, records = run(*FAKE, setting)
     assert code == 2
@@ -339,7 +368,9 @@ def test_a_measurement_of_nothing_is_refused(run, setting):
 def test_a_password_is_not_written_anywhere(run, tmp_path):
     secret = "tracking.uri='http://somebody:s3cr3t:p@ss@127.0.0.1:9'"
     settings = ("model=fake", "gpu=fake", "stopping=fixed", "output_dir=x")
-    code, printed, records = run(*settings, secret.replace("t:p", "t/p"))  # no URL: a slash ends the name of a server
+    code, printed, records = run(
+        *settings, secret.replace("t:p", "t/p")
+    )  # no URL: a slash ends the name of a server
     assert (code, records) == (2, [])
     assert "s3cr3t" not in printed
     code, printed, [record] = run(*settings, "tracking.request_timeout_seconds=1", secret)
@@ -392,7 +423,9 @@ def test_nothing_to_resume_is_told(run):
         (*FAKE, "input_size=0"),
     ],
 )
-def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp_path, arguments, is_there):
+def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(
+    run, tmp_path, arguments, is_there
+):
     if is_there:
         (tmp_path / "x").mkdir()
     code, printed, _ = run(*arguments, "tracking=none", *(["output_dir=x"] if is_there else []))
@@ -408,13 +441,21 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
         (
             "",
             0,
-            ["fake · default · inference · float32 · eager", "  1 point in 5 processes, about 20 s", "  into outputs/"],
+            [
+                "fake · default · inference · float32 · eager",
+                "  1 point in 5 processes, about 20 s",
+                "  into outputs/",
+            ],
         ),
         ("quiet=true input_size=[64,96] gpu=cpu", 0, ["  2 points in 5 processes, about 18 s"]),
         (
             "-m batch_size=1,2",
             0,
-            ["sweep over batch_size", "  2 runs, 2 points in 5 processes, about 41 s", "  batch_size=2-fake-"],
+            [
+                "sweep over batch_size",
+                "  2 runs, 2 points in 5 processes, about 41 s",
+                "  batch_size=2-fake-",
+            ],
         ),
         (
             "-m batch_size=1,2 processes=2 output_dir=s",
@@ -433,13 +474,21 @@ def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(run, tmp
         ("batch_size=0", 2, ["batch_size=0 is not a batch size"]),
         ("epochs=1", 2, ["epochs=1 is for training: add mode=train"]),
         ("mode=train epochs=2", 2, ["epochs=2 needs data with an end", "data.num_samples=10000"]),
-        ("-m batch_size=1,0", 2, ["batch_size=0 is not a batch size", "  1 run, 1 point in 5 processes"]),
+        (
+            "-m batch_size=1,0",
+            2,
+            ["batch_size=0 is not a batch size", "  1 run, 1 point in 5 processes"],
+        ),
         ("-m model=nope,fake", 2, ["model=nope"]),
     ],
 )
-def test_a_dry_run_says_what_would_be_measured_and_makes_nothing(run, tmp_path, monkeypatch, arguments, code, told):
+def test_a_dry_run_says_what_would_be_measured_and_makes_nothing(
+    run, tmp_path, monkeypatch, arguments, code, told
+):
     monkeypatch.setattr(auto, "predicted_name", lambda index: "cpu")
-    ended, printed, _ = run("model=fake", "gpu=fake", "tracking=none", "--dry-run", *arguments.split())
+    ended, printed, _ = run(
+        "model=fake", "gpu=fake", "tracking=none", "--dry-run", *arguments.split()
+    )
     assert ended == code
     assert all(text in printed for text in told), printed
     assert ("Nothing has been measured." in printed) == any("point" in text for text in told)
@@ -448,7 +497,9 @@ def test_a_dry_run_says_what_would_be_measured_and_makes_nothing(run, tmp_path, 
 
 
 def test_a_dry_run_warns_of_a_missing_meter_as_the_run_would(run, monkeypatch):
-    monkeypatch.setattr(auto, "predicted_meters", lambda name, indices: none_because(f"{name} has none"))
+    monkeypatch.setattr(
+        auto, "predicted_meters", lambda name, indices: none_because(f"{name} has none")
+    )
     settings = ("model=fake", "gpu=cpu", "--dry-run")
     told = "warning: no energy would be measured, no meter: cpu has none (meter_missing)"
     code, printed, _ = run(*settings, "probes.energy=true")
@@ -471,7 +522,10 @@ def test_a_dry_run_warns_of_a_missing_meter_as_the_run_would(run, monkeypatch):
 )
 def test_the_folder_of_a_stage_names_the_device_that_auto_finds(run, monkeypatch, product, folder):
     monkeypatch.setattr(auto, "predicted_name", lambda index: product)
-    assert f"outputs/1_sanity/vgg16_default_{folder}/" in run("model=vgg16", "experiment=sanity", "--dry-run")[1]
+    assert (
+        f"outputs/1_sanity/vgg16_default_{folder}/"
+        in run("model=vgg16", "experiment=sanity", "--dry-run")[1]
+    )
     assert naming.child_folder(None, Path("s"), 3, {"gpu": "auto"}) == Path(f"s/3_{folder}")
 
 
@@ -492,7 +546,9 @@ def test_a_refused_run_leaves_what_was_there_before(run, tmp_path):
         ("tracking.request_timeout_seconds=-1", "positive"),
     ],
 )
-def test_a_tracking_store_that_cannot_be_is_refused_before_anything_is_measured(setting, message, tmp_path):
+def test_a_tracking_store_that_cannot_be_is_refused_before_anything_is_measured(
+    setting, message, tmp_path
+):
     done = processes.run("model=fake", "gpu=fake", setting, "output_dir=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -503,7 +559,12 @@ def test_a_tracking_store_that_cannot_be_is_refused_before_anything_is_measured(
 def test_a_folder_from_elsewhere_does_not_say_where_results_go(run, tmp_path):
     run(*FAKE, "output_dir=x")
     plan = yaml.safe_load((tmp_path / "x" / "plan.yaml").read_bytes())
-    plan["command"] += ["tracking=mlflow", "tracking.uri=http://127.0.0.1:9/", "timeout_seconds=1e-9", "tracking=none"]
+    plan["command"] += [
+        "tracking=mlflow",
+        "tracking.uri=http://127.0.0.1:9/",
+        "timeout_seconds=1e-9",
+        "tracking=none",
+    ]
     (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump(plan))
     code, printed, _ = run("resume=x")
     assert code == 0
@@ -541,8 +602,14 @@ def test_a_term_hides_neither_a_code_nor_a_command():
         ("probes=1", "probes: set probes.KEY=VALUE; perfexp help probes lists its keys."),
         ("output_dir={a:1}", "output_dir: set a text, not a dict."),
         ("cache=hot", "cache=hot: Possible: flush, rotate, warm."),
-        ("--config-dir=nope", "--config-dir nope: there is no such folder; name one that holds GROUP/NAME.yaml."),
-        ("precision=float16", "precision=float16: set precision=fp16; perfexp help precision explains them."),
+        (
+            "--config-dir=nope",
+            "--config-dir nope: there is no such folder; name one that holds GROUP/NAME.yaml.",
+        ),
+        (
+            "precision=float16",
+            "precision=float16: set precision=fp16; perfexp help precision explains them.",
+        ),
     ],
 )
 def test_a_wrong_value_is_answered_with_a_right_one(run, setting, told):

@@ -15,7 +15,10 @@ from perfexp.cli import meant
         ("--batchsize=8", "batch_size=8"),
         ("-b 8 resnet50 train", "batch_size=8 model=resnet50 mode=train"),
         ("-m resnet18,alexnet --device cpu", "-m model=resnet18,alexnet gpu=cpu"),
-        ("--config-dir own model=resnet18 amp_fp16", "--config-dir own model=resnet18 precision=amp_fp16"),
+        (
+            "--config-dir own model=resnet18 amp_fp16",
+            "--config-dir own model=resnet18 precision=amp_fp16",
+        ),
         ("device=cuda model=resnet18", "gpu=auto model=resnet18"),
         ("device=cpu", "gpu=cpu"),
         ("--device cuda", "gpu=auto"),
@@ -28,7 +31,9 @@ def test_words_and_flags_have_overrides(typed, overrides):
     assert meant.command(typed.split()) == overrides.split()
 
 
-@pytest.mark.parametrize("typed", ["model=resnet50 -m", "stauts", "xyzzy", "none", "--xyzzy 3", "--dry-run"])
+@pytest.mark.parametrize(
+    "typed", ["model=resnet50 -m", "stauts", "xyzzy", "none", "--xyzzy 3", "--dry-run"]
+)
 def test_without_a_clear_meaning_there_is_no_suggestion(typed):
     assert meant.command(typed.split()) is None
 
@@ -39,7 +44,9 @@ def test_the_error_has_the_whole_command(run, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("typed", ["model = resnet18 -m", "model =resnet18 -m", "model= resnet18 -m"])
+@pytest.mark.parametrize(
+    "typed", ["model = resnet18 -m", "model =resnet18 -m", "model= resnet18 -m"]
+)
 def test_spaces_around_the_sign_are_named(run, typed):
     code, printed, _ = run(*typed.split())
     assert code == 2

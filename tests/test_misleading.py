@@ -51,7 +51,9 @@ def test_data_of_one_size_choose_the_input_size():
     cifar = ("model=resnet18", "data=cifar10", "data.root=x")
     assert api.compose(*cifar).input_size == [(32, 32)]
     assert api.compose(*cifar, "input_size=64").input_size == [(64, 64)]
-    assert api.compose("model=clip_gesture", "data=skeletons", "data.root=x").input_size == [(20, 75)]
+    assert api.compose("model=clip_gesture", "data=skeletons", "data.root=x").input_size == [
+        (20, 75)
+    ]
 
 
 @pytest.mark.parametrize("name", ["cpu", "mps"])
@@ -63,5 +65,8 @@ def test_a_device_that_is_one_has_no_index(name):
 def test_a_gpu_that_is_not_there_is_no_cpu(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(auto, "predicted_name", lambda index=0: None)
-    assert main(["model=resnet18", "gpu.index=3", "input_size=32", "tracking=none", "stopping=fixed"]) == 2
+    assert (
+        main(["model=resnet18", "gpu.index=3", "input_size=32", "tracking=none", "stopping=fixed"])
+        == 2
+    )
     assert "gpu.index=3 does not exist: torch finds no GPU" in capsys.readouterr().err

@@ -60,7 +60,10 @@ def test_without_a_prior_it_is_students_interval_of_the_logarithms():
     values = (1.0, 1.02, 0.99, 1.01)
     expected = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
     found = geometric_mean(values)
-    assert (found.low, found.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
+    assert (found.low, found.high) == (
+        pytest.approx(math.exp(expected.low)),
+        pytest.approx(math.exp(expected.high)),
+    )
     assert geometric_mean([1.0]) == Interval(value=1.0, low=None, high=None)
 
 
@@ -79,7 +82,9 @@ def test_more_processes_do_not_lower_the_variance_between_servers():
     for count in (1, 5, 100):
         forked = Repeats(values=(1.0,) * count, prior=prior)
         assert forked.error.variance == pytest.approx(forked.component.variance / count + 4e-4)
-        assert forked.without_server().error.variance == pytest.approx(forked.component.variance / count)
+        assert forked.without_server().error.variance == pytest.approx(
+            forked.component.variance / count
+        )
         assert forked.error.degrees >= forked.without_server().error.degrees
 
 
@@ -99,7 +104,10 @@ def test_the_figures_of_a_machine_replace_what_was_known():
 
 
 def test_two_figures_of_one_process_each_are_decided_where_processes_differ_by_less():
-    one, two, near = (Repeats(values=(value,), prior=priors.of_kind("cuda")["device"]) for value in (1.0, 2.0, 1.001))
+    one, two, near = (
+        Repeats(values=(value,), prior=priors.of_kind("cuda")["device"])
+        for value in (1.0, 2.0, 1.001)
+    )
     assert ratios.log_ratio(two, one).p_beyond(0.01) < 0.05
     assert ratios.log_ratio(near, one).p_beyond(0.01) == 1.0
     assert ratios.log_ratio(Repeats(values=(2.0,)), one).interval().low is None
@@ -121,7 +129,9 @@ def test_the_interval_of_a_spread_holds_the_true_one():
 def test_another_run_lies_within_the_interval_of_the_mean_times_the_square_root_of_two(processes):
     runs = np.random.default_rng(processes).normal(0, 0.02, (4000, 2, processes))
     intervals = [geometric_mean(np.exp(run[0])) for run in runs]
-    apart = np.array([abs(run[1].mean() - math.log(one.value)) for run, one in zip(runs, intervals, strict=True)])
+    apart = np.array(
+        [abs(run[1].mean() - math.log(one.value)) for run, one in zip(runs, intervals, strict=True)]
+    )
     half = np.array([one.log_half_width for one in intervals])
     assert np.mean(apart <= math.sqrt(2) * half) == pytest.approx(0.95, abs=0.012)
     assert np.mean(apart <= half) < 0.92
@@ -156,7 +166,9 @@ def test_the_shipped_priors_have_what_figures_of_each_kind_need():
 
 def timed(**facts):
     doubts = (
-        [diagnostics.make("busy_host", load=facts["other_cpu_cores"], cores=2)] if "other_cpu_cores" in facts else []
+        [diagnostics.make("busy_host", load=facts["other_cpu_cores"], cores=2)]
+        if "other_cpu_cores" in facts
+        else []
     )
     key = Key(phase="inference", input_size=(32, 32), batch_size=1, precision="fp32", replicate=0)
     return Point(key=key, status=Status.OK, facts=facts, doubts=doubts)
@@ -169,21 +181,32 @@ def test_processes_of_a_server_share_it_and_fresh_ones_do_not():
     of_gpu = {"device_method": "queue", "bound_by": "launch"}
     assert priors.find(known, [timed(**of_gpu, process_start="forked")], "latency").server == server
     assert priors.find(known, [timed(**of_gpu, process_start="fresh")], "latency").server == 0.0
-    assert priors.find(known, [timed(device_method="queue", process_start="forked")], "device").server == 0.0
+    assert (
+        priors.find(known, [timed(device_method="queue", process_start="forked")], "device").server
+        == 0.0
+    )
 
 
 def test_other_work_on_a_cpu_widens_the_interval_of_a_run_but_not_of_one_in_turn():
     known = priors.of_kind("cpu")
     idle, busy = timed(process_start="forked"), timed(process_start="forked", other_cpu_cores=1.0)
     usual = priors.find(known, [idle, idle], "latency").server
-    assert priors.find(known, [busy, busy], "latency").server == pytest.approx(usual + math.log(2) ** 2)
-    assert priors.find(known, [idle, busy], "latency").server == pytest.approx(usual + (math.log(2) / 2) ** 2)
-    assert priors.find(known, [busy], "memory").server == priors.find(known, [idle], "memory").server
+    assert priors.find(known, [busy, busy], "latency").server == pytest.approx(
+        usual + math.log(2) ** 2
+    )
+    assert priors.find(known, [idle, busy], "latency").server == pytest.approx(
+        usual + (math.log(2) / 2) ** 2
+    )
+    assert (
+        priors.find(known, [busy], "memory").server == priors.find(known, [idle], "memory").server
+    )
     of_gpu = timed(process_start="fresh", device_method="queue", other_cpu_cores=1.0)
     assert priors.find(priors.of_kind("cuda"), [of_gpu], "latency").server == 0.0
     assert priors.find(known, [busy], "latency", free=1) == priors.find(known, [idle], "latency")
     busier = timed(process_start="forked", other_cpu_cores=1.5)
-    assert priors.find(known, [busier], "latency", free=1).server == pytest.approx(usual + math.log(1.5) ** 2)
+    assert priors.find(known, [busier], "latency", free=1).server == pytest.approx(
+        usual + math.log(1.5) ** 2
+    )
     figure = Repeats(values=(1.0, 1.01, 0.99), prior=priors.find(known, [busy], "latency"))
     assert figure.half_width > 3 * figure.without_server().half_width
 
@@ -206,7 +229,11 @@ def test_other_work_that_fits_beside_the_threads_of_a_run_does_not_widen_its_int
 ):
     others = 1.0
     points = [
-        Builder().point(0.01 * factor, replicate=number, facts={"other_cpu_cores": others, "process_start": "forked"})
+        Builder().point(
+            0.01 * factor,
+            replicate=number,
+            facts={"other_cpu_cores": others, "process_start": "forked"},
+        )
         for number, factor in enumerate((1.0, 1.01, 0.99))
     ]
     for point in points:

@@ -24,12 +24,21 @@ def backend(monkeypatch):
 
 
 def net():
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    )
 
 
 def measured(folder, *overrides, **settings):
     return perfexp.measure(
-        net(), *overrides, gpu="mps", input_size=16, stopping="fixed", output_dir=folder, tracking="none", **settings
+        net(),
+        *overrides,
+        gpu="mps",
+        input_size=16,
+        stopping="fixed",
+        output_dir=folder,
+        tracking="none",
+        **settings,
     )
 
 
@@ -39,7 +48,9 @@ def test_calls_that_synchronize_are_timed_and_there_is_no_device_time(backend, t
     record = measured(tmp_path / "x", mode=mode, **{"probes.layers": True})
     point = next(one for one in record.points if one.key.is_timed)
     assert {"latency"} == {series.name for series in point.series if "/" not in series.name}
-    assert ({series.name for series in point.series} >= {"phase/forward", "phase/backward"}) == (mode == "train")
+    assert ({series.name for series in point.series} >= {"phase/forward", "phase/backward"}) == (
+        mode == "train"
+    )
     assert point.metric("memory/peak_bytes").value == 3 << 20
     assert len(backend) > len(point.find_series("latency").samples)
     assert record.environment["device"]["kind"] == "mps"
@@ -49,7 +60,9 @@ def test_calls_that_synchronize_are_timed_and_there_is_no_device_time(backend, t
 
 
 def test_whole_epochs_are_trained(backend, tmp_path):
-    record = measured(tmp_path / "x", mode="train", epochs=2, batch_size=2, **{"data.num_samples": 8})
+    record = measured(
+        tmp_path / "x", mode="train", epochs=2, batch_size=2, **{"data.num_samples": 8}
+    )
     [point] = [one for one in record.points if one.epochs]
     assert [epoch.number for epoch in point.epochs] == [1, 2]
 

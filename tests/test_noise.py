@@ -44,12 +44,18 @@ def test_processes_that_differ_more_than_their_calls_are_noted():
 @pytest.mark.parametrize(("shuffled", "least", "most"), [(True, 0.9, 1.0), (False, 0.0, 0.1)])
 def test_a_slow_down_over_a_sweep_is_no_growth_with_the_size_in_random_order(shuffled, least, most):
     sizes, held = np.linspace(224, 512, 100).round().astype(int), 0
-    keys = [Key(phase="inference", input_size=(int(s), int(s)), batch_size=1, precision="fp32") for s in sizes]
+    keys = [
+        Key(phase="inference", input_size=(int(s), int(s)), batch_size=1, precision="fp32")
+        for s in sizes
+    ]
     rng = np.random.default_rng(1)
     for seed in range(40):
         measured = order(keys, 0, seed) if shuffled else keys
         slow = {key: 1 + 0.05 * place / len(keys) for place, key in enumerate(measured)}
-        times = [slow[key] * 1e-2 * key.pixels / 1e6 * (1 + 0.003 * rng.standard_normal()) for key in keys]
+        times = [
+            slow[key] * 1e-2 * key.pixels / 1e6 * (1 + 0.003 * rng.standard_normal())
+            for key in keys
+        ]
         fit = scaling.fit_scaling([key.pixels / 1e6 for key in keys], times, [0.003] * len(keys))
         held += fit.exponent is not None and fit.exponent.low <= 1 <= fit.exponent.high
     assert least <= held / 40 <= most

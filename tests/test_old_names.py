@@ -15,7 +15,14 @@ from perfexp.plan import config, plan_file
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.record import Record
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=coarse", "stopping.processes=1", "quiet=true")
+FAKE = (
+    "model=fake",
+    "gpu=fake",
+    "tracking=none",
+    "stopping=coarse",
+    "stopping.processes=1",
+    "quiet=true",
+)
 #: Settings by their earlier names, and where a plan has them.
 OLD = ("replicate=2", "ttfp=true", "stopping.epsilon=0.03")
 
@@ -57,7 +64,9 @@ def test_a_users_file_may_have_earlier_names_and_a_typed_value_wins(tmp_path):
     file.write_text("# @package _global_\nreplicate: 2\nttfp: true\nstopping:\n  epsilon: 0.03\n")
     own = (f"--config-dir={tmp_path / 'own'}", "experiment=mine", *FAKE)
     assert chosen(config.typed(composition.compose(own))) == (2, True, 0.03)
-    assert chosen(config.typed(composition.compose([*own, "processes=4", "stopping.target=0.05"]))) == (4, True, 0.05)
+    assert chosen(
+        config.typed(composition.compose([*own, "processes=4", "stopping.target=0.05"]))
+    ) == (4, True, 0.05)
 
 
 def test_settings_of_a_users_own_stopping_rule_keep_their_names():
@@ -86,7 +95,11 @@ def test_a_run_of_an_earlier_version_is_read_continued_and_has_the_same_hash(tmp
     assert main(list(command)) == 0
     plan_hash = as_written_before(folder)
     record = Record.load(folder)
-    assert plan_file.plan_hash(record.plan) == plan_file.plan_hash(plan_file.read(folder / "plan.yaml")) == plan_hash
+    assert (
+        plan_file.plan_hash(record.plan)
+        == plan_file.plan_hash(plan_file.read(folder / "plan.yaml"))
+        == plan_hash
+    )
     assert record.plan["processes"] == 1
     measured = record.points
 

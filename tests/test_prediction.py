@@ -50,12 +50,16 @@ def test_intervals_of_noise_stairs_and_kernel_changes_hold_the_truth_in_nine_of_
     covered = []
     for seed in range(6):
         one = truth(seed, noise=0.005 * (1 + seed % 4), jump=1.3 if seed % 4 == 0 else None)
-        covered.append(skill.score(one, one.campaign(12, 0.0), calibration)[GAUSSIAN_PROCESS].is_covered.mean())
+        covered.append(
+            skill.score(one, one.campaign(12, 0.0), calibration)[GAUSSIAN_PROCESS].is_covered.mean()
+        )
     assert 0.83 <= np.mean(covered) <= 0.97
 
 
 def test_one_wild_curve_does_not_calibrate_the_others_alone():
-    flat = Curve(x=np.linspace(0, 1, 8)[:, None], spans=np.ones(1), y=np.zeros(8), errors=np.full(8, 0.01))
+    flat = Curve(
+        x=np.linspace(0, 1, 8)[:, None], spans=np.ones(1), y=np.zeros(8), errors=np.full(8, 0.01)
+    )
     curves = [flat] * 4
     assert calibrate([]).factor == NORMAL_FACTOR
     assert calibrate(curves).factor < 2
@@ -88,7 +92,9 @@ def test_two_phases_are_measured_until_both_are_sure():
 def test_batch_sizes_and_sizes_with_batch_sizes_begin_at_all_corners():
     batches = selection.coordinates([((224, 224), 2**power) for power in range(8)])
     assert selection.initial(selection.scaled(batches, batches), 4) == [0, 2, 5, 7]
-    both = selection.coordinates([((side, side), batch) for side in (224, 320, 512) for batch in (1, 4, 16)])
+    both = selection.coordinates(
+        [((side, side), batch) for side in (224, 320, 512) for batch in (1, 4, 16)]
+    )
     assert {0, 2, 6, 8} <= set(selection.initial(selection.scaled(both, both)))
     one = selection.coordinates([((224, 224), 1)])
     assert selection.initial(selection.scaled(one, one)) == [0]
@@ -100,14 +106,19 @@ def test_a_time_that_bends_over_the_batch_size_is_predicted():
     at = selection.coordinates([((224, 224), batch) for batch in batches])
     x, seconds = selection.scaled(at, at), 2.0 + 0.3 * np.array(batches)
     known = [0, 2, 5, 7]
-    curve = Curve(x=x[known], spans=np.ptp(at, axis=0), y=np.log(seconds[known]), errors=np.full(4, 0.001))
+    curve = Curve(
+        x=x[known], spans=np.ptp(at, axis=0), y=np.log(seconds[known]), errors=np.full(4, 0.001)
+    )
     predicted = predict(curve, x)
     assert np.abs(np.exp(predicted.mean) / seconds - 1).max() < 0.01
 
 
 def test_a_time_that_bends_over_the_batch_size_is_predicted_where_small_sizes_have_large_batches():
     random, sides = np.random.default_rng(1), np.linspace(128, 512, 9).round()
-    pairs = [((int(side), int(side)), int(batch)) for side, batch in zip(sides, np.geomspace(128, 4, 9), strict=True)]
+    pairs = [
+        ((int(side), int(side)), int(batch))
+        for side, batch in zip(sides, np.geomspace(128, 4, 9), strict=True)
+    ]
     at = selection.coordinates([*pairs, ((512, 512), 128), ((128, 128), 4)])
     x, spans = selection.scaled(at, at), np.ptp(at, axis=0)
     pixels, batches = np.exp(at).T
@@ -118,7 +129,9 @@ def test_a_time_that_bends_over_the_batch_size_is_predicted_where_small_sizes_ha
         assert abs(np.expm1(predict(curve, x[10:]).mean - y[10:])).max() < 0.02
 
 
-def test_runs_of_one_batch_size_each_make_one_curve_of_which_the_newest_value_counts(make_record, tmp_path):
+def test_runs_of_one_batch_size_each_make_one_curve_of_which_the_newest_value_counts(
+    make_record, tmp_path
+):
     batches, folder = (1, 2, 4, 8, 2), tmp_path / "runs"
     for number, batch in enumerate(batches):
         run = folder / str(number)
@@ -137,7 +150,10 @@ def test_runs_of_one_batch_size_each_make_one_curve_of_which_the_newest_value_co
     record = make_record(uid="9", batches=(1, 2, 4, 8), ended="2026-01-01T00:00:00.000+00:00")
     (whole / "record.json").write_bytes(record.to_json())
     of_time = [curve for curve in corpus.find_curves([folder]) if curve.quantity == "time"]
-    assert [curve.folder.name for curve in of_time] == ["whole", "4"]  # a whole curve comes first, though it is older
+    assert [curve.folder.name for curve in of_time] == [
+        "whole",
+        "4",
+    ]  # a whole curve comes first, though it is older
 
 
 def test_a_joined_curve_knows_of_a_run_that_only_ran_out_of_memory(make_record, tmp_path):
@@ -145,7 +161,9 @@ def test_a_joined_curve_knows_of_a_run_that_only_ran_out_of_memory(make_record, 
         run = tmp_path / str(number)
         run.mkdir()
         failing = {512: Status.OOM} if size == 512 else {}
-        (run / "record.json").write_bytes(make_record(uid=str(number), sizes=(size,), failing=failing).to_json())
+        (run / "record.json").write_bytes(
+            make_record(uid=str(number), sizes=(size,), failing=failing).to_json()
+        )
     [curve] = [curve for curve in corpus.find_curves([tmp_path]) if curve.quantity == "time"]
     assert (len(curve.values), curve.out_of_memory) == (4, {((512, 512), 1)})
 
@@ -153,7 +171,9 @@ def test_a_joined_curve_knows_of_a_run_that_only_ran_out_of_memory(make_record, 
 def test_shuffled_values_leave_no_skill_and_unseen_values_change_no_prediction():
     one = truth(noise=0.01)
     random = np.random.default_rng(0)
-    nonsense = Truth(name="", group="", x=one.x, values=random.permutation(one.values), errors=one.errors)
+    nonsense = Truth(
+        name="", group="", x=one.x, values=random.permutation(one.values), errors=one.errors
+    )
     chosen = nonsense.campaign(12, 0.0)
     unseen = np.setdiff1d(np.arange(100), chosen)
     error = skill.score(nonsense, chosen, Calibration())[GAUSSIAN_PROCESS].errors.mean()
@@ -211,20 +231,37 @@ def curve_over(values, *, quantity="time", spread=0.001):
 @pytest.mark.parametrize(("falling", "is_stair"), [(None, False), (1, True), (4, True)])
 def test_a_larger_size_that_takes_less_time_is_a_stair_at_each_batch_size(falling, is_stair):
     sizes, batches = range(128, 289, 32), (1, 2, 4)
-    values = {((size, size), batch): 1e-3 + 1e-7 * size**2 * batch for batch in batches for size in sizes}
+    values = {
+        ((size, size), batch): 1e-3 + 1e-7 * size**2 * batch for batch in batches for size in sizes
+    }
     if falling:
         values[(224, 224), falling] = 0.95 * values[(192, 192), falling]
     found = [item.message for item in lookup.stairs(curve_over(values))]
-    assert any(f"192 · batch {falling} takes longer than 224 · batch {falling}" in text for text in found) is is_stair
+    assert (
+        any(
+            f"192 · batch {falling} takes longer than 224 · batch {falling}" in text
+            for text in found
+        )
+        is is_stair
+    )
     assert is_stair or not found
 
 
 def test_memory_that_falls_with_the_size_is_a_stair_without_any_interval():
     pairs = [((size, size), 1) for size in range(128, 289, 32)]
-    for values, is_stair in (([100, 101, 60, 62, 64, 66], True), ([100, 101, 102, 104, 106, 108], False)):
+    for values, is_stair in (
+        ([100, 101, 60, 62, 64, 66], True),
+        ([100, 101, 102, 104, 106, 108], False),
+    ):
         counted = {pair: float(value) for pair, value in zip(pairs, values, strict=True)}
-        found = [item.message for item in lookup.stairs(curve_over(counted, quantity="memory", spread=None))]
-        assert any("160 · batch 1 needs more memory than 192 · batch 1" in text for text in found) is is_stair
+        found = [
+            item.message
+            for item in lookup.stairs(curve_over(counted, quantity="memory", spread=None))
+        ]
+        assert (
+            any("160 · batch 1 needs more memory than 192 · batch 1" in text for text in found)
+            is is_stair
+        )
 
 
 def test_a_curve_without_inner_points_is_not_scored():

@@ -46,13 +46,17 @@ def test_events_arrive_and_the_exit_code_is_told(tmp_path):
 
 
 def test_what_was_told_right_before_a_death_arrives(tmp_path):
-    process = worker(tmp_path, "[tell(event=str(n)) for n in range(100)]; os.kill(os.getpid(), signal.SIGKILL)")
+    process = worker(
+        tmp_path, "[tell(event=str(n)) for n in range(100)]; os.kill(os.getpid(), signal.SIGKILL)"
+    )
     assert [event["event"] for event in process.events(60)] == [str(n) for n in range(100)]
     assert process.end() == -signal.SIGKILL
 
 
 def test_silence_is_told_and_patience_is_kept(tmp_path):
-    process = worker(tmp_path, "tell(event='a', patient=True); time.sleep(1.5); tell(event='b'); time.sleep(600)")
+    process = worker(
+        tmp_path, "tell(event='a', patient=True); time.sleep(1.5); tell(event='b'); time.sleep(600)"
+    )
     seen = []
     with pytest.raises(SilenceError):
         for event in process.events(0.5):
@@ -94,10 +98,22 @@ def test_the_descriptors_of_a_worker_are_given_back(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["junk", "5", "[]", "{}", '{"event": 3}', '{"event": "a", "patient": 1}', '{"event": "a', "[" * 99999, '"\\ud800"'],
+    [
+        "junk",
+        "5",
+        "[]",
+        "{}",
+        '{"event": 3}',
+        '{"event": "a", "patient": 1}',
+        '{"event": "a',
+        "[" * 99999,
+        '"\\ud800"',
+    ],
 )
 def test_what_is_not_an_event_is_an_error(tmp_path, text):
-    process = worker(tmp_path, f"tell(event='a'); os.write(fd, {text!r}.encode() + b'\\n'); time.sleep(600)")
+    process = worker(
+        tmp_path, f"tell(event='a'); os.write(fd, {text!r}.encode() + b'\\n'); time.sleep(600)"
+    )
     events = process.events(60)
     assert next(events)["event"] == "a"
     with pytest.raises(MessageError):

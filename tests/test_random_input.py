@@ -19,7 +19,9 @@ from perfexp.errors import PerfexpError
 from perfexp.host.installation import conf_dir
 from perfexp.plan.config import typed
 
-sys.path.append(str(Path(__file__).parent / "roofline"))  # appended: an equal name elsewhere comes first
+sys.path.append(
+    str(Path(__file__).parent / "roofline")
+)  # appended: an equal name elsewhere comes first
 
 from listings import long_form, many, wide_form
 
@@ -69,8 +71,31 @@ VALUES = st.sampled_from(
             "x224",
             "1_000",
         ),
-        *("auto", "fp32", "train", "fake", "none", "../x", "/nowhere", "a b", "'a,b'", "a,b", "1,2", "range(1,4)"),
-        *("glob(*)", "choice(1,2)", "interval(0,1)", "sort(2,1)", "${seed}", "${nowhere}", "???", "'[bold]'", "9" * 30),
+        *(
+            "auto",
+            "fp32",
+            "train",
+            "fake",
+            "none",
+            "../x",
+            "/nowhere",
+            "a b",
+            "'a,b'",
+            "a,b",
+            "1,2",
+            "range(1,4)",
+        ),
+        *(
+            "glob(*)",
+            "choice(1,2)",
+            "interval(0,1)",
+            "sort(2,1)",
+            "${seed}",
+            "${nowhere}",
+            "???",
+            "'[bold]'",
+            "9" * 30,
+        ),
     )
 )
 GROUPS = {
@@ -95,10 +120,19 @@ def keys():
     plans = (
         ("model=fake", "gpu=fake"),
         ("model=ocrnet", "data=cityscapes", "data.root=x", "profiler=nsys", "sweep=sizes"),
-        ("mode=train_inference", "algorithm=fastest", "sweep=batch", "stopping=fixed", "gpu=h200", "model=resnet18"),
+        (
+            "mode=train_inference",
+            "algorithm=fastest",
+            "sweep=batch",
+            "stopping=fixed",
+            "gpu=h200",
+            "model=resnet18",
+        ),
     )
     found = {key for plan in plans for key in leaves(compose(plan))}
-    return sorted(key for key in found if "_target_" not in key and not key.startswith(("choices", "command")))
+    return sorted(
+        key for key in found if "_target_" not in key and not key.startswith(("choices", "command"))
+    )
 
 
 @DRAWN
@@ -138,16 +172,28 @@ def damaged(text, seed):
             lines[place] = lines[place][:cut]
         elif change == 4 and lines:
             lines[place] = lines[place].translate(
-                str.maketrans("0123456789", source.choice(("9876543210", "..........", "nan-+e1234")))
+                str.maketrans(
+                    "0123456789", source.choice(("9876543210", "..........", "nan-+e1234"))
+                )
             )
         elif change == 5 and lines:
             lines[place] = source.choice(
-                ("\0", "\x1b[2J\n", "Traceback (most recent call last):\n", "[]\n", "{", '"\n', "1e999,\n")
+                (
+                    "\0",
+                    "\x1b[2J\n",
+                    "Traceback (most recent call last):\n",
+                    "[]\n",
+                    "{",
+                    '"\n',
+                    "1e999,\n",
+                )
             )
         elif change == 6:
             source.shuffle(lines)
         elif lines:
-            lines[place] = lines[place].replace(source.choice(':,[]{}" ='), source.choice(("", ":", ",", "\t", "é")))
+            lines[place] = lines[place].replace(
+                source.choice(':,[]{}" ='), source.choice(("", ":", ",", "\t", "é"))
+            )
     return "".join(lines)
 
 
@@ -158,13 +204,17 @@ def answer(capsys, *arguments):
     assert code in (0, 1, 2)
     assert "error: unexpected" not in printed.err
     assert "\nTraceback" not in f"\n{printed.err}"
-    said = [line for line in printed.err.splitlines() if not line.startswith("  ")]  # a command to copy is indented
+    said = [
+        line for line in printed.err.splitlines() if not line.startswith("  ")
+    ]  # a command to copy is indented
     assert len(said) <= 1, printed.err
     assert printed.out or printed.err
     return code
 
 
-LOGS = sorted(path for path in (Path(__file__).parent / "speed" / "data").rglob("*") if path.is_file())
+LOGS = sorted(
+    path for path in (Path(__file__).parent / "speed" / "data").rglob("*") if path.is_file()
+)
 
 
 @DRAWN
@@ -175,7 +225,18 @@ def test_a_damaged_log_is_an_answer_or_one_line(seed, tmp_path_factory, capsys):
     source = LOGS[seed % len(LOGS)]
     log = folder / source.name
     log.write_text(damaged(source.read_text(errors="replace"), seed), errors="replace")
-    given_ = ("--model", "m", "--batch-size", "2", "--gpus", "1", "--precision", "fp32", "--out", str(folder))
+    given_ = (
+        "--model",
+        "m",
+        "--batch-size",
+        "2",
+        "--gpus",
+        "1",
+        "--precision",
+        "fp32",
+        "--out",
+        str(folder),
+    )
     answer(capsys, "speed", str(log), *given_)
 
 
@@ -187,15 +248,27 @@ def test_a_damaged_file_of_ncu_is_an_answer_or_one_line(seed, tmp_path_factory, 
     folder = tmp_path_factory.mktemp("ncu")
     made = (wide_form if seed % 2 else long_form)(many(6, seed % 7 + 1))
     (folder / "ncu.csv").write_text(damaged(made, seed), errors="replace")
-    answer(capsys, "roofline", str(folder / "ncu.csv"), "--gpu", "h100", "--summary", str(folder / "s.csv"))
+    answer(
+        capsys,
+        "roofline",
+        str(folder / "ncu.csv"),
+        "--gpu",
+        "h100",
+        "--summary",
+        str(folder / "s.csv"),
+    )
 
 
 @DRAWN
 @given(seed=st.integers(0, 10**9))
 @pytest.mark.slow
-def test_a_damaged_record_is_an_answer_or_one_line(seed, tmp_path_factory, make_record, leave_run, capsys):
+def test_a_damaged_record_is_an_answer_or_one_line(
+    seed, tmp_path_factory, make_record, leave_run, capsys
+):
     folder = leave_run(make_record(), tmp_path_factory.mktemp("run") / "x")
     record = folder / "record.json"
-    record.write_text(damaged(json.dumps(json.loads(record.read_text()), indent=1), seed), errors="replace")
+    record.write_text(
+        damaged(json.dumps(json.loads(record.read_text()), indent=1), seed), errors="replace"
+    )
     answer(capsys, "show", str(folder))
     answer(capsys, "export", str(folder), "--out", str(folder / "table"))

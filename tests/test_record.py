@@ -30,11 +30,15 @@ GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 
 
 def key(batch_size=1, **changes):
-    return Key(phase="inference", input_size=(224, 224), batch_size=batch_size, precision="fp32", **changes)
+    return Key(
+        phase="inference", input_size=(224, 224), batch_size=batch_size, precision="fp32", **changes
+    )
 
 
 def point(batch_size=1, status=Status.OK):
-    series = Series(name="latency", samples=[3e-3, 1e-3, 1.1e-3], warmup=1, stop=Stop(reason="fixed"))
+    series = Series(
+        name="latency", samples=[3e-3, 1e-3, 1.1e-3], warmup=1, stop=Stop(reason="fixed")
+    )
     return Point(key=key(batch_size), status=status, series=[series])
 
 
@@ -79,14 +83,23 @@ def test_a_record_of_version_1_stays_readable():
 
 
 @pytest.mark.parametrize(
-    ("code", "severity"), [(code, rule.severity) for code, rule in DIAGNOSTICS.items()] + [("later", Severity.WARNING)]
+    ("code", "severity"),
+    [(code, rule.severity) for code, rule in DIAGNOSTICS.items()] + [("later", Severity.WARNING)],
 )
 def test_a_diagnostic_without_a_severity_has_that_of_its_code(code, severity):
     old = {"code": code, "detail": "seen", "remedy": "try"}
     read = msgspec.convert(old, Diagnostic)
-    assert (read.severity, read.message, read.help, read.is_note) == (severity, "seen", "try", severity == "note")
+    assert (read.severity, read.message, read.help, read.is_note) == (
+        severity,
+        "seen",
+        "try",
+        severity == "note",
+    )
     assert msgspec.to_builtins(read) == {**old, "severity": severity.value}
-    assert msgspec.convert({**old, "code": "later", "severity": "error"}, Diagnostic).severity is Severity.ERROR
+    assert (
+        msgspec.convert({**old, "code": "later", "severity": "error"}, Diagnostic).severity
+        is Severity.ERROR
+    )
 
 
 def test_a_record_of_a_later_version_is_refused_with_its_number():
@@ -147,7 +160,10 @@ def test_the_status_of_a_run_is_that_of_its_first_point_that_did_not_end_well():
 
 def test_sizes_are_written_height_times_width():
     assert key().size_label == "224"
-    assert Key(phase="train", input_size=(512, 1024), batch_size=1, precision="fp32").size_label == "512x1024"
+    assert (
+        Key(phase="train", input_size=(512, 1024), batch_size=1, precision="fp32").size_label
+        == "512x1024"
+    )
 
 
 def test_a_diagnostic_keeps_the_values_that_its_message_is_made_of():
@@ -160,5 +176,10 @@ def test_a_diagnostic_keeps_the_values_that_its_message_is_made_of():
 @pytest.mark.parametrize(("old", "code"), MERGED.items())
 def test_a_code_of_an_earlier_version_is_read_as_todays(old, code):
     read = msgspec.convert({"code": old, "detail": "seen", "remedy": "try"}, Diagnostic)
-    assert (read.code, read.severity, read.message, read.figure) == (code, DIAGNOSTICS[code].severity, "seen", None)
+    assert (read.code, read.severity, read.message, read.figure) == (
+        code,
+        DIAGNOSTICS[code].severity,
+        "seen",
+        None,
+    )
     assert old not in DIAGNOSTICS

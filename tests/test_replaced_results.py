@@ -9,7 +9,12 @@ from perfexp.errors import UserError
 from perfexp.records.folders import below
 from perfexp.records.paths import RunPaths
 
-OLD = {"points.jsonl": b"1\n", "record.json": b"{}", "time.png": b"p", "checkpoints/net_images_best.pt": b"w"}
+OLD = {
+    "points.jsonl": b"1\n",
+    "record.json": b"{}",
+    "time.png": b"p",
+    "checkpoints/net_images_best.pt": b"w",
+}
 NEW = {"points.jsonl": b"2\n", "record.json": b"[]", "checkpoints/other_images_best.pt": b"v"}
 
 
@@ -42,7 +47,9 @@ def replacement(folder):
 
 
 def found(folder):
-    return {name: (folder / name).read_bytes() for name in {**OLD, **NEW} if (folder / name).exists()}
+    return {
+        name: (folder / name).read_bytes() for name in {**OLD, **NEW} if (folder / name).exists()
+    }
 
 
 def killed_at(step, monkeypatch, act):
@@ -69,7 +76,9 @@ def killed_at(step, monkeypatch, act):
 
 
 @pytest.mark.parametrize("step", range(1, 25))
-def test_a_complete_replacement_is_in_place_after_a_kill_at_any_step(folder, replacement, monkeypatch, step):
+def test_a_complete_replacement_is_in_place_after_a_kill_at_any_step(
+    folder, replacement, monkeypatch, step
+):
     uid = replacement.uid
     was_killed = killed_at(step, monkeypatch, RunPaths(folder).put_in_place)
     assert (folder / "record.json").read_bytes() in (OLD["record.json"], NEW["record.json"])
@@ -79,7 +88,11 @@ def test_a_complete_replacement_is_in_place_after_a_kill_at_any_step(folder, rep
         assert RunPaths(folder).uid == uid
         assert set(RunPaths(folder).claimed()) >= {*NEW}
     assert (folder / "mine.txt").read_text() == "a foreign file"
-    assert not [path for path in folder.rglob("*") if path.name in NEW and path.parent.name == ".replacement"]
+    assert not [
+        path
+        for path in folder.rglob("*")
+        if path.name in NEW and path.parent.name == ".replacement"
+    ]
     assert was_killed or step > 8
 
 

@@ -11,7 +11,9 @@ IDENTITY = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
 
 
 def git(folder, *arguments):
-    done = subprocess.run(["git", *IDENTITY, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", *IDENTITY, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -59,7 +61,10 @@ def test_a_work_tree_has_its_own_commit_and_changes(checkout, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "other")
     assert repository.facts() == {"commit": git(checkout, "rev-parse", "HEAD"), "dirty": True}
     git(tmp_path / "other", "commit", "-qam", "second")
-    assert repository.facts() == {"commit": git(tmp_path / "other", "rev-parse", "HEAD"), "dirty": False}
+    assert repository.facts() == {
+        "commit": git(tmp_path / "other", "rev-parse", "HEAD"),
+        "dirty": False,
+    }
 
 
 @pytest.mark.parametrize("setting", ["core.autocrlf=true", "core.fileMode=false"])

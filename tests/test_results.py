@@ -12,7 +12,16 @@ from benchmarks import results
 
 SHA = "0123456789abcdef" * 4
 MEASURED = {"case", "figures", "intervals", "outcome"}
-ROW_KEYS = MEASURED | {"command", "version", "commit", "date", "host", "device", "software", "records"}
+ROW_KEYS = MEASURED | {
+    "command",
+    "version",
+    "commit",
+    "date",
+    "host",
+    "device",
+    "software",
+    "records",
+}
 
 
 @pytest.fixture
@@ -31,8 +40,19 @@ def claim():
         "software": None,
         "records": SHA,
     }
-    other = {**copy.deepcopy(row), "case": {"model": "vgg16", "batch": 16}, "date": None, "records": "none"}
-    texts = {"title": "Times", "group": "Times", "claim": "Times are times.", "notes": [], "labels": {}}
+    other = {
+        **copy.deepcopy(row),
+        "case": {"model": "vgg16", "batch": 16},
+        "date": None,
+        "records": "none",
+    }
+    texts = {
+        "title": "Times",
+        "group": "Times",
+        "claim": "Times are times.",
+        "notes": [],
+        "labels": {},
+    }
     return {**texts, "rows": [row, other]}
 
 
@@ -57,18 +77,26 @@ def test_every_row_has_all_keys_and_every_file_its_form():
 
 
 def test_stored_records_are_those_whose_hashes_the_pages_show():
-    shown = {row["records"] for claim in results.read_claims(results.FOLDER).values() for row in claim["rows"]}
+    shown = {
+        row["records"]
+        for claim in results.read_claims(results.FOLDER).values()
+        for row in claim["rows"]
+    }
     stored = list((results.FOLDER / "records").iterdir())
     assert stored
     for file in stored:
-        assert hashlib.sha256(lzma.decompress(file.read_bytes())).hexdigest() + ".json.xz" == file.name
+        assert (
+            hashlib.sha256(lzma.decompress(file.read_bytes())).hexdigest() + ".json.xz" == file.name
+        )
         assert file.name.removesuffix(".json.xz") in shown
 
 
 def test_pages_have_short_lines_and_links_that_lead_somewhere():
     for file in results.FOLDER.glob("*.md"):
         text = file.read_text()
-        assert [line for line in text.splitlines() if len(line) > 100 and not line.startswith("|")] == [], file
+        assert [
+            line for line in text.splitlines() if len(line) > 100 and not line.startswith("|")
+        ] == [], file
         links = re.findall(r"\]\(([^)#]+)", text)
         assert [link for link in links if not (results.FOLDER / link).is_file()] == [], file
 
@@ -83,7 +111,13 @@ def test_a_page_shows_figures_with_units_intervals_and_sources(folder):
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("7.20", "7.20"), ("-0.0", "−0.0"), ("0.0064", "0.0064"), ("2679.04", "2,679.04"), ("-5", "−5")],
+    [
+        ("7.20", "7.20"),
+        ("-0.0", "−0.0"),
+        ("0.0064", "0.0064"),
+        ("2679.04", "2,679.04"),
+        ("-5", "−5"),
+    ],
 )
 def test_numbers_have_the_digits_of_the_file(text, shown):
     assert results.shown(results.parse(text)) == shown
@@ -91,7 +125,8 @@ def test_numbers_have_the_digits_of_the_file(text, shown):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("4e-7", "4e-7"), ("0.0003", "3e-4"), ("1.10e-15", "1.10e-15"), ("0.0", "0.0")]
+    ("text", "shown"),
+    [("4e-7", "4e-7"), ("0.0003", "3e-4"), ("1.10e-15", "1.10e-15"), ("0.0", "0.0")],
 )
 def test_errors_have_an_exponent(text, shown):
     assert results.shown(results.parse(text), is_error=True) == shown
@@ -103,7 +138,10 @@ def spoil_row(**values):
 
 SPOILT = {
     **{f"no {key}": lambda claim, key=key: claim["rows"][1].pop(key) for key in sorted(ROW_KEYS)},
-    **{f"no {key} of the file": lambda claim, key=key: claim.pop(key) for key in sorted(results.FILE_KEYS)},
+    **{
+        f"no {key} of the file": lambda claim, key=key: claim.pop(key)
+        for key in sorted(results.FILE_KEYS)
+    },
     "unknown key": spoil_row(comment="fast"),
     "unknown key of the file": lambda claim: claim.update(comment="fast"),
     "unknown group": lambda claim: claim.update(group="Others"),
@@ -114,7 +152,9 @@ SPOILT = {
     "label of no column": lambda claim: claim.update(labels={"energy_joules": "energy"}),
     "figure without a unit": spoil_row(figures={"device": 7, "latency_ms": None}, intervals={}),
     "figure that is text": spoil_row(figures={"device_ms": "7", "latency_ms": None}, intervals={}),
-    "figure that is a flag": spoil_row(figures={"device_ms": True, "latency_ms": None}, intervals={}),
+    "figure that is a flag": spoil_row(
+        figures={"device_ms": True, "latency_ms": None}, intervals={}
+    ),
     "interval of no figure": spoil_row(intervals={"energy_joules": {"low": 6, "high": 8}}),
     "interval of a missing figure": spoil_row(intervals={"latency_ms": {"low": 6, "high": 8}}),
     "interval with one end": spoil_row(intervals={"device_ms": {"low": 6}}),
@@ -156,7 +196,9 @@ def changed_figure(folder):
 
 CHANGES = {
     "figure": changed_figure,
-    "page": lambda folder: (folder / "times.md").write_text((folder / "times.md").read_text() + "\n"),
+    "page": lambda folder: (folder / "times.md").write_text(
+        (folder / "times.md").read_text() + "\n"
+    ),
     "page that is missing": lambda folder: (folder / "index.md").unlink(),
     "page without data": lambda folder: (folder / "energy.md").write_text("# Energy\n"),
 }
@@ -173,7 +215,9 @@ def test_a_page_that_differs_from_its_data_has_exit_code_1(folder, change, capsy
 
 
 def test_a_new_measurement_replaces_the_row_of_its_case(folder, claim, tmp_path):
-    new = json.dumps({**claim["rows"][1], "figures": {"device_ms": 5.25, "latency_ms": 6}, "intervals": {}})
+    new = json.dumps(
+        {**claim["rows"][1], "figures": {"device_ms": 5.25, "latency_ms": 6}, "intervals": {}}
+    )
     (tmp_path / "new").write_text(new.replace("5.25", "5.250"))
     assert results.main(["--folder", str(folder), "--replace", "times", str(tmp_path / "new")]) == 0
     rows = json.loads((folder / "times.json").read_text())["rows"]
@@ -192,7 +236,9 @@ def test_a_new_measurement_replaces_the_row_of_its_case(folder, claim, tmp_path)
         ("times", {"figures": {"device_ms": 7}}, "keys of figures differ"),
     ],
 )
-def test_a_row_that_fits_nowhere_changes_nothing(folder, claim, tmp_path, name, change, message, capsys):
+def test_a_row_that_fits_nowhere_changes_nothing(
+    folder, claim, tmp_path, name, change, message, capsys
+):
     (tmp_path / "new").write_text(json.dumps({**claim["rows"][1], "intervals": {}, **change}))
     before = (folder / "times.json").read_bytes()
     assert results.main(["--folder", str(folder), "--replace", name, str(tmp_path / "new")]) == 2

@@ -43,7 +43,11 @@ def procedure(device=None, stopping=None, model=None, **settings):
     device = device or FakeDevice(enqueue_seconds=1e-6)
     script = {"base_seconds": 1e-3, "seconds_per_megapixel": 0.0, "noise": 0.0} | (model or {})
     session = FakeModel(**script).open(
-        device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+        device=device,
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=None,
+        seed=0,
     )
     return Procedure(
         session=session,
@@ -88,14 +92,18 @@ def test_without_a_loop_the_rate_alone_is_that_of_flushed_calls():
 
 @pytest.mark.parametrize(("queue_depth", "least", "most"), [(20, 50, 100), (1000, 1, 49)])
 def test_what_the_calls_before_have_warmed_up_is_warm(queue_depth, least, most):
-    device = FakeDevice(enqueue_seconds=1e-6, queue_depth=queue_depth)  # calls of 1 ms, fills of the queue before
+    device = FakeDevice(
+        enqueue_seconds=1e-6, queue_depth=queue_depth
+    )  # calls of 1 ms, fills of the queue before
     point = measure(device, stopping=PrecisionRule(warmup_seconds=0.1), model={"noise": 0.01})
     first, *others = (series.warmup * series.calls_per_sample for series in point.series)
     assert least <= first <= most
     assert min(others) < 100  # a cut by MSER-5 may be anywhere in noise
 
 
-@pytest.mark.parametrize(("other", "warm"), [({"input_size": (32, 32)}, True), ({"batch_size": 2}, False)])
+@pytest.mark.parametrize(
+    ("other", "warm"), [({"input_size": (32, 32)}, True), ({"batch_size": 2}, False)]
+)
 def test_a_point_finds_the_device_warm_where_the_last_one_was_alike_and_has_just_ended(other, warm):
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=20)
     measuring = procedure(device, PrecisionRule(warmup_seconds=0.5), {"noise": 0.01})
@@ -109,9 +117,13 @@ def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph()
     device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=1e-6, queue_depth=1000)
     point = measure(device, model={"launches": 1500})
     assert point.facts["device_method"] == "graph"
-    assert median(point) == pytest.approx(1e-3 + 1e-6, rel=0.01)  # the gaps between 1500 kernels are gone
+    assert median(point) == pytest.approx(
+        1e-3 + 1e-6, rel=0.01
+    )  # the gaps between 1500 kernels are gone
     assert median(point, "throughput") == pytest.approx(2.5e-3, rel=0.01)
-    assert "bound_by" not in point.facts  # how long the host needs can't be told where it has to wait for room
+    assert (
+        "bound_by" not in point.facts
+    )  # how long the host needs can't be told where it has to wait for room
     assert point.metric("loop/host_seconds").value is None
     assert codes(point) == ["device_of_graph"]
 
@@ -119,12 +131,17 @@ def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph()
 def test_a_point_of_several_processes_has_the_time_of_the_queue_and_that_of_the_graph():
     device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=2e-6)
     stopping = Fixed(warmup=2, measure=20, processes=5)
-    measuring = procedure(device, stopping, {"launches": 10}, anchors=[(KEY.input_size, KEY.batch_size)])
+    measuring = procedure(
+        device, stopping, {"launches": 10}, anchors=[(KEY.input_size, KEY.batch_size)]
+    )
     for replicate in range(2):
         point = measuring.measure(msgspec.structs.replace(KEY, replicate=replicate))
         assert point.facts["device_method"] == "queue"
         assert median(point, "device/graph") < 0.995 * median(point, "device")
-    assert measuring.measure(msgspec.structs.replace(KEY, batch_size=2)).find_series("device/graph") is None
+    assert (
+        measuring.measure(msgspec.structs.replace(KEY, batch_size=2)).find_series("device/graph")
+        is None
+    )
 
 
 def test_a_call_that_cannot_be_captured_has_a_reason_beside_its_time():
@@ -161,7 +178,9 @@ def test_a_call_that_waits_inside_has_no_device_time_and_says_why():
 
 
 @pytest.mark.parametrize(("launches", "method"), [(1, "queue"), (1500, "graph")])
-def test_a_call_that_can_do_without_its_waits_has_the_device_time_of_that_and_says_so(launches, method):
+def test_a_call_that_can_do_without_its_waits_has_the_device_time_of_that_and_says_so(
+    launches, method
+):
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
     measuring = procedure(device, model={"waits": True, "launches": launches})
     model = measuring.session._model
@@ -214,7 +233,9 @@ def test_a_call_without_its_waits_that_neither_queue_nor_graph_takes_has_one_dou
     measuring.session.without_waits, measuring.session.capture = without_waits, capture
     point = measuring.measure(KEY)
     assert point.find_series("device") is None
-    assert [code for code in codes(point) if code in ("device_leaves_out", "device_missing")] == ["device_missing"]
+    assert [code for code in codes(point) if code in ("device_leaves_out", "device_missing")] == [
+        "device_missing"
+    ]
 
 
 def loaded(measuring, wait_seconds):
@@ -243,12 +264,17 @@ def loaded(measuring, wait_seconds):
 
 @pytest.mark.parametrize(("launches", "method"), [(1, "queue"), (1500, "graph")])
 @pytest.mark.parametrize("phase", ["inference", "train"])
-def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(launches, method, phase):
+def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(
+    launches, method, phase
+):
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
     measuring = loaded(procedure(device, model={"launches": launches}), [5e-3])
     point = measuring.measure(msgspec.structs.replace(KEY, phase=phase))
     assert point.facts["device_method"] == method
-    assert {*codes(point)} - {"busy_host"} == {"device_leaves_out", *(["device_of_graph"] if method == "graph" else [])}
+    assert {*codes(point)} - {"busy_host"} == {
+        "device_leaves_out",
+        *(["device_of_graph"] if method == "graph" else []),
+    }
     assert median(point) < 5e-3 < median(point, "throughput"), "the loop has the fetching"
 
 
@@ -256,9 +282,12 @@ def test_batches_that_come_in_bursts_are_judged_by_means():
     """Four batches are there at once and the fifth takes 45 ms: 10 ms a call, whatever its median says."""
     device = FakeDevice(enqueue_seconds=1e-6)
     energy = energy_of(
-        device, FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0))
+        device,
+        FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0)),
     )
-    measuring = loaded(procedure(device, Fixed(warmup=5, measure=50), energy=energy), [0.0, 0.0, 0.0, 0.0, 45e-3])
+    measuring = loaded(
+        procedure(device, Fixed(warmup=5, measure=50), energy=energy), [0.0, 0.0, 0.0, 0.0, 45e-3]
+    )
     point = measuring.measure(KEY)
     assert median(point, "throughput") == pytest.approx(1e-3, rel=0.05)
     assert row([point]).samples_per_second.value == pytest.approx(100.0, rel=0.02)
@@ -269,9 +298,13 @@ def test_batches_that_come_in_bursts_are_judged_by_means():
     assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.01)
 
 
-@pytest.mark.parametrize(("launches", "bound"), [(1, "gpu"), (80, "gpu"), (400, "gpu"), (800, "gpu")])
+@pytest.mark.parametrize(
+    ("launches", "bound"), [(1, "gpu"), (80, "gpu"), (400, "gpu"), (800, "gpu")]
+)
 def test_a_device_that_is_always_at_work_is_what_limits(launches, bound):
-    point = measure(FakeDevice(enqueue_seconds=1e-6, queue_depth=1000), model={"launches": launches})
+    point = measure(
+        FakeDevice(enqueue_seconds=1e-6, queue_depth=1000), model={"launches": launches}
+    )
     assert point.facts["device_method"] == "queue"
     assert point.facts["bound_by"] == bound
     assert median(point, "throughput") == pytest.approx(1e-3, rel=0.01)
@@ -288,7 +321,10 @@ def test_a_graph_saves_the_gaps_between_kernels():
 def test_a_training_step_as_a_graph_has_its_data_apart():
     key = Key(phase="train", input_size=(100, 100), batch_size=1, precision="fp32")
     point = measure(key=key, graph=True)
-    assert [series.name for series in point.series if series.name.startswith("phase/")] == ["phase/data", "phase/graph"]
+    assert [series.name for series in point.series if series.name.startswith("phase/")] == [
+        "phase/data",
+        "phase/graph",
+    ]
     assert median(point) == pytest.approx(1e-3 * (1 + 0.01 + 2 + 0.1), rel=0.01)
 
 
@@ -302,7 +338,9 @@ def test_phases_behind_a_held_queue_are_the_devices_own_times():
 
 
 def test_phases_that_do_not_fit_the_queue_are_held_against_the_time_of_the_device(monkeypatch):
-    monkeypatch.setattr("perfexp.probes.queue.Segments.once", lambda self: self.device.synchronize())
+    monkeypatch.setattr(
+        "perfexp.probes.queue.Segments.once", lambda self: self.device.synchronize()
+    )
     key = Key(phase="train", input_size=(100, 100), batch_size=1, precision="fp32")
     device = FakeDevice(enqueue_seconds=100e-6)  # the host takes 400 µs for a step of 31 µs
     point = measure(device, key=key, model={"base_seconds": 10e-6})
@@ -358,7 +396,9 @@ def test_rotating_inputs_take_turns_and_are_more_than_the_cache():
 @pytest.mark.parametrize("finite", [True, False])
 def test_outputs_that_are_not_finite_are_doubted_once_after_the_timing(monkeypatch, finite):
     checks = []
-    monkeypatch.setattr(FakeSession, "is_finite", lambda session, outputs: checks.append(outputs) or finite)
+    monkeypatch.setattr(
+        FakeSession, "is_finite", lambda session, outputs: checks.append(outputs) or finite
+    )
     point = measure()
     assert codes(point).count("not_finite") == (not finite)
     assert checks == [10_000]  # the pixels that the scripted model returns
@@ -369,12 +409,19 @@ def test_outputs_that_are_not_finite_are_doubted_once_after_the_timing(monkeypat
 
 @pytest.mark.parametrize(
     ("losses", "which"),
-    [((1.0, 2.0), None), ((1.0, np.inf), "last"), ((np.nan, 1.0), "first"), ((None, np.nan), "last")],
+    [
+        ((1.0, 2.0), None),
+        ((1.0, np.inf), "last"),
+        ((np.nan, 1.0), "first"),
+        ((None, np.nan), "last"),
+    ],
 )
 def test_every_loss_that_was_read_back_has_to_be_finite(losses, which):
     point = Point(key=KEY, status=Status.OK)
     training.add_figures(point, first_loss=losses[0], last_loss=losses[1], steps_per_epoch=None)
-    assert [doubt.message.split(" is ")[0] for doubt in point.doubts] == ([f"the {which} loss"] if which else [])
+    assert [doubt.message.split(" is ")[0] for doubt in point.doubts] == (
+        [f"the {which} loss"] if which else []
+    )
 
 
 def test_a_lost_device_is_asked_for_nothing_more():
@@ -446,7 +493,9 @@ def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypat
 
 def energy_of(device, meter):
     found = Found(meters=(meter,)) if meter else none_because("nothing counts")
-    return EnergyProcedure(device=device, detected=found, sleep=partial(device.launch, 0.0), beside=Turns(device))
+    return EnergyProcedure(
+        device=device, detected=found, sleep=partial(device.launch, 0.0), beside=Turns(device)
+    )
 
 
 def values(point, prefix):
@@ -455,8 +504,12 @@ def values(point, prefix):
 
 def test_the_energy_of_a_call_is_the_power_times_its_time():
     device = FakeDevice(enqueue_seconds=1e-6)
-    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300), spend=partial(device.launch, 0.0))
-    point = measure(device, energy=energy_of(device, meter), key=msgspec.structs.replace(KEY, batch_size=4))
+    meter = FakeMeter(
+        lambda: device.now_ns() * 1e-9, steady(300), spend=partial(device.launch, 0.0)
+    )
+    point = measure(
+        device, energy=energy_of(device, meter), key=msgspec.structs.replace(KEY, batch_size=4)
+    )
     seconds = point.metric("energy/call_seconds").value
     assert seconds == pytest.approx(median(point), rel=1e-2)
     assert point.metric("energy/per_call_joules").value == pytest.approx(300 * seconds, rel=1e-3)
@@ -467,7 +520,9 @@ def test_the_energy_is_told_how_long_a_call_took_when_it_was_timed():
     device = FakeDevice(enqueue_seconds=1e-6)
     energy, told = energy_of(device, None), {}
     report = energy.report
-    energy.report = lambda *figures, **settings: told.update(settings) or report(*figures, **settings)
+    energy.report = lambda *figures, **settings: (
+        told.update(settings) or report(*figures, **settings)
+    )
     point = measure(device, energy=energy)
     assert told["clean"].value == pytest.approx(np.mean(point.find_series("throughput").measured))
 
@@ -531,8 +586,12 @@ def test_idle_power_is_measured_before_the_first_point():
 def host_bound(**settings):
     """A call of 100 launches, 2 ms of the host's time and 1 ms of the device's, of 300 W."""
     device = FakeDevice(enqueue_seconds=20e-6)
-    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0))
-    measuring = procedure(device, model={"launches": 100}, energy=energy_of(device, meter), **settings)
+    meter = FakeMeter(
+        lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0)
+    )
+    measuring = procedure(
+        device, model={"launches": 100}, energy=energy_of(device, meter), **settings
+    )
     measuring.begin()
     return measuring
 
@@ -541,14 +600,18 @@ def test_where_the_host_limits_the_loop_the_energy_is_given_at_both_paces():
     point = host_bound().measure(KEY)
     assert point.metric("energy/per_call_joules").value == pytest.approx(0.6, rel=0.02)
     assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.02)
-    assert point.metric("energy/queued_call_seconds").value == pytest.approx(median(point), rel=0.01)
+    assert point.metric("energy/queued_call_seconds").value == pytest.approx(
+        median(point), rel=0.01
+    )
     assert "energy_pace" in codes(point)
     assert point.facts["energy"]["idle_last"]
 
 
 def test_where_the_device_limits_the_loop_there_is_one_energy():
     device = FakeDevice(enqueue_seconds=1e-6)
-    meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0))
+    meter = FakeMeter(
+        lambda: device.now_ns() * 1e-9, steady(300.0), spend=partial(device.launch, 0.0)
+    )
     point = measure(device, energy=energy_of(device, meter))
     assert point.metric("energy/queued_per_call_joules") is None
     assert "energy_pace" not in codes(point)
@@ -567,9 +630,15 @@ def test_the_pace_of_the_device_and_idle_power_afterwards_are_measured_at_anchor
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"graph": True}, "a graph already"), ({"cache": Cache.rotate}, "cache=rotate"), ({}, "ValueError: broken")],
+    [
+        ({"graph": True}, "a graph already"),
+        ({"cache": Cache.rotate}, "cache=rotate"),
+        ({}, "ValueError: broken"),
+    ],
 )
-def test_a_pace_of_the_device_that_can_not_be_measured_has_its_reason(monkeypatch, settings, reason):
+def test_a_pace_of_the_device_that_can_not_be_measured_has_its_reason(
+    monkeypatch, settings, reason
+):
     measuring = host_bound(**settings)
     if not settings:
 
@@ -596,7 +665,9 @@ ROW = Row(
 @pytest.mark.parametrize(("phase", "flops"), [("inference", 2000), ("train", 6000)])
 def test_work_becomes_a_rate_and_a_part_of_the_peak(phase, flops):
     measuring = procedure(counts_work=True, peaks={"fp32": 1e9})
-    measuring.session.work = lambda inputs, training: Work(rows=(ROW,), parameters=10, backward=training, uncounted=())
+    measuring.session.work = lambda inputs, training: Work(
+        rows=(ROW,), parameters=10, backward=training, uncounted=()
+    )
     point = measuring.measure(msgspec.structs.replace(KEY, phase=phase))
     assert values(point, "work/") == {
         "work/forward_macs": 1000,
@@ -612,13 +683,19 @@ def test_work_becomes_a_rate_and_a_part_of_the_peak(phase, flops):
 
 def test_a_device_without_a_data_sheet_has_no_mfu():
     measuring = procedure(counts_work=True, peaks=None)
-    measuring.session.work = lambda inputs, training: Work(rows=(ROW,), parameters=10, backward=False, uncounted=())
-    assert not [metric for metric in measuring.measure(KEY).metrics if metric.name.startswith("mfu")]
+    measuring.session.work = lambda inputs, training: Work(
+        rows=(ROW,), parameters=10, backward=False, uncounted=()
+    )
+    assert not [
+        metric for metric in measuring.measure(KEY).metrics if metric.name.startswith("mfu")
+    ]
 
 
 def test_work_that_is_not_known_is_said():
     measuring = procedure(counts_work=True)
-    counted = Work(rows=(ROW,), parameters=10, backward=False, uncounted=("my::op",), is_random=True)
+    counted = Work(
+        rows=(ROW,), parameters=10, backward=False, uncounted=("my::op",), is_random=True
+    )
     measuring.session.work = lambda inputs, training: counted
     point = measuring.measure(KEY)
     assert codes(point).count("work_uncounted") == 2
@@ -635,7 +712,9 @@ def test_work_that_is_not_known_is_said():
 def test_the_rate_is_that_of_the_devices_own_time_by_graph_too():
     device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=1e-6, queue_depth=1000)
     measuring = procedure(device, model={"launches": 1500}, counts_work=True)
-    measuring.session.work = lambda inputs, training: Work(rows=(ROW,), parameters=1, backward=False, uncounted=())
+    measuring.session.work = lambda inputs, training: Work(
+        rows=(ROW,), parameters=1, backward=False, uncounted=()
+    )
     point = measuring.measure(KEY)
     assert point.facts["device_method"] == "graph"
     assert point.metric("work/flops_per_second").value == pytest.approx(2000 / median(point))
@@ -645,7 +724,9 @@ def test_the_rate_is_that_of_the_devices_own_time_by_graph_too():
     ("asynchronous", "workers", "threads", "doubted"),
     [(False, 2, 3, True), (False, 1, 3, False), (False, 0, 9, False), (True, 2, 3, False)],
 )
-def test_a_loader_that_takes_cores_from_the_model_is_a_doubt(monkeypatch, asynchronous, workers, threads, doubted):
+def test_a_loader_that_takes_cores_from_the_model_is_a_doubt(
+    monkeypatch, asynchronous, workers, threads, doubted
+):
     measuring = procedure(FakeDevice(asynchronous=asynchronous, enqueue_seconds=1e-6))
     monkeypatch.setattr(environment, "cores", lambda: 4)
     measuring.data.workers = workers

@@ -45,10 +45,19 @@ def test_an_exact_law_is_found(a, c):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "largest", "a", "c", "noise"),
-    [(4, 512, 0.3, 1, 0.01), (6, 512, 0.3, 1, 0.01), (10, 512, 0, 1, 0.02), (10, 1024, 0.3, 0.8, 0.02)],
+    [
+        (4, 512, 0.3, 1, 0.01),
+        (6, 512, 0.3, 1, 0.01),
+        (10, 512, 0, 1, 0.02),
+        (10, 1024, 0.3, 0.8, 0.02),
+    ],
 )
 def test_the_interval_of_the_exponent_covers_the_truth(count, largest, a, c, noise):
-    rng, x, covered = np.random.default_rng(19), megapixels(count, 224 if largest == 512 else 64, largest), 0
+    rng, x, covered = (
+        np.random.default_rng(19),
+        megapixels(count, 224 if largest == 512 else 64, largest),
+        0,
+    )
     for _ in range(200):
         found = fit(x, law(x, a, c) * np.exp(noise * rng.standard_normal(count)))
         covered += found.exponent is None or found.exponent.low <= c <= found.exponent.high
@@ -62,9 +71,15 @@ def test_a_size_that_is_known_exactly_does_not_decide_alone():
     sizes, errors = np.linspace(0.1, 0.5, 10) ** 2, np.full(10, 0.08)
     errors[4] = 0.011
     laws = (3 + 70 * sizes**1.2) * np.exp(0.12 * random.standard_normal((100, 10)))
-    found = [fit.exponent for times in laws if (fit := scaling.fit_scaling(sizes, times, errors)).exponent]
+    found = [
+        fit.exponent
+        for times in laws
+        if (fit := scaling.fit_scaling(sizes, times, errors)).exponent
+    ]
     assert np.mean([each.low <= 1.2 <= each.high for each in found]) > 0.9
-    assert np.mean([each.high - each.low > 2.9 for each in found]) < 0.5, "the whole range says nothing"
+    assert np.mean([each.high - each.low > 2.9 for each in found]) < 0.5, (
+        "the whole range says nothing"
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01])
@@ -90,9 +105,16 @@ def test_a_staircase_of_tiles_is_no_reason_for_doubt():
 @pytest.mark.parametrize("count", [8, 10, 30])
 @pytest.mark.parametrize("smallest", [64, 224])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
-def test_a_time_that_is_flat_until_the_device_is_busy_is_no_reason_for_doubt(count, smallest, share):
-    rng, x = np.random.default_rng(22), megapixels(count, smallest, 512 if smallest == 224 else 1024)
-    found = [fit(x, corner(x, share) * np.exp(0.01 * rng.standard_normal(count))) for _ in range(20)]
+def test_a_time_that_is_flat_until_the_device_is_busy_is_no_reason_for_doubt(
+    count, smallest, share
+):
+    rng, x = (
+        np.random.default_rng(22),
+        megapixels(count, smallest, 512 if smallest == 224 else 1024),
+    )
+    found = [
+        fit(x, corner(x, share) * np.exp(0.01 * rng.standard_normal(count))) for _ in range(20)
+    ]
     assert sum(bool(each.far) for each in found) <= 2
     assert smallest == 224 or all(each.overlapped for each in found)
 
@@ -135,7 +157,12 @@ def test_fewer_than_six_sizes_can_not_tell_an_outlier_and_fewer_than_four_make_n
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 4096), st.floats(1e-6, 1e2)), min_size=4, max_size=30, unique_by=lambda p: p[0])
+    st.lists(
+        st.tuples(st.integers(1, 4096), st.floats(1e-6, 1e2)),
+        min_size=4,
+        max_size=30,
+        unique_by=lambda p: p[0],
+    )
 )
 def test_every_fit_over_sizes_is_finite_and_within_its_bounds(points):
     x, y = np.array([side**2 / 1e6 for side, _ in points]), np.array([time for _, time in points])

@@ -16,7 +16,9 @@ def ran(tmp_path, text, capsys, **options):
     path.write_text(text)
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     code = sequence.main([str(path), "--out", str(tmp_path / "out"), *flags])
-    told = [line.rpartition(",")[0] for line in capsys.readouterr().out.splitlines() if ": " in line]
+    told = [
+        line.rpartition(",")[0] for line in capsys.readouterr().out.splitlines() if ": " in line
+    ]
     return code, told, tmp_path / "out"
 
 
@@ -40,7 +42,9 @@ def test_a_step_that_does_not_fit_is_left_out_and_later_ones_that_do_are_run(tmp
     assert not (out / "long").exists()
 
 
-@pytest.mark.parametrize(("limit", "after"), [({"seconds": 20}, "next: left out"), ({}, "next: code 0")])
+@pytest.mark.parametrize(
+    ("limit", "after"), [({"seconds": 20}, "next: left out"), ({}, "next: code 0")]
+)
 def test_a_step_that_takes_much_longer_than_it_should_is_ended_with_all_its_processes(
     tmp_path, capsys, monkeypatch, limit, after
 ):

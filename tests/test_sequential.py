@@ -58,7 +58,9 @@ def test_looking_after_each_pair_does_not_make_false_verdicts_frequent():
     """Welch's test after each pair of identical sides: at the levels of the looks, and at 5 % each time."""
     one, two = np.random.default_rng(1).standard_normal((2, 4000, MOST))
     looks = range(LEAST, MOST + 1)
-    p_values = [stats.ttest_ind(one[:, :n], two[:, :n], axis=1, equal_var=False).pvalue for n in looks]
+    p_values = [
+        stats.ttest_ind(one[:, :n], two[:, :n], axis=1, equal_var=False).pvalue for n in looks
+    ]
     false = np.any([p <= level(n) for n, p in zip(looks, p_values, strict=True)], axis=0).mean()
     assert false == pytest.approx(0.05, abs=0.01)
     assert np.any([p <= 0.05 for p in p_values], axis=0).mean() > 0.2
@@ -69,7 +71,9 @@ def both(count, run_level, *, other="ab"):
     rng, made = np.random.default_rng(3), []
     for number, ratio in enumerate((1.0, 0.97)):
         one = record(
-            ["one", "two"][number], [[ratio * np.exp(0.005 * rng.standard_normal()) for _ in range(count)]], rng
+            ["one", "two"][number],
+            [[ratio * np.exp(0.005 * rng.standard_normal()) for _ in range(count)]],
+            rng,
         )
         one.sweep = SweepMembership(uid=("ab", other)[number], job=number, level=run_level)
         made.append(one)
@@ -93,15 +97,27 @@ def test_before_the_first_look_nothing_is_decided():
 
 @pytest.mark.parametrize(
     ("count", "note"),
-    [(1, "a longer --max-seconds to continue"), (MOST, f"after {MOST} processes of each side, the most")],
+    [
+        (1, "a longer --max-seconds to continue"),
+        (MOST, f"after {MOST} processes of each side, the most"),
+    ],
 )
 def test_the_table_names_the_confidence_and_what_would_decide(count, note):
     made = both(count, level(count) and 1e-15)
     compared = judging.compare(
         [Side.of(one.name, one.name, [Analysis.of(one)]) for one in made], Settings(margin=0.031)
     )
-    text = "\n".join([*comparison_table.header(compared), *comparison_table.grid(compared, compared.sides[1]).notes])
+    text = "\n".join(
+        [
+            *comparison_table.header(compared),
+            *comparison_table.grid(compared, compared.sides[1]).notes,
+        ]
+    )
     assert note in text
-    words = "no intervals before 2 processes" if count == 1 else "100 % intervals, which hold 95 % of the time"
+    words = (
+        "no intervals before 2 processes"
+        if count == 1
+        else "100 % intervals, which hold 95 % of the time"
+    )
     assert words in text
     assert sequential.level(count) == compared.sides[1].level or count == MOST

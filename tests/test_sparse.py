@@ -24,7 +24,14 @@ from perfexp.records.record import Point, Record, Status, points_from_lines, rea
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.analysis import Analysis
 
-FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true")
+FAKE = (
+    "model=fake",
+    "gpu=fake",
+    "tracking=none",
+    "stopping=fixed",
+    "stopping.measure=8",
+    "quiet=true",
+)
 SPARSE = (*FAKE, "sweep=sparse", "model.stairs=0.02", "output_dir=out")
 
 
@@ -57,16 +64,22 @@ def test_a_few_sizes_are_measured_and_all_others_are_predicted(sparse):
     assert len(others) == 100 - len(measured)
     assert all(line["nearest_input_size"] in sides for line in others)
     held = [
-        float(line["median_ms_low"]) <= truth(int(line["input_size"])) <= float(line["median_ms_high"])
+        float(line["median_ms_low"])
+        <= truth(int(line["input_size"]))
+        <= float(line["median_ms_high"])
         for line in others
     ]
     assert sum(held) >= 0.85 * len(others)
 
 
 def test_the_console_says_how_much_is_predicted_and_how_sure(sparse):
-    [forecast] = predictions.of_record(Record.load(sparse), corpus.find_curves([sparse]), corpus.Corpus([]))
+    [forecast] = predictions.of_record(
+        Record.load(sparse), corpus.find_curves([sparse]), corpus.Corpus([])
+    )
     number = 100 - len(Record.load(sparse).points)
-    assert predictions.summary(forecast).startswith(f"inference time: {number} of 100 points predicted within ±")
+    assert predictions.summary(forecast).startswith(
+        f"inference time: {number} of 100 points predicted within ±"
+    )
 
 
 def test_predictions_are_in_files_of_their_own_and_never_among_results(sparse):
@@ -74,7 +87,9 @@ def test_predictions_are_in_files_of_their_own_and_never_among_results(sparse):
     keys = {point.key for point in record.points}
     assert {point.key for point in read_points(sparse / "points.jsonl")} == keys
     assert set(Expected.load(sparse / "expected.json").keys) == keys
-    assert {"predicted.jsonl", "fake_default_predicted.csv"} <= {artifact.path for artifact in record.artifacts}
+    assert {"predicted.jsonl", "fake_default_predicted.csv"} <= {
+        artifact.path for artifact in record.artifacts
+    }
     first = json.loads(lines.splitlines()[1])
     assert first["source"] == "interpolated"
     assert first["low"] < first["value"] < first["high"]
@@ -91,7 +106,9 @@ def test_no_predicted_value_enters_a_corpus(tmp_path_factory, sparse, number, se
     lines = [json.loads(line) for line in (folder / "predicted.jsonl").read_text().splitlines()]
     lines[number] |= {"value": seconds, "source": "measured"}
     (folder / "predicted.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (folder / "fake_default_predicted.csv").write_text(f"input_size,median_ms\n{number},{seconds}\n")
+    (folder / "fake_default_predicted.csv").write_text(
+        f"input_size,median_ms\n{number},{seconds}\n"
+    )
     poisoned, clean = corpus.find_curves([folder]), corpus.find_curves([sparse])
     assert corpus.digest(poisoned) == corpus.digest(clean)
     assert [len(curve.values) for curve in poisoned] == [len(Record.load(sparse).points)]
@@ -101,7 +118,11 @@ def test_no_predicted_value_enters_a_corpus(tmp_path_factory, sparse, number, se
 def test_only_runs_beside_a_run_calibrate_it_and_foreign_records_are_skipped(sparse, tmp_path):
     near, far = tmp_path / "sweep" / "run", tmp_path / "a" / "b" / "c"
     content = json.loads((sparse / "record.json").read_text())
-    for folder, changes in {near: {}, far: {"uid": "f" * 32}, tmp_path / "odd": {"uid": "0" * 32}}.items():
+    for folder, changes in {
+        near: {},
+        far: {"uid": "f" * 32},
+        tmp_path / "odd": {"uid": "0" * 32},
+    }.items():
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(json.dumps(content | changes))
     content["plan"] |= {"choices": None, "model": {}, "mode": 7, "data": [[]]}
@@ -134,11 +155,15 @@ def test_a_sweep_that_is_continued_chooses_the_same_sizes(finished, tmp_path, mo
     assert main(SPARSE) == 0
     after = read_points(folder / "points.jsonl")
     assert len(after) > 7
-    assert {point.key for point in after[:7]} == {point.key for point in points_from_lines(b"".join(before[:7]))}
+    assert {point.key for point in after[:7]} == {
+        point.key for point in points_from_lines(b"".join(before[:7]))
+    }
 
 
 def test_sizes_that_do_not_fit_the_memory_are_not_predicted(run):
-    code, _, [record] = run(*SPARSE[:-1], "model.faults.oom=160000", "sweep.measured=9", "output_dir=out")
+    code, _, [record] = run(
+        *SPARSE[:-1], "model.faults.oom=160000", "sweep.measured=9", "output_dir=out"
+    )
     assert code == 1
     assert Status.OOM in {point.status for point in record.points}
     lines = table(run.folder / "out", "predicted")
@@ -159,7 +184,12 @@ def test_batch_sizes_of_one_size_and_both_phases_are_predicted(run):
     assert code == 0
     assert {point.key.batch_size for point in record.points} == {1, 4, 32, 128}
     lines = table(run.folder / "out", "predicted")
-    assert [line["batch_size"] for line in lines if line["source"] == "interpolated"] == ["2", "8", "16", "64"] * 2
+    assert [line["batch_size"] for line in lines if line["source"] == "interpolated"] == [
+        "2",
+        "8",
+        "16",
+        "64",
+    ] * 2
 
 
 def test_batch_sizes_of_a_phase_alone_are_predicted_for_it_alone(run):
@@ -169,21 +199,48 @@ def test_batch_sizes_of_a_phase_alone_are_predicted_for_it_alone(run):
     )  # fmt: skip
     assert code == 0
     lines = table(run.folder / "out", "predicted")
-    assert {line["batch_size"] for line in lines if line["phase"] == "train"} == {"2", "4", "8", "16", "32", "64"}
-    assert {line["batch_size"] for line in lines if line["phase"] == "inference"} == {"1", "2", "4", "8", "16", "32"}
+    assert {line["batch_size"] for line in lines if line["phase"] == "train"} == {
+        "2",
+        "4",
+        "8",
+        "16",
+        "32",
+        "64",
+    }
+    assert {line["batch_size"] for line in lines if line["phase"] == "inference"} == {
+        "1",
+        "2",
+        "4",
+        "8",
+        "16",
+        "32",
+    }
 
 
 def test_phases_with_batch_sizes_of_their_own_choose_by_their_own_results():
     words = "batch_size=[1,2,4,8,16,32,64,128]", "mode.train.batch_size=[1,2,4,8,16,32,64,256]"
     plan = config.typed(
-        compose([*FAKE[:2], "sweep=sparse", "sweep.measured=7", "mode=train_inference", "input_size=64", *words])
+        compose(
+            [
+                *FAKE[:2],
+                "sweep=sparse",
+                "sweep.measured=7",
+                "mode=train_inference",
+                "input_size=64",
+                *words,
+            ]
+        )
     )
     first = [key for key in plan.timed_keys() if not key.replicate]
     trained = [Point(key=key, status=Status.OK) for key in first if key.phase == "train"]
-    odd = Point(key=msgspec.structs.replace(trained[0].key, batch_size=2), status=Status.OK)  # tried in training only
+    odd = Point(
+        key=msgspec.structs.replace(trained[0].key, batch_size=2), status=Status.OK
+    )  # tried in training only
     after = [key for key in plan.timed_keys([*trained, odd]) if not key.replicate]
     assert odd.key in after
-    assert [key for key in after if key.phase == "inference"] == [key for key in first if key.phase == "inference"]
+    assert [key for key in after if key.phase == "inference"] == [
+        key for key in first if key.phase == "inference"
+    ]
 
 
 def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse):
@@ -198,7 +255,13 @@ def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse)
 
 
 def test_settings_of_sparse_sweeps_are_checked():
-    for wrong in ({"measured": 3}, {"measured": 101}, {"target": 0}, {"target": float("nan")}, {"min_size": 0}):
+    for wrong in (
+        {"measured": 3},
+        {"measured": 101},
+        {"target": 0},
+        {"target": float("nan")},
+        {"min_size": 0},
+    ):
         with pytest.raises(UserError, match="sweep"):
             Sparse(**wrong)
 
@@ -223,7 +286,10 @@ def test_values_of_a_few_points_are_refused_too(sparse):
 
 def test_curves_of_at_most_as_many_points_as_a_sweep_measures_are_scored_by_leaving_out_one(sparse):
     [curve] = corpus.find_curves([sparse])
-    values = {((side, side), 1): Interval(value=truth(side), low=None, high=None) for side in range(224, 249)}
+    values = {
+        ((side, side), 1): Interval(value=truth(side), low=None, high=None)
+        for side in range(224, 249)
+    }
     dense = replace(curve, values=values)
     for measured, unseen in {12: 13, 24: 1, 25: 23, 100: 23}.items():
         [scores] = skill_table.score_all([dense], measured=measured, dense=20)[0].scores
@@ -238,7 +304,11 @@ def test_a_dry_run_names_the_scope(run):
 
 
 def test_the_scope_counts_the_batch_sizes_of_each_phase():
-    mode = ["mode=train_inference", "mode.train.batch_size=[1,2,4,8]", "mode.inference.batch_size=[1,2]"]
+    mode = [
+        "mode=train_inference",
+        "mode.train.batch_size=[1,2,4,8]",
+        "mode.inference.batch_size=[1,2]",
+    ]
     sweep = ["sweep=sparse", "sweep.measured=5", "input_size=[64,96]"]
     plan = config.typed(compose(["model=fake", "gpu=fake", "tracking=none", *mode, *sweep]))
     assert plan.scope == "; then up to 9 of 12 points by their results, the others predicted"

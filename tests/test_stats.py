@@ -16,7 +16,9 @@ from tests.simulation import RUNS, SERIES, adapted, autoregressive, true_median
 @pytest.mark.parametrize("n", [100, 1000])
 def test_the_median_interval_covers_the_truth(name, n):
     if name == "AR(1) 0.9" and n == 100:
-        pytest.skip("100 samples at ρ = 0.9 are worth 5: most have no interval at all, see the next test")
+        pytest.skip(
+            "100 samples at ρ = 0.9 are worth 5: most have no interval at all, see the next test"
+        )
     rng, truth, covered = np.random.default_rng(7), true_median(name), 0
     for _ in range(RUNS):
         interval = estimators.median_interval(SERIES[name](rng, n))
@@ -34,7 +36,10 @@ def test_a_strongly_correlated_short_series_has_mostly_no_interval_rather_than_a
 
 def test_the_interval_of_iid_noise_is_not_needlessly_wide():
     rng = np.random.default_rng(3)
-    widths = [estimators.median_interval(1 + 0.01 * rng.standard_normal(1000)).relative_half_width for _ in range(200)]
+    widths = [
+        estimators.median_interval(1 + 0.01 * rng.standard_normal(1000)).relative_half_width
+        for _ in range(200)
+    ]
     theory = 1.96 * np.sqrt(np.pi / 2) * 0.01 / np.sqrt(1000)
     assert np.mean(widths) == pytest.approx(theory, rel=0.25)
 
@@ -52,7 +57,9 @@ def test_autocorrelation_time_is_one_where_nothing_can_be_known(samples):
     assert estimators.autocorrelation_time(samples) == 1.0
 
 
-@pytest.mark.parametrize(("percentile", "needed"), [(50, 6), (90, 36), (95, 72), (99, 368), (10, 36), (1, 368)])
+@pytest.mark.parametrize(
+    ("percentile", "needed"), [(50, 6), (90, 36), (95, 72), (99, 368), (10, 36), (1, 368)]
+)
 def test_samples_needed_for_a_percentile(percentile, needed):
     assert estimators.samples_needed(percentile) == needed
 
@@ -70,9 +77,13 @@ def test_a_percentile_has_an_interval_from_the_needed_number_on():
 
 @pytest.mark.parametrize("tau", [1.3, 2.5, 8.0, 40.0])
 @pytest.mark.parametrize("percentile", [1, 90, 95, 99])
-def test_correlated_samples_have_an_interval_from_the_needed_number_of_effective_ones_on(percentile, tau):
+def test_correlated_samples_have_an_interval_from_the_needed_number_of_effective_ones_on(
+    percentile, tau
+):
     rng, needed = np.random.default_rng(1), math.ceil(estimators.samples_needed(percentile) * tau)
-    enough, short = (estimators.percentile_interval(rng.random(n), percentile, tau) for n in (needed, needed - 1))
+    enough, short = (
+        estimators.percentile_interval(rng.random(n), percentile, tau) for n in (needed, needed - 1)
+    )
     assert 0 < enough.low <= enough.value <= enough.high < 1
     assert short.low is None
 
@@ -137,7 +148,9 @@ def test_a_slow_warm_up_that_never_ends_is_tagged_as_drift():
 
 def test_steady_noise_is_hardly_ever_called_a_drift():
     rng = np.random.default_rng(8)
-    tagged = sum(estimators.drift(1 + 0.03 * rng.standard_normal(200)) is not None for _ in range(1000))
+    tagged = sum(
+        estimators.drift(1 + 0.03 * rng.standard_normal(200)) is not None for _ in range(1000)
+    )
     assert tagged <= 10
 
 
@@ -193,7 +206,9 @@ def test_summary_of_known_samples():
 def test_the_interval_of_a_mean_uses_students_distribution(n, student):
     x = np.random.default_rng(0).permutation(np.linspace(1, 2, n))
     interval = estimators.mean_interval(x, tau=1.0)
-    assert interval.high - interval.value == pytest.approx(student * x.std(ddof=1) / np.sqrt(n), rel=2e-3)
+    assert interval.high - interval.value == pytest.approx(
+        student * x.std(ddof=1) / np.sqrt(n), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +247,13 @@ def test_every_summary_is_consistent(samples):
     assert summary.tau >= 1.0
     for interval in (summary.median, *summary.percentiles.values()):
         if interval.low is not None:
-            assert summary.minimum <= interval.low <= interval.value <= interval.high <= summary.maximum
+            assert (
+                summary.minimum
+                <= interval.low
+                <= interval.value
+                <= interval.high
+                <= summary.maximum
+            )
     assert estimators.mser5_cut(samples) <= len(samples) / 2
 
 

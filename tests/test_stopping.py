@@ -8,7 +8,15 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.statistics import blockwise, estimators
 from perfexp.stopping import Fixed, Precision
-from tests.simulation import RUNS, SERIES, adapted, autoregressive, nvbench_stdrel_calls, take, true_median
+from tests.simulation import (
+    RUNS,
+    SERIES,
+    adapted,
+    autoregressive,
+    nvbench_stdrel_calls,
+    take,
+    true_median,
+)
 
 NOISE = np.random.default_rng(0).random(500)
 
@@ -31,7 +39,9 @@ def test_the_interval_at_the_stop_covers_the_truth(name):
     """Stopping when it looks good makes intervals too narrow; this is how much is left."""
     rng, truth, covered = np.random.default_rng(21), true_median(name), 0
     for _ in range(RUNS):
-        samples, monitor = take(Precision(max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 6000))
+        samples, monitor = take(
+            Precision(max_seconds=1e9, warmup_seconds=0), SERIES[name](rng, 6000)
+        )
         interval = estimators.median_interval(samples[monitor.warmup(samples) :])
         covered += interval.low is not None and interval.low <= truth <= interval.high
     assert covered / RUNS >= adapted(0.92, nominal=0.95)
@@ -53,7 +63,9 @@ def test_time_runs_out_on_noise_that_never_settles():
 
 
 def test_calls_run_out():
-    samples, monitor = take(Precision(target=1e-9, max_seconds=1e9, max_calls=100, warmup_seconds=0), NOISE)
+    samples, monitor = take(
+        Precision(target=1e-9, max_seconds=1e9, max_calls=100, warmup_seconds=0), NOISE
+    )
     assert monitor.stop(samples).reason == "max_calls"
     assert samples.size == 3 + 100
 
@@ -91,11 +103,22 @@ def test_samples_without_a_time_end_nothing():
 
 @pytest.mark.parametrize(
     ("max_seconds", "elapsed_seconds", "ends"),
-    [(0.4, 2.5, False), (0.4, 3.0, True), (1.0, 3.2, False), (1.0, 3.8, True), (5.0, 11.0, False), (5.0, 12.0, True)],
+    [
+        (0.4, 2.5, False),
+        (0.4, 3.0, True),
+        (1.0, 3.2, False),
+        (1.0, 3.8, True),
+        (5.0, 11.0, False),
+        (5.0, 12.0, True),
+    ],
 )
-def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(max_seconds, elapsed_seconds, ends):
+def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(
+    max_seconds, elapsed_seconds, ends
+):
     """The first three of the 23 samples are warm-up, and an equal share of the time is theirs."""
-    rule = Precision(target=1e-9, max_seconds=max_seconds, min_calls=10, warmup_calls=3, warmup_seconds=0.0)
+    rule = Precision(
+        target=1e-9, max_seconds=max_seconds, min_calls=10, warmup_calls=3, warmup_seconds=0.0
+    )
     drifting = (np.cumsum(NOISE - 0.5) + 50.0)[:23] * 1e-5
     assert estimators.median_interval(drifting[3:]).low is None
     assert (rule.begin().more(drifting, elapsed_seconds) == 0) == ends
@@ -112,7 +135,11 @@ def test_an_interval_of_a_series_cut_short_holds_the_truth_if_taken_for_three_ti
         if interval.low is not None:
             has += 1
             below, above = interval.value - interval.low, interval.high - interval.value
-            held += -estimators.FEW_TOO_NARROW * above <= interval.value - 1 <= estimators.FEW_TOO_NARROW * below
+            held += (
+                -estimators.FEW_TOO_NARROW * above
+                <= interval.value - 1
+                <= estimators.FEW_TOO_NARROW * below
+            )
     assert has > 60
     assert held / has > 0.85
 
@@ -159,7 +186,9 @@ def test_percentiles_prolong_the_measurement_until_they_have_their_samples():
 
 
 @pytest.mark.parametrize(("tail", "least", "most"), [(50.0, 5.0, 5.2), (95.0, 5.2, 9.5)])
-def test_a_series_goes_on_for_the_percentile_that_is_not_to_remain_without_an_interval(tail, least, most):
+def test_a_series_goes_on_for_the_percentile_that_is_not_to_remain_without_an_interval(
+    tail, least, most
+):
     """Calls of 0.075 s: 66 fit into five seconds, p95 takes 72 and more, p99 would take 368."""
     source = 0.075 * (1 + 0.001 * np.random.default_rng(0).standard_normal(5_000))
     rule = Precision(max_seconds=5.0, warmup_seconds=0.0, tail_percentile=tail)
@@ -170,7 +199,9 @@ def test_a_series_goes_on_for_the_percentile_that_is_not_to_remain_without_an_in
 
 
 @pytest.mark.parametrize(("call_seconds", "most"), [(0.15, 5.2), (0.1, 10.2)])
-def test_overtime_for_a_percentile_ends_and_is_not_begun_where_it_can_not_be_enough(call_seconds, most):
+def test_overtime_for_a_percentile_ends_and_is_not_begun_where_it_can_not_be_enough(
+    call_seconds, most
+):
     """Of calls of 0.15 s 66 fit into ten seconds: p95 takes 72."""
     source = call_seconds * (1 + 0.001 * np.random.default_rng(0).standard_normal(5_000))
     rule = Precision(max_seconds=5.0, warmup_seconds=0.0, tail_percentile=95)
@@ -180,7 +211,9 @@ def test_overtime_for_a_percentile_ends_and_is_not_begun_where_it_can_not_be_eno
 
 
 def test_k_calls_per_sample_count_as_k_calls():
-    samples, monitor = take(Precision(target=1e-9, max_seconds=1e9, max_calls=1000, warmup_seconds=0), NOISE, k=10)
+    samples, monitor = take(
+        Precision(target=1e-9, max_seconds=1e9, max_calls=1000, warmup_seconds=0), NOISE, k=10
+    )
     assert samples.size - monitor.warmup(samples) >= 100
     assert samples.size <= 102
 
@@ -197,7 +230,9 @@ def test_fixed_without_warm_up():
     assert (samples.size, monitor.warmup(samples)) == (5, 0)
 
 
-@pytest.mark.parametrize("wrong", [{"target": math.nan}, {"max_seconds": math.inf}, {"warmup_seconds": math.nan}])
+@pytest.mark.parametrize(
+    "wrong", [{"target": math.nan}, {"max_seconds": math.inf}, {"warmup_seconds": math.nan}]
+)
 def test_times_that_are_no_numbers_are_refused(wrong):
     with pytest.raises(UserError, match="finite number"):
         Precision(**wrong)

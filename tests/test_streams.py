@@ -21,7 +21,8 @@ UNDRAWN = f"{shlex.quote(sys.executable)} -m tests.undrawn"
 #: Commands that measure nothing, and where their output goes.
 ENDING = some_of(
     itertools.product(
-        ("--help", "--version", "list models", "env", "--cfg job model=fake"), ("| true", ">&-", "> /dev/full")
+        ("--help", "--version", "list models", "env", "--cfg job model=fake"),
+        ("| true", ">&-", "> /dev/full"),
     ),
     5,
 )
@@ -43,7 +44,11 @@ def shell(command, folder):
 
 def is_complete(folder):
     record = Record.load(folder / "x")
-    return record.status is Status.OK and len(record.points) == 3 and (folder / "x" / "report.md").is_file()
+    return (
+        record.status is Status.OK
+        and len(record.points) == 3
+        and (folder / "x" / "report.md").is_file()
+    )
 
 
 @pytest.mark.parametrize("where", some_of(["| true", "| head -1", ">&-", "> /dev/full"], 2))
@@ -99,7 +104,9 @@ def test_what_is_printed_arrives_unchanged_and_a_pipe_that_does_not_block_is_wai
     os.set_blocking(send, False)
     text = "ü" * 200_000
     code = f"from perfexp.host import streams; streams.install(); print({'ü'!r} * 200_000)"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=send, env={**os.environ, "PYTHONUTF8": "1"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=send, env={**os.environ, "PYTHONUTF8": "1"}
+    )
     os.close(send)
     with os.fdopen(receive, "rb") as pipe:
         assert pipe.read().decode() == f"{text}\n"

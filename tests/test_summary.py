@@ -19,12 +19,28 @@ from perfexp.summaries.analysis import Analysis
 SIZES = range(224, 513, 32)
 
 
-def point(seconds, size=224, *, batch=1, replicate=0, kind="latency", status=Status.OK, calls=60, noise=0.005):
+def point(
+    seconds,
+    size=224,
+    *,
+    batch=1,
+    replicate=0,
+    kind="latency",
+    status=Status.OK,
+    calls=60,
+    noise=0.005,
+):
     shape = size if isinstance(size, tuple) else (size, size)
     waves = [seconds * (1 + noise * math.sin(7 * index)) for index in range(calls)]
     stop = Stop(reason="precision", target=0.05, achieved=0.004)
     return Point(
-        key=Key(phase="inference", input_size=shape, batch_size=batch, precision="fp32", replicate=replicate),
+        key=Key(
+            phase="inference",
+            input_size=shape,
+            batch_size=batch,
+            precision="fp32",
+            replicate=replicate,
+        ),
         status=status,
         series=[Series(name=kind, samples=waves, stop=stop)] if status is Status.OK else [],
     )
@@ -66,12 +82,20 @@ def test_each_batch_and_kind_of_time_has_a_scaling_model_of_its_own(make_record)
 
 def test_noise_is_not_a_scaling_model(make_record):
     calls = {224: 60, 256: 4, 288: 4, 320: 4, 352: 60}
-    noisy = [point(0.2 * factor, size) for size, factor in zip(SIZES, [1, 2, 0.4, 3, 0.5, 1.8, 0.3], strict=False)]
+    noisy = [
+        point(0.2 * factor, size)
+        for size, factor in zip(SIZES, [1, 2, 0.4, 3, 0.5, 1.8, 0.3], strict=False)
+    ]
     short = [point(0.2, size, calls=count) for size, count in calls.items()]
-    for points, reason in ((noisy, "the times scatter by "), (short, "3 of 5 medians have no interval")):
+    for points, reason in (
+        (noisy, "the times scatter by "),
+        (short, "3 of 5 medians have no interval"),
+    ):
         (line,) = remarks.scaling_lines(Analysis.of(make_record(points=points)))
         assert line.startswith(f"latency: growth with the size not determined: {reason}")
-    assert not growth.scalings(summary.rows(make_record(points=[point(0.2, size) for size in SIZES])))[0].doubt
+    assert not growth.scalings(
+        summary.rows(make_record(points=[point(0.2, size) for size in SIZES]))
+    )[0].doubt
 
 
 def test_sizes_that_are_not_square_count_by_their_pixels(make_record):
@@ -112,12 +136,25 @@ def test_of_two_sizes_the_smaller_one_is_odd_if_it_takes_longer(make_record):
     rows = summary.rows(make_record(points=points))
     assert unexpected(rows) == {"224": "1.33"}
     (doubt,) = [doubt for doubt in rows[0].doubts if doubt.code == "scaling_unexpected"]
-    assert doubt.message == "the time is 1.33 times that of the larger size 448, beyond both intervals"
+    assert (
+        doubt.message == "the time is 1.33 times that of the larger size 448, beyond both intervals"
+    )
     assert doubt.help
 
 
 #: `device` of ResNet-50 in milliseconds by size, of an H100: 200 is slow, and 190 and 210 are not.
-H100 = {160: 2.58, 170: 2.68, 180: 2.78, 190: 2.90, 200: 3.33, 210: 2.98, 220: 3.02, 230: 3.08, 240: 3.08, 250: 3.21}
+H100 = {
+    160: 2.58,
+    170: 2.68,
+    180: 2.78,
+    190: 2.90,
+    200: 3.33,
+    210: 2.98,
+    220: 3.02,
+    230: 3.08,
+    240: 3.08,
+    250: 3.21,
+}
 
 
 def test_the_slow_size_is_marked_and_not_the_larger_ones_that_are_faster(make_record):
@@ -137,8 +174,12 @@ def test_another_workspace_and_other_kernels_are_evidence_for_an_odd_size(make_r
         peak = (750 if odd else 250) * 2**20
         each.metrics.append(Metric(name="memory/peak_bytes", value=peak, unit="bytes"))
         lines = [{"kernels": {"fft_tile" if odd else "gemm": 2.0, "relu": 1.0}}]
-        points.append(Point(key=layers_key(each.key), status=Status.OK, facts={"layers": {"lines": lines}}))
-    (row,) = [row for row in summary.rows(make_record(points=points)) if row.key.size_label == "200"]
+        points.append(
+            Point(key=layers_key(each.key), status=Status.OK, facts={"layers": {"lines": lines}})
+        )
+    (row,) = [
+        row for row in summary.rows(make_record(points=points)) if row.key.size_label == "200"
+    ]
     (message,) = [doubt.message for doubt in row.doubts if doubt.code == "scaling_unexpected"]
     assert "its peak memory is 750 MiB, 250 MiB beside it" in message
     assert message.endswith("it launches kernels that its neighbors do not: fft_tile")
@@ -146,8 +187,15 @@ def test_another_workspace_and_other_kernels_are_evidence_for_an_odd_size(make_r
 
 def test_a_batch_with_a_lower_rate_than_a_smaller_one_is_named(make_record):
     seconds = {1: 0.010, 8: 0.020, 32: 0.060, 64: 0.160}  # 100, 400, 533 and 400 samples/s
-    rows = summary.rows(make_record(points=[point(value, batch=batch) for batch, value in seconds.items()]))
-    found = {row.key.batch_size: doubt for row in rows for doubt in row.doubts if doubt.code == "rate_falls"}
+    rows = summary.rows(
+        make_record(points=[point(value, batch=batch) for batch, value in seconds.items()])
+    )
+    found = {
+        row.key.batch_size: doubt
+        for row in rows
+        for doubt in row.doubts
+        if doubt.code == "rate_falls"
+    }
     assert list(found) == [64]
     assert found[64].message == "reaches 0.75 of the samples/s of batch 32, which is smaller"
     assert "batch_size=32" in found[64].help
@@ -157,8 +205,15 @@ def test_rates_fall_only_by_intervals_and_the_best_of_all_is_recommended(make_re
     seconds = {1: 0.010, 8: 0.160, 32: 0.060}  # 100, 50 and 533 samples/s
     for calls, expected in ((60, {8: "batch_size=32"}), (4, {})):
         points = [point(value, batch=batch, calls=calls) for batch, value in seconds.items()]
-        doubts = {row.key.batch_size: row.doubts for row in summary.rows(make_record(points=points))}
-        falling = {batch: doubt for batch, of in doubts.items() for doubt in of if doubt.code == "rate_falls"}
+        doubts = {
+            row.key.batch_size: row.doubts for row in summary.rows(make_record(points=points))
+        }
+        falling = {
+            batch: doubt
+            for batch, of in doubts.items()
+            for doubt in of
+            if doubt.code == "rate_falls"
+        }
         assert falling.keys() == expected.keys()
         assert all(expected[batch] in doubt.help for batch, doubt in falling.items())
 
@@ -197,7 +252,9 @@ def test_rows_notice_another_error(make_record):
 @pytest.mark.parametrize("seconds", [(0.0,), (0.0, 0.0, 0.0)])
 def test_times_of_0_have_no_rate(make_record, seconds):
     """A clock that stands still."""
-    record = make_record(points=[point(one, replicate=number) for number, one in enumerate(seconds)])
+    record = make_record(
+        points=[point(one, replicate=number) for number, one in enumerate(seconds)]
+    )
     [row] = summary.rows(record)
     assert (row.time.median.value, row.samples_per_second) == (0.0, None)
     assert measures.repeats(Analysis.of(record)) == {row.key: {}}
@@ -222,7 +279,10 @@ def test_a_median_of_0_leaves_the_other_figures(make_record):
             (0.004, 0.010, 0.010),
             "a process took 0.4 times as long as the others: 4.00 ms per call in process 1, 10.0",
         ),
-        ((0.010, 0.016), "a process took 1.6 times as long as the others: 16.0 ms per call in process 2, 10.0 ms"),
+        (
+            (0.010, 0.016),
+            "a process took 1.6 times as long as the others: 16.0 ms per call in process 2, 10.0 ms",
+        ),
     ],
 )
 def test_a_process_far_from_the_others_is_named_in_a_warning(make_record, seconds, message):
@@ -243,13 +303,18 @@ def test_a_process_is_not_apart_from_others_that_are_apart(make_record):
 
 
 def test_processes_that_differ_a_little_are_noted(make_record):
-    points = [point(each, replicate=replicate) for replicate, each in enumerate((0.010, 0.011, 0.014))]
+    points = [
+        point(each, replicate=replicate) for replicate, each in enumerate((0.010, 0.011, 0.014))
+    ]
     (row,) = summary.rows(make_record(points=points))
     assert [(doubt.code, doubt.is_note) for doubt in row.doubts] == [("processes_differ", True)]
 
 
 def test_rates_of_work_are_those_of_the_times_beside_them(make_record):
-    points = [point(seconds, replicate=replicate) for replicate, seconds in enumerate((0.010, 0.020, 0.020))]
+    points = [
+        point(seconds, replicate=replicate)
+        for replicate, seconds in enumerate((0.010, 0.020, 0.020))
+    ]
     points[0].metrics += [
         Metric(name="work/flops_per_second", value=1e9 / 0.010, unit="1/s"),
         Metric(name="mfu", value=0.5, unit="1"),
@@ -270,7 +335,11 @@ def test_different_times_of_the_same_point_are_not_mixed(make_record):
 
 @pytest.mark.parametrize(
     ("reason", "says"),
-    [("fixed", "stopping.measure"), ("max_seconds", "stopping.max_seconds"), ("max_calls", "stopping.max_calls")],
+    [
+        ("fixed", "stopping.measure"),
+        ("max_seconds", "stopping.max_seconds"),
+        ("max_calls", "stopping.max_calls"),
+    ],
 )
 def test_too_few_samples_are_remedied_by_what_ended_the_block(make_record, reason, says):
     record = make_record(calls=2)
@@ -285,7 +354,9 @@ def test_too_few_samples_are_remedied_by_what_ended_the_block(make_record, reaso
     ("reason", "noise", "few"),
     [("max_seconds", 0.001, False), ("max_seconds", 0.008, True), ("precision", 0.008, False)],
 )
-def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_would_do(reason, noise, few):
+def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_would_do(
+    reason, noise, few
+):
     """Of what time cut short the correlation is not known well."""
     samples = (1 + noise * np.random.default_rng(1).standard_normal(16)).tolist()
     achieved = estimators.median_interval(samples).relative_half_width
@@ -293,7 +364,9 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
     stop = Stop(reason=reason, target=0.01, achieved=achieved)
     timed = point(0.01)
     timed.series = [Series(name="device", samples=samples, stop=stop)]
-    found = [doubt.message for doubt in summary.row([timed]).doubts if doubt.code == "too_few_samples"]
+    found = [
+        doubt.message for doubt in summary.row([timed]).doubts if doubt.code == "too_few_samples"
+    ]
     assert bool(found) == few
     assert all("several times too narrow" in detail for detail in found)
 
@@ -311,7 +384,11 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
             {"data_share": 0.3, "loop/host_seconds": 0.012},
             "the device idles 36% of the loop; loading takes 30% of a call",
         ),
-        (0.015625, {}, "the device idles 36% of the loop; the host's time to issue the calls is unknown"),
+        (
+            0.015625,
+            {},
+            "the device idles 36% of the loop; the host's time to issue the calls is unknown",
+        ),
         (
             0.015625,
             {"loop/host_seconds": 0.0145},
@@ -325,7 +402,9 @@ def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_woul
         (0.012, {"loop/host_seconds": 0.011}, None),
     ],
 )
-def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_record, wall, metrics, words):
+def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(
+    make_record, wall, metrics, words
+):
     measured = point(0.01, kind="device", noise=0)
     measured.series += point(wall, kind="throughput", noise=0).series
     measured.metrics = [Metric(name=name, value=value, unit="1") for name, value in metrics.items()]
@@ -345,11 +424,15 @@ def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(make_r
     ],
 )
 def test_a_rate_has_its_interval(low, high, text):
-    assert wording.interval_or_about(Interval(value=2445.0, low=low, high=high), units.digits) == text
+    assert (
+        wording.interval_or_about(Interval(value=2445.0, low=low, high=high), units.digits) == text
+    )
 
 
 @pytest.mark.parametrize(("pipelined", "is_said"), [(0.0108, False), (0.0115, True)])
-def test_a_loop_that_is_slower_than_one_that_waits_shows_a_change_of_pace(make_record, pipelined, is_said):
+def test_a_loop_that_is_slower_than_one_that_waits_shows_a_change_of_pace(
+    make_record, pipelined, is_said
+):
     measured = point(0.01, kind="latency", noise=0)
     measured.series += point(pipelined, kind="throughput", noise=0).series
     found = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
@@ -359,30 +442,49 @@ def test_a_loop_that_is_slower_than_one_that_waits_shows_a_change_of_pace(make_r
 
 @pytest.mark.parametrize(
     ("loading", "words"),
-    [(0.0, "the host needs 100% to issue the calls: it sets the pace"), (0.6, "loading takes 60% of a call")],
+    [
+        (0.0, "the host needs 100% to issue the calls: it sets the pace"),
+        (0.6, "loading takes 60% of a call"),
+    ],
 )
-def test_a_loop_that_leaves_the_device_idle_has_one_diagnostic_with_its_cause(make_record, loading, words):
+def test_a_loop_that_leaves_the_device_idle_has_one_diagnostic_with_its_cause(
+    make_record, loading, words
+):
     measured = point(0.01, kind="device")
     measured.series += point(0.02, kind="throughput").series
     shares = {"data_share": (loading, "1"), "loop/host_seconds": (0.0202, "seconds")}
-    measured.metrics = [Metric(name=name, value=value, unit=unit) for name, (value, unit) in shares.items()]
-    old = {"code": "launch_bound", "detail": "the device is busy 50% of the loop", "remedy": "a larger batch"}
+    measured.metrics = [
+        Metric(name=name, value=value, unit=unit) for name, (value, unit) in shares.items()
+    ]
+    old = {
+        "code": "launch_bound",
+        "detail": "the device is busy 50% of the loop",
+        "remedy": "a larger batch",
+    }
     measured.doubts = [msgspec.convert(old, Diagnostic)]
-    [doubt] = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
+    [doubt] = [
+        doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts
+    ]
     assert doubt.code == "device_idle"
     assert doubt.message.endswith(words)
 
 
 @pytest.mark.parametrize("code", [None, "device_idle"])
-def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_the_device(make_record, code):
+def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_the_device(
+    make_record, code
+):
     measured = point(0.01, kind="device")
     measured.metrics = [Metric(name="algorithm/speedup_over_default", value=1.2, unit="1")]
     measured.doubts = (
-        [diagnostics.make(code, idle=0.5, of_mean="", cause="launches", advice="larger batch_size")] if code else []
+        [diagnostics.make(code, idle=0.5, of_mean="", cause="launches", advice="larger batch_size")]
+        if code
+        else []
     )
     record = make_record(points=[measured])
     notes = overview.metrics(Analysis.of(record)).notes
-    assert any("a loop that leaves it idle gains less" in note for note in notes) is (code is not None)
+    assert any("a loop that leaves it idle gains less" in note for note in notes) is (
+        code is not None
+    )
     assert not any("first process" in note for note in notes)
     other = point(0.0101, kind="device", replicate=1)
     several = make_record(points=[measured, other])
@@ -396,8 +498,15 @@ def raced(default, **facts):
         for name, seconds in (("cudnn.fft", 1.0), ("default", default))
     }
     seconds = {name: time["seconds"] for name, time in times.items()}
-    race = {"which": "forward", "selected": "cudnn.fft", "launching": "captured", "seconds": seconds}
-    return {"layers": [{"name": "conv", "passes": [{**race, "races": {"captured": times}, **facts}]}]}
+    race = {
+        "which": "forward",
+        "selected": "cudnn.fft",
+        "launching": "captured",
+        "seconds": seconds,
+    }
+    return {
+        "layers": [{"name": "conv", "passes": [{**race, "races": {"captured": times}, **facts}]}]
+    }
 
 
 def of_processes(workspaces, promised, **facts):
@@ -407,7 +516,9 @@ def of_processes(workspaces, promised, **facts):
         one.metrics = [Metric(name="algorithm/workspace_peak_bytes", value=workspace, unit="bytes")]
         one.facts["algorithm"] = raced(ratio, **(facts if one.key.replicate else {}))
     for name, value in (("speedup", 1.1), ("promised_speedup", promised[0])):
-        metric = Metric(name=f"algorithm/{name}_over_default", value=value, low=value, high=value, unit="1")
+        metric = Metric(
+            name=f"algorithm/{name}_over_default", value=value, low=value, high=value, unit="1"
+        )
         points[0].metrics.append(metric)
     return points
 
@@ -415,7 +526,9 @@ def of_processes(workspaces, promised, **facts):
 def test_cycles_are_those_of_the_device_time_of_all_processes(make_record):
     points = of_processes([3.0, 3.0], [1.2, 1.2])
     for point, cycles in zip(points, (4e6, 9e6), strict=True):
-        point.metrics.append(Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True))
+        point.metrics.append(
+            Metric(name="device/cycles_per_call", value=cycles, unit="1", estimated=True)
+        )
     [row] = summary.rows(make_record(points=points))
     assert row.metric("device/cycles_per_call").value == pytest.approx(6e6)
 
@@ -429,12 +542,16 @@ def test_workspace_and_promised_speedups_are_those_of_all_processes(make_record)
     promised = value["promised_speedup_over_default"]
     assert promised.value == pytest.approx((1.2 * 1.3 * 1.25) ** (1 / 3))
     assert promised.low < 1.2 < 1.3 < promised.high
-    [note] = [note for note in overview.metrics(Analysis.of(record)).notes if "first process" in note]
+    [note] = [
+        note for note in overview.metrics(Analysis.of(record)).notes if "first process" in note
+    ]
     assert note.startswith("speedups, but for the promised ones, are of the first process")
 
 
 def test_a_race_that_other_processes_read_from_the_cache_counts_once(make_record):
-    [row] = summary.rows(make_record(points=of_processes([3.0, 3.0], [1.2, 1.2], kept_since="2026-01-01")))
+    [row] = summary.rows(
+        make_record(points=of_processes([3.0, 3.0], [1.2, 1.2], kept_since="2026-01-01"))
+    )
     promised = row.metric("algorithm/promised_speedup_over_default")
     assert (promised.value, promised.low, promised.high) == (1.2, 1.2, 1.2)
 
@@ -456,13 +573,17 @@ def test_promised_speedups_are_not_excepted_where_there_are_none(make_record):
     for number, each in enumerate(points):
         each.metrics += [Metric(name=name, value=1.1, unit="1") for name in names[: 2 - number]]
     record = make_record(points=points)
-    [note] = [note for note in overview.metrics(Analysis.of(record)).notes if "first process" in note]
+    [note] = [
+        note for note in overview.metrics(Analysis.of(record)).notes if "first process" in note
+    ]
     assert "promised" not in note
 
 
 def test_a_speedup_that_is_missing_is_of_no_process(make_record):
     points = [point(0.01, replicate=number) for number in range(2)]
-    points[0].metrics.append(Metric(name="algorithm/speedup_over_default", value=None, unit="1", reason="no time"))
+    points[0].metrics.append(
+        Metric(name="algorithm/speedup_over_default", value=None, unit="1", reason="no time")
+    )
     record = make_record(points=points)
     assert not any("first process" in note for note in overview.metrics(Analysis.of(record)).notes)
 
@@ -471,7 +592,13 @@ def test_a_speedup_that_is_missing_is_of_no_process(make_record):
     ("value", "width", "text"), [(1.0425, 0.0008, "1.0425 ± 0.08 %"), (1.0425, 0.2, "1.04 ± 19 %")]
 )
 def test_a_metric_has_the_digits_that_its_interval_supports(value, width, text):
-    metric = Metric(name="algorithm/speedup_over_default", value=value, low=value - width, high=value + width, unit="1")
+    metric = Metric(
+        name="algorithm/speedup_over_default",
+        value=value,
+        low=value - width,
+        high=value + width,
+        unit="1",
+    )
     assert wording.metric_text(metric) == text
 
 
@@ -486,6 +613,12 @@ def test_a_metric_has_the_digits_that_its_interval_supports(value, width, text):
 def test_a_stored_clock_warning_is_judged_again_by_its_readings(make_record, facts, is_raised):
     points = [point(0.01, kind="device"), point(0.01, kind="device", replicate=1)]
     points[1].facts = facts
-    points[1].doubts = [diagnostics.make("clock_moved", change=0.26, states="1979 MHz after 89%, 1458 MHz after 11%")]
+    points[1].doubts = [
+        diagnostics.make(
+            "clock_moved", change=0.26, states="1979 MHz after 89%, 1458 MHz after 11%"
+        )
+    ]
     [row] = summary.rows(make_record(points=points))
-    assert [doubt.code for doubt in row.doubts if doubt.code == "clock_moved"] == ["clock_moved"] * is_raised
+    assert [doubt.code for doubt in row.doubts if doubt.code == "clock_moved"] == [
+        "clock_moved"
+    ] * is_raised

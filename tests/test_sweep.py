@@ -23,7 +23,9 @@ def test_sizes(given, sizes):
     assert parse_sizes(given) == sizes
 
 
-@pytest.mark.parametrize("given", [0, -1, "0x5", "axb", 1.5, True, "224x", "1x2x3", [], [224, 224], {"a": 1}])
+@pytest.mark.parametrize(
+    "given", [0, -1, "0x5", "axb", 1.5, True, "224x", "1x2x3", [], [224, 224], {"a": 1}]
+)
 def test_what_is_no_size_is_refused(given):
     with pytest.raises(UserError, match="input_size"):
         parse_sizes(given)
@@ -36,7 +38,12 @@ def test_what_is_no_batch_size_is_refused(given):
 
 
 def test_a_point_sweep_is_every_size_with_every_batch():
-    assert Point().points([(1, 1), (2, 2)], [1, 8]) == [((1, 1), 1), ((1, 1), 8), ((2, 2), 1), ((2, 2), 8)]
+    assert Point().points([(1, 1), (2, 2)], [1, 8]) == [
+        ((1, 1), 1),
+        ((1, 1), 8),
+        ((2, 2), 1),
+        ((2, 2), 8),
+    ]
 
 
 def test_sizes_are_evenly_spaced_and_reach_both_ends():
@@ -47,7 +54,12 @@ def test_sizes_are_evenly_spaced_and_reach_both_ends():
 @given(st.integers(1, 400), st.integers(0, 400), st.data())
 def test_sizes_are_distinct_and_ascend(smallest, span, data):
     count = data.draw(st.integers(1, span + 1))
-    sides = [s[0] for s, _ in Sizes(num_sizes=count, min_size=smallest, max_size=smallest + span).points([], [1])]
+    sides = [
+        s[0]
+        for s, _ in Sizes(num_sizes=count, min_size=smallest, max_size=smallest + span).points(
+            [], [1]
+        )
+    ]
     assert len(sides) == count
     assert sides == sorted(set(sides))
     assert sides[0] == smallest

@@ -26,13 +26,21 @@ def swept(*runs):
     records, children = [], []
     for job, factors in enumerate(runs):
         name = f"run{job}"
-        children.append(SweepChild(job=job, name=name, directory=name, status=Status.OK, axes={"algorithm": name}))
+        children.append(
+            SweepChild(
+                job=job, name=name, directory=name, status=Status.OK, axes={"algorithm": name}
+            )
+        )
         if factors is not None:
             found = record(
-                name, [[factor * one for one in PROCESSES] for factor in factors], np.random.default_rng(job)
+                name,
+                [[factor * one for one in PROCESSES] for factor in factors],
+                np.random.default_rng(job),
             )
             found.plan = {"algorithm": {"name": name}}
-            found.sweep = SweepMembership(uid="sweep", job=job, directory="..", axes={"algorithm": name})
+            found.sweep = SweepMembership(
+                uid="sweep", job=job, directory="..", axes={"algorithm": name}
+            )
             records.append(found)
     return Sweep(uid="sweep", name="algorithm", started="2026-01-01", children=children), records
 
@@ -43,15 +51,24 @@ def grid(axes_and_factors):
     for job, (axes, factor) in enumerate(axes_and_factors):
         name = "-".join(axes.values())
         children.append(SweepChild(job=job, name=name, directory=name, status=Status.OK, axes=axes))
-        found = record(name, [[(factor or 1.0) * one for one in PROCESSES]], np.random.default_rng(job))
+        found = record(
+            name, [[(factor or 1.0) * one for one in PROCESSES]], np.random.default_rng(job)
+        )
         for point in found.points:
-            point.key = msgspec.structs.replace(point.key, batch_size=int(axes.get("batch_size", 1)))
+            point.key = msgspec.structs.replace(
+                point.key, batch_size=int(axes.get("batch_size", 1))
+            )
             if factor is None:
                 point.status, point.series = Status.OOM, []
-        found.plan = {"model": {"name": axes.get("model", "resnet18")}, "algorithm": {"name": "default"}}
+        found.plan = {
+            "model": {"name": axes.get("model", "resnet18")},
+            "algorithm": {"name": "default"},
+        }
         found.sweep = SweepMembership(uid="sweep", job=job, directory="..", axes=axes)
         records.append(found)
-    return Sweep(uid="sweep", name="model × batch_size", started="2026-01-01", children=children), records
+    return Sweep(
+        uid="sweep", name="model × batch_size", started="2026-01-01", children=children
+    ), records
 
 
 def models_and_batches(*factors):
@@ -72,7 +89,9 @@ def test_each_run_is_compared_with_the_first_one():
         2: ["▼", "SLOWER"],
         3: ["=", "SAME"],
     }
-    assert [float(text.split()[0]) for text in texts.values()] == pytest.approx([0.8, 1.2, 1.0], rel=0.01)
+    assert [float(text.split()[0]) for text in texts.values()] == pytest.approx(
+        [0.8, 1.2, 1.0], rel=0.01
+    )
     assert found.fastest == []
 
 
@@ -87,7 +106,9 @@ def test_the_plot_marks_the_ratios_that_the_table_leaves_undecided(level):
         one.sweep.level = level
     texts = {
         job: text.split()[-1]
-        for (job, _), text in sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)).ratios.items()
+        for (job, _), text in sweep_verdicts.of_sweep(
+            SweepAnalysis.of(sweep, records)
+        ).ratios.items()
     }
     assert texts == {1: "UNDECIDED", 2: "FASTER"}
     plot = sweep_plots.plot(SweepAnalysis.of(sweep, records))
@@ -95,38 +116,51 @@ def test_the_plot_marks_the_ratios_that_the_table_leaves_undecided(level):
     assert bars["run0"] == "baseline"
     assert re.fullmatch(r"≈ 0\.\d+ × device", bars["run1"])
     assert re.fullmatch(r"0\.\d+ × device", bars["run2"])
-    assert plot.caption.subtitle.endswith("; × is the ratio to the baseline, ≈ before it: undecided")
+    assert plot.caption.subtitle.endswith(
+        "; × is the ratio to the baseline, ≈ before it: undecided"
+    )
 
 
-@pytest.mark.parametrize(("level", "said"), [(0.0, "no intervals before 2 processes"), (0.007, "99.3 % intervals")])
+@pytest.mark.parametrize(
+    ("level", "said"), [(0.0, "no intervals before 2 processes"), (0.007, "99.3 % intervals")]
+)
 def test_the_confidence_of_turns_is_told_if_there_are_intervals(level, said):
     sweep, records = swept([1.0], [0.7])
     for one in records:
         one.sweep.level = level
     lines = [
-        line for line in sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)).notes if line.startswith("± of ")
+        line
+        for line in sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)).notes
+        if line.startswith("± of ")
     ]
     assert [said in line for line in lines] == [True]
     assert "100 %" not in lines[0]
 
 
 def test_the_plot_compares_runs_of_another_model_with_the_first_of_theirs():
-    axes = [{"model": model, "algorithm": algorithm} for model in "ab" for algorithm in ("gemm", "fft")]
+    axes = [
+        {"model": model, "algorithm": algorithm} for model in "ab" for algorithm in ("gemm", "fft")
+    ]
     sweep, records = grid(zip(axes, (1.0, 0.8, 2.0, 3.0), strict=True))
     for one in records:
         one.plan["algorithm"]["name"] = one.sweep.axes["algorithm"]
     plot = sweep_plots.plot(SweepAnalysis.of(sweep, records))
     texts = {
-        (name, bar.label): bar.text.partition(" · ")[2] for name, bars in plot.facets[0].groups.items() for bar in bars
+        (name, bar.label): bar.text.partition(" · ")[2]
+        for name, bars in plot.facets[0].groups.items()
+        for bar in bars
     }
     assert texts["a", "gemm"] == texts["b", "gemm"] == "baseline"
-    ratios = {place: text.removesuffix(" × device") for place, text in texts.items() if place[1] == "fft"}
+    ratios = {
+        place: text.removesuffix(" × device") for place, text in texts.items() if place[1] == "fft"
+    }
     assert float(ratios["a", "fft"]) == pytest.approx(0.8, rel=0.01)
     assert float(ratios["b", "fft"]) == pytest.approx(1.5, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("second", "title"), [(("gemm", "fft"), "device / gemm"), (("fft", "gemm"), "device / the first of its model")]
+    ("second", "title"),
+    [(("gemm", "fft"), "device / gemm"), (("fft", "gemm"), "device / the first of its model")],
 )
 def test_runs_are_compared_within_their_model(second, title):
     axes = [{"model": "a", "algorithm": name} for name in ("gemm", "fft")]
@@ -143,14 +177,18 @@ def test_runs_are_compared_within_their_model(second, title):
 
 
 def test_a_baseline_that_one_model_lacks_leaves_its_runs_without_ratios():
-    axes = [{"model": model, "algorithm": name} for model in "ab" for name in ("gemm", "fft", "direct")]
+    axes = [
+        {"model": model, "algorithm": name} for model in "ab" for name in ("gemm", "fft", "direct")
+    ]
     sweep, records = grid(zip(axes[:5], (1.0, 0.8, 1.2, 2.0, 3.0), strict=True))
     for one in records:
         one.plan["algorithm"]["name"] = one.sweep.axes["algorithm"]
         one.plan["compare"] = {"baseline": "direct"}
     found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
     assert (found.title, sorted(job for job, _ in found.ratios)) == ("device / run 2", [0, 1])
-    assert found.notes == ["no device / run 2: the baseline has no time of the same phase, size and batch"]
+    assert found.notes == [
+        "no device / run 2: the baseline has no time of the same phase, size and batch"
+    ]
 
 
 def test_rates_too_are_compared_as_times():
@@ -175,7 +213,9 @@ def test_other_times_with_another_verdict_are_named():
             point.series.append(msgspec.structs.replace(device, name="latency", samples=samples))
     found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
     assert [text.split()[-1] for text in found.ratios.values()] == ["FASTER"] * 2
-    assert found.notes == ["by device; latency (1 of 2), throughput (1 of 2): SLOWER (perfexp compare DIR)"]
+    assert found.notes == [
+        "by device; latency (1 of 2), throughput (1 of 2): SLOWER (perfexp compare DIR)"
+    ]
     sweep.children.pop()
     found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records[:2]))
     assert found.notes == ["by device; latency, throughput: SLOWER (perfexp compare DIR)"]
@@ -186,7 +226,10 @@ def test_other_times_with_another_verdict_are_named():
 
 
 def test_the_first_run_with_a_time_is_the_baseline():
-    assert sweep_verdicts.of_sweep(SweepAnalysis.of(*swept(None, [1.0], [0.8]))).title == "device / run 1"
+    assert (
+        sweep_verdicts.of_sweep(SweepAnalysis.of(*swept(None, [1.0], [0.8]))).title
+        == "device / run 1"
+    )
 
 
 @pytest.mark.parametrize("name", ["1", "run1", "algorithm=run1"])
@@ -210,19 +253,28 @@ def test_a_baseline_that_no_run_is_called_is_named():
 
 @pytest.mark.parametrize("runs", [(), (None,), ([1.0],), ([1.0], None)])
 def test_a_single_run_is_compared_with_nothing(runs):
-    assert sweep_verdicts.of_sweep(SweepAnalysis.of(*swept(*runs))) == sweep_verdicts.SweepVerdicts()
+    assert (
+        sweep_verdicts.of_sweep(SweepAnalysis.of(*swept(*runs))) == sweep_verdicts.SweepVerdicts()
+    )
 
 
 def test_runs_without_a_point_in_common_are_not_compared():
     sweep, records = swept([1.0], [0.8])
     for point in records[1].points:
         point.key = msgspec.structs.replace(point.key, batch_size=64)
-    assert sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)) == sweep_verdicts.SweepVerdicts()
+    assert (
+        sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)) == sweep_verdicts.SweepVerdicts()
+    )
 
 
 def test_of_several_points_the_verdicts_are_counted():
-    found = sweep_verdicts.of_sweep(SweepAnalysis.of(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2], [0.9, 0.7, 1.0])))
-    assert found.ratios == {(1, "inference"): "2 ▲ FASTER, 1 ▼ SLOWER", (2, "inference"): "2 ▲ FASTER, 1 = SAME"}
+    found = sweep_verdicts.of_sweep(
+        SweepAnalysis.of(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2], [0.9, 0.7, 1.0]))
+    )
+    assert found.ratios == {
+        (1, "inference"): "2 ▲ FASTER, 1 ▼ SLOWER",
+        (2, "inference"): "2 ▲ FASTER, 1 = SAME",
+    }
     assert found.fastest == [
         "run 0: no other run is shown to be faster at 1 of 3 points",
         "run 1: fastest at 1 of 3 points",
@@ -269,7 +321,9 @@ def test_the_baseline_may_be_any_run_of_a_group(name):
 
 def test_a_sweep_over_points_alone_has_no_ratios():
     sweep, records = models_and_batches([1.0, 3.0, 9.0])
-    assert sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)) == sweep_verdicts.SweepVerdicts()
+    assert (
+        sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)) == sweep_verdicts.SweepVerdicts()
+    )
     assert figures.winner(SweepAnalysis.of(sweep, records)) == {}
 
 
@@ -277,10 +331,16 @@ def test_a_point_at_which_the_baseline_failed_has_no_ratio_and_the_others_have()
     sweep, records = models_and_batches([1.0, 3.0, None], [0.8, 3.0, 9.0])
     found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
     assert last_words(found) == {3: "FASTER", 4: "SAME"}
-    assert found.notes == ["no device / model=a: the baseline has no time of the same phase, size and batch"]
-    found = sweep_verdicts.of_sweep(SweepAnalysis.of(*models_and_batches([1.0, 3.0, 9.0], [0.8, 3.0, None])))
+    assert found.notes == [
+        "no device / model=a: the baseline has no time of the same phase, size and batch"
+    ]
+    found = sweep_verdicts.of_sweep(
+        SweepAnalysis.of(*models_and_batches([1.0, 3.0, 9.0], [0.8, 3.0, None]))
+    )
     assert (last_words(found), found.notes) == ({3: "FASTER", 4: "SAME"}, [])
-    found = sweep_verdicts.of_sweep(SweepAnalysis.of(*models_and_batches([None, None], [0.8, 3.0], [1.0, 3.0])))
+    found = sweep_verdicts.of_sweep(
+        SweepAnalysis.of(*models_and_batches([None, None], [0.8, 3.0], [1.0, 3.0]))
+    )
     assert (found.title, last_words(found)) == ("device / model=b", {4: "SLOWER", 5: "SAME"})
 
 
@@ -291,7 +351,10 @@ def test_the_same_point_on_other_numbers_of_devices_is_another_run():
         "gpu.count=1",
         "gpu.count=2",
     ]
-    assert last_words(sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))) == {2: "FASTER", 3: "SAME"}
+    assert last_words(sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))) == {
+        2: "FASTER",
+        3: "SAME",
+    }
 
 
 @pytest.mark.parametrize(
@@ -307,17 +370,30 @@ def test_the_same_point_on_other_numbers_of_devices_is_another_run():
 )
 def test_only_axes_of_points_make_a_group(axes, names):
     children = [
-        SweepChild(job=job, name="", directory="", status=Status.OK, axes=of_run) for job, of_run in enumerate(axes)
+        SweepChild(job=job, name="", directory="", status=Status.OK, axes=of_run)
+        for job, of_run in enumerate(axes)
     ]
     assert [group.name for group in pairing.groups((child, None) for child in children)] == names
 
 
 def test_an_axis_of_points_does_not_name_them_twice():
     _, [one] = grid(
-        [({"mode": "train", "mode.train.batch_size": "8", "execution.threads": "1", "cache": "flush"}, 1.0)]
+        [
+            (
+                {
+                    "mode": "train",
+                    "mode.train.batch_size": "8",
+                    "execution.threads": "1",
+                    "cache": "flush",
+                },
+                1.0,
+            )
+        ]
     )
     assert Side.of("A", "run", [Analysis.of(one)]).features("mode") == {""}
-    assert Side.of("A", "run", [Analysis.of(one)]).measurements[0].features.keys() - {*FEATURES} == {"cache"}
+    assert Side.of("A", "run", [Analysis.of(one)]).measurements[0].features.keys() - {
+        *FEATURES
+    } == {"cache"}
 
 
 def test_runs_with_a_point_in_common_are_no_group():
@@ -338,7 +414,9 @@ def test_console_and_store_show_them():
 
 
 def test_a_sweep_without_ratios_has_no_such_column():
-    titles = [column.title for column in sweep_summary.runs(SweepAnalysis.of(*swept([1.0], None))).columns]
+    titles = [
+        column.title for column in sweep_summary.runs(SweepAnalysis.of(*swept([1.0], None))).columns
+    ]
     assert not any("/ run" in title for title in titles)
 
 
@@ -357,7 +435,9 @@ def test_a_run_that_another_one_beats_by_another_time_does_not_win():
     for one, factor in zip(records, (1.0, 1.0, 0.5), strict=True):
         for point in one.points:
             samples = [factor * 5 * sample for sample in point.series[0].samples]
-            point.series.append(msgspec.structs.replace(point.series[0], name="latency", samples=samples))
+            point.series.append(
+                msgspec.structs.replace(point.series[0], name="latency", samples=samples)
+            )
     # the samples of the second run carry the factor of its device time
     for point in records[1].points:
         point.series[1].samples = [sample / 0.4 for sample in point.series[1].samples]
@@ -372,7 +452,9 @@ def test_a_run_that_another_one_beats_by_another_time_does_not_win():
 def test_a_faster_looking_run_that_is_undecided_is_a_tie():
     sweep, records = swept([1.0], [0.9], [1.2])
     [point] = records[1].points = records[1].points[:1]
-    point.series[0].samples = point.series[0].samples[:3]  # one process of few calls has no interval
+    point.series[0].samples = point.series[0].samples[
+        :3
+    ]  # one process of few calls has no interval
     verdicts = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
     assert [text.split()[-1] for text in verdicts.ratios.values()] == ["UNDECIDED", "SLOWER"]
     assert figures.winner(SweepAnalysis.of(sweep, records)) == {
@@ -387,9 +469,10 @@ def test_a_sweep_of_which_nothing_is_decided_has_no_winner():
     for one in records:
         [point] = one.points = one.points[:1]
         point.series[0].samples = point.series[0].samples[:3]
-    assert [text.split()[-1] for text in sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)).ratios.values()] == [
-        "UNDECIDED"
-    ]
+    assert [
+        text.split()[-1]
+        for text in sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)).ratios.values()
+    ] == ["UNDECIDED"]
     assert figures.winner(SweepAnalysis.of(sweep, records)) == {
         "perfexp.best_undecided": "run0; run1",
         "perfexp.best_by": "device/p50_ms",
@@ -431,4 +514,7 @@ def test_axes_are_named_where_values_alone_would_not_tell():
     for child, one in zip(sweep.children, records, strict=True):
         child.axes = {"algorithm": one.name, "execution.threads": "1"}
         one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
-    assert figures.winner(SweepAnalysis.of(sweep, records))["perfexp.best"] == "algorithm=run1, execution.threads=1"
+    assert (
+        figures.winner(SweepAnalysis.of(sweep, records))["perfexp.best"]
+        == "algorithm=run1, execution.threads=1"
+    )

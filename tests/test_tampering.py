@@ -7,7 +7,15 @@ import threading
 
 import pytest
 
-from perfexp.records.record import Key, Point, Record, Series, Status, point_to_line, points_from_lines
+from perfexp.records.record import (
+    Key,
+    Point,
+    Record,
+    Series,
+    Status,
+    point_to_line,
+    points_from_lines,
+)
 from perfexp.worker import points
 from tests.rotation import some_of
 
@@ -73,12 +81,19 @@ def test_a_model_that_disturbs_its_process_has_no_figures(tmp_path, how):
         "timeout_seconds=60",
     ]
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "HOW": how}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "HOW": how},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode in (1, 2), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "unexpected" not in done.stderr + done.stdout
-    keys = [point.key for point in points_from_lines((tmp_path / "x" / "points.jsonl").read_bytes())]
+    keys = [
+        point.key for point in points_from_lines((tmp_path / "x" / "points.jsonl").read_bytes())
+    ]
     assert len(keys) == len({*keys})
     record = Record.load(tmp_path / "x")
     assert record.points[0].status not in (Status.OK, Status.TIMEOUT)
@@ -86,7 +101,10 @@ def test_a_model_that_disturbs_its_process_has_no_figures(tmp_path, how):
 
 def test_only_forks_that_may_return_count():
     points._forks.clear()
-    for start in (lambda: subprocess.run(["true"], preexec_fn=lambda: None), _fork_with_multiprocessing):
+    for start in (
+        lambda: subprocess.run(["true"], preexec_fn=lambda: None),
+        _fork_with_multiprocessing,
+    ):
         start()
         assert not points._forks
     if (child := os.fork()) == 0:

@@ -24,7 +24,9 @@ def fail(*arguments, **settings):
 
 def line_of(capsys):
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: unexpected TypeError: a mistake of two lines; the traceback is in ")
+    assert line.startswith(
+        "error: unexpected TypeError: a mistake of two lines; the traceback is in "
+    )
     return line
 
 
@@ -46,9 +48,12 @@ def test_in_a_run_the_traceback_goes_to_its_log(cache, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize(
-    "place", ["perfexp.main.with_resumed", "perfexp.plan.config.typed", "perfexp.plan.naming.run_folder"]
+    "place",
+    ["perfexp.main.with_resumed", "perfexp.plan.config.typed", "perfexp.plan.naming.run_folder"],
 )
-def test_before_there_is_a_folder_the_traceback_goes_to_the_cache(cache, monkeypatch, capsys, place):
+def test_before_there_is_a_folder_the_traceback_goes_to_the_cache(
+    cache, monkeypatch, capsys, place
+):
     monkeypatch.setattr(place, fail)
     assert main([*FAKE, "output_dir=x"]) == 1
     [file] = cache.iterdir()
@@ -66,10 +71,15 @@ def test_in_a_command_likewise(cache, monkeypatch, capsys):
 def test_where_nothing_can_be_written_the_line_says_so(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert str(crash_report.failure(TypeError("x"))) == "unexpected TypeError: x; the traceback could not be written"
+    assert (
+        str(crash_report.failure(TypeError("x")))
+        == "unexpected TypeError: x; the traceback could not be written"
+    )
 
 
-@pytest.mark.parametrize("place", ["perfexp.orchestration.job.counted_points", "perfexp.plan.naming.child_folder"])
+@pytest.mark.parametrize(
+    "place", ["perfexp.orchestration.job.counted_points", "perfexp.plan.naming.child_folder"]
+)
 def test_the_other_runs_of_a_sweep_are_measured(cache, tmp_path, monkeypatch, capsys, place):
     import importlib
 
@@ -83,7 +93,10 @@ def test_the_other_runs_of_a_sweep_are_measured(cache, tmp_path, monkeypatch, ca
     monkeypatch.setattr(place, fail_once)
     assert main([*FAKE, "-m", "batch_size=1,2", "output_dir=s"]) == 1
     line_of(capsys)
-    assert [child.status for child in Sweep.load(tmp_path / "s").children] == [Status.FAILED, Status.OK]
+    assert [child.status for child in Sweep.load(tmp_path / "s").children] == [
+        Status.FAILED,
+        Status.OK,
+    ]
 
 
 def test_replicates_of_a_sweep_likewise(cache, tmp_path, monkeypatch, capsys):

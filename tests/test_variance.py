@@ -27,7 +27,9 @@ def processes_with(*, zeros):
     generator = np.random.default_rng(7)
     samples = [level * np.exp(generator.normal(0, 0.01, 100)) for level in (1.0, 1.1, 1.2)]
     samples[1][:zeros] = 0.0
-    return moderated.combined([blockwise.summarise([one]) for one in samples], samples).summary, samples
+    return moderated.combined(
+        [blockwise.summarise([one]) for one in samples], samples
+    ).summary, samples
 
 
 def test_a_process_with_a_call_of_0_counts_as_the_others_do():
@@ -36,7 +38,9 @@ def test_a_process_with_a_call_of_0_counts_as_the_others_do():
     assert found.minimum == 0
     assert found.median.value == pytest.approx((1.0 * 1.1 * 1.2) ** (1 / 3), rel=0.01)
     assert found.mean.value == pytest.approx(np.prod([one.mean() for one in samples]) ** (1 / 3))
-    assert found.median.relative_half_width == pytest.approx(whole.median.relative_half_width, rel=0.05)
+    assert found.median.relative_half_width == pytest.approx(
+        whole.median.relative_half_width, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("zeros", [60, 100])
@@ -44,7 +48,10 @@ def test_a_process_whose_median_is_0_does_not_leave_the_first_process_alone(zero
     found, samples = processes_with(zeros=zeros)
     together = np.concatenate(samples)
     assert found.n == 300
-    assert (found.median.value, found.mean.value) == (np.median(together), pytest.approx(together.mean()))
+    assert (found.median.value, found.mean.value) == (
+        np.median(together),
+        pytest.approx(together.mean()),
+    )
     assert found.mean.low < np.mean([one.mean() for one in samples]) < found.mean.high
     assert found.mean.relative_half_width > 0.3
 
@@ -67,8 +74,12 @@ def test_a_percentile_of_processes_far_apart_reaches_as_far_by_ratio_as_theirs_d
     summaries, samples = far_apart()
     found = moderated.combined(summaries, samples).summary.percentiles[95]
     demanded = geometric_mean([one.percentiles[95].value for one in summaries])
-    assert math.log(found.high / found.value) == pytest.approx(math.log(demanded.high / demanded.value))
-    assert math.log(found.value / found.low) == pytest.approx(math.log(demanded.value / demanded.low))
+    assert math.log(found.high / found.value) == pytest.approx(
+        math.log(demanded.high / demanded.value)
+    )
+    assert math.log(found.value / found.low) == pytest.approx(
+        math.log(demanded.value / demanded.low)
+    )
 
 
 def test_a_percentile_does_not_reach_below_the_median_nor_a_low_one_above_it():

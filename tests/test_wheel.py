@@ -14,7 +14,17 @@ ROOT = Path(__file__).parent.parent
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "-w",
+            str(folder),
+            str(ROOT),
+        ],
         check=True,
         capture_output=True,
     )
@@ -38,11 +48,15 @@ def test_an_unpacked_wheel_runs_anywhere(wheel, tmp_path):
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import perfexp, perfexp.plan.config as c; "
         "assert 'site' in perfexp.__file__, perfexp.__file__; print(c.conf_dir())"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stdout.strip() == str(tmp_path / "site" / "perfexp" / "conf"), done.stderr
 
 
-@pytest.mark.parametrize("command", [[sys.executable, "-m", "perfexp"], [str(Path(sys.executable).parent / "perfexp")]])
+@pytest.mark.parametrize(
+    "command", [[sys.executable, "-m", "perfexp"], [str(Path(sys.executable).parent / "perfexp")]]
+)
 def test_module_and_script_start_from_any_folder(command, tmp_path):
     done = subprocess.run([*command, "--help"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

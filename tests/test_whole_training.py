@@ -26,15 +26,24 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("mode.train.schedule=cosine", "mode.train.schedule=cosine is for whole epochs: set epochs=N"),
+        (
+            "mode.train.schedule=cosine",
+            "mode.train.schedule=cosine is for whole epochs: set epochs=N",
+        ),
         ("mode.train.warmup_steps=5", "mode.train.warmup_steps=5 is for whole epochs"),
         ("mode.train.warmup_epochs=5", "mode.train.warmup_epochs=5 is for whole epochs"),
         ("epochs=2 mode.train.warmup_steps=3 mode.train.warmup_epochs=1", "use one of them"),
         ("mode.train.patience=2", "mode.train.patience=2 is for whole epochs"),
         ("mode.train.checkpoints=true", "mode.train.checkpoints=true is for whole epochs"),
         ("mode.train.resume_from=y.pt", "mode.train.resume_from=y.pt is for whole epochs"),
-        ("epochs=2 mode.train.checkpoints=true batch_size=[1,2]", "is for one training, and this plan has 2"),
-        ("epochs=2 mode.train.checkpoints=true processes=2", "is for one training, and this plan has 2"),
+        (
+            "epochs=2 mode.train.checkpoints=true batch_size=[1,2]",
+            "is for one training, and this plan has 2",
+        ),
+        (
+            "epochs=2 mode.train.checkpoints=true processes=2",
+            "is for one training, and this plan has 2",
+        ),
         ("epochs=2 mode.train.save_every=1", "save_every=1 needs mode.train.checkpoints=true"),
         ("epochs=2 mode.train.schedule=cosin", "cosine"),
         ("epochs=2 mode.train.warm_up=3", "warm_up"),
@@ -54,7 +63,9 @@ def test_what_no_training_can_do_is_refused_before_it_starts(run, arguments, mes
 
 def test_epochs_of_warmup_are_their_steps():
     rates = Train(optimizer={}, schedule=Schedule.cosine, warmup_epochs=2).rates(10, 7)
-    assert [rates.factor(step) for step in (0, 6, 13, 14)] == pytest.approx([1 / 14, 7 / 14, 1.0, 1.0])
+    assert [rates.factor(step) for step in (0, 6, 13, 14)] == pytest.approx(
+        [1 / 14, 7 / 14, 1.0, 1.0]
+    )
 
 
 def test_a_model_without_a_state_has_no_checkpoints(run):
@@ -83,9 +94,16 @@ def test_custom_metrics_of_an_epoch_are_columns_and_entries(make_record):
     record = make_record(phases=("train",))
     record.points[0].epochs = [
         Epoch(number=1, seconds=1.0, samples_per_second=1.0),
-        Epoch(number=2, seconds=1.0, samples_per_second=1.0, metrics=[Metric(name="custom/f1", value=0.5, unit="1")]),
+        Epoch(
+            number=2,
+            seconds=1.0,
+            samples_per_second=1.0,
+            metrics=[Metric(name="custom/f1", value=0.5, unit="1")],
+        ),
     ]
-    lines = list(csv.DictReader(csv_tables.to_csv(flat.epochs(Analysis.of(record))).decode().splitlines()))
+    lines = list(
+        csv.DictReader(csv_tables.to_csv(flat.epochs(Analysis.of(record))).decode().splitlines())
+    )
     assert [line["custom/f1"] for line in lines] == ["", "0.5"]
     report = markdown(Analysis.of(record))
     assert "## Epochs" in report
@@ -104,18 +122,36 @@ def test_epochs_of_a_record_are_read_back(finished_record):
 
 @pytest.fixture
 def finished_record(run):
-    return run.shared("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=x")[2][0]
+    return run.shared("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=x")[
+        2
+    ][0]
 
 
 @pytest.mark.slow
 def test_a_model_is_trained_resumed_measured_and_its_checkpoints_are_deleted(run, photographs):
-    small = ("model=torchvision", "model.name=squeezenet1_1", "data=images", f"data.root={photographs}")
-    small = (*small, "data.workers=0", "input_size=32", "batch_size=4", "gpu=cpu", "tracking=none", "stopping=fixed")
+    small = (
+        "model=torchvision",
+        "model.name=squeezenet1_1",
+        "data=images",
+        f"data.root={photographs}",
+    )
+    small = (
+        *small,
+        "data.workers=0",
+        "input_size=32",
+        "batch_size=4",
+        "gpu=cpu",
+        "tracking=none",
+        "stopping=fixed",
+    )
     small = (*small, "probes.work=false", "execution.deterministic=true")
     train = (*small, "mode=train", "mode.train.checkpoints=true", "mode.train.save_every=1")
     code, _, [record] = run(*train, "epochs=2", "output_dir=a")
     assert code == 0
-    names = [f"squeezenet1_1_images_{name}.pt" for name in ("best", "epoch_1", "epoch_2", "final_weights")]
+    names = [
+        f"squeezenet1_1_images_{name}.pt"
+        for name in ("best", "epoch_1", "epoch_2", "final_weights")
+    ]
     assert sorted(path.name for path in Path("a/checkpoints").iterdir()) == names
     assert record.points[0].metric("train/checkpoint_seconds").value > 0
 
@@ -152,7 +188,10 @@ def test_checkpoints_are_replaced_with_the_results(tmp_path):
     (paths.root / "checkpoints" / "mine.pt").write_text("mine")
     paths.replacement().record.write_text("{}")
     paths.put_in_place()
-    assert sorted(path.name for path in paths.root.glob("checkpoints/*")) == ["mine.pt", "net_images_final_weights.pt"]
+    assert sorted(path.name for path in paths.root.glob("checkpoints/*")) == [
+        "mine.pt",
+        "net_images_final_weights.pt",
+    ]
     assert not paths.replacement().root.exists()
 
 
@@ -170,7 +209,9 @@ def test_what_a_crash_left_of_a_checkpoint_is_removed(tmp_path):
 
 def test_a_folder_of_checkpoints_that_is_a_link_is_not_written_to(tmp_path):
     bench = Workbench(
-        SimpleNamespace(choices={"data": "images"}, model_name="net"), RunPaths(tmp_path), lambda *_: None
+        SimpleNamespace(choices={"data": "images"}, model_name="net"),
+        RunPaths(tmp_path),
+        lambda *_: None,
     )
     (tmp_path / "checkpoints").symlink_to("/tmp")
     with pytest.raises(UserError, match="checkpoints is a link"):

@@ -89,7 +89,9 @@ def plan():
 
 @pytest.fixture
 def paths(tmp_path):
-    return SimpleNamespace(root=tmp_path, points=tmp_path / "points.jsonl", environment=tmp_path / "environment.json")
+    return SimpleNamespace(
+        root=tmp_path, points=tmp_path / "points.jsonl", environment=tmp_path / "environment.json"
+    )
 
 
 def test_nobody_waits_for_a_device_that_is_refused(device, plan, paths):
@@ -105,7 +107,10 @@ def test_a_device_is_locked_then_waited_for_then_made_ready(monkeypatch, device,
         raise UserError("the model is next")
 
     monkeypatch.setattr(Workbench, "load_model", opened)
-    with pytest.raises(UserError, match="the model is next"), Workbench(plan, paths, Events(None)).opened():
+    with (
+        pytest.raises(UserError, match="the model is next"),
+        Workbench(plan, paths, Events(None)).opened(),
+    ):
         pass
     assert device.noted == ["settle", "start"]
 
@@ -115,7 +120,9 @@ def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, pat
     monkeypatch.setattr(workbench, "_REPORT_SECONDS", 0.05)
     plan.device_lock = plan_fields.DeviceLock.wait
     with ExitStack() as other:
-        other.enter_context(lock.held("noting", wait=False, purpose="something else", waiting=print))
+        other.enter_context(
+            lock.held("noting", wait=False, purpose="something else", waiting=print)
+        )
 
         class Telling(Events):
             def __call__(self, event, **details):
@@ -131,7 +138,9 @@ def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, pat
 
 
 def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, device, plan, paths):
-    clock = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + int(device.seconds * 1e9))
+    clock = SimpleNamespace(
+        perf_counter_ns=lambda: time.perf_counter_ns() + int(device.seconds * 1e9)
+    )
     monkeypatch.setattr(cold_start, "time", clock)
     monkeypatch.setattr(cold_start, "_time_first_calls", lambda *_: None)
     cold_start.measure_cold_start(plan, paths, 0, Events(None), None)
@@ -142,11 +151,16 @@ def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, devi
 
 
 @pytest.mark.parametrize(
-    ("before", "waiting", "within", "told"), [(0, 99, 0, False), (99, 0, 0, True), (0, 0, 99, True), (0, 0, 0, False)]
+    ("before", "waiting", "within", "told"),
+    [(0, 99, 0, False), (99, 0, 0, True), (0, 0, 99, True), (0, 0, 0, False)],
 )
-def test_work_of_others_is_told_of_a_first_prediction(monkeypatch, device, plan, paths, before, waiting, within, told):
+def test_work_of_others_is_told_of_a_first_prediction(
+    monkeypatch, device, plan, paths, before, waiting, within, told
+):
     readings = itertools.accumulate([0, before, waiting, within])
-    monkeypatch.setattr(environment, "other_cpu_seconds", lambda *, of_ranks: next(readings) * environment.cores())
+    monkeypatch.setattr(
+        environment, "other_cpu_seconds", lambda *, of_ranks: next(readings) * environment.cores()
+    )
     monkeypatch.setattr(cold_start, "_time_first_calls", lambda *_: None)
     cold_start.measure_cold_start(plan, paths, 0, Events(None), None)
     [point] = read_points(paths.points)
@@ -159,12 +173,19 @@ def test_work_of_others_is_told_of_a_first_prediction(monkeypatch, device, plan,
     [
         ({"name": "auto", "facts": {}}, "cuda", "NVIDIA H100 80GB HBM3", 9.895e14),
         ({"name": "auto"}, "cuda", "NVIDIA H200", 9.895e14),
-        ({"name": "mine", "facts": {"peak_flops_per_second": {"fp16": 1e12}}}, "cuda", "NVIDIA H200", 1e12),
+        (
+            {"name": "mine", "facts": {"peak_flops_per_second": {"fp16": 1e12}}},
+            "cuda",
+            "NVIDIA H200",
+            1e12,
+        ),
         ({"name": "auto", "facts": {}}, "cuda", "NVIDIA X9000", None),
     ],
 )
 def test_the_peaks_are_those_of_the_device_that_auto_found(gpu, kind, name, fp16):
-    plan = SimpleNamespace(gpu=gpu, gpu_name=gpu["name"], config_dirs=lambda: [installation.conf_dir()])
+    plan = SimpleNamespace(
+        gpu=gpu, gpu_name=gpu["name"], config_dirs=lambda: [installation.conf_dir()]
+    )
     plan.sheet = partial(config.Plan.sheet, plan)
     assert workbench.sheet_peaks(plan, SimpleNamespace(kind=kind, name=name)).get("fp16") == fp16
 
@@ -175,10 +196,15 @@ def test_a_cpu_has_no_data_sheet():
     assert workbench.sheet_peaks(plan, SimpleNamespace(kind="cpu", name="Intel(R) Xeon(R)")) is None
 
 
-def test_few_calls_lie_between_the_start_of_a_worker_and_the_first_timed_call(monkeypatch, tmp_path):
+def test_few_calls_lie_between_the_start_of_a_worker_and_the_first_timed_call(
+    monkeypatch, tmp_path
+):
     """Everything is built in one place, so that the way from the command to the clock can be read."""
     folder = tmp_path / "x"
-    assert main(["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", f"output_dir={folder}"]) == 0
+    assert (
+        main(["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", f"output_dir={folder}"])
+        == 0
+    )
     (folder / "points.jsonl").unlink()
     digest = hashlib.sha256((folder / "plan.yaml").read_bytes()).hexdigest()
     forward, stacks = FakeSession.forward, []
@@ -186,7 +212,10 @@ def test_few_calls_lie_between_the_start_of_a_worker_and_the_first_timed_call(mo
     def traced(session, inputs):
         frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
         if any(frame.f_code is timing.collect.__code__ for frame in frames):
-            names = [f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}" for frame in reversed(frames)]
+            names = [
+                f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"
+                for frame in reversed(frames)
+            ]
             stacks.append(names[names.index("perfexp.worker.entry.main") :])
         return forward(session, inputs)
 

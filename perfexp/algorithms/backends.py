@@ -13,7 +13,14 @@ from perfexp import kernels
 from perfexp.algorithms import Backend
 from perfexp.algorithms.convolution_plan import guess, plan
 from perfexp.algorithms.coverage import EngineFacts, LayerStatus, Pass, PassReport
-from perfexp.algorithms.cudnn import BACKWARD, CODES, DATA_TYPES, UNREPEATABLE, CudnnError, why_no_cudnn
+from perfexp.algorithms.cudnn import (
+    BACKWARD,
+    CODES,
+    DATA_TYPES,
+    UNREPEATABLE,
+    CudnnError,
+    why_no_cudnn,
+)
 from perfexp.algorithms.engines import SEARCH, TORCH, shape_of
 from perfexp.algorithms.operators import CUDNN, DEFAULT, TRITON, turned_around
 from perfexp.algorithms.problem import Problem
@@ -100,7 +107,11 @@ class Portable(Support):
 
     def _able(self, convolution: Convolution, dtype: torch.dtype) -> PassChoice:
         reason = self.rejects(convolution, dtype)
-        return PassChoice(reason=reason) if reason else PassChoice(engine=f"{self.backend}.{self.name}")
+        return (
+            PassChoice(reason=reason)
+            if reason
+            else PassChoice(engine=f"{self.backend}.{self.name}")
+        )
 
 
 class Kernels(Portable):
@@ -129,7 +140,11 @@ class Cudnn(Support):
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
         """See `Support`; all other limits show when cuDNN is called."""
-        return None if dtype in DATA_TYPES else f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
+        return (
+            None
+            if dtype in DATA_TYPES
+            else f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
+        )
 
     def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
         """All cuDNN algorithms that can compute a pass."""
@@ -187,7 +202,9 @@ class OfTorch(Support):
         *moves, groups = even.settings
         with unset_fake_temporarily():
             inputs, weight = (even.empty(shape) for shape in even.reads(Pass.forward))
-            selected = torch._C._select_conv_backend(inputs, weight, None, *moves, False, (0, 0), groups)
+            selected = torch._C._select_conv_backend(
+                inputs, weight, None, *moves, False, (0, 0), groups
+            )
         taken = str(selected).rpartition(".")[2]
         if not SWITCHED[self.name](taken):
             return PassChoice(reason=f"torch takes {taken} for it")
@@ -212,7 +229,11 @@ class Switches:
             return replace(self, benchmark=True)
         if algorithm == "onednn" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             raise UserError("this torch has no oneDNN; choose algorithm=default.")
-        return replace(self, onednn=algorithm == "onednn") if algorithm in ("onednn", "native") else self
+        return (
+            replace(self, onednn=algorithm == "onednn")
+            if algorithm in ("onednn", "native")
+            else self
+        )
 
     @contextmanager
     def set(self) -> Iterator[None]:
@@ -237,7 +258,11 @@ def no_kernels(device: torch.device) -> str | None:
 
 
 def supports_of(
-    name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
+    name: str,
+    backend: Backend,
+    device: torch.device,
+    workspace_bytes: int | None,
+    backward: Mapping[Pass, str],
 ) -> list[Support]:
     """Backends of an algorithm on a device, the most native one first; none for `default`. See `Cudnn` for `backward`.
 
@@ -246,11 +271,17 @@ def supports_of(
     if name == DEFAULT:
         return []
     if name == "benchmark" and device.type != "cuda":
-        raise UserError(f"algorithm=benchmark needs cuDNN: {why_no_cudnn(device)}; choose algorithm=default.")
+        raise UserError(
+            f"algorithm=benchmark needs cuDNN: {why_no_cudnn(device)}; choose algorithm=default."
+        )
     if name in SWITCHED:
         return [OfTorch(name=name)]
     cudnn = Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward)
-    no_triton = no_kernels(device) if name in kernels.ALGORITHMS else f"there is no Triton kernel for {name}"
+    no_triton = (
+        no_kernels(device)
+        if name in kernels.ALGORITHMS
+        else f"there is no Triton kernel for {name}"
+    )
     no_torch = None if name in ALGORITHMS else f"{name} is cuDNN's own"
     candidates: list[tuple[Backend, Support, str | None]] = [
         (Backend.cudnn, cudnn, why_no_cudnn(device)),

@@ -23,11 +23,27 @@ from perfexp.host.files import write_atomically
 #: perfexp's own table of codes: a mistake in that table is not learned.
 ENUMERATED = {
     Pass.forward: [
-        *("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling", "winograd"),
+        *(
+            "implicit_gemm",
+            "implicit_precomp_gemm",
+            "gemm",
+            "direct",
+            "fft",
+            "fft_tiling",
+            "winograd",
+        ),
         "winograd_nonfused",
     ],
     Pass.backward_data: ["algo_0", "algo_1", "fft", "fft_tiling", "winograd", "winograd_nonfused"],
-    Pass.backward_filter: ["algo_0", "algo_1", "fft", "algo_3", "winograd", "winograd_nonfused", "fft_tiling"],
+    Pass.backward_filter: [
+        "algo_0",
+        "algo_1",
+        "fft",
+        "algo_3",
+        "winograd",
+        "winograd_nonfused",
+        "fft_tiling",
+    ],
 }
 #: Data type, whether channels come last, and cuDNN's math type.
 _VARIANTS = (
@@ -40,7 +56,9 @@ _VARIANTS = (
 _MOST_BYTES = 30 * 2**30
 _BATCH = 16
 
-Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, int], tuple[int, int], tuple[int, int], int]
+Geometry = tuple[
+    tuple[int, ...], tuple[int, ...], tuple[int, int], tuple[int, int], tuple[int, int], int
+]
 #: Numbers of calls by pass, algorithm and the bare names that were seen together.
 Seen = Counter[tuple[str, str, tuple[str, ...]]]
 
@@ -57,18 +75,52 @@ def _designed() -> Iterator[Geometry]:
             yield _of(channels, channels, 3, size, stride=stride)
             yield _of(channels, 2 * channels, 1, size, stride=stride)
     for inputs, outputs, filter_size, size, stride in (
-        *((3, 64, 7, 224, 2), (3, 64, 11, 224, 4), (3, 64, 3, 224, 1), (3, 32, 3, 299, 2), (3, 96, 7, 224, 2)),
+        *(
+            (3, 64, 7, 224, 2),
+            (3, 64, 11, 224, 4),
+            (3, 64, 3, 224, 1),
+            (3, 32, 3, 299, 2),
+            (3, 96, 7, 224, 2),
+        ),
         *((16, 32, 5, 28, 1), (48, 128, 5, 14, 1), (64, 192, 5, 27, 1)),
-        *((256, 64, 1, 56, 1), (64, 256, 1, 56, 1), (1024, 256, 1, 14, 1), (512, 2048, 1, 7, 1), (2048, 512, 1, 7, 1)),
-        *((24, 144, 1, 56, 1), (240, 40, 1, 14, 1), (528, 160, 1, 14, 1), (832, 384, 1, 7, 1), (480, 80, 1, 14, 1)),
-        *((192, 384, 3, 13, 1), (96, 128, 3, 28, 1), (160, 320, 3, 14, 1), (32, 64, 3, 147, 1), (288, 384, 3, 35, 2)),
+        *(
+            (256, 64, 1, 56, 1),
+            (64, 256, 1, 56, 1),
+            (1024, 256, 1, 14, 1),
+            (512, 2048, 1, 7, 1),
+            (2048, 512, 1, 7, 1),
+        ),
+        *(
+            (24, 144, 1, 56, 1),
+            (240, 40, 1, 14, 1),
+            (528, 160, 1, 14, 1),
+            (832, 384, 1, 7, 1),
+            (480, 80, 1, 14, 1),
+        ),
+        *(
+            (192, 384, 3, 13, 1),
+            (96, 128, 3, 28, 1),
+            (160, 320, 3, 14, 1),
+            (32, 64, 3, 147, 1),
+            (288, 384, 3, 35, 2),
+        ),
     ):
         yield _of(inputs, outputs, filter_size, size, stride=stride)
     for asymmetric in ((1, 7), (7, 1), (1, 3), (3, 1)):
         yield _of(160, 192, asymmetric, 17)
-    for channels, filter_size, size, stride in ((32, 3, 112, 1), (96, 3, 112, 2), (240, 5, 14, 1), (672, 5, 14, 2)):
+    for channels, filter_size, size, stride in (
+        (32, 3, 112, 1),
+        (96, 3, 112, 2),
+        (240, 5, 14, 1),
+        (672, 5, 14, 2),
+    ):
         yield _of(channels, channels, filter_size, size, stride=stride, groups=channels)
-    for channels, size, stride, groups in ((64, 56, 1, 4), (256, 28, 1, 32), (144, 28, 2, 9), (1024, 14, 1, 32)):
+    for channels, size, stride, groups in (
+        (64, 56, 1, 4),
+        (256, 28, 1, 32),
+        (144, 28, 2, 9),
+        (1024, 14, 1, 32),
+    ):
         yield _of(channels, channels, 3, size, stride=stride, groups=groups)
     for channels, size, dilation in ((64, 56, 2), (256, 28, 2), (512, 28, 4)):
         yield _of(channels, channels, 3, size, dilation=dilation)
@@ -76,13 +128,38 @@ def _designed() -> Iterator[Geometry]:
         yield _of(channels, channels, 3, size, batch=1)
         yield _of(channels, 2 * channels, 1, size, batch=1)
     for inputs, outputs, filter_size, size, stride in (
-        *((3, 32, 3, 224, 2), (3, 64, 3, 128, 2), (3, 64, 3, 128, 1), (64, 64, 3, 56, 1), (128, 256, 3, 28, 2)),
-        *((256, 320, 3, 33, 2), (192, 192, 3, 17, 2), (64, 96, 3, 73, 1), (128, 512, 5, 5, 1), (256, 256, 7, 7, 1)),
+        *(
+            (3, 32, 3, 224, 2),
+            (3, 64, 3, 128, 2),
+            (3, 64, 3, 128, 1),
+            (64, 64, 3, 56, 1),
+            (128, 256, 3, 28, 2),
+        ),
+        *(
+            (256, 320, 3, 33, 2),
+            (192, 192, 3, 17, 2),
+            (64, 96, 3, 73, 1),
+            (128, 512, 5, 5, 1),
+            (256, 256, 7, 7, 1),
+        ),
     ):
         yield _of(inputs, outputs, filter_size, size, stride=stride, padded=False)
-    for inputs, outputs in ((16, 64), (64, 16), (96, 24), (256, 64), (784, 196), (512, 2048)):  # of pooled features
+    for inputs, outputs in (
+        (16, 64),
+        (64, 16),
+        (96, 24),
+        (256, 64),
+        (784, 196),
+        (512, 2048),
+    ):  # of pooled features
         yield _of(inputs, outputs, 1, 1)
-    for inputs, outputs, size in ((64, 16, 55), (128, 48, 27), (512, 64, 13), (320, 72, 17), (768, 128, 9)):
+    for inputs, outputs, size in (
+        (64, 16, 55),
+        (128, 48, 27),
+        (512, 64, 13),
+        (320, 72, 17),
+        (768, 128, 9),
+    ):
         yield _of(inputs, outputs, 1, size)
 
 
@@ -120,10 +197,17 @@ def calibrate(name: str, seconds: float, progress: Callable[[str], None]) -> tup
         raise UserError("Kernels are those of cuDNN, and there is no NVIDIA GPU with cuDNN here.")
     device = torch.device(name)
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-    with lock.held(uuid, wait=True, purpose="perfexp calibrate", waiting=lambda owner: progress(f"waiting: {owner}")):
+    with lock.held(
+        uuid,
+        wait=True,
+        purpose="perfexp calibrate",
+        waiting=lambda owner: progress(f"waiting: {owner}"),
+    ):
         table, _ = learn(geometries(), device, seconds, progress)
     if not table.counts:
-        raise UserError("No kernel was observed: torch's profiler sees none here (another profiler may be running).")
+        raise UserError(
+            "No kernel was observed: torch's profiler sees none here (another profiler may be running)."
+        )
     path = calibrated(table.architecture, table.cudnn)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +260,9 @@ def counts_of(seen: Seen) -> dict[str, dict[str, Counts]]:
     return counts
 
 
-def _calls(geometry: Geometry, device: torch.device) -> list[tuple[Pass, str, Plan, tuple[torch.Tensor, ...]]]:
+def _calls(
+    geometry: Geometry, device: torch.device
+) -> list[tuple[Pass, str, Plan, tuple[torch.Tensor, ...]]]:
     """Every call of a convolution that cuDNN accepts: pass, algorithm, plan, and the tensors that it reads."""
     inputs, weight, stride, padding, dilation, groups = geometry
     calls: list[tuple[Pass, str, Plan, tuple[torch.Tensor, ...]]] = []
@@ -184,7 +270,8 @@ def _calls(geometry: Geometry, device: torch.device) -> list[tuple[Pass, str, Pl
         shape = Shape(inputs, weight, stride, padding, dilation, groups, dtype, last, math, 0)
         layout = torch.channels_last if last else torch.contiguous_format
         x, w, dy = (
-            torch.randn(size, device=device).to(dtype, memory_format=layout) for size in (inputs, weight, shape.outputs)
+            torch.randn(size, device=device).to(dtype, memory_format=layout)
+            for size in (inputs, weight, shape.outputs)
         )
         reads = {Pass.forward: (x, w), Pass.backward_data: (w, dy), Pass.backward_filter: (x, dy)}
         for which, names in ENUMERATED.items():

@@ -40,7 +40,9 @@ class Shape:
     @property
     def outputs(self) -> tuple[int, int, int, int]:
         """Output shape, (N, O, height, width)."""
-        convolution = Convolution.of(self.weight, self.stride, self.padding, self.dilation, self.groups)
+        convolution = Convolution.of(
+            self.weight, self.stride, self.padding, self.dilation, self.groups
+        )
         return (self.inputs[0], self.weight[0], *convolution.output_size(*self.inputs[-2:]))
 
 
@@ -63,8 +65,12 @@ class Plan:
         self._shape, self._device, self._dtype = shape, shape.device, shape.dtype
         self._replays = Replays(self._enqueue, shape.device)
         self._format = torch.channels_last if shape.channels_last else torch.contiguous_format
-        self._result = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}.get(which, shape.weight)
-        self._first, self._second, self._how, self._out = self._descriptors = descriptors_of(which, shape, cudnn)
+        self._result = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}.get(
+            which, shape.weight
+        )
+        self._first, self._second, self._how, self._out = self._descriptors = descriptors_of(
+            which, shape, cudnn
+        )
         self._one, self._zero = cudnn.one_and_zero(shape.dtype)
         handle = cudnn.handle(shape.device)
         self.workspace_bytes = cudnn.workspace_bytes(which, handle, self._descriptors, self._code)
@@ -77,10 +83,16 @@ class Plan:
         if current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self(first, second)
-        return self._run(first, second) if watcher is None else watcher(self, partial(self._run, first, second))
+        return (
+            self._run(first, second)
+            if watcher is None
+            else watcher(self, partial(self._run, first, second))
+        )
 
     def _run(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(self._result, dtype=self._dtype, device=first.device, memory_format=self._format)
+        out = torch.empty(
+            self._result, dtype=self._dtype, device=first.device, memory_format=self._format
+        )
         size = self.workspace_bytes
         # freed after enqueueing: stream order protects it from its next user
         workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
@@ -104,7 +116,9 @@ def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int,
     inputs = cudnn.tensor(shape.inputs, shape.dtype, channels_last=shape.channels_last)
     weight = cudnn.filter(shape.weight, shape.dtype, channels_last=shape.channels_last)
     outputs = cudnn.tensor(shape.outputs, shape.dtype, channels_last=shape.channels_last)
-    how = cudnn.convolution(shape.padding, shape.stride, shape.dilation, shape.groups, shape.dtype, shape.math)
+    how = cudnn.convolution(
+        shape.padding, shape.stride, shape.dilation, shape.groups, shape.dtype, shape.math
+    )
     if which is Pass.forward:
         return inputs, weight, how, outputs
     if which is Pass.backward_data:
@@ -138,4 +152,6 @@ def guess(which: Pass, shape: Shape, limit: int | None) -> str:
     for code, size in ranked:
         if limit is None or size <= limit:
             return names[code]
-    raise CudnnError("the heuristic has no choice within the limit" if ranked else "the heuristic has no choice")
+    raise CudnnError(
+        "the heuristic has no choice within the limit" if ranked else "the heuristic has no choice"
+    )

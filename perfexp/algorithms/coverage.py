@@ -140,7 +140,12 @@ class LayerReport:
 
     def facts(self) -> dict[str, Any]:
         """All fields and derived values as JSON."""
-        derived = {"used": self.used, "status": self.status, "reason": self.reason, "flops": self.flops}
+        derived = {
+            "used": self.used,
+            "status": self.status,
+            "reason": self.reason,
+            "flops": self.flops,
+        }
         return {**asdict(self), **derived}
 
 
@@ -169,7 +174,9 @@ class AlgorithmReport:
     def proven_share(self) -> float | None:
         """The part of `share` that is by code of perfexp or by observed kernels, without torch's own choice."""
         known = [report for report in self._passes if report.status is LayerStatus.ok]
-        return self._share_of([report for report in known if not is_own_choice(report.selected, report.status)])
+        return self._share_of(
+            [report for report in known if not is_own_choice(report.selected, report.status)]
+        )
 
     def _share_of(self, reports: Sequence[PassReport]) -> float | None:
         total = sum(report.flops for report in self._passes)
@@ -178,11 +185,17 @@ class AlgorithmReport:
     @property
     def workspace_peak_bytes(self) -> int | None:
         """Largest workspace of any call; None where unknown."""
-        known = (report.workspace_bytes for report in self._passes if report.workspace_bytes is not None)
+        known = (
+            report.workspace_bytes for report in self._passes if report.workspace_bytes is not None
+        )
         return max(known, default=None)
 
     def _named(self, status: LayerStatus) -> str:
-        layers = [layer for layer in self.layers if any(report.status is status for report in layer.passes)]
+        layers = [
+            layer
+            for layer in self.layers
+            if any(report.status is status for report in layer.passes)
+        ]
         rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
         return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)
 
@@ -199,18 +212,33 @@ class AlgorithmReport:
 
     def facts(self) -> dict[str, Any]:
         """All fields and derived values as JSON."""
-        backends = {report.selected.partition(".")[0] for report in self._passes if report.status in AS_REQUESTED}
+        backends = {
+            report.selected.partition(".")[0]
+            for report in self._passes
+            if report.status in AS_REQUESTED
+        }
         layers = [layer.facts() for layer in self.layers]
-        return {"name": self.name, "backends": sorted(backends), "flops_share": self.share, "layers": layers}
+        return {
+            "name": self.name,
+            "backends": sorted(backends),
+            "flops_share": self.share,
+            "layers": layers,
+        }
 
     def doubts(self) -> list[Diagnostic]:
         """Diagnostics where not all of the work ran as requested."""
         share = self.share or 0.0
         doubts = []
         if layers := self._named(LayerStatus.fallback):
-            doubts.append(diagnostics.make("algorithm_fallback", share=share, algorithm=self.name, layers=layers))
+            doubts.append(
+                diagnostics.make(
+                    "algorithm_fallback", share=share, algorithm=self.name, layers=layers
+                )
+            )
         if layers := self._named(LayerStatus.substituted):
-            doubts.append(diagnostics.make("algorithm_substituted", algorithm=self.name, layers=layers))
+            doubts.append(
+                diagnostics.make("algorithm_substituted", algorithm=self.name, layers=layers)
+            )
         if layers := self._named(LayerStatus.unproven):
             doubts.append(diagnostics.make("algorithm_unproven", algorithm=self.name, why=layers))
         if self.foreign and any(report.ran for report in self._passes):

@@ -35,12 +35,17 @@ _NAMES = {
     Pass.backward_data: "algo_0 algo_1 fft fft_tiling winograd winograd_nonfused",
     Pass.backward_filter: "algo_0 algo_1 fft algo_3 winograd winograd_nonfused fft_tiling",
 }
-CODES = {which: {name: code for code, name in enumerate(names.split())} for which, names in _NAMES.items()}
+CODES = {
+    which: {name: code for code, name in enumerate(names.split())}
+    for which, names in _NAMES.items()
+}
 
 #: Algorithms of the backward passes (data, filter) by forward name: the closest match. All GEMMs map to the one with a
 #: fixed summation order and tensor-core support.
 BACKWARD = {
-    **dict.fromkeys(("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct"), ("algo_1", "algo_1")),
+    **dict.fromkeys(
+        ("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct"), ("algo_1", "algo_1")
+    ),
     "fft": ("fft", "fft"),
     "fft_tiling": ("fft_tiling", "fft_tiling"),
     "winograd": ("winograd", "winograd_nonfused"),
@@ -48,7 +53,11 @@ BACKWARD = {
 }
 
 #: Algorithms whose summation order differs from call to call (NVIDIA's documentation of the enumerations).
-UNREPEATABLE = {(Pass.backward_data, "algo_0"), (Pass.backward_filter, "algo_0"), (Pass.backward_filter, "algo_3")}
+UNREPEATABLE = {
+    (Pass.backward_data, "algo_0"),
+    (Pass.backward_filter, "algo_0"),
+    (Pass.backward_filter, "algo_3"),
+}
 
 #: cudnnDataType_t.
 DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
@@ -67,7 +76,11 @@ _CROSS_CORRELATION = 1
 _CHOICES = 10
 
 #: cuDNN's names of the passes.
-ENTRY = {Pass.forward: "Forward", Pass.backward_data: "BackwardData", Pass.backward_filter: "BackwardFilter"}
+ENTRY = {
+    Pass.forward: "Forward",
+    Pass.backward_data: "BackwardData",
+    Pass.backward_filter: "BackwardFilter",
+}
 
 _SIGNATURES: dict[str, list[Any]] = {
     "cudnnCreate": [POINTER(c_void_p)],
@@ -89,7 +102,8 @@ _SIGNATURES: dict[str, list[Any]] = {
         for name in ENTRY.values()
     },
     **{
-        f"cudnnConvolution{name}": [c_void_p] * 7 + [c_int, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p]
+        f"cudnnConvolution{name}": [c_void_p] * 7
+        + [c_int, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p]
         for name in ENTRY.values()
     },
 }
@@ -119,14 +133,18 @@ class Library:
     def __init__(self, functions: Any) -> None:
         missing = [name for name in _SIGNATURES if not hasattr(functions, name)]
         if missing:
-            raise CudnnError(f"this cuDNN has no v7 interface: {missing[0]} and {len(missing) - 1} more are missing")
+            raise CudnnError(
+                f"this cuDNN has no v7 interface: {missing[0]} and {len(missing) - 1} more are missing"
+            )
         for name, types in _SIGNATURES.items():
             getattr(functions, name).argtypes = types
         functions.cudnnGetErrorString.restype = c_char_p
         self._functions = functions
         self._handles: dict[tuple[int, int], int] = {}
         self._streams: dict[int, int] = {}
-        self.run = {each: getattr(functions, f"cudnnConvolution{name}") for each, name in ENTRY.items()}
+        self.run = {
+            each: getattr(functions, f"cudnnConvolution{name}") for each, name in ENTRY.items()
+        }
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
     def check(self, status: int) -> None:
@@ -189,19 +207,35 @@ class Library:
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]
         self.call(
-            "cudnnSetConvolution2dDescriptor", descriptor, *padding, *stride, *dilation, _CROSS_CORRELATION, compute
+            "cudnnSetConvolution2dDescriptor",
+            descriptor,
+            *padding,
+            *stride,
+            *dilation,
+            _CROSS_CORRELATION,
+            compute,
         )
         self.call("cudnnSetConvolutionGroupCount", descriptor, groups)
         self.call("cudnnSetConvolutionMathType", descriptor, math)
         return descriptor
 
-    def workspace_bytes(self, which: Pass, handle: int, descriptors: Sequence[int], code: int) -> int:
+    def workspace_bytes(
+        self, which: Pass, handle: int, descriptors: Sequence[int], code: int
+    ) -> int:
         """Memory that an algorithm needs beyond its tensors (see `descriptors_of`); `CudnnError` if it is not able."""
         size = c_size_t()
-        self.call(f"cudnnGetConvolution{ENTRY[which]}WorkspaceSize", handle, *descriptors, code, byref(size))
+        self.call(
+            f"cudnnGetConvolution{ENTRY[which]}WorkspaceSize",
+            handle,
+            *descriptors,
+            code,
+            byref(size),
+        )
         return size.value
 
-    def guesses(self, which: Pass, handle: int, descriptors: Sequence[int]) -> list[tuple[int, int]]:
+    def guesses(
+        self, which: Pass, handle: int, descriptors: Sequence[int]
+    ) -> list[tuple[int, int]]:
         """Algorithm codes as cuDNN's heuristic ranks them, the best first, with the bytes of workspace of each."""
         count, choices = c_int(), (_Choice * _CHOICES)()
         name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
@@ -218,7 +252,9 @@ class Library:
 #: The index of torch's current device.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 #: Whether torch's current stream is being captured.
-capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.version.cuda else lambda: False
+capturing: Callable[[], bool] = (
+    torch.cuda.is_current_stream_capturing if torch.version.cuda else lambda: False
+)
 
 
 def current_stream(device: int) -> int:

@@ -10,7 +10,9 @@ from perfexp.algorithms import Algorithm
 from perfexp.models import Session
 
 
-def open_default(*, name: str = "default", layers: Mapping[str, str] | None = None, **settings: Any) -> Algorithm:
+def open_default(
+    *, name: str = "default", layers: Mapping[str, str] | None = None, **settings: Any
+) -> Algorithm:
     """Build torch's own convolution, with other algorithms for the layers that name one (see `forced.Forced`).
 
     All settings of the other algorithms are accepted, so that one sweep can cover them.

@@ -18,7 +18,11 @@ def relative_error(found: Any, reference: Any) -> float | None:
     pairs = list(zip(_tensors(found), _tensors(reference), strict=True))
     apart = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
     length = sum(float(other.double().square().sum()) for _, other in pairs)
-    return math.sqrt(apart / length) if length and math.isfinite(apart) and math.isfinite(length) else None
+    return (
+        math.sqrt(apart / length)
+        if length and math.isfinite(apart) and math.isfinite(length)
+        else None
+    )
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
@@ -33,8 +37,13 @@ def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Itera
     GoogLeNet: by 0.001 %) or on numerical errors, or they are not finite. A call that fails in training mode (one
     number per channel) changes nothing.
     """
-    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and _is_untrained(norm)]
-    before = [({name: value.clone() for name, value in norm.named_buffers()}, norm.momentum) for norm in norms]
+    norms = [
+        norm for norm in module.modules() if isinstance(norm, _BatchNorm) and _is_untrained(norm)
+    ]
+    before = [
+        ({name: value.clone() for name, value in norm.named_buffers()}, norm.momentum)
+        for norm in norms
+    ]
     try:
         for norm in norms:
             norm.train()
@@ -52,11 +61,16 @@ def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Itera
 
 def _is_untrained(norm: _BatchNorm) -> bool:
     mean, variance = norm.running_mean, norm.running_var
-    return mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
+    return (
+        mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
+    )
 
 
 def _restore(
-    norms: list[_BatchNorm], before: list[tuple[dict[str, torch.Tensor], float | None]], *, buffers: bool
+    norms: list[_BatchNorm],
+    before: list[tuple[dict[str, torch.Tensor], float | None]],
+    *,
+    buffers: bool,
 ) -> None:
     for norm, (values, momentum) in zip(norms, before, strict=True):
         norm.eval()

@@ -35,7 +35,11 @@ class Engines:
     backward_filter: str = DEFAULT
 
     def compute(
-        self, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        convolution: Convolution,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Compute as `torch.nn.functional.conv2d` would, with its result's memory format and its casts under autocast.
 
@@ -45,7 +49,9 @@ class Engines:
         by = ALGORITHMS[name].compute if backend == TORCH else self._operator
         return as_torch_does(by, convolution, inputs, weight, bias)
 
-    def _operator(self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+    def _operator(
+        self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+    ) -> torch.Tensor:
         left, right, top, bottom = convolution.padding
         padding = (top, left)
         if padding != (bottom, right):
@@ -81,14 +87,18 @@ class Direct:
 
 class _Direct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, direct: Direct) -> torch.Tensor:
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, direct: Direct
+    ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.direct = direct
         return direct.forward(inputs, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         inputs, weight = ctx.saved_tensors
         grad, plans = grad.contiguous(memory_format=ctx.direct.layout), ctx.direct.plans
         of_inputs = plans[Pass.backward_data](weight, grad) if ctx.needs_input_grad[0] else None

@@ -62,7 +62,9 @@ def bare(kernel: str) -> str:
     if kernel.startswith("nvjet"):
         return "nvjet"
     name = _without_brackets(kernel).split("::")[-1].removeprefix("void ").strip()
-    return name if name.startswith("fft") else _SIZES.sub("", name)  # the size of its tiles is what an FFT is
+    return (
+        name if name.startswith("fft") else _SIZES.sub("", name)
+    )  # the size of its tiles is what an FFT is
 
 
 def _without_brackets(text: str) -> str:
@@ -109,14 +111,20 @@ class Families(msgspec.Struct, frozen=True):
         names = self._names(which)
         if not seen & names:
             return []
-        scores = {algorithm: _score(counts, seen, names) for algorithm, counts in algorithms.items()}
+        scores = {
+            algorithm: _score(counts, seen, names) for algorithm, counts in algorithms.items()
+        }
         best = max(scores.values())
-        likely = [algorithm for algorithm, score in scores.items() if score > best - math.log(_RULED_OUT)]
+        likely = [
+            algorithm for algorithm, score in scores.items() if score > best - math.log(_RULED_OUT)
+        ]
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
     def unknown(self, which: Pass, kernels: Iterable[str]) -> list[str]:
         """Bare names that no algorithm's calls had and that name no algorithm, PyTorch's own kernels left out."""
-        known = {name for counts in self.counts.get(which.value, {}).values() for name in counts.kernels}
+        known = {
+            name for counts in self.counts.get(which.value, {}).values() for name in counts.kernels
+        }
         names = dict.fromkeys(bare(kernel) for kernel in of_cudnn(kernels))
         return [name for name in names if name not in known and not _says(name)]
 
@@ -146,12 +154,25 @@ def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
     likely = table.likely(report.which, observed)
     status, reason = LayerStatus.ok, None
     if unknown := table.unknown(report.which, observed):
-        status, reason, likely = LayerStatus.unproven, f"not known what {', '.join(unknown)} computes", []
+        status, reason, likely = (
+            LayerStatus.unproven,
+            f"not known what {', '.join(unknown)} computes",
+            [],
+        )
     elif not likely:
-        status, reason = LayerStatus.unproven, f"no kernel computes a convolution: {_short(kernels) or 'none'}"
+        status, reason = (
+            LayerStatus.unproven,
+            f"no kernel computes a convolution: {_short(kernels) or 'none'}",
+        )
     elif report.selected.rpartition(".")[2] not in likely:
         status, reason = LayerStatus.substituted, f"cuDNN ran {likely[0]} ({_short(kernels)})"
-    return replace(report, status=status, reason=reason, ran=" or ".join(likely) or None, kernels=tuple(kernels))
+    return replace(
+        report,
+        status=status,
+        reason=reason,
+        ran=" or ".join(likely) or None,
+        kernels=tuple(kernels),
+    )
 
 
 def forward_algorithm(kernels: Iterable[str]) -> str | None:
@@ -166,7 +187,9 @@ def of_cudnn(kernels: Iterable[str]) -> list[str]:
     return [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]
 
 
-def judge_forward(report: AlgorithmReport, kernels: Mapping[str, Collection[str]]) -> AlgorithmReport:
+def judge_forward(
+    report: AlgorithmReport, kernels: Mapping[str, Collection[str]]
+) -> AlgorithmReport:
     """A report with the observed kernels of layers' forward passes, where cuDNN was handed an algorithm.
 
     Layers with several kinds of inputs, or with kernels that prove nothing, stay unchanged.
@@ -174,7 +197,11 @@ def judge_forward(report: AlgorithmReport, kernels: Mapping[str, Collection[str]
     names = [layer.name for layer in report.layers]
 
     def of_pass(name: str, each: PassReport) -> PassReport:
-        if each.which is not Pass.forward or each.status is not LayerStatus.requested or names.count(name) > 1:
+        if (
+            each.which is not Pass.forward
+            or each.status is not LayerStatus.requested
+            or names.count(name) > 1
+        ):
             return each
         judged = judge(each, kernels.get(name, ()))
         return each if judged.status is LayerStatus.unproven else judged
@@ -192,7 +219,9 @@ def _short(kernels: Iterable[str]) -> str:
 @cache
 def shipped() -> Families:
     """The table that is shipped with perfexp."""
-    return msgspec.json.decode(files("perfexp.algorithms").joinpath("families.json").read_bytes(), type=Families)
+    return msgspec.json.decode(
+        files("perfexp.algorithms").joinpath("families.json").read_bytes(), type=Families
+    )
 
 
 def current() -> Families:

@@ -45,7 +45,9 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self._threads: defaultdict[str, ThreadPoolExecutor] = defaultdict(partial(ThreadPoolExecutor, 1))
+        self._threads: defaultdict[str, ThreadPoolExecutor] = defaultdict(
+            partial(ThreadPoolExecutor, 1)
+        )
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Run `work`, backward passes included, in a thread and return its result or raise its error."""
@@ -92,21 +94,33 @@ class Fastest(Support):
 
     def choose(self, problem: Problem) -> Choice:
         if why_no_cudnn(problem.device) is None:
-            return {which: self._remembered(problem, (which,), self._of_pass)[which] for which in problem.passes}
+            return {
+                which: self._remembered(problem, (which,), self._of_pass)[which]
+                for which in problem.passes
+            }
         return self._remembered(problem, problem.passes, self._of_all_passes)
 
     def _remembered(
-        self, problem: Problem, passes: tuple[Pass, ...], hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners]
+        self,
+        problem: Problem,
+        passes: tuple[Pass, ...],
+        hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners],
     ) -> _Winners:
         kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
         key = f"{kind} {' '.join(passes)}"
         winners = self._known.get(key) or self._read(key, passes, problem)
         if winners is None:
-            with torch.no_grad(), replays.eager():  # like for like: torch's passes are not launched as captured either
+            with (
+                torch.no_grad(),
+                replays.eager(),
+            ):  # like for like: torch's passes are not launched as captured either
                 winners = self.threads.run("race", partial(hold_race, problem, passes))
             if not any(winner.not_cached for winner in winners.values()):
                 now = datetime.now(UTC).isoformat(timespec="seconds")
-                entry = {which.value: {**asdict(winner), "kept_since": now} for which, winner in winners.items()}
+                entry = {
+                    which.value: {**asdict(winner), "kept_since": now}
+                    for which, winner in winners.items()
+                }
                 self.choices.add(key, entry)
         self._known[key] = winners
         self._chosen.append(key)
@@ -120,7 +134,9 @@ class Fastest(Support):
         """The choice of an earlier process, if it is still possible."""
         entry = self.choices.find(key) if self.reuse else None
         try:
-            winners = {which: PassChoice(**entry[which.value]) for which in passes} if entry else None
+            winners = (
+                {which: PassChoice(**entry[which.value]) for which in passes} if entry else None
+            )
             for which, choice in (winners or {}).items():
                 if choice.kept_since is None:
                     raise ValueError("cached by an earlier version, without a date")
@@ -157,13 +173,19 @@ class Fastest(Support):
         def runner(name: str, tensors: Sequence[torch.Tensor]) -> Run:
             return _runner(which, name, problem, tensors)
 
-        winner, facts = self._winner(list(entrants), runner, partial(_tensors, problem, which), problem)
+        winner, facts = self._winner(
+            list(entrants), runner, partial(_tensors, problem, which), problem
+        )
         return replace(entrants[winner], **facts)
 
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
         """The winner of all passes together, among the algorithms in torch operations."""
         convolution = problem.convolution
-        able = [name for name in ALGORITHMS if ALGORITHMS[name].supports(convolution, problem.dtype) is None]
+        able = [
+            name
+            for name in ALGORITHMS
+            if ALGORITHMS[name].supports(convolution, problem.dtype) is None
+        ]
 
         def draw() -> list[torch.Tensor]:
             return [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
@@ -183,33 +205,50 @@ class Fastest(Support):
 
             return run
 
-        winner, facts = self._winner([DEFAULT, *(f"{TORCH}.{name}" for name in able)], runner, draw, problem)
-        others = {which: PassChoice(engine=winner) for which in passes[1:]}  # the times are those of all passes
+        winner, facts = self._winner(
+            [DEFAULT, *(f"{TORCH}.{name}" for name in able)], runner, draw, problem
+        )
+        others = {
+            which: PassChoice(engine=winner) for which in passes[1:]
+        }  # the times are those of all passes
         return {passes[0]: PassChoice(engine=winner, **facts), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
         yield DEFAULT, PassChoice()
         yield BENCHMARK, PassChoice(engine=BENCHMARK)
-        for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(which, problem):
+        for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(
+            which, problem
+        ):
             yield choice.engine, choice
         if no_kernels(problem.device) is None:
             choices = (Kernels(name=name).candidate(which, problem) for name in kernels.ALGORITHMS)
             yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
 
     def _winner(
-        self, names: Sequence[str], runner: Runner, draw: Callable[[], list[torch.Tensor]], problem: Problem
+        self,
+        names: Sequence[str],
+        runner: Runner,
+        draw: Callable[[], list[torch.Tensor]],
+        problem: Problem,
     ) -> tuple[str, dict[str, Any]]:
         """The winner among the sufficiently exact engines, and the facts about it and the others."""
         captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
         race = Race(device=self.device, default=DEFAULT, where=self._thread, captures=captures)
         errors, exact, nominees = self._nominees(race, names, runner, draw(), problem)
-        again = dict.fromkeys([*nominees, *(name for name in (DEFAULT, BENCHMARK) if name in exact)])
+        again = dict.fromkeys(
+            [*nominees, *(name for name in (DEFAULT, BENCHMARK) if name in exact)]
+        )
         tensors = draw()
         outcome = race.decide({name: runner(name, tensors) for name in again}, nominees[0])
         return outcome.chosen, {"errors": errors, **outcome.facts()}
 
     def _nominees(
-        self, race: Race, names: Sequence[str], runner: Runner, tensors: list[torch.Tensor], problem: Problem
+        self,
+        race: Race,
+        names: Sequence[str],
+        runner: Runner,
+        tensors: list[torch.Tensor],
+        problem: Problem,
     ) -> tuple[dict[str, float], list[str], list[str]]:
         """The errors of all engines that fit into memory, the sufficiently exact ones, and the fastest of these."""
         usual = _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]
@@ -224,7 +263,11 @@ class Fastest(Support):
                 if name == DEFAULT:
                     raise
         del reference
-        exact = {name: run for name, run in runs.items() if name == DEFAULT or errors.get(name, limit + 1) <= limit}
+        exact = {
+            name: run
+            for name, run in runs.items()
+            if name == DEFAULT or errors.get(name, limit + 1) <= limit
+        }
         return errors, list(exact), race.nominate(exact)
 
     def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
@@ -238,7 +281,11 @@ def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
 
 
 def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
-    operators, settings, (first, second) = torch.ops.perfexp, (*problem.settings, problem.channels_last), tensors
+    operators, settings, (first, second) = (
+        torch.ops.perfexp,
+        (*problem.settings, problem.channels_last),
+        tensors,
+    )
     if which is Pass.forward:
         return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)
     if which is Pass.backward_data:
@@ -251,7 +298,10 @@ def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.
 def _error(run: Run, reference: Any) -> float:
     """Relative L2 error of a run, the largest of several tensors; infinite where a number is not finite."""
     pairs = zip(tensors_in(run()), tensors_in(reference), strict=True)
-    errors = [float((one.double() - other).norm() / other.norm().clamp_min(1e-300)) for one, other in pairs]
+    errors = [
+        float((one.double() - other).norm() / other.norm().clamp_min(1e-300))
+        for one, other in pairs
+    ]
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 

@@ -75,14 +75,21 @@ class Forced:
         self.backend = Backend(backend)
         self._on_unsupported = OnUnsupported(on_unsupported)
         if not isinstance(layers, Mapping | None):
-            raise UserError(f"algorithm.layers={layers}: give layers and algorithms, {{conv1:gemm,layer1.*:winograd}}.")
+            raise UserError(
+                f"algorithm.layers={layers}: give layers and algorithms, {{conv1:gemm,layer1.*:winograd}}."
+            )
         self._patterns = {
-            str(pattern): _of_layer(str(pattern), algorithm, valid) for pattern, algorithm in (layers or {}).items()
+            str(pattern): _of_layer(str(pattern), algorithm, valid)
+            for pattern, algorithm in (layers or {}).items()
         }
         if self.name in (FASTEST, *SWITCHED) and self.backend is not Backend.auto:
-            raise UserError(f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; leave it out.")
+            raise UserError(
+                f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; leave it out."
+            )
         if workspace_bytes is not None and workspace_bytes < 0:
-            raise UserError(f"algorithm.workspace_bytes={workspace_bytes}: give 0 or more, or null for no limit.")
+            raise UserError(
+                f"algorithm.workspace_bytes={workspace_bytes}: give 0 or more, or null for no limit."
+            )
         if max_error is not None and not max_error > 0:
             remedy = "give a positive number, or null for the data type's usual error."
             raise UserError(f"algorithm.max_error={max_error}: {remedy}")
@@ -94,7 +101,9 @@ class Forced:
         }
         self._workspace_bytes, self._max_error = workspace_bytes, max_error
         self._objective, self._reuse, self._verify = Objective(objective), reuse, verify
-        self._cache_folder = Path(cache_dir).expanduser() if cache_dir else cache_folder("algorithms")
+        self._cache_folder = (
+            Path(cache_dir).expanduser() if cache_dir else cache_folder("algorithms")
+        )
         self._session: Any = None
         self._usual = Switches.now()
         self._threads = Threads()
@@ -111,7 +120,9 @@ class Forced:
             self._layers = self._layers_of(session)
             self._check()
             if self._verify and (reason := why_no_cudnn(self._device)):
-                raise UserError(f"algorithm.verify=true profiles cuDNN's kernels: {reason}. Leave it out.")
+                raise UserError(
+                    f"algorithm.verify=true profiles cuDNN's kernels: {reason}. Leave it out."
+                )
             stack.callback(self._threads.end)
             stack.callback(replays.forget)
             stack.callback(session.discard_compiled)
@@ -143,22 +154,34 @@ class Forced:
     def report(self) -> AlgorithmReport:
         layers = tuple(report for layer in self._layers for report in layer.reports())
         report = AlgorithmReport(name=self.name, layers=layers, foreign=foreign())
-        if self._refused and all(report.status is LayerStatus.fallback for layer in layers for report in layer.passes):
-            reasons = {report.name: f"{report.requested}: {report.reason}" for report in layers if report.reason}
-            raise Unsupported(f"{_refusal(reasons, len(self._layers))} {self._remedy(self._refused)}")
+        if self._refused and all(
+            report.status is LayerStatus.fallback for layer in layers for report in layer.passes
+        ):
+            reasons = {
+                report.name: f"{report.requested}: {report.reason}"
+                for report in layers
+                if report.reason
+            }
+            raise Unsupported(
+                f"{_refusal(reasons, len(self._layers))} {self._remedy(self._refused)}"
+            )
         return report
 
     def _layers_of(self, session: Session, device: torch.device | None = None) -> list[Layer]:
         self._session = session
         module = getattr(session, "module", None)
         if not isinstance(module, torch.nn.Module):
-            raise UserError(f"algorithm={self.name} is for torch models; choose algorithm=default for this one.")
+            raise UserError(
+                f"algorithm={self.name} is for torch models; choose algorithm=default for this one."
+            )
         names: dict[torch.nn.Conv2d, list[str]] = {}
         for name, child in module.named_modules(remove_duplicate=False):
             if isinstance(child, torch.nn.Conv2d):
                 names.setdefault(child, []).append(name)
         if not names:
-            raise UserError(f"algorithm={self.name}: the model has no 2-D convolution; choose algorithm=default.")
+            raise UserError(
+                f"algorithm={self.name}: the model has no 2-D convolution; choose algorithm=default."
+            )
         self._device = device or next(iter(names)).weight.device
         chosen = choose(list(names.values()), self.name, self._patterns)
         supports = {algorithm: self._supports(algorithm) for algorithm in dict.fromkeys(chosen)}
@@ -185,7 +208,12 @@ class Forced:
             return self._threads.run(self.name, work)
 
     def discard_choices(self) -> None:
-        for races in {support for layer in self._layers for support in layer.supports if isinstance(support, Fastest)}:
+        for races in {
+            support
+            for layer in self._layers
+            for support in layer.supports
+            if isinstance(support, Fastest)
+        }:
             races.discard_choices()
 
     def launched_share(self) -> Metric | None:
@@ -223,7 +251,9 @@ class Forced:
     def _supports(self, algorithm: str) -> list[Support]:
         if algorithm == FASTEST:
             return [self._fastest()]
-        return supports_of(algorithm, self.backend, self._device, self._workspace_bytes, self._backward)
+        return supports_of(
+            algorithm, self.backend, self._device, self._workspace_bytes, self._backward
+        )
 
     def _fastest(self) -> Fastest:
         cuda = self._device.type == "cuda"
@@ -257,7 +287,9 @@ class Forced:
             return
         forced = [layer for layer in self._layers if layer.requested != DEFAULT]
         reasons = {layer: reason for layer in forced if (reason := layer.why_not())}
-        descriptions = {layer.name: f"{layer.requested}: {reason}" for layer, reason in reasons.items()}
+        descriptions = {
+            layer.name: f"{layer.requested}: {reason}" for layer, reason in reasons.items()
+        }
         is_strict = self._on_unsupported is OnUnsupported.error
         if reasons and (is_strict or len(reasons) == len(forced)):
             refused = f"{_refusal(descriptions, len(forced))} {self._remedy(layers=reasons)}"
@@ -265,7 +297,9 @@ class Forced:
 
     def _refuse(self, layer: Layer, problem: Problem, reason: str) -> None:
         self._refused.append(problem)
-        refused = f"{_refusal({layer.name: f'{layer.requested}: {reason}'}, 0)} {self._remedy([problem])}"
+        refused = (
+            f"{_refusal({layer.name: f'{layer.requested}: {reason}'}, 0)} {self._remedy([problem])}"
+        )
         if self._on_unsupported is OnUnsupported.skip:
             raise Unsupported(refused)
         if self._on_unsupported is OnUnsupported.error:
@@ -282,7 +316,10 @@ class Forced:
         except UserError:
             return False
         return not any(layer.why_not(supports) for layer in layers) and all(
-            any(not any(choice.reason for choice in support.choose(problem).values()) for support in supports)
+            any(
+                not any(choice.reason for choice in support.choose(problem).values())
+                for support in supports
+            )
             for problem in dict.fromkeys(problems)
         )
 
@@ -298,7 +335,9 @@ def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, st
     for pattern in patterns:
         if not any(_fits(pattern, names) for names in layers):
             hint = did_you_mean(pattern, [names[0] for names in layers])
-            raise UserError(f"algorithm.layers: no 2-D convolution of the model matches {pattern!r}. {hint}")
+            raise UserError(
+                f"algorithm.layers: no 2-D convolution of the model matches {pattern!r}. {hint}"
+            )
     chosen = []
     for names in layers:
         exact = [algorithm for pattern, algorithm in patterns.items() if pattern in names]
@@ -313,7 +352,9 @@ def _fits(pattern: str, names: Sequence[str]) -> bool:
 
 def _of_layer(pattern: str, name: Any, valid: Sequence[str]) -> str:
     if name is None:
-        raise UserError(f"algorithm.layers: {pattern} has no algorithm; `default` leaves it to torch.")
+        raise UserError(
+            f"algorithm.layers: {pattern} has no algorithm; `default` leaves it to torch."
+        )
     if str(name) in SWITCHED:
         raise UserError(f"algorithm.layers: {name} is for a whole model: algorithm={name}.")
     return canonical(str(name), valid)

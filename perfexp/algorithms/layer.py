@@ -76,12 +76,22 @@ class Layer:
     """
 
     def __init__(
-        self, name: str, module: torch.nn.Conv2d, requested: str, supports: Sequence[Support], refuse: Refuse
+        self,
+        name: str,
+        module: torch.nn.Conv2d,
+        requested: str,
+        supports: Sequence[Support],
+        refuse: Refuse,
     ) -> None:
         self.name, self.requested, self.supports = name, requested, supports
         self._module, self._refuse = module, refuse
         self._pads_first = module.padding_mode != "zeros"
-        self._settings: Any = (module.stride, 0 if self._pads_first else module.padding, module.dilation, module.groups)
+        self._settings: Any = (
+            module.stride,
+            0 if self._pads_first else module.padding,
+            module.dilation,
+            module.groups,
+        )
         shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
         self._convolution = Convolution.of(shape, *self._settings)
         self._covered: dict[str, Any] = {}
@@ -97,7 +107,9 @@ class Layer:
     def why_not(self, supports: Sequence[Support] | None = None) -> str | None:
         """Why backends, by default the layer's own, cannot compute the layer for any inputs; None if they may."""
         backends = self.supports if supports is None else supports
-        reasons = [backend.rejects(self._convolution, self._module.weight.dtype) for backend in backends]
+        reasons = [
+            backend.rejects(self._convolution, self._module.weight.dtype) for backend in backends
+        ]
         return None if None in reasons else joined(map(str, reasons))
 
     def install(self) -> None:
@@ -107,12 +119,21 @@ class Layer:
         own = (
             kind.forward is torch.nn.Conv2d.forward
             and kind._conv_forward is torch.nn.Conv2d._conv_forward
-            and all(patch is None or isinstance(getattr(patch, "__self__", None), Layer) for patch in patches)
+            and all(
+                patch is None or isinstance(getattr(patch, "__self__", None), Layer)
+                for patch in patches
+            )
         )
-        name, replacement = ("_conv_forward", self._conv_forward) if own else ("forward", self._forward)
+        name, replacement = (
+            ("_conv_forward", self._conv_forward) if own else ("forward", self._forward)
+        )
         self._covered[name] = before = self._module.__dict__.get(name)
         outer = getattr(before, "__self__", None)
-        self._own = outer._own if isinstance(outer, Layer) else before or partial(kind.forward, self._module)
+        self._own = (
+            outer._own
+            if isinstance(outer, Layer)
+            else before or partial(kind.forward, self._module)
+        )
         self._module.__dict__[name] = replacement
 
     def remove(self) -> None:
@@ -138,8 +159,13 @@ class Layer:
     def prove(self, seen: Seen) -> None:
         """Add the observed kernels of one call of the model to the reports."""
         for row in self._rows.values():
-            plans = (plan_of(report.which, report.selected, row.problem) for report in row.report.passes)
-            passes = tuple(seen.proven(report, plan) for report, plan in zip(row.report.passes, plans, strict=True))
+            plans = (
+                plan_of(report.which, report.selected, row.problem) for report in row.report.passes
+            )
+            passes = tuple(
+                seen.proven(report, plan)
+                for report, plan in zip(row.report.passes, plans, strict=True)
+            )
             row.report = replace(row.report, passes=passes)
 
     def reports(self) -> list[LayerReport]:
@@ -153,9 +179,15 @@ class Layer:
         ran = [row.total() for row in rows if row.counted] or [row.total() for row in rows]
         return ran or [LayerReport(name=self.name, requested=self.requested)]
 
-    def _conv_forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _conv_forward(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         if self._pads_first:
-            inputs = pad(inputs, self._module._reversed_padding_repeated_twice, mode=self._module.padding_mode)
+            inputs = pad(
+                inputs,
+                self._module._reversed_padding_repeated_twice,
+                mode=self._module.padding_mode,
+            )
         engines, called, _ = self._decision(inputs, weight)
         # the tensors' addresses suffice for cuDNN where no subclass, dispatch mode or autocast is active
         if (
@@ -179,16 +211,31 @@ class Layer:
     ) -> torch.Tensor:  # fmt: skip
         """Replacement of `torch.nn.functional.conv2d`, with its arguments."""
         options = (stride, padding, dilation, groups)
-        settings: Any = tuple(tuple(option) if isinstance(option, list) else option for option in options)
-        return _computed(self._decision(input, weight, settings).engines, input, weight, bias, settings)
+        settings: Any = tuple(
+            tuple(option) if isinstance(option, list) else option for option in options
+        )
+        return _computed(
+            self._decision(input, weight, settings).engines, input, weight, bias, settings
+        )
 
-    def _decision(self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None) -> _Decision:
+    def _decision(
+        self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None
+    ) -> _Decision:
         """The implementation for these inputs, decided once for each kind of inputs; a tracing compiler has its own."""
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
             return _NOTHING  # torch raises the error
         recorded, dtype = torch.is_grad_enabled(), effective_dtype(inputs)
         wanted = (recorded and inputs.requires_grad, recorded and weight.requires_grad)
-        key = (inputs.shape, dtype, inputs.stride(), weight.shape, weight.stride(), *wanted, settings, inputs.device)
+        key = (
+            inputs.shape,
+            dtype,
+            inputs.stride(),
+            weight.shape,
+            weight.stride(),
+            *wanted,
+            settings,
+            inputs.device,
+        )
         if not torch.compiler.is_compiling():
             decision = self._decided.get(key)
             if decision is None:
@@ -205,7 +252,9 @@ class Layer:
     def _decide_before(self, key: Any) -> tuple[str, ...] | None:
         """Decide while a compiler traces; None if refused, since an error would be taken for the compiler's."""
         try:
-            names: tuple[str, ...] = self._decide_now((torch.Size(key[0]), *key[1:3], torch.Size(key[3]), *key[4:]))
+            names: tuple[str, ...] = self._decide_now(
+                (torch.Size(key[0]), *key[1:3], torch.Size(key[3]), *key[4:])
+            )
             return names
         except PerfexpError:
             return None
@@ -218,13 +267,31 @@ class Layer:
 
     def _decide(self, key: Any, uncast: bool) -> _Decision:
         """The implementation for a new kind of inputs; `uncast`: they already have the data type of the computation."""
-        shape, dtype, strides, weight_shape, weight_strides, wants_data, wants_filter, settings, device = key
-        convolution = Convolution.of(weight_shape, *(self._settings if settings is None else settings))
+        (
+            shape,
+            dtype,
+            strides,
+            weight_shape,
+            weight_strides,
+            wants_data,
+            wants_filter,
+            settings,
+            device,
+        ) = key
+        convolution = Convolution.of(
+            weight_shape, *(self._settings if settings is None else settings)
+        )
         if misfit(convolution, shape) or 0 in shape:
             return _NOTHING  # torch raises the error, or has nothing to compute
         batched, strides = (shape, strides) if len(shape) == 4 else ((1, *shape), (0, *strides))
-        last = is_channels_last(batched, strides) or is_channels_last(convolution.weight_shape, weight_strides)
-        wanted = {Pass.forward: True, Pass.backward_data: wants_data, Pass.backward_filter: wants_filter}
+        last = is_channels_last(batched, strides) or is_channels_last(
+            convolution.weight_shape, weight_strides
+        )
+        wanted = {
+            Pass.forward: True,
+            Pass.backward_data: wants_data,
+            Pass.backward_filter: wants_filter,
+        }
         passes = tuple(which for which, runs in wanted.items() if runs)
         kind = {"dtype": dtype, "device": device, "channels_last": last}
         problem = Problem(convolution=convolution, shape=tuple(batched), passes=passes, **kind)
@@ -232,12 +299,18 @@ class Layer:
         row = self._rows.get(problem)
         if row is None:
             counted = 0 if self._is_reported else None
-            row = self._rows[problem] = _Row(problem, self._report(problem, choice, shape), counted=counted)
-        if reasons := [pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None]:
+            row = self._rows[problem] = _Row(
+                problem, self._report(problem, choice, shape), counted=counted
+            )
+        if reasons := [
+            pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None
+        ]:
             self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
         if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
-            engines = Engines(**{str(which): pass_choice.engine for which, pass_choice in choice.items()})
+            engines = Engines(
+                **{str(which): pass_choice.engine for which, pass_choice in choice.items()}
+            )
             # cuDNN's descriptors describe dense tensors only
             dense = all(
                 stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()
@@ -253,14 +326,26 @@ class Layer:
         flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
         passes = tuple(pass_choice.report(which, flops) for which, pass_choice in choice.items())
         by_cudnn = any(report.selected.startswith(CUDNN) for report in passes)
-        math, dtype = math_of(problem.dtype).name if by_cudnn else None, str(problem.dtype).removeprefix("torch.")
+        math, dtype = (
+            math_of(problem.dtype).name if by_cudnn else None,
+            str(problem.dtype).removeprefix("torch."),
+        )
         return LayerReport(
-            name=self.name, requested=self.requested, input_shape=tuple(shape), dtype=dtype, math=math, passes=passes
+            name=self.name,
+            requested=self.requested,
+            input_shape=tuple(shape),
+            dtype=dtype,
+            math=math,
+            passes=passes,
         )
 
 
 def _computed(
-    engines: Engines | None, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Any
+    engines: Engines | None,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    settings: Any,
 ) -> torch.Tensor:
     if engines is not None:
         return engines.compute(Convolution.of(weight.shape, *settings), inputs, weight, bias)
@@ -274,7 +359,9 @@ class _Intercepted(TorchFunctionMode):
         super().__init__()
         self._layer = layer
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is conv2d:
             return self._layer.functional(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))

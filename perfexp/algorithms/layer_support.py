@@ -59,7 +59,9 @@ def survey(
     """
     module = getattr(session, "module", None)
     if not isinstance(module, torch.nn.Module):
-        raise UserError("This model is not a torch model and has no known layers; choose another model.")
+        raise UserError(
+            "This model is not a torch model and has no known layers; choose another model."
+        )
     problems = _problems_of(session, module, key)
     layers: dict[Problem, list[str]] = {}
     for name, requests in problems.items():
@@ -68,7 +70,10 @@ def survey(
     if not layers:
         raise UserError("The model computes no 2-D convolution; choose another model.")
     device = next(iter(layers)).device
-    named = {Pass(which): canonical(name, list(CODES[Pass(which)])) for which, name in (backward or {}).items()}
+    named = {
+        Pass(which): canonical(name, list(CODES[Pass(which)]))
+        for which, name in (backward or {}).items()
+    }
     names = _names(device)
     chosen = Backend(backend or Backend.auto)
     supports = {name: _supports(name, chosen, device, workspace_bytes, named) for name in names}
@@ -122,19 +127,29 @@ def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, l
         except Inconclusive:
             return _recorded(session, module, inputs, training=training, is_trial=False)
     except MODULE_ERRORS as error:
-        reason = why_refused(module, inputs) or (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (
+            why_refused(module, inputs)
+            or (str(error).strip() or type(error).__name__).splitlines()[0]
+        )
         shape = " × ".join(map(str, inputs.shape))
         raise UserError(f"The model can't take {shape}: {reason.rstrip('.')}.") from error
 
 
 def _recorded(
-    session: Any, module: torch.nn.Module, inputs: torch.Tensor, *, training: bool, is_trial: bool = True
+    session: Any,
+    module: torch.nn.Module,
+    inputs: torch.Tensor,
+    *,
+    training: bool,
+    is_trial: bool = True,
 ) -> dict[str, list[Problem]]:
     """Return the convolutions of a forward pass by layer; a trial works on stand-ins."""
     with _recording(module) as recorders:
         if is_trial:
             placed = _Placed(session, module).train(training)
-            trial_outputs(placed, tuple(inputs.shape), inputs.dtype, inputs.device, gradients=training)
+            trial_outputs(
+                placed, tuple(inputs.shape), inputs.dtype, inputs.device, gradients=training
+            )
         else:
             with torch.set_grad_enabled(training):
                 session.eager(inputs)
@@ -169,7 +184,11 @@ def _names(device: torch.device) -> list[str]:
 
 
 def _supports(
-    name: str, backend: Backend, device: torch.device, workspace_bytes: int | None, backward: Mapping[Pass, str]
+    name: str,
+    backend: Backend,
+    device: torch.device,
+    workspace_bytes: int | None,
+    backward: Mapping[Pass, str],
 ) -> list[Support] | str:
     try:
         return supports_of(name, backend, device, workspace_bytes, backward)
@@ -187,14 +206,20 @@ def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> d
     # by default torch's own, as oneDNN is
     kinds = {Cudnn: Backend.cudnn, Kernels: Backend.triton}
     backends = [
-        (Backend.cudnn if name == BENCHMARK else kinds.get(type(support), Backend.torch)).value for support in supports
+        (Backend.cudnn if name == BENCHMARK else kinds.get(type(support), Backend.torch)).value
+        for support in supports
     ]
     chosen = backends[len(reasons)] if len(reasons) < len(backends) else None
     passed_over = dict(zip(backends, reasons, strict=False)) if chosen else {}
-    return {which.value: _pass_entry(chosen, pass_choice, passed_over) for which, pass_choice in choice.items()}
+    return {
+        which.value: _pass_entry(chosen, pass_choice, passed_over)
+        for which, pass_choice in choice.items()
+    }
 
 
-def _pass_entry(backend: str | None, choice: PassChoice, passed_over: Mapping[str, str]) -> dict[str, Any]:
+def _pass_entry(
+    backend: str | None, choice: PassChoice, passed_over: Mapping[str, str]
+) -> dict[str, Any]:
     able = choice.reason is None
     return {
         "backend": backend if able else None,

@@ -35,7 +35,9 @@ class Settings(NamedTuple):
     channels_last: bool
 
     @classmethod
-    def of(cls, stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool, *_: str) -> Settings:
+    def of(
+        cls, stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool, *_: str
+    ) -> Settings:
         """From an operator's arguments, which have lists, and engines at their end."""
         return cls(tuple(stride), tuple(padding), tuple(dilation), groups, channels_last)
 
@@ -48,10 +50,20 @@ class Settings(NamedTuple):
         """The convolution with weights."""
         return Convolution.of(weight.shape, *self[:4])
 
-    def shape(self, inputs: Sequence[int], weight: Sequence[int], dtype: torch.dtype, device: torch.device) -> Shape:
+    def shape(
+        self, inputs: Sequence[int], weight: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Shape:
         """The shape of cuDNN's plans for inputs and weights of these shapes."""
         moves, device_index = self[:4], device.index or 0
-        return Shape(tuple(inputs), tuple(weight), *moves, dtype, self.channels_last, math_of(dtype), device_index)
+        return Shape(
+            tuple(inputs),
+            tuple(weight),
+            *moves,
+            dtype,
+            self.channels_last,
+            math_of(dtype),
+            device_index,
+        )
 
 
 @contextmanager
@@ -67,7 +79,9 @@ def _searching(engine: str) -> Iterator[None]:
 def _convolution(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
     settings, forward = Settings.of(*arguments), arguments[5]
     if forward in _KERNELS:
-        return _KERNELS[forward](inputs.contiguous(memory_format=settings.layout), weight, settings.convolution(weight))
+        return _KERNELS[forward](
+            inputs.contiguous(memory_format=settings.layout), weight, settings.convolution(weight)
+        )
     if forward.startswith(CUDNN):
         shape = settings.shape(inputs.shape, weight.shape, inputs.dtype, inputs.device)
         return _by_cudnn(Pass.forward, forward, shape, inputs, weight)
@@ -143,7 +157,9 @@ class _Differentiable(torch.autograd.Function):
     """Autograd of the operator; `torch.library.register_autograd` costs ten times the host time per call."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
+    ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         *ctx.settings, _, ctx.data, ctx.filter = arguments
         return _without_autograd(inputs, weight, *arguments)
@@ -154,9 +170,13 @@ class _Differentiable(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         of_inputs = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_inputs = torch.ops.perfexp.convolution_backward_data(grad, inputs, weight, *ctx.settings, ctx.data)
+            of_inputs = torch.ops.perfexp.convolution_backward_data(
+                grad, inputs, weight, *ctx.settings, ctx.data
+            )
         if ctx.needs_input_grad[1]:
-            of_weight = torch.ops.perfexp.convolution_backward_filter(grad, inputs, weight, *ctx.settings, ctx.filter)
+            of_weight = torch.ops.perfexp.convolution_backward_filter(
+                grad, inputs, weight, *ctx.settings, ctx.filter
+            )
         return of_inputs, of_weight, *[None] * 8
 
 
@@ -173,14 +193,22 @@ def _with_autograd(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) 
     return _without_autograd(inputs, weight, *arguments)
 
 
-_TENSORS, _ENGINES = "Tensor input, Tensor weight", "str forward, str backward_data, str backward_filter"
+_TENSORS, _ENGINES = (
+    "Tensor input, Tensor weight",
+    "str forward, str backward_data, str backward_filter",
+)
 _SETTINGS = "int[] stride, int[] padding, int[] dilation, int groups, bool channels_last"
 _BACKWARD = f"Tensor grad, {_TENSORS}, {_SETTINGS}, str engine"
 _library = torch.library.Library("perfexp", "FRAGMENT")  # type: ignore[no-untyped-call]
 _operators: list[tuple[str, str, Any, Any]] = [
     ("convolution", f"{_TENSORS}, {_SETTINGS}, {_ENGINES}", _convolution, _fake),
     *(
-        (f"convolution_{which}", _BACKWARD, partial(_gradient, which), partial(_fake_gradient, which))
+        (
+            f"convolution_{which}",
+            _BACKWARD,
+            partial(_gradient, which),
+            partial(_fake_gradient, which),
+        )
         for which in (Pass.backward_data, Pass.backward_filter)
     ),
 ]

@@ -25,7 +25,11 @@ class Problem:
     @property
     def outputs(self) -> tuple[int, int, int, int]:
         """Output shape, (N, O, height, width)."""
-        return (self.shape[0], self.convolution.out_channels, *self.convolution.output_size(*self.shape[-2:]))
+        return (
+            self.shape[0],
+            self.convolution.out_channels,
+            *self.convolution.output_size(*self.shape[-2:]),
+        )
 
     @property
     def layout(self) -> torch.memory_format:
@@ -36,7 +40,12 @@ class Problem:
     def settings(self) -> tuple[Pair, Pair, Pair, int]:
         """Stride, symmetric padding, dilation (down and across) and groups, as torch's functions take them."""
         left, _, top, _ = self.convolution.padding
-        return self.convolution.stride, (top, left), self.convolution.dilation, self.convolution.groups
+        return (
+            self.convolution.stride,
+            (top, left),
+            self.convolution.dilation,
+            self.convolution.groups,
+        )
 
     def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the two tensors that a pass reads, in cuDNN's order."""
@@ -49,7 +58,9 @@ class Problem:
 
     def empty(self, shape: Sequence[int]) -> torch.Tensor:
         """An uninitialized tensor of a shape, of the problem's kind."""
-        return torch.empty(tuple(shape), dtype=self.dtype, device=self.device, memory_format=self.layout)
+        return torch.empty(
+            tuple(shape), dtype=self.dtype, device=self.device, memory_format=self.layout
+        )
 
     def even(self) -> Problem:
         """The same problem with symmetric padding; asymmetric padding counts as already applied to the inputs."""

@@ -73,7 +73,11 @@ def kernel_names(call: Callable[[], Any]) -> list[str]:
         if event.device_type() == DeviceType.CUDA
     ]
     streams = {stream for _, stream, name in events if _MARKER in name}
-    return [name for _, stream, name in sorted(events) if stream in streams or not name.startswith("Mem")]
+    return [
+        name
+        for _, stream, name in sorted(events)
+        if stream in streams or not name.startswith("Mem")
+    ]
 
 
 def _mark() -> None:

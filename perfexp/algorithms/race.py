@@ -65,11 +65,16 @@ class Outcome:
     def facts(self) -> dict[str, Any]:
         """The result as fields of `EngineFacts`."""
         return {
-            "seconds": {name: interval.value for name, interval in self.seconds[self.launching].items()},
+            "seconds": {
+                name: interval.value for name, interval in self.seconds[self.launching].items()
+            },
             "launching": self.launching.value,
             "races": {
                 launching.value: {
-                    name: {**_ends("seconds", interval), **_ends("speedup", self.speedups[launching][name])}
+                    name: {
+                        **_ends("seconds", interval),
+                        **_ends("speedup", self.speedups[launching][name]),
+                    }
                     for name, interval in seconds.items()
                 }
                 for launching, seconds in self.seconds.items()
@@ -101,13 +106,17 @@ class Race:
         running, orders = set(calls), turns.balanced(list(calls))
         with timing.undisturbed():
             for number in range(_FIRST_ROUNDS):
-                self._round({name: contestants[name] for name in next(orders) if name in running}, taken)
+                self._round(
+                    {name: contestants[name] for name in next(orders) if name in running}, taken
+                )
                 if number == 1:
                     best = min(min(seconds) for seconds in taken.values())
                     running = {name for name in running if min(taken[name]) <= _HOPELESS * best}
         means = {name: geometric_mean(taken[name]).value for name in running}
         ranked = sorted(means, key=lambda name: means[name])
-        return [name for name in ranked if means[name] < _CLOSE * means[ranked[0]]][: 1 + _MOST_CLOSE]
+        return [name for name in ranked if means[name] < _CLOSE * means[ranked[0]]][
+            : 1 + _MOST_CLOSE
+        ]
 
     def decide(self, calls: Calls, nominee: str) -> Outcome:
         """Time calls on fresh data, the default and the nominee of the first race among them, and choose between these.
@@ -116,7 +125,11 @@ class Race:
         """
         plain = Launching.eager if self.device.asynchronous else Launching.clock
         by_launching = {Launching.captured: self._captured(calls), plain: self._plain(calls)}
-        entries = {(how, name): turn for how, named in by_launching.items() for name, turn in (named or {}).items()}
+        entries = {
+            (how, name): turn
+            for how, named in by_launching.items()
+            for name, turn in (named or {}).items()
+        }
         decisive = next(iter(entries))[0]
         taken: dict[tuple[Launching, str], list[float]] = {key: [] for key in entries}
         orders, observer = turns.balanced(list(entries)), Observer(self.device)
@@ -128,13 +141,19 @@ class Race:
                 if number in _CHECKED_ROUNDS and _is_clear(self._speedup(taken, decisive, nominee)):
                     break
         starved = {how for (how, _), turn in entries.items() if turn.starved}
-        shown = [how for how in dict.fromkeys(how for how, _ in entries) if how is decisive or how not in starved]
+        shown = [
+            how
+            for how in dict.fromkeys(how for how, _ in entries)
+            if how is decisive or how not in starved
+        ]
         speedups = {how: {name: self._speedup(taken, how, name) for name in calls} for how in shown}
         low = speedups[decisive][nominee].low
         return Outcome(
             chosen=nominee if low is not None and low > 1 else self.default,
             launching=decisive,
-            seconds={how: {name: geometric_mean(taken[how, name]) for name in calls} for how in shown},
+            seconds={
+                how: {name: geometric_mean(taken[how, name]) for name in calls} for how in shown
+            },
             speedups=speedups,
             not_captured=self._not_captured,
             unsteady=_why_unsteady(observer, is_starved=decisive in starved),
@@ -146,7 +165,9 @@ class Race:
             return None
         capture = self.captures()
         try:
-            captured = {name: self.where(name)(partial(capture, call)) for name, call in calls.items()}
+            captured = {
+                name: self.where(name)(partial(capture, call)) for name, call in calls.items()
+            }
         except Exception as error:
             if not (isinstance(error, Unsupported) or self.device.is_out_of_memory(error)):
                 raise
@@ -158,7 +179,9 @@ class Race:
         make = partial(turns.Turn, device=self.device, is_short=is_short)
         return {name: self.where(name)(partial(make, call)) for name, call in calls.items()}
 
-    def _round(self, contestants: Mapping[Any, turns.Turn], taken: Mapping[Any, list[float]]) -> None:
+    def _round(
+        self, contestants: Mapping[Any, turns.Turn], taken: Mapping[Any, list[float]]
+    ) -> None:
         """One turn of each contestant, whose key is its name or ends with it."""
         for key, turn in contestants.items():
             taken[key].append(self.where(key if isinstance(key, str) else key[1])(turn))
@@ -177,7 +200,9 @@ def _why_unsteady(observer: Observer, *, is_starved: bool) -> str | None:
 def _is_clear(speedup: Interval) -> bool:
     """Whether the ratio is far enough from 1 for an early end; that of the default to itself is exact."""
     assert speedup.high is not None
-    return abs(math.log(speedup.value)) >= _CLEAR_HALF_WIDTHS * math.log(speedup.high / speedup.value)
+    return abs(math.log(speedup.value)) >= _CLEAR_HALF_WIDTHS * math.log(
+        speedup.high / speedup.value
+    )
 
 
 def _ends(name: str, interval: Interval) -> dict[str, float | None]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN, JSON, MAX_JOBS, MULTIRUN, OVERWRITE, VERBOSE, flag_values
+from perfexp.cli.flags import (
+    CONFIG_DIR,
+    DRY_RUN,
+    JSON,
+    MAX_JOBS,
+    MULTIRUN,
+    OVERWRITE,
+    VERBOSE,
+    flag_values,
+)
 from perfexp.cli.usage import COMMANDS, config_lines, options_below
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import installation
@@ -106,6 +115,10 @@ def _folders(word: str) -> list[str]:
     """Return the folders whose path begins with a word, each with a slash at its end."""
     parent = word.rpartition("/")[0] + "/" if "/" in word else ""
     try:
-        return [f"{parent}{path.name}/" for path in Path(parent or ".").expanduser().iterdir() if path.is_dir()]
+        return [
+            f"{parent}{path.name}/"
+            for path in Path(parent or ".").expanduser().iterdir()
+            if path.is_dir()
+        ]
     except OSError:
         return []

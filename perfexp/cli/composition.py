@@ -64,7 +64,9 @@ def compose(
 
     try:
         arguments = without_credentials(arguments_of_today(arguments))
-        call_with_hydra([*arguments, "hydra.mode=RUN"], collect, models)  # an experiment's file may set a sweep
+        call_with_hydra(
+            [*arguments, "hydra.mode=RUN"], collect, models
+        )  # an experiment's file may set a sweep
         plain = config.plan_of(*results[0], arguments)
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
@@ -102,7 +104,13 @@ def call_with_hydra(
         composed: called after the last job of a sweep, before Hydra's callbacks for its end.
         ended: called with the temporary folder in which Hydra wrote.
     """
-    for refuse in (refuse_unreadable, refuse_targets, refuse_hydra_settings, refuse_no_names, refuse_no_folders):
+    for refuse in (
+        refuse_unreadable,
+        refuse_targets,
+        refuse_hydra_settings,
+        refuse_no_names,
+        refuse_no_folders,
+    ):
         refuse(arguments)
     ordered = _ordered(arguments)
     prints = _prints(ordered)
@@ -132,10 +140,18 @@ def call_with_hydra(
 
         stack.enter_context(patch.object(Plugins, "instantiate_sweeper", sweeper))
         try:
-            hydra.main(version_base="1.3", config_path=str(installation.conf_dir()), config_name="config")(function)()
+            hydra.main(
+                version_base="1.3", config_path=str(installation.conf_dir()), config_name="config"
+            )(function)()
             ended(Path(scratch))
-        except (ValueError, AttributeError, AssertionError) as error:  # Hydra has no class for these mistakes
-            typed = [text for text in arguments if is_of_hydra(text) or (prints and text[:1] == "-")]
+        except (
+            ValueError,
+            AttributeError,
+            AssertionError,
+        ) as error:  # Hydra has no class for these mistakes
+            typed = [
+                text for text in arguments if is_of_hydra(text) or (prints and text[:1] == "-")
+            ]
             if isinstance(error, FOREIGN_ERRORS) or not typed:
                 raise
             raise UserError(f"Hydra refuses {' '.join(typed)}: {error}".rstrip(": ")) from error
@@ -146,14 +162,25 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
     folders = [Path(folder) for folder in flag_values(arguments, *CONFIG_DIR)]
     files = [file for folder in folders for file in folder.glob("*/*.yaml") if file.is_file()]
     texts = [*arguments, *(file.read_text(encoding="utf-8", errors="replace") for file in files)]
-    words = {word for text in texts for line in _MODEL.findall(text) for word in re.findall(r"[\w:]+", line)}
-    known = {file.stem for folder in (installation.conf_dir(), *folders) for file in folder.glob("model/*.yaml")}
+    words = {
+        word
+        for text in texts
+        for line in _MODEL.findall(text)
+        for word in re.findall(r"[\w:]+", line)
+    }
+    known = {
+        file.stem
+        for folder in (installation.conf_dir(), *folders)
+        for file in folder.glob("model/*.yaml")
+    }
     return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:
     """Sort flags first: argparse accepts them before or after all overrides, but not between them."""
-    return sorted(arguments, key=lambda text: text not in meant.SWITCHES and not re.match("--[^=]+=", text))
+    return sorted(
+        arguments, key=lambda text: text not in meant.SWITCHES and not re.match("--[^=]+=", text)
+    )
 
 
 def _prints(arguments: Sequence[str]) -> bool:
@@ -205,19 +232,25 @@ def refuse_words(arguments: Sequence[str]) -> None:
         if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):
             if word in COMMANDS:
                 raise UserError(f"'{word}' is a command, and comes first: perfexp {word} …")
-            raise UserError(f"'{word}' is neither a command nor KEY=VALUE. {did_you_mean(word, COMMANDS)}")
+            raise UserError(
+                f"'{word}' is neither a command nor KEY=VALUE. {did_you_mean(word, COMMANDS)}"
+            )
 
 
 def refuse_no_names(arguments: Sequence[str]) -> None:
     """Raise UserError if a group is set to a number, null or a mapping; Hydra itself crashes on them."""
     for override in parsed(arguments):
         values = alternatives(override)
-        names = [name for value in values for name in (value if isinstance(value, list) else [value])]
+        names = [
+            name for value in values for name in (value if isinstance(value, list) else [value])
+        ]
         if (
             not all(isinstance(name, str) for name in names)
             and (installation.conf_dir() / override.key_or_group).is_dir()
         ):
-            raise UserError(f"'{override.input_line}' is not an option: set {override.key_or_group}=NAME.")
+            raise UserError(
+                f"'{override.input_line}' is not an option: set {override.key_or_group}=NAME."
+            )
 
 
 def is_of_hydra(argument: str) -> bool:
@@ -233,13 +266,19 @@ def refuse_hydra_settings(arguments: Sequence[str]) -> None:
             raise UserError(f"{key} is for configuration files: on a command line use -m KEY=A,B.")
         if not _HYDRA_KEYS.fullmatch(key):
             remedy = "Set output_dir=DIR for results; run.log in there is the log."
-            raise UserError(f"{key} is not accepted: perfexp decides where Hydra's output and logs go. {remedy}")
+            raise UserError(
+                f"{key} is not accepted: perfexp decides where Hydra's output and logs go. {remedy}"
+            )
 
 
 def refuse_targets(arguments: Sequence[str]) -> None:
     """Raise UserError for code chosen on the command line; only files choose code, and nothing is unpickled."""
     for argument in arguments:
         if argument.startswith("--experimental-rerun"):
-            raise UserError("--experimental-rerun reads a pickle; repeat the command in record.json instead.")
+            raise UserError(
+                "--experimental-rerun reads a pickle; repeat the command in record.json instead."
+            )
         if "_target_" in argument:
-            raise UserError(f"'{argument}': a _target_ is honored in configuration files only; see --config-dir.")
+            raise UserError(
+                f"'{argument}': a _target_ is honored in configuration files only; see --config-dir."
+            )

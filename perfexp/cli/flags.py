@@ -48,4 +48,6 @@ def refuse_no_folders(arguments: Sequence[str]) -> None:
     """Raise UserError for a --config-dir that is not a folder."""
     for folder in flag_values(arguments, *CONFIG_DIR):
         if not Path(folder).is_dir():
-            raise UserError(f"--config-dir {folder}: there is no such folder; name one that holds GROUP/NAME.yaml.")
+            raise UserError(
+                f"--config-dir {folder}: there is no such folder; name one that holds GROUP/NAME.yaml."
+            )

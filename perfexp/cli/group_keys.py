@@ -19,8 +19,12 @@ from perfexp.plan import plan_fields, schema
 def group_keys(conf: Path) -> dict[str, list[str]]:
     """Return the lines of each key below a group, with default, meaning and options; several if options differ."""
     found: dict[str, dict[str, list[str]]] = {}
-    nodes = {f"{group.removeprefix('schema/')}/{name}": node for group, name, node in schema.settings()}
-    nodes |= {name: nodes.pop(f"schema/{name}") for name in ("gpu", "cluster")} | {"plan": plan_fields.PlanSchema}
+    nodes = {
+        f"{group.removeprefix('schema/')}/{name}": node for group, name, node in schema.settings()
+    }
+    nodes |= {name: nodes.pop(f"schema/{name}") for name in ("gpu", "cluster")} | {
+        "plan": plan_fields.PlanSchema
+    }
     top = (conf / "config.yaml").read_text(encoding="utf-8")
     for name, meanings in descriptions().items():
         group = name.partition("/")[0]
@@ -30,10 +34,16 @@ def group_keys(conf: Path) -> dict[str, list[str]]:
         for key, meaning in meanings.items():
             if name == "plan" and ("." not in key or f"\n{key.partition('.')[0]}:" in top):
                 continue  # `perfexp help` reads these from config.yaml
-            text = f"  {prefix}{key}" + (f": {defaults[key]}".replace("`", "") if defaults.get(key) else "")
-            found.setdefault(prefix + key, {}).setdefault(f"{text}  # {meaning.replace('`', '')}", []).extend(options)
+            text = f"  {prefix}{key}" + (
+                f": {defaults[key]}".replace("`", "") if defaults.get(key) else ""
+            )
+            found.setdefault(prefix + key, {}).setdefault(
+                f"{text}  # {meaning.replace('`', '')}", []
+            ).extend(options)
     return {
-        key: [f"{line} ({', '.join(options)})" if options else line for line, options in lines.items()]
+        key: [
+            f"{line} ({', '.join(options)})" if options else line for line, options in lines.items()
+        ]
         for key, lines in found.items()
     }
 
@@ -74,7 +84,11 @@ def default_text(value: Any) -> str:
     if isinstance(value, dict):
         return "{}" if not value else "set by the option"
     if isinstance(value, list):
-        value = "[" + ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in value) + "]"
+        value = (
+            "["
+            + ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in value)
+            + "]"
+        )
     if isinstance(value, float):
         value = f"{value:g}"
     return f"`{value}`"

@@ -30,16 +30,39 @@ SWITCHES, _VALUED = {*VERBOSE, DRY_RUN, OVERWRITE, JSON, REQUEUE}, {MAX_JOBS, OF
 for _action in get_args_parser()._actions:
     (SWITCHES if _action.nargs == 0 else _VALUED).update(_action.option_strings)
 #: Keys of perfexp by the names that other tools use.
-_KEYS = {"batch": "batch_size", "b": "batch_size", "bs": "batch_size", "size": "input_size", "image_size": "input_size"}
-_KEYS |= {"img_size": "input_size", "resolution": "input_size", "device": "gpu", "dtype": "precision"}
-_KEYS |= {"arch": "model", "net": "model", "output": "output_dir", "out": "output_dir", "o": "output_dir"}
+_KEYS = {
+    "batch": "batch_size",
+    "b": "batch_size",
+    "bs": "batch_size",
+    "size": "input_size",
+    "image_size": "input_size",
+}
+_KEYS |= {
+    "img_size": "input_size",
+    "resolution": "input_size",
+    "device": "gpu",
+    "dtype": "precision",
+}
+_KEYS |= {
+    "arch": "model",
+    "net": "model",
+    "output": "output_dir",
+    "out": "output_dir",
+    "o": "output_dir",
+}
 #: Options by the names that torch gives them, if there is one for each.
-_VALUES = {"cuda": "auto", "gpu": "auto", **{name: same for name, (same, *others) in OF_TORCH.items() if not others}}
+_VALUES = {
+    "cuda": "auto",
+    "gpu": "auto",
+    **{name: same for name, (same, *others) in OF_TORCH.items() if not others},
+}
 
 
 def command(arguments: Sequence[str]) -> list[str] | None:
     """Return a command line with an override for each word and flag; None if one is unclear, or nothing changes."""
-    options = options_below([installation.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))])
+    options = options_below(
+        [installation.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]
+    )
     keys = {*options, *config_lines(installation.conf_dir())}
     words, translated = iter(arguments), list[str | None]()
     for word in words:
@@ -47,12 +70,16 @@ def command(arguments: Sequence[str]) -> list[str] | None:
             translated += [word, next(words, "")]
             continue
         has_value = word.startswith("-") and "=" not in word and word not in SWITCHES
-        translated.append(_override(f"{word}={next(words, '')}" if has_value else word, options, keys))
+        translated.append(
+            _override(f"{word}={next(words, '')}" if has_value else word, options, keys)
+        )
     known = [word for word in translated if word is not None]
     return known if len(known) == len(translated) and known != list(arguments) else None
 
 
-def _override(word: str, options: Mapping[str, Collection[str]], keys: Collection[str]) -> str | None:
+def _override(
+    word: str, options: Mapping[str, Collection[str]], keys: Collection[str]
+) -> str | None:
     """Return a word as perfexp accepts it; None if its meaning is unclear."""
     name, equals, value = word.partition("=")
     if name in SWITCHES | _VALUED or word.startswith("~"):

@@ -11,7 +11,14 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString, RangeSweep, Sweep
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    Override,
+    QuotedString,
+    RangeSweep,
+    Sweep,
+)
 
 from perfexp.cli.flags import MAX_JOBS
 from perfexp.errors import UserError
@@ -61,7 +68,9 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
 def refuse_length(command: Sequence[str]) -> None:
     """Raise UserError for a stored command that would take long to parse: nobody types that much."""
     if len(command) > _MOST_OVERRIDES or sum(map(len, command)) > _MOST_STORED:
-        raise UserError(f"the stored command has {len(command):,} overrides of {sum(map(len, command)):,} characters")
+        raise UserError(
+            f"the stored command has {len(command):,} overrides of {sum(map(len, command)):,} characters"
+        )
 
 
 def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
@@ -69,7 +78,9 @@ def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
     axes: dict[str, int | None] = {}
     for override in parsed(arguments):
         if override.is_sweep_override() and not override.is_hydra_override():
-            axes[override.key_or_group] = _num_values(override) if override.is_discrete_sweep() else None
+            axes[override.key_or_group] = (
+                _num_values(override) if override.is_discrete_sweep() else None
+            )
         else:
             axes.pop(override.key_or_group, None)
     return axes
@@ -77,14 +88,18 @@ def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
 
 def as_typed(axes: Mapping[str, str]) -> dict[str, str]:
     """Return the values of axes with Booleans as users write them: Hydra's sweeper makes `True` of `true`."""
-    return {axis: value.lower() if value in ("True", "False") else value for axis, value in axes.items()}
+    return {
+        axis: value.lower() if value in ("True", "False") else value for axis, value in axes.items()
+    }
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
     """Return the values of one job's overrides as text; a plain word without the backslashes that Hydra adds."""
     pairs = zip(overrides, parsed(overrides), strict=True)
     values = ((override.key_or_group, override.value(), text) for text, override in pairs)
-    return {key: value if type(value) is str else text.partition("=")[2] for key, value, text in values}
+    return {
+        key: value if type(value) is str else text.partition("=")[2] for key, value, text in values
+    }
 
 
 def alternatives(override: Override) -> list[Any]:
@@ -126,7 +141,9 @@ def _without_credentials(argument: str) -> str:
     key = override.key_or_group
     if any(isinstance(value, str) and "@" in value and "://" not in value for value in values):
         raise UserError(f"{key}: quote a URL whose password has a comma: {key}='…'.")
-    resolved = [value for value in values if "${" not in str(value)]  # interpolated values are masked in the plan
+    resolved = [
+        value for value in values if "${" not in str(value)
+    ]  # interpolated values are masked in the plan
     hidden = {str(value): credentials.hide(value) for value in resolved}
     if all(hidden[str(value)] == value for value in resolved):
         return argument
@@ -158,7 +175,9 @@ def refuse_many(arguments: Sequence[str], most: int) -> None:
     counts = {key: count for key, count in axes.items() if count and count > 1}
     if (jobs := math.prod(counts.values())) > most:
         counted = " × ".join(f"{key}: {count:,}" for key, count in counts.items())
-        raise UserError(f"The sweep has {jobs:,} runs ({counted}): at most {most:,}. {MAX_JOBS} N raises the limit.")
+        raise UserError(
+            f"The sweep has {jobs:,} runs ({counted}): at most {most:,}. {MAX_JOBS} N raises the limit."
+        )
 
 
 def _num_values(override: Override) -> int:
@@ -166,7 +185,14 @@ def _num_values(override: Override) -> int:
     swept = override.value()
     if not isinstance(swept, RangeSweep):
         return sum(1 for _ in override.sweep_iterator())
-    if not all(math.isfinite(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step)) or not swept.step:
-        raise UserError(f"'{override.input_line}' is endless: set a finite start and stop, and a step other than 0.")
-    start, stop, step = (Fraction(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step))
+    if (
+        not all(math.isfinite(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step))
+        or not swept.step
+    ):
+        raise UserError(
+            f"'{override.input_line}' is endless: set a finite start and stop, and a step other than 0."
+        )
+    start, stop, step = (
+        Fraction(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step)
+    )
     return min(max(0, math.ceil((stop - start) / step)), _ENDLESS)

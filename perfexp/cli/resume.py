@@ -40,7 +40,9 @@ def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
     typed = [text for text in arguments if not text.startswith("resume=")]
     folder = Path(folders[-1])
     if "${" in str(folder.absolute()):
-        raise UserError(f"resume={folder}: rename the folder; ${{ in a path is read as an interpolation.")
+        raise UserError(
+            f"resume={folder}: rename the folder; ${{ in a path is read as an interpolation."
+        )
     command, is_sweep, sweep, plan = _stored(folder)
     repeated, offer = repeated_overrides(command, plan, typed, [f"resume={folder}"], _is_repeated)
     flags = [text for text in command if text in MULTIRUN]
@@ -48,9 +50,20 @@ def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
     typed_keys = {key_of(text) for text in typed}
     if "output_dir" in typed_keys:
         raise UserError(f"resume={folder} measures into that folder: leave output_dir out.")
-    store = remembered_store(sweep, folder, typed_keys) if sweep and "tracking=none" not in repeated else {}
+    store = (
+        remembered_store(sweep, folder, typed_keys)
+        if sweep and "tracking=none" not in repeated
+        else {}
+    )
     sent = [f"{key}={quoted(text)}" for key, text in store.items()]
-    return [*flags, *repeated, *mode, *sent, f"output_dir={quoted(str(folder.absolute()))}", *typed], offer
+    return [
+        *flags,
+        *repeated,
+        *mode,
+        *sent,
+        f"output_dir={quoted(str(folder.absolute()))}",
+        *typed,
+    ], offer
 
 
 def repeated_overrides(
@@ -74,7 +87,11 @@ def repeated_overrides(
     precision = choices.get("precision") if isinstance(choices, Mapping) else None
     if precision not in (None, USUAL_PRECISION) and "precision" not in map(key_of, command):
         command = [*command, f"precision={precision}"]
-    repeated = [text for text in command if text[:1] != "-" and key_of(text) not in typed_keys and is_wanted(text)]
+    repeated = [
+        text
+        for text in command
+        if text[:1] != "-" and key_of(text) not in typed_keys and is_wanted(text)
+    ]
     offer = Offer((installation.conf_dir(), *map(Path, flag_values(typed, *CONFIG_DIR))))
     stored_command.check(repeated, offer, words)
     return repeated, offer
@@ -93,15 +110,21 @@ def _stored(folder: Path) -> tuple[list[str], bool, str | None, Mapping[str, Any
     if SweepPaths(folder).summary.exists():
         sweep = Sweep.load(folder)
         if sweep.in_turn:
-            raise UserError(f"resume={folder}: repeat its command to continue it: {sweep.continuation(folder)}")
+            raise UserError(
+                f"resume={folder}: repeat its command to continue it: {sweep.continuation(folder)}"
+            )
         return sweep.command, True, sweep.uid, _plan_of(sweep, folder)
     path = RunPaths(folder).plan
     if not path.exists():
-        raise UserError(f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another folder.")
+        raise UserError(
+            f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another folder."
+        )
     plan = plan_file.read_to_resume(path)
     command = plan.get("command")
     if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
-        raise UserError(f"resume={folder}: its plan.yaml has no command; repeat the one that started it.")
+        raise UserError(
+            f"resume={folder}: its plan.yaml has no command; repeat the one that started it."
+        )
     return list(command), False, RunPaths(folder).sweep, plan
 
 
@@ -111,7 +134,11 @@ def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
         with suppress(UserError):
             if record := sweep.record_of(child, folder):
                 return record.plan
-            if (plan := RunPaths(folder / child.directory).plan).resolve().is_relative_to(folder.resolve()):
+            if (
+                (plan := RunPaths(folder / child.directory).plan)
+                .resolve()
+                .is_relative_to(folder.resolve())
+            ):
                 return plan_file.read(plan)
     return {}
 

@@ -30,7 +30,14 @@ _WORD = re.compile(r"[A-Za-z0-9_][\w .+:%()-]*")
 _CONFIG = "model.config"
 #: Keys with code, or with what is read, written or downloaded outside the run's folder, which must be typed.
 _TYPED = {
-    *("profiler.reports", "profiler.options", "profiler.tool", "algorithm.cache_dir", "data.root", "data.download"),
+    *(
+        "profiler.reports",
+        "profiler.options",
+        "profiler.tool",
+        "algorithm.cache_dir",
+        "data.root",
+        "data.download",
+    ),
     *("model.weights", "model.weights_dir", "mode.train.resume_from"),
 }
 #: Mappings of plain names to plain values: layers to algorithms, and the script of a fake device.
@@ -57,7 +64,9 @@ class Offer:
     def keys(self) -> set[str]:
         """Keys of the schema and of the options' files whose values are plain."""
         of_schema = {key for prefix, node in _schemas() for key in _plain_fields(node, prefix)}
-        return of_schema | {key for _, _, prefix, node in self._files for key in _plain_keys(node, prefix)}
+        return of_schema | {
+            key for _, _, prefix, node in self._files for key in _plain_keys(node, prefix)
+        }
 
     @cached_property
     def targets(self) -> set[str]:
@@ -76,7 +85,14 @@ class Offer:
                 except (OSError, ValueError):  # Hydra reports it if it is chosen
                     continue
                 group = file.parent.relative_to(folder).as_posix()
-                files.append((group, file, "" if _GLOBAL.search(text) else f"{group.replace('/', '.')}.", node))
+                files.append(
+                    (
+                        group,
+                        file,
+                        "" if _GLOBAL.search(text) else f"{group.replace('/', '.')}.",
+                        node,
+                    )
+                )
         return files
 
 
@@ -98,7 +114,9 @@ def refusal(why: str, texts: Sequence[str], words: Sequence[str]) -> UserError:
 def check_targets(plain: Mapping[str, Any], offer: Offer) -> None:
     """Raise UserError for a plan of a stored command with code that no file offers."""
     if unknown := {target for _, target in config.targets(plain)} - offer.targets:
-        raise UserError(f"The stored command chooses code that no configuration file offers: {sorted(unknown)}.")
+        raise UserError(
+            f"The stored command chooses code that no configuration file offers: {sorted(unknown)}."
+        )
 
 
 def _may_be_stored(text: str, offer: Offer) -> bool:
@@ -111,14 +129,21 @@ def _may_be_stored(text: str, offer: Offer) -> bool:
 
 def _is_offered(override: Any, text: str, offer: Offer) -> bool:
     key = override.key_or_group
-    if override.package is not None or "_target_" in text or (text.startswith("~") and key not in offer.options):
+    if (
+        override.package is not None
+        or "_target_" in text
+        or (text.startswith("~") and key not in offer.options)
+    ):
         return False
     values = alternatives(override)
     if any("${" in str(value) or "_target_" in str(value) for value in values):
         return False
     if key in offer.options:
         own = key == "model" and torchvision_names.is_name
-        return all(value is None or str(value) in offer.options[key] or (own and own(str(value))) for value in values)
+        return all(
+            value is None or str(value) in offer.options[key] or (own and own(str(value)))
+            for value in values
+        )
     if key == _CONFIG:
         return all(mmseg_names.is_own(str(value)) for value in values)
     if key in _TYPED:
@@ -141,7 +166,10 @@ def _schemas() -> Iterator[tuple[str, type]]:
     yield "", plan_fields.PlanSchema
     for group, name, node in schema.settings():
         place = group.partition("/")[2] or name
-        yield f"{place}.{name}." if place == "mode" else f"{place}.", node  # a mode's settings are those of its phases
+        yield (
+            f"{place}.{name}." if place == "mode" else f"{place}.",
+            node,
+        )  # a mode's settings are those of its phases
 
 
 def _plain_fields(node: type, prefix: str) -> Iterator[str]:
@@ -162,5 +190,7 @@ def _plain_keys(node: Any, prefix: str) -> Iterator[str]:
             continue
         if isinstance(value, Mapping):
             yield from _plain_keys(value, f"{prefix}{key}.")
-        elif all(isinstance(item, _PLAIN) for item in (value if isinstance(value, list) else [value])):
+        elif all(
+            isinstance(item, _PLAIN) for item in (value if isinstance(value, list) else [value])
+        ):
             yield f"{prefix}{key}"

@@ -94,7 +94,11 @@ _INDENT = " " * len("  percentiles: [50, 95, 99] ") + "# "
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
     """Whether a command line requests help; an empty one does."""
-    return not arguments or arguments[0] == "help" or any(argument in ("--help", "-h") for argument in arguments)
+    return (
+        not arguments
+        or arguments[0] == "help"
+        or any(argument in ("--help", "-h") for argument in arguments)
+    )
 
 
 def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
@@ -108,7 +112,9 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     lines = config_lines(folders[0])
     sections = {key.partition(".")[0] for key in lines if "." in key}
     names = [key for key in lines if "." not in key and key not in sections]
-    return _OVERVIEW.format(groups=_filled("Groups: ", sorted(options)), keys=_filled("Keys: ", names))
+    return _OVERVIEW.format(
+        groups=_filled("Groups: ", sorted(options)), keys=_filled("Keys: ", names)
+    )
 
 
 def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
@@ -133,7 +139,9 @@ def config_lines(conf: Path) -> dict[str, str]:
 
 def comment_of(file: Path) -> str:
     """Return the comment at the top of an option's file."""
-    lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    lines = takewhile(
+        lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines()
+    )
     return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))
 
 
@@ -145,7 +153,9 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
     topic = MERGED.get(topic, topic)
     key_lines = list(_on_key(topic.partition("=")[0], options, conf))
     if text := terms.meaning(topic):
-        return "\n".join([textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  "), *key_lines])
+        return "\n".join(
+            [textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  "), *key_lines]
+        )
     if rule := DIAGNOSTICS.get(topic):
         remedies = [f"help: {rule.help}"] if "{" not in rule.help else []
         meaning = f"{topic} ({rule.severity}): {meanings()[topic]}"
@@ -155,7 +165,11 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
         return "\n".join(key_lines)
     known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS, *group_keys(conf)))
     hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
-    raise UserError(" ".join(filter(None, (f"'{topic}' is not a command, a key, a code or a term.", known, hint))))
+    raise UserError(
+        " ".join(
+            filter(None, (f"'{topic}' is not a command, a key, a code or a term.", known, hint))
+        )
+    )
 
 
 def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
@@ -170,7 +184,9 @@ def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> 
     for words, about in _SETTINGS.items():
         if key in re.findall(r"\S+(?==)", words) and not words.startswith("probes."):
             yield f"{words}: {about}"
-    top = {name: [f"  {name}:{line.partition(':')[2]}"] for name, line in config_lines(conf).items()}
+    top = {
+        name: [f"  {name}:{line.partition(':')[2]}"] for name, line in config_lines(conf).items()
+    }
     for name, lines in {**top, **(group_keys(conf) if key not in options else {})}.items():
         if f".{name}".endswith(f".{key}") or name.startswith(f"{key}."):
             yield from map(_wrapped, lines)
@@ -182,7 +198,9 @@ def _details(options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[
 
     yield "Groups (group=option; perfexp list GROUP explains the options):"
     width = max(map(len, options)) + 4
-    yield from (_filled(f"  {name}".ljust(width), sorted(options[name])) for name in sorted(options))
+    yield from (
+        _filled(f"  {name}".ljust(width), sorted(options[name])) for name in sorted(options)
+    )
     yield "\nKeys with their defaults (key=value, or section.key=value):"
     yield from (_wrapped(f"  {line}") for line in config_lines(conf).values())
     yield "\nKeys of groups (group.key=value), with the options that have them:"
@@ -191,7 +209,9 @@ def _details(options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[
 
 def _filled(title: str, names: Sequence[str]) -> str:
     indent = " " * len(title) if title[0] == " " else "  "
-    return textwrap.fill(title + ", ".join(names), _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(
+        title + ", ".join(names), _WIDTH, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _wrapped(line: str) -> str:

@@ -59,7 +59,9 @@ class SlurmSettings:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if (type(value) is not int or value < least) and (name, value) != ("max_running", None):
-                raise UserError(f"hydra.launcher.{name}={value}: set an integer of at least {least}.")
+                raise UserError(
+                    f"hydra.launcher.{name}={value}: set an integer of at least {least}."
+                )
         for name in ("wait", "requeue", "exclusive"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"hydra.launcher.{name}={getattr(self, name)}: set true or false.")
@@ -72,21 +74,29 @@ class SlurmCampaign(Campaign):
 
     def __init__(self, launcher: Mapping[str, Any]) -> None:
         super().__init__()
-        self._settings = SlurmSettings(**{name: value for name, value in launcher.items() if name != "_target_"})
+        self._settings = SlurmSettings(
+            **{name: value for name, value in launcher.items() if name != "_target_"}
+        )
 
     def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run:
         plan, settings = assignment.plan, self._settings
         if cluster.container and settings.requeue:
-            raise UserError("A job in cluster.container can't queue itself again: set hydra.launcher.requeue=false.")
+            raise UserError(
+                "A job in cluster.container can't queue itself again: set hydra.launcher.requeue=false."
+            )
         if cluster.container and plan.nodes > 1:
-            raise UserError("A container has no srun, which gpu.nodes needs: leave cluster.container or gpu.nodes out.")
+            raise UserError(
+                "A container has no srun, which gpu.nodes needs: leave cluster.container or gpu.nodes out."
+            )
         requests = site.requests(cluster, plan.gpu_name, count=plan.devices, nodes=plan.nodes)
         if settings.exclusive:
             requests.append("--exclusive")
         overrides = overrides_of(command, sends=_later(assignment) is None)
         return Run(assignment=assignment, overrides=overrides, cluster=cluster, requests=requests)
 
-    def _measure(self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
+    def _measure(
+        self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended
+    ) -> bool:
         """Submit the runs that are not queued; after an interrupt the jobs stay in the queue."""
         try:
             self._submit(runs, sweep_run, console)
@@ -113,7 +123,9 @@ class SlurmCampaign(Campaign):
         if gate:
             console.note(f"after {self._settings.after}: {gate[0].removeprefix('--dependency=')}")
         for job, array in submit(new, sweep_run.paths, sweep_run.sweep.uid, self._settings, gate):
-            console.note(f"job {job}: {units.counted(len(array), 'run')} on gpu={array[0].assignment.plan.gpu_name}")
+            console.note(
+                f"job {job}: {units.counted(len(array), 'run')} on gpu={array[0].assignment.plan.gpu_name}"
+            )
 
     def _hand_over(self, sweep_run: SweepRun, console: Console) -> None:
         commands = ["status", "cluster cancel"]
@@ -145,7 +157,12 @@ def _collect(run: Run, state: RunState, console: Console, ended: Ended) -> None:
     assignment, record = run.assignment, run.record()
     is_earlier = state.state is not State.done and run.version == run.earlier
     is_cut_short = record is not None and record.status is Status.INTERRUPTED
-    if record is None or is_earlier or is_cut_short or state.state not in (State.done, State.failed):
+    if (
+        record is None
+        or is_earlier
+        or is_cut_short
+        or state.state not in (State.done, State.failed)
+    ):
         why = f": {state.why}" if state.why else ""
         text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp cluster logs {assignment.folder})"
         ended(assignment, PerfexpError(text))
@@ -184,18 +201,26 @@ def submit(
     for group in alike.values():
         for start in range(0, len(group), most):
             array = group[start : start + most]
-            script, options = _script(array, paths, settings), _options(array, paths, sweep, settings)
+            script, options = (
+                _script(array, paths, settings),
+                _options(array, paths, sweep, settings),
+            )
             with interrupts.held():  # nobody would know of jobs that are not in the file
                 job = slurm.submit(script, [*options, *gate])
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
                 kind = array[0].assignment.plan.gpu_name
                 numbered = [(run.number, f"{job}_{index}") for index, run in enumerate(array)]
-                entries = [SubmittedRun(run=run, job=name, gpu=kind, submitted=now) for run, name in numbered]
+                entries = [
+                    SubmittedRun(run=run, job=name, gpu=kind, submitted=now)
+                    for run, name in numbered
+                ]
                 job_states.append(paths, entries)
             yield job, array
 
 
-def _options(runs: Sequence[Run], paths: SweepPaths, sweep: str, settings: SlurmSettings) -> list[str]:
+def _options(
+    runs: Sequence[Run], paths: SweepPaths, sweep: str, settings: SlurmSettings
+) -> list[str]:
     running = f"%{settings.max_running}" if settings.max_running else ""
     logs = f"{str(paths.job_logs).replace('%', '%%')}/%A_%a"
     return [
@@ -214,14 +239,22 @@ def _script(runs: Sequence[Run], paths: SweepPaths, settings: SlurmSettings) -> 
     """Return the script of an array. It holds the commands themselves: a job takes none from a results folder."""
     cluster = runs[0].cluster
     perfexp = shlex.join([*site.python(cluster), "-m", "perfexp"])
-    lines = ["#!/bin/bash", f"cd {shlex.quote(str(Path.cwd()))} || exit 2", *site.preparation(cluster)]
+    lines = [
+        "#!/bin/bash",
+        f"cd {shlex.quote(str(Path.cwd()))} || exit 2",
+        *site.preparation(cluster),
+    ]
     lines.append('case "$SLURM_ARRAY_TASK_ID" in')
     for index, run in enumerate(runs):
-        lines.append(f"{index}) set -- {shlex.join(run.arguments(paths, requeue=settings.requeue))} ;;")
+        lines.append(
+            f"{index}) set -- {shlex.join(run.arguments(paths, requeue=settings.requeue))} ;;"
+        )
     lines += ["*) exit 2 ;;", "esac", f'exec {perfexp} "$@"', ""]
     script = "\n".join(lines)
     if len(script.encode()) > _MOST_SCRIPT_BYTES:
-        raise UserError(f"The script of {units.counted(len(runs), 'run')} is too long for SLURM: sweep in parts.")
+        raise UserError(
+            f"The script of {units.counted(len(runs), 'run')} is too long for SLURM: sweep in parts."
+        )
     return script
 
 

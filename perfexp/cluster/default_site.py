@@ -26,7 +26,9 @@ def words() -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeError) as error:
-        raise UserError(f"{file()} can't be read: {error}. Write it again: perfexp cluster use SITE.") from error
+        raise UserError(
+            f"{file()} can't be read: {error}. Write it again: perfexp cluster use SITE."
+        ) from error
     return [line for line in lines if line.strip()]
 
 

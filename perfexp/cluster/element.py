@@ -94,10 +94,14 @@ class Campaign(ABC):
     def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
         """Take a run of the sweep, with its overrides as typed; raises UserError if it can't be measured so."""
         if assignment.overwrites:
-            raise UserError("--overwrite is not for runs in processes of their own: choose another output_dir=DIR.")
+            raise UserError(
+                "--overwrite is not for runs in processes of their own: choose another output_dir=DIR."
+            )
         if secret := next((text for text in command if credentials.is_masked(text)), None):
             key = secret.partition("=")[0]
-            raise UserError(f"{key} has a credential, which a job's script would show; set it in the environment.")
+            raise UserError(
+                f"{key} has a credential, which a job's script would show; set it in the environment."
+            )
         self.runs.append(self._run(assignment, cluster, command))
 
     @abstractmethod
@@ -114,7 +118,9 @@ class Campaign(ABC):
         return self._measure(unfinished(self.runs, console, ended), sweep_run, console, ended)
 
     @abstractmethod
-    def _measure(self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> bool: ...
+    def _measure(
+        self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended
+    ) -> bool: ...
 
 
 def unfinished(runs: Sequence[Run], console: Console, ended: Ended) -> list[Run]:
@@ -156,7 +162,10 @@ class Element:
         folder, _, number = value.rpartition(":")
         self._sweep_folder, self._requeues, self._is_job = Path(folder), requeue, is_job
         self._sweep = Sweep.load(self._sweep_folder)
-        runs = {str(child.job): (child, path) for child, path in run_folders(self._sweep, self._sweep_folder)}
+        runs = {
+            str(child.job): (child, path)
+            for child, path in run_folders(self._sweep, self._sweep_folder)
+        }
         if number not in runs:
             raise UserError(f"{folder} has no run {number}: submit the sweep again.")
         self.child, self.folder = runs[number]
@@ -167,7 +176,9 @@ class Element:
         """Description of the sweep for the run's record."""
         directory = Path(os.path.relpath(self._sweep_folder, self.folder)).as_posix()
         sweep, child = self._sweep, self.child
-        return SweepMembership(uid=sweep.uid, job=child.job, jobs=sweep.jobs, axes=child.axes, directory=directory)
+        return SweepMembership(
+            uid=sweep.uid, job=child.job, jobs=sweep.jobs, axes=child.axes, directory=directory
+        )
 
     def wait_for_folder(self) -> None:
         """Return when no other process measures the run, or after some minutes."""
@@ -210,7 +221,9 @@ def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
     if OF_SWEEP not in values:
         return list(arguments), None
     parent = values.get(PARENT)
-    element = Element(values[OF_SWEEP], requeue=REQUEUE in values, is_job=job_id() is not None and not parent)
+    element = Element(
+        values[OF_SWEEP], requeue=REQUEUE in values, is_job=job_id() is not None and not parent
+    )
     if parent:
         lifeline.die_with(int(parent))
     return [text for text in arguments if text not in own], element

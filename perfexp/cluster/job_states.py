@@ -160,7 +160,9 @@ def listed() -> tuple[dict[str, QueuedJob], str]:
         return {}, str(error)
 
 
-def states(sweep: Sweep, folder: Path, queued: tuple[dict[str, QueuedJob], str] | None = None) -> list[RunState]:
+def states(
+    sweep: Sweep, folder: Path, queued: tuple[dict[str, QueuedJob], str] | None = None
+) -> list[RunState]:
     """Return the state of each run of a sweep that was submitted, in the order of the runs.
 
     Args:
@@ -170,9 +172,15 @@ def states(sweep: Sweep, folder: Path, queued: tuple[dict[str, QueuedJob], str] 
     jobs, unreachable = queued or listed()
     jobs = {job.job: job for job in jobs.values() if job.name == name}
     children = sorted(run_folders(sweep, folder), key=lambda pair: pair[0].job)
-    heads = {child.job: _head(path / "record.json", sweep.uid, child.job) for child, path in children}
-    has_ended = {run for run, head in heads.items() if head and head.status is not Status.INTERRUPTED}
-    if not unreachable and any(entry.job not in jobs for run, entry in entries.items() if run not in has_ended):
+    heads = {
+        child.job: _head(path / "record.json", sweep.uid, child.job) for child, path in children
+    }
+    has_ended = {
+        run for run, head in heads.items() if head and head.status is not Status.INTERRUPTED
+    }
+    if not unreachable and any(
+        entry.job not in jobs for run, entry in entries.items() if run not in has_ended
+    ):
         jobs = slurm.accounted(name) | jobs
     result = []
     for child, path in children:
@@ -210,12 +218,18 @@ def _state(
     if job.is_running:
         return State.running, ""
     if job.is_pending:
-        held = f"; perfexp cluster cancel, or scontrol release {job.job}" if "held" in job.reason.lower() else ""
+        held = (
+            f"; perfexp cluster cancel, or scontrol release {job.job}"
+            if "held" in job.reason.lower()
+            else ""
+        )
         return State.pending, _NEVER if job.is_held_forever else f"{job.reason}{held}"
     if head is not None and head.status is Status.OK:
         return State.done, ""
     if head is not None and head.status is not Status.INTERRUPTED:
-        failures = (point.error for point in head.points if point.status is not Status.OK and point.error)
+        failures = (
+            point.error for point in head.points if point.status is not Status.OK and point.error
+        )
         return State.failed, next(failures, head.status.value)
     if not submitted:
         return State.unsubmitted, ""
@@ -238,7 +252,10 @@ def _state(
 
 def _has_just_ended(job: QueuedJob) -> bool:
     with suppress(ValueError):
-        return datetime.now().timestamp() - datetime.fromisoformat(job.ended).timestamp() < _GRACE_SECONDS
+        return (
+            datetime.now().timestamp() - datetime.fromisoformat(job.ended).timestamp()
+            < _GRACE_SECONDS
+        )
     return False
 
 

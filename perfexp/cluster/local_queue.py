@@ -58,11 +58,15 @@ class LocalCampaign(Campaign):
 
     def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run:
         if assignment.plan.ranks > 1:
-            raise UserError("hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes out.")
+            raise UserError(
+                "hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes out."
+            )
         overrides = [*overrides_of(command, sends=True), f"host_sharing={self._sharing}"]
         return Run(assignment=assignment, overrides=overrides, cluster=cluster)
 
-    def _measure(self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
+    def _measure(
+        self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended
+    ) -> bool:
         free, running = list(self._slots), dict[subprocess.Popen[bytes], tuple[Slot, Run]]()
         sweep_run.paths.make_job_logs()
         sweep_run.announce()
@@ -107,15 +111,27 @@ def slots(gpus: Any) -> list[Slot]:
     boards = _boards()
     if gpus == "all":
         if not boards:
-            raise UserError("hydra.launcher.gpus=all: the NVIDIA driver lists no GPU here; set a number of processes.")
+            raise UserError(
+                "hydra.launcher.gpus=all: the NVIDIA driver lists no GPU here; set a number of processes."
+            )
         return boards
     indices = range(gpus) if type(gpus) is int else gpus
     is_list = isinstance(indices, Sequence) and not isinstance(indices, str)
-    if not (is_list and indices and all(type(index) is int and 0 <= index < _MOST_GPUS for index in indices)):
-        raise UserError(f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as [0,1].")
+    if not (
+        is_list
+        and indices
+        and all(type(index) is int and 0 <= index < _MOST_GPUS for index in indices)
+    ):
+        raise UserError(
+            f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as [0,1]."
+        )
     if boards and max(indices) >= len(boards):
-        raise UserError(f"hydra.launcher.gpus={gpus}: this machine has {len(boards)}, numbered from 0.")
-    return [boards[index] if boards else Slot(visible=str(index)) for index in dict.fromkeys(indices)]
+        raise UserError(
+            f"hydra.launcher.gpus={gpus}: this machine has {len(boards)}, numbered from 0."
+        )
+    return [
+        boards[index] if boards else Slot(visible=str(index)) for index in dict.fromkeys(indices)
+    ]
 
 
 def _boards() -> list[Slot]:
@@ -124,8 +140,14 @@ def _boards() -> list[Slot]:
     boards = [Slot(visible=uuid, cores=_cores(bus)) for uuid, bus in nvml.places()]
     if visible is None:
         return boards
-    by_name = {str(index): board for index, board in enumerate(boards)} | {board.visible: board for board in boards}
-    return [by_name.get(name.strip(), Slot(visible=name.strip())) for name in visible.split(",") if name.strip()]
+    by_name = {str(index): board for index, board in enumerate(boards)} | {
+        board.visible: board for board in boards
+    }
+    return [
+        by_name.get(name.strip(), Slot(visible=name.strip()))
+        for name in visible.split(",")
+        if name.strip()
+    ]
 
 
 def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int]:

@@ -28,14 +28,18 @@ _IMPORTS = "import platform, perfexp, torch; print(platform.node(), perfexp.__ve
 def mapped(site: Cluster, kind: str) -> ClusterGpu:
     """Return the requests for a kind of GPU; raises UserError for a kind that the cluster does not map."""
     if kind == "auto":
-        raise UserError("gpu=auto chooses a device of this machine; name the kind that a job needs: gpu=l40s.")
+        raise UserError(
+            "gpu=auto chooses a device of this machine; name the kind that a job needs: gpu=l40s."
+        )
     if kind in site.gpus:
         return site.gpus[kind]
     if kind in _WITHOUT_GPU:
         return ClusterGpu(gres="")
     if site.gpus:
         hint = did_you_mean(kind, site.gpus)
-        raise UserError(f"gpu={kind}: cluster={site.name} has no entry gpus.{kind}. {hint}".rstrip())
+        raise UserError(
+            f"gpu={kind}: cluster={site.name} has no entry gpus.{kind}. {hint}".rstrip()
+        )
     return ClusterGpu(gres=f"gpu:{kind}")
 
 
@@ -43,7 +47,8 @@ def requests(site: Cluster, kind: str, *, count: int = 1, nodes: int = 1) -> lis
     """Return the options of sbatch for a run on `count` GPUs of a kind, on each of some nodes."""
     gpu = mapped(site, kind)
     options = {
-        name: getattr(gpu, name, None) or getattr(site, name) for name in ("partition", "account", "qos", "time_limit")
+        name: getattr(gpu, name, None) or getattr(site, name)
+        for name in ("partition", "account", "qos", "time_limit")
     }
     options["time"] = options.pop("time_limit")
     options |= {"constraint": gpu.constraint, "mem": site.memory}
@@ -84,13 +89,20 @@ def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
     """Return the nodes for each kind that the cluster maps, or of those given if it maps none."""
     nodes = slurm.nodes()
     types = gpu_types(nodes)
-    return [_offer(cluster, kind, nodes) for kind in cluster.gpus or [kind for kind in kinds if kind in types]]
+    return [
+        _offer(cluster, kind, nodes)
+        for kind in cluster.gpus or [kind for kind in kinds if kind in types]
+    ]
 
 
 def gpu_types(nodes: Sequence[Node]) -> set[str]:
     """Return the types of GPUs in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`."""
     entries = [entry for node in nodes for entry in _gres(node)]
-    return {entry[1] for entry in entries if entry[0] == "gpu" and len(entry) > 1 and not entry[1].isdigit()}
+    return {
+        entry[1]
+        for entry in entries
+        if entry[0] == "gpu" and len(entry) > 1 and not entry[1].isdigit()
+    }
 
 
 def _gres(node: Node) -> list[list[str]]:
@@ -103,7 +115,11 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
     options = dict(text.lstrip("-").partition("=")[::2] for text in requested)
     states = {node.name: node.state for node in nodes if _fits(node, options)}
     uses = Counter(_use(state) for state in states.values())
-    return Offer(kind=kind, requests=requested, nodes={name: uses[name] for name in USES} | {"nodes": len(states)})
+    return Offer(
+        kind=kind,
+        requests=requested,
+        nodes={name: uses[name] for name in USES} | {"nodes": len(states)},
+    )
 
 
 def _use(state: str) -> str:
@@ -119,7 +135,9 @@ def _fits(node: Node, options: Mapping[str, str]) -> bool:
     return (
         node.partition in options.get("partition", node.partition).split(",")
         and (not words or _has(node, words))
-        and (not gres or any(entry[: len(gres)] == gres for entry in _gres(node)))  # types must be equal
+        and (
+            not gres or any(entry[: len(gres)] == gres for entry in _gres(node))
+        )  # types must be equal
     )
 
 

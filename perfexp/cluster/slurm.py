@@ -19,12 +19,30 @@ QUEUE_SECONDS = 10.0
 _COMMAND_SECONDS = 60.0
 #: Further attempts while the controller restarts, and the pause before each.
 _ATTEMPTS, _PAUSE_SECONDS = 4, 5.0
-_RESTARTING = re.compile(r"Unable to contact|Connection refused|timed out|Zero Bytes|Socket timed out", re.I)
+_RESTARTING = re.compile(
+    r"Unable to contact|Connection refused|timed out|Zero Bytes|Socket timed out", re.I
+)
 #: SLURM's default limit on the numbers in an array.
 _MAX_ARRAY_SIZE = 1001
 #: States of jobs that have not ended. A held job needs its user.
-PENDING_STATES = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING", "RESV_DEL_HOLD"}
-RUNNING_STATES = {"RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"}
+PENDING_STATES = {
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "CONFIGURING",
+    "RESV_DEL_HOLD",
+}
+RUNNING_STATES = {
+    "RUNNING",
+    "COMPLETING",
+    "STAGE_OUT",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+    "RESIZING",
+}
 #: Age up to which jobs are looked up in the accounting, whose default is midnight.
 _OLDEST = "now-100days"
 
@@ -89,8 +107,14 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
                 "hydra/launcher=slurm out."
             ) from error
         except subprocess.TimeoutExpired as error:
-            queued = "; its jobs may be queued: perfexp cluster cancel ends them" if is_submission else ""
-            raise UserError(f"{command[0]} did not answer within {seconds:g} s{queued}; try again later.") from error
+            queued = (
+                "; its jobs may be queued: perfexp cluster cancel ends them"
+                if is_submission
+                else ""
+            )
+            raise UserError(
+                f"{command[0]} did not answer within {seconds:g} s{queued}; try again later."
+            ) from error
         if done.returncode == 0:
             return done.stdout
         message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
@@ -107,7 +131,9 @@ def submit(script: str, options: Sequence[str]) -> str:
 
 def max_array_size() -> int:
     """Return the site's limit on the elements of an array."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE)
+    found = re.search(
+        r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE
+    )
     return int(found[1]) if found else _MAX_ARRAY_SIZE
 
 
@@ -152,8 +178,12 @@ def accounted(name: str) -> dict[str, QueuedJob]:
     found: dict[str, QueuedJob] = {}
     with suppress(UserError):
         form = "--format=JobID,State,ExitCode,NodeList,End,JobName"
-        for line in call("sacct", "-nXP", f"--name={name}", f"--starttime={_OLDEST}", form).splitlines():
+        for line in call(
+            "sacct", "-nXP", f"--name={name}", f"--starttime={_OLDEST}", form
+        ).splitlines():
             job, state, code, node, ended, name = untrusted.printable(line).split("|", 5)
             reason = f"exit code {code}" if code not in ("", "0:0") else ""
-            found[job] = QueuedJob(job, state.partition(" ")[0], reason, node, "", ended, name)  # "CANCELLED by 1000"
+            found[job] = QueuedJob(
+                job, state.partition(" ")[0], reason, node, "", ended, name
+            )  # "CANCELLED by 1000"
     return found

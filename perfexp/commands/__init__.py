@@ -18,7 +18,12 @@ from perfexp.host import crash_report
 from perfexp.host.files import refuse_deleted_cwd
 
 #: Modules that are not called as their command: `list` would hide a built-in function, `completion` is a module of cli.
-_MODULES = {"list": "list_options", "env": "doctor", "completion": "shell_completion", "baseline": "check"}
+_MODULES = {
+    "list": "list_options",
+    "env": "doctor",
+    "completion": "shell_completion",
+    "baseline": "check",
+}
 #: Click's error for a wrong command line; Typer 0.29 has a copy of Click of its own.
 _COMMAND_LINE_ERROR: Any = typer.BadParameter.mro()[2]
 
@@ -37,7 +42,10 @@ def run(argv: Sequence[str]) -> int:
         load(command[0])
         code = app(args=command, prog_name="perfexp", standalone_mode=False)
     except _COMMAND_LINE_ERROR as error:
-        echo(f"error: {_explained(error, command)}; perfexp {command[0]} --help explains it.", err=True)
+        echo(
+            f"error: {_explained(error, command)}; perfexp {command[0]} --help explains it.",
+            err=True,
+        )
         return UserError.exit_code
     except PerfexpError as error:
         echo(f"error: {error}", err=True)

@@ -34,19 +34,29 @@ from perfexp.statistics import sequential
 
 _SET_BY = {"processes": "the command: it measures until a verdict"}
 #: Keys that both variants share, so that COMMON sets them.
-_COMMON = dict.fromkeys(("tracking", "output_dir", "speed_dir", "quiet"), "COMMON, for both variants")
+_COMMON = dict.fromkeys(
+    ("tracking", "output_dir", "speed_dir", "quiet"), "COMMON, for both variants"
+)
 #: Exit codes if a tracker did not accept a record, and after an interrupt.
 _NOT_SENT, _INTERRUPTED = 3, 130
 
 
 @app.command()
 def ab(
-    a: Annotated[str, typer.Argument(metavar="'A'", help="Overrides of the baseline in one word, such as ''.")],
-    b: Annotated[str, typer.Argument(metavar="'B'", help="Overrides of the other one: 'algorithm=fft'.")],
+    a: Annotated[
+        str,
+        typer.Argument(metavar="'A'", help="Overrides of the baseline in one word, such as ''."),
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="'B'", help="Overrides of the other one: 'algorithm=fft'.")
+    ],
     common: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMON", help="Overrides of both: model=resnet50 output_dir=DIR.")
+        list[str] | None,
+        typer.Argument(metavar="COMMON", help="Overrides of both: model=resnet50 output_dir=DIR."),
     ] = None,
-    max_seconds: Annotated[float, typer.Option(min=0, help="Begin no process that would probably end later.")] = 600.0,
+    max_seconds: Annotated[
+        float, typer.Option(min=0, help="Begin no process that would probably end later.")
+    ] = 600.0,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
@@ -76,7 +86,9 @@ def ab(
     sweep_run = SweepRun(folder=root, command=command, axes=axes, jobs=len(plains), console=console)
     assignments = _assignments(plains, variants, sweep_run)
     named = zip("AB", variants, strict=False)
-    console.show_lines("two variants in turn", [f"{name}  {shlex.join(own) or 'as it is'}" for name, own in named])
+    console.show_lines(
+        "two variants in turn", [f"{name}  {shlex.join(own) or 'as it is'}" for name, own in named]
+    )
     decisive = settings if metric else replace(settings, measures=())
     with interrupts.handled():
         try:
@@ -95,9 +107,16 @@ def _rule(settings: Settings, metric: str | None) -> list[str]:
     """The options by which it is decided, where they are not the default; they are part of the folder's command."""
     usual = Settings()
     percentages = {"--margin": (settings.margin, usual.margin), "--fdr": (settings.fdr, usual.fdr)}
-    words = [f"{name}={100 * value:.12g}%" for name, (value, default) in percentages.items() if value != default]
+    words = [
+        f"{name}={100 * value:.12g}%"
+        for name, (value, default) in percentages.items()
+        if value != default
+    ]
     lists = {"--metric": settings.measures if metric else (), "--allow": settings.allowed}
-    return [*words, *(f"{name}={','.join(sorted(values))}" for name, values in lists.items() if values)]
+    return [
+        *words,
+        *(f"{name}={','.join(sorted(values))}" for name, values in lists.items() if values),
+    ]
 
 
 def _measure(run: AbRun, sweep_run: SweepRun, assignments: Sequence[Assignment]) -> int:
@@ -129,7 +148,9 @@ def _split(name: str, text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UserError(f"{name} {text!r}: {error}; give overrides in one word, such as 'algorithm=fft'.") from error
+        raise UserError(
+            f"{name} {text!r}: {error}; give overrides in one word, such as 'algorithm=fft'."
+        ) from error
     given_keys(words, {**_SET_BY, **_COMMON})
     return arguments_of_today(words)
 
@@ -147,9 +168,13 @@ def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
     plans = [config.typed(plain) for plain in plains]
     if any(plan.seeks_batch for plan in plans):
         raise UserError("batch_size=max may find another batch for A than for B: set batch_size=N.")
-    points = [{(key.phase, key.input_size, key.batch_size) for key in plan.timed_keys()} for plan in plans]
+    points = [
+        {(key.phase, key.input_size, key.batch_size) for key in plan.timed_keys()} for plan in plans
+    ]
     if points[0] != points[1]:
-        raise UserError("A and B measure different points: give both the same mode, input_size and batch_size.")
+        raise UserError(
+            "A and B measure different points: give both the same mode, input_size and batch_size."
+        )
 
 
 def _assignments(
@@ -171,7 +196,9 @@ def _assignments(
         membership.level = sequential.level(0)
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
         name = naming.run_name(parts, axes)
-        assignments.append(Assignment(plan=plan, plain=plain, folder=folder, name=name, sweep=membership))
+        assignments.append(
+            Assignment(plan=plan, plain=plain, folder=folder, name=name, sweep=membership)
+        )
     return assignments
 
 

@@ -67,7 +67,9 @@ def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> Non
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
     """Return the names of a group's options."""
-    named = {file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")}
+    named = {
+        file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")
+    }
     return sorted({*named, *(torchvision_names.names() if group == "model" else ())})
 
 

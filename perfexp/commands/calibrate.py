@@ -18,9 +18,12 @@ class Subject(StrEnum):
 
 @app.command()
 def calibrate(
-    subject: Annotated[Subject, typer.Argument(help="kernels: those by which algorithm.verify=true proves.")],
+    subject: Annotated[
+        Subject, typer.Argument(help="kernels: those by which algorithm.verify=true proves.")
+    ],
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=1, help="Begin no further convolution after this time.")
+        float,
+        typer.Option(metavar="S", min=1, help="Begin no further convolution after this time."),
     ] = 150.0,
 ) -> None:
     """Learn on this NVIDIA GPU which kernels cuDNN runs for which algorithm, so that algorithm.verify=true proves it.

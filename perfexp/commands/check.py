@@ -46,19 +46,29 @@ class Failure(StrEnum):
 @app.command()
 def check(
     new: Annotated[
-        str, typer.Argument(metavar="NEW", help="A run's or a sweep's folder, a record.json, or mlflow:RUN_ID.")
+        str,
+        typer.Argument(
+            metavar="NEW", help="A run's or a sweep's folder, a record.json, or mlflow:RUN_ID."
+        ),
     ],
     against: Annotated[
-        str, typer.Option(metavar="BASELINE", help="Name of a baseline (perfexp baseline), or a folder as NEW.")
+        str,
+        typer.Option(
+            metavar="BASELINE", help="Name of a baseline (perfexp baseline), or a folder as NEW."
+        ),
     ],
     fail_on: Annotated[
         str,
         typer.Option(
-            metavar="NAME,…", help="Of missing, undecided, and slower (worse in any measure), which always fails."
+            metavar="NAME,…",
+            help="Of missing, undecided, and slower (worse in any measure), which always fails.",
         ),
     ] = "slower,missing",
     allow_undecided: Annotated[
-        bool, typer.Option("--allow-undecided", help="Pass figures that are worse beyond the margin but undecided.")
+        bool,
+        typer.Option(
+            "--allow-undecided", help="Pass figures that are worse beyond the margin but undecided."
+        ),
     ] = False,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
@@ -68,7 +78,10 @@ def check(
     machine: sides.Machine = None,
     uri: Uri = None,
     github: Annotated[
-        bool, typer.Option("--github", help="For GitHub Actions: annotations, and a summary of the step.")
+        bool,
+        typer.Option(
+            "--github", help="For GitHub Actions: annotations, and a summary of the step."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -94,11 +107,20 @@ def check(
             echo(_annotation(str(error)))
         raise UserError(str(error)) from error  # exit code 1 means a regression
     failed = list(_failed(compared, reasons))
-    unknown = [] if failed else _unknown(compared, sides.words([metric or ""]), allow_undecided=allow_undecided)
+    unknown = (
+        []
+        if failed
+        else _unknown(compared, sides.words([metric or ""]), allow_undecided=allow_undecided)
+    )
     word = "failed" if failed else "not decided" if unknown else "passed"
     outcome = f"{word}: {_counts(compared)}, against {against}"
     emit(
-        {"outcome": word, "failed": failed, "undecided": unknown, "comparison": json.loads(compared.to_json())},
+        {
+            "outcome": word,
+            "failed": failed,
+            "undecided": unknown,
+            "comparison": json.loads(compared.to_json()),
+        },
         [_annotation(line) if github else one_line(line) for line in (*failed, *unknown)],
         as_json=as_json,
     )
@@ -109,7 +131,9 @@ def check(
     raise typer.Exit(1 if failed else 2 if unknown else 0)
 
 
-def _sides(new: str, against: str, root: Path, machine: str | None, uri: str | None) -> Iterator[Side]:
+def _sides(
+    new: str, against: str, root: Path, machine: str | None, uri: str | None
+) -> Iterator[Side]:
     """The baseline and the new side; the name of a baseline comes before a folder of the same name."""
     records, missing = sides.records(new, uri)
     is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
@@ -135,26 +159,39 @@ def _refuse_default_precision(baseline: Side, new: Side) -> None:
 
 def _counts(compared: Comparison) -> str:
     counts = Counter(pair.verdict for pair in compared.pairs)
-    named = {Verdict.UNDECIDED: f" ({_places([pair for pair in compared.pairs if pair.verdict is Verdict.UNDECIDED])})"}
+    named = {
+        Verdict.UNDECIDED: f" ({_places([pair for pair in compared.pairs if pair.verdict is Verdict.UNDECIDED])})"
+    }
     words = ", ".join(
-        f"{counts[verdict]} {verdict.value}{named.get(verdict, '')}" for verdict in Verdict if counts[verdict]
+        f"{counts[verdict]} {verdict.value}{named.get(verdict, '')}"
+        for verdict in Verdict
+        if counts[verdict]
     )
     return f"{words or 'nothing compared'}, margin ±{comparison_table.bare(compared.margin)}"
 
 
 def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
     """A line for each figure that fails the check."""
-    for reason, verdict in ((Failure.slower, Verdict.WORSE), (Failure.undecided, Verdict.UNDECIDED)):
+    for reason, verdict in (
+        (Failure.slower, Verdict.WORSE),
+        (Failure.undecided, Verdict.UNDECIDED),
+    ):
         if reason in reasons:
             yield from (_line(pair) for pair in compared.pairs if pair.verdict is verdict)
     if Failure.missing in reasons:
         baseline, new = compared.sides
-        yield from (f"MISSING {comparison_table.alone_of(one)}" for one in compared.alone if one.side == baseline.name)
+        yield from (
+            f"MISSING {comparison_table.alone_of(one)}"
+            for one in compared.alone
+            if one.side == baseline.name
+        )
         yield from (f"MISSING {line}" for line in new.missing)
 
 
 def _line(pair: Compared) -> str:
-    now, before = (comparison_table.figure(value, pair.unit) for value in (pair.other, pair.baseline))
+    now, before = (
+        comparison_table.figure(value, pair.unit) for value in (pair.other, pair.baseline)
+    )
     ratio = comparison_table.ratio_of(pair)
     return f"{comparison_table.verdict_of(pair)} {pair.measure} of {pair.point}: {now}, was {before}, ratio {ratio}"
 
@@ -173,7 +210,9 @@ def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: 
     if unsure := [pair for pair in undecided if pair.low is None]:
         remedy = "measure in several processes (processes=3), or name other measures with --metric"
         return [f"without an interval: {_places(unsure)}; {remedy}"]
-    if not allow_undecided and (worse := [pair for pair in undecided if _is_worse(pair, compared.margin)]):
+    if not allow_undecided and (
+        worse := [pair for pair in undecided if _is_worse(pair, compared.margin)]
+    ):
         remedy = "measure in more processes (processes=N), or pass it with --allow-undecided"
         return [f"worse beyond the margin, but undecided: {_places(worse)}; {remedy}"]
     return []
@@ -201,7 +240,9 @@ def _reasons(fail_on: str) -> set[str]:
 
 def _summary_file() -> Path:
     if not os.environ.get(_SUMMARY):
-        raise UserError(f"--github: {_SUMMARY} is not set, which GitHub Actions does; leave out --github elsewhere.")
+        raise UserError(
+            f"--github: {_SUMMARY} is not set, which GitHub Actions does; leave out --github elsewhere."
+        )
     return Path(os.environ[_SUMMARY])
 
 
@@ -229,10 +270,13 @@ class Action(StrEnum):
 
 @app.command()
 def baseline(
-    action: Annotated[Action, typer.Argument(metavar="ACTION", help="add NAME DIR, list, show NAME, or rm NAME.")],
+    action: Annotated[
+        Action, typer.Argument(metavar="ACTION", help="add NAME DIR, list, show NAME, or rm NAME.")
+    ],
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a baseline.")] = None,
     source: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="A run's or a sweep's folder, or mlflow:RUN_ID.")
+        str | None,
+        typer.Argument(metavar="DIR", help="A run's or a sweep's folder, or mlflow:RUN_ID."),
     ] = None,
     folder: sides.Baselines = None,
     machine: sides.Machine = None,
@@ -283,7 +327,11 @@ def _facts(place: Path) -> dict[str, str]:
     """The date, the number of runs and the first run of a baseline, or why it cannot be read."""
     try:
         records = named_baselines.read(place)
-        measured, content, first = records[0].started[:10], units.counted(len(records), "run"), records[0].name
+        measured, content, first = (
+            records[0].started[:10],
+            units.counted(len(records), "run"),
+            records[0].name,
+        )
     except PerfexpError as error:
         measured, content, first = "", "unreadable", one_line(str(error))
     about = {"machine": place.parent.name, "name": place.name}

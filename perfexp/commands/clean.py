@@ -42,10 +42,15 @@ class _File(NamedTuple):
 
 @app.command()
 def clean(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")] = _DEFAULT,
-    kind: Annotated[str, typer.Option(help="Endings of the files to delete, separated by commas.")] = _KINDS,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")
+    ] = _DEFAULT,
+    kind: Annotated[
+        str, typer.Option(help="Endings of the files to delete, separated by commas.")
+    ] = _KINDS,
     older_than: Annotated[
-        str | None, typer.Option(help="Only files last written at least this long ago: 12h, 7d, 2w.")
+        str | None,
+        typer.Option(help="Only files last written at least this long ago: 12h, 7d, 2w."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List, and delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
@@ -82,20 +87,39 @@ def clean(
             raise typer.Exit(1)
     deleted = [] if dry_run else [file for file in files if _is_deleted(file)]
     done = f"{total} would go." if dry_run else f"Deleted {len(deleted)} of {total}."
-    listed = [{"file": file.path, "bytes": file.about.st_size, "deleted": file in deleted} for file in files]
-    emit({"files": listed}, [done] if files else _why_nothing(folder, endings, stays), as_json=as_json)
+    listed = [
+        {"file": file.path, "bytes": file.about.st_size, "deleted": file in deleted}
+        for file in files
+    ]
+    emit(
+        {"files": listed},
+        [done] if files else _why_nothing(folder, endings, stays),
+        as_json=as_json,
+    )
     raise typer.Exit(1 if refused or (not dry_run and len(deleted) < len(files)) else 0)
 
 
 def _endings(kind: str) -> list[str]:
-    endings = list(dict.fromkeys("." + text.strip().lstrip("*.").lower() for text in kind.split(",") if text.strip()))
-    if not endings or any(not re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", ending) for ending in endings):
-        raise UserError(f"--kind {kind!r} names no file ending; give for example --kind csv,sqlite.")
+    endings = list(
+        dict.fromkeys(
+            "." + text.strip().lstrip("*.").lower() for text in kind.split(",") if text.strip()
+        )
+    )
+    if not endings or any(
+        not re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", ending) for ending in endings
+    ):
+        raise UserError(
+            f"--kind {kind!r} names no file ending; give for example --kind csv,sqlite."
+        )
     return endings
 
 
 def _found(
-    folder: Path, endings: Collection[str], latest: float, refused: list[OSError], stays: Counter[str]
+    folder: Path,
+    endings: Collection[str],
+    latest: float,
+    refused: list[OSError],
+    stays: Counter[str],
 ) -> Iterator[_File]:
     """Yield the deletable files: named by a manifest, plain files in its folder, with such an ending, and old enough.
 
@@ -147,10 +171,17 @@ def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int
     """Yield why nothing is deleted: the reasons with their numbers, and the nearest of the kinds that there are."""
     if set(stays) == {_BUSY}:  # already reported
         return
-    reasons = [f"{units.counted(count, 'file')} {why}" for why, count in sorted(stays.items()) if why != _BUSY]
+    reasons = [
+        f"{units.counted(count, 'file')} {why}"
+        for why, count in sorted(stays.items())
+        if why != _BUSY
+    ]
     what = ", ".join(reasons) or f"no folder has the {_MANIFEST} of a run or a sweep"
     yield f"Nothing in or below {folder} is to go: {what}."
-    known = {*_KINDS.split(","), *(why.removeprefix(_OTHER) for why in stays if why.startswith(_OTHER))}
+    known = {
+        *_KINDS.split(","),
+        *(why.removeprefix(_OTHER) for why in stays if why.startswith(_OTHER)),
+    }
     for kind in {ending.removeprefix(".") for ending in endings} - known:
         yield f"Nothing is of the kind {kind}. {did_you_mean(kind, known)}".rstrip()
 
@@ -159,10 +190,14 @@ def _is_deleted(file: _File) -> bool:
     """Delete a listed file unless it or its folder was replaced, is in use, or refuses; prints why not."""
     try:
         # an open folder cannot be replaced by a link before the file is deleted
-        home = os.open(file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        home = os.open(
+            file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
         try:
             about = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
-            if not (os.path.samestat(os.fstat(home), file.home) and os.path.samestat(about, file.about)):
+            if not (
+                os.path.samestat(os.fstat(home), file.home) and os.path.samestat(about, file.about)
+            ):
                 raise OSError(errno.ESTALE, "is not what was listed")
             folder = file.path.parent
             if _is_in_use(RunPaths(folder.parent if folder.name == CHECKPOINTS else folder)):

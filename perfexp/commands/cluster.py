@@ -30,11 +30,19 @@ app.add_typer(group, name="cluster")
 
 @group.command()
 def check(
-    cluster: Annotated[str | None, typer.Option(help="Option of the group cluster; by default that of `use`.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Option of the group cluster; by default that of `use`.")
+    ] = None,
     config_dir: ConfigDir = None,
-    gpu: Annotated[str | None, typer.Option(help="Kind for the tiny job; by default one with idle nodes.")] = None,
-    job: Annotated[bool, typer.Option(help="Run a job of a second that imports perfexp and torch.")] = True,
-    seconds: Annotated[int, typer.Option(min=1, max=3600, help="Longest wait for the start of the job.")] = 60,
+    gpu: Annotated[
+        str | None, typer.Option(help="Kind for the tiny job; by default one with idle nodes.")
+    ] = None,
+    job: Annotated[
+        bool, typer.Option(help="Run a job of a second that imports perfexp and torch.")
+    ] = True,
+    seconds: Annotated[
+        int, typer.Option(min=1, max=3600, help="Longest wait for the start of the job.")
+    ] = 60,
 ) -> None:
     """Show the nodes for each gpu=, and run one tiny job.
 
@@ -45,7 +53,9 @@ def check(
     if cluster is None:
         stored = dict(word.split("=", 1) for word in default_site.words())
         cluster = stored.get("cluster", "default")
-        config_dir = config_dir or (Path(stored["--config-dir"]) if "--config-dir" in stored else None)
+        config_dir = config_dir or (
+            Path(stored["--config-dir"]) if "--config-dir" in stored else None
+        )
     site = cluster_of(cluster, config_dir)
     found = sites.offers(site, options("gpu", config_dir))
     if not found:
@@ -55,11 +65,21 @@ def check(
             "with gpus: {KIND: {gres: gpu:TYPE}}."
         )
     rows = [
-        {"gpu": offer.kind, **{use: str(offer.nodes[use]) for use in sites.USES}, "requests": " ".join(offer.requests)}
+        {
+            "gpu": offer.kind,
+            **{use: str(offer.nodes[use]) for use in sites.USES},
+            "requests": " ".join(offer.requests),
+        }
         for offer in found
     ]
-    missing = [f"gpu={offer.kind}: no node is up" for offer in found if not offer.nodes["idle"] + offer.nodes["busy"]]
-    Console().show_grid(f"cluster {cluster}", Grid.of_rows(rows, figures=sites.USES), not_measured=missing)
+    missing = [
+        f"gpu={offer.kind}: no node is up"
+        for offer in found
+        if not offer.nodes["idle"] + offer.nodes["busy"]
+    ]
+    Console().show_grid(
+        f"cluster {cluster}", Grid.of_rows(rows, figures=sites.USES), not_measured=missing
+    )
     failed = bool(missing)
     if job:
         idle = [offer.kind for offer in found if offer.nodes["idle"]]
@@ -77,9 +97,13 @@ def use(
     site: Annotated[
         str | None, typer.Argument(help="Option of the group cluster; none prints the present one.")
     ] = None,
-    settings: Annotated[list[str] | None, typer.Argument(help="Further KEY=VALUE of each sweep.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Further KEY=VALUE of each sweep.")
+    ] = None,
     config_dir: ConfigDir = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Sweeps run on this machine again.")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Sweeps run on this machine again.")
+    ] = False,
 ) -> None:
     """Submit each sweep (-m) to a site from now on; keys that are typed replace those set here.
 
@@ -97,13 +121,19 @@ def use(
         folder = [f"--config-dir={config_dir.resolve()}"] if config_dir else []
         default_site.use([*folder, f"cluster={site}", "hydra/launcher=slurm", *(settings or ())])
     words = default_site.words()
-    echo(f"Each sweep (-m) begins with: {' '.join(words)}" if words else "Sweeps run on this machine.")
+    echo(
+        f"Each sweep (-m) begins with: {' '.join(words)}"
+        if words
+        else "Sweeps run on this machine."
+    )
 
 
 @group.command()
 def logs(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a sweep.")],
-    run: Annotated[int | None, typer.Option(min=0, help="Number of a run, for the folder of a sweep.")] = None,
+    run: Annotated[
+        int | None, typer.Option(min=0, help="Number of a run, for the folder of a sweep.")
+    ] = None,
 ) -> None:
     """Print the output and the errors of the job that measured a run (.out and .err).
 
@@ -129,7 +159,9 @@ def logs(
 @group.command()
 def cancel(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a sweep.")],
-    run: Annotated[list[int] | None, typer.Option(min=0, help="Number of a run; without it, all. Repeatable.")] = None,
+    run: Annotated[
+        list[int] | None, typer.Option(min=0, help="Number of a run; without it, all. Repeatable.")
+    ] = None,
 ) -> None:
     """Cancel jobs of a sweep in SLURM; finished points stay, and the sweep's command continues it.
 
@@ -137,13 +169,19 @@ def cancel(
     """
     sweep = Sweep.load(folder)
     states = job_states.states(sweep, folder)
-    wanted = [state for state in states if (run is None or state.run in run) and state.job and not state.is_over]
+    wanted = [
+        state
+        for state in states
+        if (run is None or state.run in run) and state.job and not state.is_over
+    ]
     if run is not None and (unknown := set(run) - {state.run for state in states}):
         raise UserError(f"{folder} has no run {min(unknown)}; perfexp status {folder} lists them.")
     # a file names the jobs: SLURM cancels only those that have the name of the sweep; without --run also those of
     # that name that the file lacks
     if wanted or run is None:
-        slurm.cancel(job_states.job_name(sweep.uid), [] if run is None else [state.job for state in wanted])
+        slurm.cancel(
+            job_states.job_name(sweep.uid), [] if run is None else [state.job for state in wanted]
+        )
     echo(f"{units.counted(len(wanted), 'job')} cancelled")
 
 

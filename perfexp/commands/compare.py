@@ -43,7 +43,10 @@ def compare(
         typer.Option(metavar="DIR", help="Folder for comparison.md, .csv, .json and .html."),
     ] = None,
     log: Annotated[
-        bool, typer.Option("--log", help="Also send the comparison to the tracking store, as a run of its own.")
+        bool,
+        typer.Option(
+            "--log", help="Also send the comparison to the tracking store, as a run of its own."
+        ),
     ] = False,
     force: Force = False,
 ) -> None:
@@ -61,7 +64,11 @@ def compare(
     compared = judging.compare(loaded, settings)
     if output:
         _write(compared, targets)
-    lacking = [one for one in settings.measures if metric and one not in {pair.measure for pair in compared.pairs}]
+    lacking = [
+        one
+        for one in settings.measures
+        if metric and one not in {pair.measure for pair in compared.pairs}
+    ]
     if lacking:
         echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
     wrote = [f"wrote {file}" for file in targets.values()]
@@ -78,7 +85,9 @@ def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str
     """Send a comparison with its files, and return the link."""
     from perfexp.tracking.mlflow_sink import MlflowSink  # only for a store
 
-    records = [list({id(one.record): one.record for one in side.measurements}.values()) for side in loaded]
+    records = [
+        list({id(one.record): one.record for one in side.measurements}.values()) for side in loaded
+    ]
     with tempfile.TemporaryDirectory(prefix="perfexp-") as temporary:
         folder = output or Path(temporary)
         if not output:

@@ -30,12 +30,21 @@ _OVERRIDES = ("data", "data.root")
 def doctor(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="data.root=DIR", help="Check this data set for data=cityscapes instead."),
+        typer.Argument(
+            metavar="data.root=DIR", help="Check this data set for data=cityscapes instead."
+        ),
     ] = None,
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="Device to check, as in gpu=NAME.")] = "auto",
-    gpu_index: Annotated[int, typer.Option(metavar="N", min=0, help="Its number, as in gpu.index=N.")] = 0,
+    gpu: Annotated[
+        str, typer.Option(metavar="NAME", help="Device to check, as in gpu=NAME.")
+    ] = "auto",
+    gpu_index: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Its number, as in gpu.index=N.")
+    ] = 0,
     pairs: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Images and masks of each split to read whole; 0 for all.")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Images and masks of each split to read whole; 0 for all."
+        ),
     ] = 20,
     as_json: Json = False,
     config_dir: ConfigDir = None,
@@ -63,8 +72,16 @@ def doctor(
     verdicts = [finding.verdict for finding in findings]
     counts = [f"{verdicts.count(kind)} {kind.value}" for kind in Verdict if kind in verdicts]
     emit(
-        {"works": works, **subject, "findings": list(map(dataclasses.asdict, findings)), "facts": facts},
-        [Section(title, table(findings)), f"it {'can' if works else 'cannot'} {able}: {', '.join(counts)}"],
+        {
+            "works": works,
+            **subject,
+            "findings": list(map(dataclasses.asdict, findings)),
+            "facts": facts,
+        },
+        [
+            Section(title, table(findings)),
+            f"it {'can' if works else 'cannot'} {able}: {', '.join(counts)}",
+        ],
         as_json=as_json,
     )
     raise typer.Exit(0 if works else 1)
@@ -88,7 +105,10 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     folders |= {"store": store.parent} if store else {}
     here = environment.machine_facts(folders, store)  # first, since the survey is a load itself
     surveyed = worker_query.survey(None if choice.name in ("cpu", "fake", "mps") else choice.index)
-    locks = ["cpu", *(str(device["uuid"]) for device in surveyed["parts"].get("cuda", {}).get("devices", ()))]
+    locks = [
+        "cpu",
+        *(str(device["uuid"]) for device in surveyed["parts"].get("cuda", {}).get("devices", ())),
+    ]
     facts = {
         "machine": here,
         "survey": surveyed,
@@ -107,7 +127,10 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
     known = machine_priors.known(machine_priors.cache_of(facts["machine"], device, driver), kind)
     before = priors.of_kind(kind)
     return {
-        name: {"spread": math.expm1(math.sqrt(one.variance)), "measurements": one.cells - before[name].cells}
+        name: {
+            "spread": math.expm1(math.sqrt(one.variance)),
+            "measurements": one.cells - before[name].cells,
+        }
         for name, one in known.items()
     }
 
@@ -119,7 +142,9 @@ def table(findings: Sequence[Finding]) -> Grid:
             {
                 "what": finding.check.replace(" ", "\N{NO-BREAK SPACE}"),
                 "verdict": finding.verdict.value,
-                "found → what to do": one_line(" → ".join(filter(None, (finding.found, finding.remedy)))),
+                "found → what to do": one_line(
+                    " → ".join(filter(None, (finding.found, finding.remedy)))
+                ),
             }
             for finding in findings
         ]
@@ -145,6 +170,10 @@ def _gpu_files(config_dir: Path | None) -> dict[str, dict[str, Any]]:
     """Match, product and power of the files of the gpu group, by the files' names."""
     files = gpu_sheets.read(group_folders(config_dir))
     return {
-        name: {"match": file.match, "product": file.facts.product, "power_watts": file.facts.power_watts}
+        name: {
+            "match": file.match,
+            "product": file.facts.product,
+            "power_watts": file.facts.power_watts,
+        }
         for name, file in files.items()
     }

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from perfexp.commands.app import RECORD, SWEEP, Force, Json, app, echo, emit, one_of, refuse_to_overwrite, write_files
+from perfexp.commands.app import (
+    RECORD,
+    SWEEP,
+    Force,
+    Json,
+    app,
+    echo,
+    emit,
+    one_of,
+    refuse_to_overwrite,
+    write_files,
+)
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
@@ -42,19 +53,28 @@ class Format(StrEnum):
 def export(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR", help="A run's folder or record.json, a sweep's, or any folder above runs."),
+        typer.Argument(
+            metavar="DIR",
+            help="A run's folder or record.json, a sweep's, or any folder above runs.",
+        ),
     ],
     out: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="Output file, by default in the current folder; its suffix may set the format."
+            metavar="FILE",
+            help="Output file, by default in the current folder; its suffix may set the format.",
         ),
     ] = Path("export"),
     form: Annotated[
-        Format | None, typer.Option("--format", help="By default the format of FILE's suffix, or both.")
+        Format | None,
+        typer.Option("--format", help="By default the format of FILE's suffix, or both."),
     ] = None,
-    samples: Annotated[bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")] = False,
-    layers: Annotated[bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")] = False,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")
+    ] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")
+    ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -70,22 +90,34 @@ def export(
     """
     tables = ["points", *["samples"] * samples, *["layers"] * layers]
     targets = {
-        table: [out.with_name(f"{out.stem}{f'_{table}' * (table != 'points')}.{kind}") for kind in _kinds(out, form)]
+        table: [
+            out.with_name(f"{out.stem}{f'_{table}' * (table != 'points')}.{kind}")
+            for kind in _kinds(out, form)
+        ]
         for table in tables
     }
     collected = Collected(samples=samples, layers=layers)
     files = [file for place in places for file in collected.files(place)]
-    refuse_to_overwrite([file for paths in targets.values() for file in paths], _REMEDY, force=force)
+    refuse_to_overwrite(
+        [file for paths in targets.values() for file in paths], _REMEDY, force=force
+    )
     for file in files:
         collected.add(file)
     lines, rows = collected.points(), collected.layer_rows()
     if layers and not rows:
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
         del targets["layers"]
-    contents = {path: collected.content(table, path) for table, paths in targets.items() for path in paths if lines}
+    contents = {
+        path: collected.content(table, path)
+        for table, paths in targets.items()
+        for path in paths
+        if lines
+    }
     write_files(contents, f"{_REMEDY}.")
     written = [str(file.absolute()) for file in contents]
-    counted = [f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"] * bool(lines)
+    counted = [
+        f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
+    ] * bool(lines)
     emit(
         {"lines": len(lines), "runs": len(collected.runs), "files": written},
         [*counted, *(f"wrote {file}" for file in written)],
@@ -98,9 +130,13 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
     """Return the suffixes of the files; raises UserError for another suffix, and one that contradicts `--format`."""
     suffix, every = out.suffix.lower().removeprefix("."), [Format.csv.value, Format.parquet.value]
     if suffix and suffix not in every:
-        raise UserError(f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}.")
+        raise UserError(
+            f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}."
+        )
     if suffix and form not in (None, Format.both, suffix):
-        raise UserError(f"--out {out} and --format {form} contradict each other: leave one of them out.")
+        raise UserError(
+            f"--out {out} and --format {form} contradict each other: leave one of them out."
+        )
     wanted = form.value if form else suffix
     return [wanted] if wanted in every else every
 
@@ -135,11 +171,15 @@ class Collected:
 
     def points(self) -> list[Line]:
         """The lines of all points, and of runs that were refused."""
-        return flat.aligned([*(line for run in self.runs.values() for line in run.lines), *self.refused()])
+        return flat.aligned(
+            [*(line for run in self.runs.values() for line in run.lines), *self.refused()]
+        )
 
     def layer_rows(self) -> list[Line]:
         """The lines of all layers, with the fastest algorithm of each."""
-        return flat.aligned(layer_tables.with_winners([row for run in self.runs.values() for row in run.layers]))
+        return flat.aligned(
+            layer_tables.with_winners([row for run in self.runs.values() for row in run.layers])
+        )
 
     def blocks(self) -> list[Block]:
         """The series of all points."""
@@ -155,7 +195,11 @@ class Collected:
         """The content of a file with one of the tables, in the format of its suffix."""
         if file.suffix == ".parquet":
             return tidy.to_parquet(self.frame(what))
-        return tidy.samples_csv(self.blocks()) if what == "samples" else csv_tables.to_csv(self._lines(what))
+        return (
+            tidy.samples_csv(self.blocks())
+            if what == "samples"
+            else csv_tables.to_csv(self._lines(what))
+        )
 
     def _lines(self, what: str) -> list[Line]:
         return self.points() if what == "points" else self.layer_rows()

@@ -40,7 +40,9 @@ def write_plugin(folder: Path) -> None:
     metadata = folder / "perfexp_guard-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: perfexp-guard\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(f"[mlflow.app]\n{APPLICATION} = {__name__}:create_app\n")
+    (metadata / "entry_points.txt").write_text(
+        f"[mlflow.app]\n{APPLICATION} = {__name__}:create_app\n"
+    )
 
 
 def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
@@ -48,7 +50,9 @@ def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
     names = [*LOOPBACK, *(_own_names() if host in EVERYWHERE else [host])]
     names += [name.strip().strip("[]") for name in (others or "").split(",") if name.strip()]
     quoted = (f"[{name}]" if name.count(":") > 1 else name for name in names)
-    return list(dict.fromkeys(value.lower() for name in quoted for value in (name, f"{name}:{port}")))
+    return list(
+        dict.fromkeys(value.lower() for name in quoted for value in (name, f"{name}:{port}"))
+    )
 
 
 def _own_names() -> list[str]:
@@ -88,14 +92,20 @@ class Guard:
         if origins and any(urlsplit(origin).netloc != hosts[0] for origin in origins):
             return "a page of another address sent this request"
         # … and Sec-Fetch-Site with all requests
-        is_foreign = any(site in ("cross-site", "same-site") for site in _values(scope, b"sec-fetch-site"))
+        is_foreign = any(
+            site in ("cross-site", "same-site") for site in _values(scope, b"sec-fetch-site")
+        )
         if is_foreign and not _is_link(scope):
             return "a page of another address sent this request"
         return None
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
-    return [value.decode("latin-1").strip().lower() for key, value in scope["headers"] if key.lower() == name]
+    return [
+        value.decode("latin-1").strip().lower()
+        for key, value in scope["headers"]
+        if key.lower() == name
+    ]
 
 
 def _matches(host: str, pattern: str) -> bool:

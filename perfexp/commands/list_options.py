@@ -28,7 +28,10 @@ _WIDTH = 80
 @app.command("list")
 def list_options(
     group: Annotated[
-        str | None, typer.Argument(help="runs, models, algorithms, gpus, modes, experiments, …; all groups if none.")
+        str | None,
+        typer.Argument(
+            help="runs, models, algorithms, gpus, modes, experiments, …; all groups if none."
+        ),
     ] = None,
     words: Annotated[
         list[str] | None,
@@ -40,10 +43,15 @@ def list_options(
     ] = None,
     config_dir: ConfigDir = None,
     since: Annotated[
-        str | None, typer.Option(metavar="AGE", help="With runs: those that ended since then: 12h, 7d, 2w.")
+        str | None,
+        typer.Option(metavar="AGE", help="With runs: those that ended since then: 12h, 7d, 2w."),
     ] = None,
     reasons: Annotated[
-        bool, typer.Option("--reasons", help="With a model: the reasons of all backends for each unsupported layer.")
+        bool,
+        typer.Option(
+            "--reasons",
+            help="With a model: the reasons of all backends for each unsupported layer.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -59,9 +67,13 @@ def list_options(
         survey = _survey(words, config_dir)
         emit(survey, _support(survey, reasons=reasons), as_json=as_json)
     elif words:
-        raise UserError(f"'{words[0]}': overrides are for algorithms only: perfexp list algorithms …")
+        raise UserError(
+            f"'{words[0]}': overrides are for algorithms only: perfexp list algorithms …"
+        )
     elif reasons:
-        raise UserError("--reasons is for the layers of a model: perfexp list algorithms model=resnet18 --reasons")
+        raise UserError(
+            "--reasons is for the layers of a model: perfexp list algorithms model=resnet18 --reasons"
+        )
     else:
         _list(group, group_folders(config_dir), as_json=as_json)
 
@@ -74,13 +86,19 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
         emit({group: list(files) for group, files in groups.items()}, texts, as_json=as_json)
         return
     if "=" in name:
-        raise UserError(f"group '{name}' not found; for a model's layers: perfexp list algorithms {name}")
+        raise UserError(
+            f"group '{name}' not found; for a model's layers: perfexp list algorithms {name}"
+        )
     group = next((group for group in groups if name in (group, f"{group}s", f"{group}es")), None)
-    lines = {key: line for key, line in config_lines(folders[0]).items() if key.startswith(f"{name}.")}
+    lines = {
+        key: line for key, line in config_lines(folders[0]).items() if key.startswith(f"{name}.")
+    }
     if lines:
         keys = {key: line.partition(":")[2].strip() for key, line in lines.items()}
         options = {group: list(groups[group])} if group else {}
-        texts = [f"options of the group {group}: {', '.join(names)}" for group, names in options.items()]
+        texts = [
+            f"options of the group {group}: {', '.join(names)}" for group, names in options.items()
+        ]
         emit({**keys, **options}, [*_key_lines(keys), *texts], as_json=as_json)
         return
     if group is None:

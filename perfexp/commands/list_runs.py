@@ -104,7 +104,9 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     wanted = dict(word.split("=", 1) for word in words if "=" in word)
     lines = [_facts(one) for one in find(folder, wanted) if one.ended.timestamp() >= earliest]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
-    parts = [Section("", content(list(map(_row, lines)), width))] if lines else [f"no runs in {folder}"]
+    parts = (
+        [Section("", content(list(map(_row, lines)), width))] if lines else [f"no runs in {folder}"]
+    )
     emit({"runs": lines}, parts, as_json=as_json)
 
 
@@ -155,7 +157,9 @@ def _begun(file: Path) -> _Run:
     """A run without a record: it is being measured, or was interrupted."""
     changed = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     membership = _Membership(RunPaths(file.parent).sweep)
-    return _Run(ended=changed, status=Status.INTERRUPTED, plan=plan_file.read(file), sweep=membership)
+    return _Run(
+        ended=changed, status=Status.INTERRUPTED, plan=plan_file.read(file), sweep=membership
+    )
 
 
 def _has(plan: dict[str, Any], key: str, values: str) -> bool:
@@ -163,7 +167,9 @@ def _has(plan: dict[str, Any], key: str, values: str) -> bool:
     node = fact_at(plan, key)
     value = node.get("name") if isinstance(node, Mapping) else node
     texts = map(str, value if isinstance(value, list) else [value])
-    return any(fnmatchcase(text.lower(), one.lower()) for text in texts for one in values.split(","))
+    return any(
+        fnmatchcase(text.lower(), one.lower()) for text in texts for one in values.split(",")
+    )
 
 
 def _facts(found: Found) -> dict[str, Any]:
@@ -220,7 +226,11 @@ def _figure(line: Mapping[str, Any]) -> str:
     least, most = line["least_seconds"], line["most_seconds"]
     if least is None:
         return ""
-    text = units.format_seconds(least, 3) if least == most else range_text(Interval(value=least, low=least, high=most))
+    text = (
+        units.format_seconds(least, 3)
+        if least == most
+        else range_text(Interval(value=least, low=least, high=most))
+    )
     return f"{line['time_kind']} {text}"
 
 

@@ -15,9 +15,15 @@ from perfexp.errors import UserError
 
 #: The layouts, each with its maker and the options that it takes, by their defaults.
 _MAKERS: dict[str, tuple[Callable[..., Recipe], dict[str, Any]]] = {
-    "cityscapes": (made_streets.recipe, {"photographs": None, "size": "1024x2048", "train": 32, "val": 8}),
+    "cityscapes": (
+        made_streets.recipe,
+        {"photographs": None, "size": "1024x2048", "train": 32, "val": 8},
+    ),
     "images": (made_shapes.folder, {"photographs": None, "train": 200, "val": 50, "classes": 10}),
-    "cifar10": (made_shapes.cifar, {"photographs": None, "train": 10_000, "test": 2_000, "classes": 10}),
+    "cifar10": (
+        made_shapes.cifar,
+        {"photographs": None, "train": 10_000, "test": 2_000, "classes": 10},
+    ),
     "skeletons": (made_skeletons.recipe, {"subjects": 20, "repetitions": 5}),
 }
 
@@ -33,29 +39,49 @@ def make_data(
     ],
     photographs: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Photographs to crop; by default the two that scikit-learn ships."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Photographs to crop; by default the two that scikit-learn ships.",
+        ),
     ] = None,
-    size: Annotated[str | None, typer.Option(metavar="HxW", help="Height and width of each image; 1024x2048.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="HxW", help="Height and width of each image; 1024x2048.")
+    ] = None,
     train: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=100_000, help="Training images; 32, 200 for images, 10000 for cifar10."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=100_000,
+            help="Training images; 32, 200 for images, 10000 for cifar10.",
+        ),
     ] = None,
     val: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images; 8, or 50 for images.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=100_000, help="Evaluation images; 8, or 50 for images."
+        ),
     ] = None,
     test: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images of cifar10; 2000.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images of cifar10; 2000."),
     ] = None,
     classes: Annotated[
-        int | None, typer.Option(metavar="N", min=2, max=10, help="Classes of images and cifar10; 10.")
+        int | None,
+        typer.Option(metavar="N", min=2, max=10, help="Classes of images and cifar10; 10."),
     ] = None,
     subjects: Annotated[
         int | None, typer.Option(metavar="N", min=2, max=1000, help="Subjects of skeletons; 20.")
     ] = None,
     repetitions: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1000, help="Repetitions of each gesture by a subject; 5.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=1000, help="Repetitions of each gesture by a subject; 5."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the crops and movements.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed of the crops and movements.")
+    ] = 0,
 ) -> None:
     """Make a small data set, for data=cityscapes, data=images, data=cifar10 or data=skeletons.
 
@@ -69,7 +95,14 @@ def make_data(
     """
     layout, folder = _layout(where)
     maker, settings = _MAKERS[layout]
-    options = {"photographs": photographs, "size": size, "train": train, "val": val, "test": test, "classes": classes}
+    options = {
+        "photographs": photographs,
+        "size": size,
+        "train": train,
+        "val": val,
+        "test": test,
+        "classes": classes,
+    }
     further = {"subjects": subjects, "repetitions": repetitions}
     given = {name: value for name, value in (options | further).items() if value is not None}
     for name in given.keys() - settings.keys():
@@ -79,16 +112,22 @@ def make_data(
     echo(f"{folder}: {recipe.contents}.")
     if recipe.remark:
         echo(recipe.remark)
-    echo(f"{'Check' if layout == 'cityscapes' else 'Train on'} it: {recipe.command} data.root={folder}")
+    echo(
+        f"{'Check' if layout == 'cityscapes' else 'Train on'} it: {recipe.command} data.root={folder}"
+    )
 
 
 def _layout(where: list[str]) -> tuple[str, Path]:
     """The layout and the folder that were typed."""
     if len(where) == 1 and where[0] in _MAKERS:
-        raise UserError(f"Name the folder: perfexp make-data {where[0]} DIR; ./{where[0]} is a folder of this name.")
+        raise UserError(
+            f"Name the folder: perfexp make-data {where[0]} DIR; ./{where[0]} is a folder of this name."
+        )
     if len(where) > 2:
         raise UserError(f"make-data takes a layout and a folder, not {' '.join(where)}.")
-    return one_of("layout", where[0], list(_MAKERS)) if len(where) == 2 else "cityscapes", Path(where[-1])
+    return one_of("layout", where[0], list(_MAKERS)) if len(where) == 2 else "cityscapes", Path(
+        where[-1]
+    )
 
 
 def _progress(text: str) -> None:

@@ -23,14 +23,23 @@ from perfexp.summaries.profile_summary import ranked
 def nsys_stats(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR|FILE", help="A run's folder, one above runs, or a .nsys-rep or .sqlite of nsys."),
+        typer.Argument(
+            metavar="DIR|FILE",
+            help="A run's folder, one above runs, or a .nsys-rep or .sqlite of nsys.",
+        ),
     ],
     report: Annotated[
         list[str] | None,
-        typer.Option("--report", "-r", help="Report of nsys stats (cuda_api_gpu_sum, …); repeatable, or with commas."),
+        typer.Option(
+            "--report",
+            "-r",
+            help="Report of nsys stats (cuda_api_gpu_sum, …); repeatable, or with commas.",
+        ),
     ] = None,
     tool: Annotated[str | None, typer.Option(help="Path of nsys; by default searched for.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that no run wrote.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that no run wrote.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make reports of nsys profiles again: CSVs beside each profile, and its top kernels.
@@ -52,7 +61,9 @@ def nsys_stats(
             except PerfexpError as error:
                 echo(f"failed  {profile}: {error}", err=True)
                 is_good = False
-    is_good &= all(name in facts["reports"] or name in facts["empty"] for facts in made for name in wanted)
+    is_good &= all(
+        name in facts["reports"] or name in facts["empty"] for facts in made for name in wanted
+    )
     emit({"profiles": made}, (), as_json=as_json)
     raise typer.Exit(0 if is_good else 1)
 
@@ -75,7 +86,9 @@ def _profiles(place: Path) -> Iterator[Path]:
     done = {file.with_suffix("") for file in files if file.suffix in ENDINGS}
     files = [file for file in files if file.suffix in ENDINGS or file.with_suffix("") not in done]
     if not files:
-        raise UserError(f"{place}: there is no profile of nsys in it or below it; profiler=nsys makes one.")
+        raise UserError(
+            f"{place}: there is no profile of nsys in it or below it; profiler=nsys makes one."
+        )
     yield from files
 
 
@@ -103,9 +116,14 @@ def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[
 
 def _sections(facts: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the outcome of each report of a profile, and its top kernels."""
-    made = {name: f"{report['rows']} rows: {report['file']}" for name, report in facts["reports"].items()}
+    made = {
+        name: f"{report['rows']} rows: {report['file']}"
+        for name, report in facts["reports"].items()
+    }
     outcomes = made | facts["empty"] | facts["problems"] | made
     rows = [{"report": name, "what came out": text} for name, text in outcomes.items()]
     yield Section(facts["profile"], Grid.of_rows(rows))
     if kernels := facts["kernels"]:
-        yield Section(f"top kernels of {facts['kernel_names']}", ranked(kernels, 1, "kernel", "in all"))
+        yield Section(
+            f"top kernels of {facts['kernel_names']}", ranked(kernels, 1, "kernel", "in all")
+        )

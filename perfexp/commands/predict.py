@@ -37,7 +37,8 @@ _NOTES = {
 }
 
 Corpus = Annotated[
-    list[Path] | None, typer.Option("--corpus", metavar="DIR", help="Folder of records; default: outputs.")
+    list[Path] | None,
+    typer.Option("--corpus", metavar="DIR", help="Folder of records; default: outputs."),
 ]
 
 
@@ -60,9 +61,14 @@ def predict(
     ] = None,
     corpus_folders: Corpus = None,
     measured: Annotated[
-        int, typer.Option(help="check: number of points that a sparse sweep would measure.", min=4, max=100)
+        int,
+        typer.Option(
+            help="check: number of points that a sparse sweep would measure.", min=4, max=100
+        ),
     ] = 12,
-    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Trace the peak memory.")] = True,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Trace the peak memory.")
+    ] = True,
     as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -86,12 +92,20 @@ def predict(
     plain = compose(command_line(words, config_dir))
     plan = config.typed(plain)
     if plan.seeks_batch:
-        raise UserError("perfexp predict prints the largest batch that fits: set batch_size=1 instead of max.")
+        raise UserError(
+            "perfexp predict prints the largest batch that fits: set batch_size=1 instead of max."
+        )
     found = _looked_up(plan, plain, corpus.find_curves(folders))
     traced = _traced(plain) if memory else None
-    parts = [Section("memory, traced", list(_memory_lines(traced, plan)))] if traced is not None else []
-    parts.append(Section(f"from records in {', '.join(map(str, folders))}", list(_answer_lines(found))))
-    raised = dict.fromkeys((str(one), one.help) for each in found for one in each.answer.diagnostics)
+    parts = (
+        [Section("memory, traced", list(_memory_lines(traced, plan)))] if traced is not None else []
+    )
+    parts.append(
+        Section(f"from records in {', '.join(map(str, folders))}", list(_answer_lines(found)))
+    )
+    raised = dict.fromkeys(
+        (str(one), one.help) for each in found for one in each.answer.diagnostics
+    )
     notes = [line for text, remedy in raised for line in (text, f"  help: {remedy}")]
     emit(_document(found, traced), [str(subject(plain)), *parts, *notes], as_json=as_json)
 
@@ -104,7 +118,9 @@ def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
         return {"points": [], "reason": str(error)}
 
 
-def _looked_up(plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]) -> list[_Prediction]:
+def _looked_up(
+    plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]
+) -> list[_Prediction]:
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
     known = corpus.Corpus([curve for curve in curves if _is_of(curve.device, plan, file)])
     installed: dict[str, str] = {}
@@ -150,7 +166,11 @@ def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]
 def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
     """The largest batch that fits a device, or the memory that its data sheet names."""
     largest, device = point["largest_batch"], point["gpu"]
-    fits = f"{'at most about' if is_sheet else 'at most'} batch {largest} fits in" if largest else "no sample fits in"
+    fits = (
+        f"{'at most about' if is_sheet else 'at most'} batch {largest} fits in"
+        if largest
+        else "no sample fits in"
+    )
     if not is_sheet:
         return f"{fits} {units.format_bytes(point['capacity_bytes'])} of {device}; batch_size=max finds the largest"
     size = f"the {point['capacity_bytes'] / 1e9:g} GB of {device}'s data sheet (drivers report up to 7 % more)"
@@ -164,9 +184,13 @@ def _lacks_workspaces(workspaces: Mapping[str, Any] | None) -> bool:
 
 def _workspaces_text(workspaces: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield how many workspaces of convolutions are in a peak, and why the others are not."""
-    known, total, reason = ((workspaces or {}).get(name) for name in ("known", "convolutions", "reason"))
+    known, total, reason = (
+        (workspaces or {}).get(name) for name in ("known", "convolutions", "reason")
+    )
     if known and total:
-        others = "" if known == total else "; without those of the others, the peak is a lower bound"
+        others = (
+            "" if known == total else "; without those of the others, the peak is a lower bound"
+        )
         of = "all" if known == total else f"{known} of"
         yield f"with workspaces of cuDNN for {of} {total} convolutions, from {(workspaces or {})['device']}{others}"
     if reason and total:
@@ -178,7 +202,9 @@ def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
         name = "energy of a call in the loop" if quantity == "energy" else quantity
         yield f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}"
     known = [one for one in found if one.answer.predicted.value]
-    yield from (note for quantity, note in _NOTES.items() if any(one.quantity == quantity for one in known))
+    yield from (
+        note for quantity, note in _NOTES.items() if any(one.quantity == quantity for one in known)
+    )
     if any(one.answer.predicted.source == MEASURED for one in known):
         yield "a measured interval is that of its record, or of the calls of its only process"
 
@@ -192,7 +218,11 @@ def answer_text(answer: Answer, unit: str) -> str:
     figures = max(supported_digits(predicted.value), 3) if len(ends) == 2 else 3
     low_to_high = " to ".join(_formatted(end, unit, figures) for end in ends)
     interval = f" ({low_to_high}, 90 %)" if len(ends) == 2 else ""
-    nearest = "" if predicted.nearest == predicted.pair else f", nearest measured {lookup.pair_text(predicted.nearest)}"
+    nearest = (
+        ""
+        if predicted.nearest == predicted.pair
+        else f", nearest measured {lookup.pair_text(predicted.nearest)}"
+    )
     where = f"{curve.about.device or 'an unknown device'}, {curve.folder}"
     kind = f"{curve.kind} " if curve.quantity == "time" else ""
     return f"{kind}{_formatted(predicted.value.value, unit, figures)}{interval}, {predicted.source}{nearest} ({where})"
@@ -201,7 +231,11 @@ def answer_text(answer: Answer, unit: str) -> str:
 def _formatted(value: float, unit: str, figures: int) -> str:
     if unit == "bytes":
         return units.format_bytes(value)
-    return units.format_seconds(value, figures) if unit == "seconds" else f"{units.digits(value, figures)} J"
+    return (
+        units.format_seconds(value, figures)
+        if unit == "seconds"
+        else f"{units.digits(value, figures)} J"
+    )
 
 
 def _document(found: Sequence[_Prediction], traced: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -224,12 +258,21 @@ def _document(found: Sequence[_Prediction], traced: Mapping[str, Any] | None) ->
 def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder: name folders of records, or run something first.")
+            raise UserError(
+                f"{folder} is not a folder: name folders of records, or run something first."
+            )
     tables = skill_table.score_all(corpus.find_curves(folders), measured=measured, dense=_DENSE)
     if not tables:
         raise UserError(
             f"No record in {', '.join(map(str, folders))} has enough sizes or batch sizes of one kind: measure at "
             "least six (experiment=quick)."
         )
-    grids = ((Section(table.title, table.methods()), Section("worst curves first", table.worst())) for table in tables)
-    emit({table.quantity: table.as_json() for table in tables}, chain.from_iterable(grids), as_json=as_json)
+    grids = (
+        (Section(table.title, table.methods()), Section("worst curves first", table.worst()))
+        for table in tables
+    )
+    emit(
+        {table.quantity: table.as_json() for table in tables},
+        chain.from_iterable(grids),
+        as_json=as_json,
+    )

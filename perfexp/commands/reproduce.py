@@ -45,29 +45,48 @@ _PROCESSES, _FEW_POINTS = 5, 3
 
 @app.command()
 def reproduce(
-    place: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or its record.json.")],
+    place: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run's folder, or its record.json.")
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Overrides that a record may not choose, or that differ here."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Overrides that a record may not choose, or that differ here."
+        ),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Fresh processes; by default as in the record, at least 5 for 3 points."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Fresh processes; by default as in the record, at least 5 for 3 points.",
+        ),
     ] = None,
     image: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Measure in this container image, which is on this machine.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Measure in this container image, which is on this machine."
+        ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="PROGRAM", help="Container engine; by default docker, or else podman.")
+        str | None,
+        typer.Option(
+            metavar="PROGRAM", help="Container engine; by default docker, or else podman."
+        ),
     ] = None,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
     config_dir: ConfigDir = None,
-    dry_run: Annotated[bool, typer.Option(DRY_RUN, help="Check the record, and print what would be measured.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(DRY_RUN, help="Check the record, and print what would be measured.")
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print outcome, folder and comparison; all else goes to stderr.")
+        bool,
+        typer.Option(
+            "--json", help="Print outcome, folder and comparison; all else goes to stderr."
+        ),
     ] = False,
 ) -> None:
     """Measure a record's plan again and compare: REPRODUCED, DIFFERS, UNDECIDED or NOT COMPARABLE.
@@ -81,11 +100,17 @@ def reproduce(
     record = _read(place)
     side = Side.of("A", str(place), [Analysis.of(record)])
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        again = _settle(record, place, overrides or (), processes, config_dir, composed_here=image is None)
+        again = _settle(
+            record, place, overrides or (), processes, config_dir, composed_here=image is None
+        )
         outcome, compared = _known(record, settings, in_image=image is not None), None
         if outcome is None:
             code = _measure(again, image, engine, dry_run=dry_run)
-            if dry_run or code not in (0, 1, 3):  # refused or interrupted; 1: some points failed, 3: not sent
+            if dry_run or code not in (
+                0,
+                1,
+                3,
+            ):  # refused or interrupted; 1: some points failed, 3: not sent
                 raise typer.Exit(code)
             outcome, compared = _judge(side, again, settings)
         if compared is not None and not as_json:
@@ -93,7 +118,11 @@ def reproduce(
         for line in outcome.lines():
             echo(line)
     if as_json:
-        answer = {"outcome": outcome.outcome, "reasons": outcome.reasons, "folder": str(again.folder)}
+        answer = {
+            "outcome": outcome.outcome,
+            "reasons": outcome.reasons,
+            "folder": str(again.folder),
+        }
         echo(json.dumps(answer | {"comparison": msgspec.to_builtins(compared)}, indent=1))
     raise typer.Exit(EXIT_CODES[outcome.outcome])
 
@@ -130,7 +159,9 @@ def _read(place: Path) -> Record:
     """Read a record whose plan is the one that was measured; raises UserError for any other."""
     if place.is_dir() and not (place / RECORD).exists():
         if (place / SWEEP).is_file():
-            raise UserError(f"{place} is a sweep; name the folder of one of its runs (perfexp status {place}).")
+            raise UserError(
+                f"{place} is a sweep; name the folder of one of its runs (perfexp status {place})."
+            )
         refuse_unfinished(place)
     record = Record.load(place)
     changed = "the plan in it" if plan_file.plan_hash(record.plan) != record.plan_hash else ""
@@ -159,7 +190,9 @@ def _settle(
     found = [] if "batch_size" in given else _found_batches(record, given)
     typed = [*overrides, *found, *([] if processes is None else [f"processes={processes}"])]
     flags = [] if config_dir is None else [f"{CONFIG_DIR[0]}={config_dir}"]
-    repeated, offer = repeated_overrides(record.command, record.plan, [*flags, *typed], ["reproduce", str(place)])
+    repeated, offer = repeated_overrides(
+        record.command, record.plan, [*flags, *typed], ["reproduce", str(place)]
+    )
     arguments = [*flags, *repeated, *typed]
     plain = compose(arguments, offer=offer)
     plan = config.typed(plain)
@@ -176,7 +209,10 @@ def _settle(
         chosen=(*given, "processes", *(text.partition("=")[0] for text in found)),
         readable=tuple(
             path
-            for path in (config_dir, *(Path(value) for key, value in given.items() if key != "output_dir"))
+            for path in (
+                config_dir,
+                *(Path(value) for key, value in given.items() if key != "output_dir"),
+            )
             if path and path.is_absolute() and path.exists()
         ),
         has_gpus=environment.fact_at(record.environment, "device.kind") == "cuda",
@@ -198,13 +234,18 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
     """Overrides with the batches that a search has found, so that it is not repeated; keys that are given now stay."""
     shared, overrides = record.plan.get("batch_size"), []
     for phase in TIMED:  # names of a record may not choose keys
-        key, own = f"mode.{phase}.batch_size", environment.fact_at(record.plan, f"mode.{phase}.batch_size")
+        key, own = (
+            f"mode.{phase}.batch_size",
+            environment.fact_at(record.plan, f"mode.{phase}.batch_size"),
+        )
         is_measured = environment.fact_at(record.plan, f"mode.{phase}") is not None
         if not is_measured or key in given or not seeks_batch(shared if own is None else own):
             continue
         points = [point.key for point in record.points if point.key.phase == phase]
         if len({key.input_size for key in points}) > 1:
-            raise UserError("Each size of this record has a largest batch of its own: type batch_size=max or =N.")
+            raise UserError(
+                "Each size of this record has a largest batch of its own: type batch_size=max or =N."
+            )
         batches = sorted({key.batch_size for key in points} - {LARGEST})
         overrides.append(f"{key}={batches or 'max'}".replace(" ", ""))
     return [*overrides, *(["batch_size=1"] if seeks_batch(shared) else [])]
@@ -212,8 +253,13 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
 
 def _default_processes(record: Record) -> int | None:
     """Fresh processes of a small run; None leaves the number of the plan, as for whole trainings and several ranks."""
-    timed = [point.key for point in record.points if point.key.is_timed and point.status is Status.OK]
-    has_ranks = any(environment.fact_at(record.plan, f"gpu.{name}") not in (None, 1) for name in ("count", "nodes"))
+    timed = [
+        point.key for point in record.points if point.key.is_timed and point.status is Status.OK
+    ]
+    has_ranks = any(
+        environment.fact_at(record.plan, f"gpu.{name}") not in (None, 1)
+        for name in ("count", "nodes")
+    )
     is_long = record.plan.get("epochs") or has_ranks
     if is_long or sum(key.replicate == 0 for key in timed) > _FEW_POINTS:
         return None
@@ -235,7 +281,8 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
 def _device(record: Record) -> dict[str, Any]:
     """Facts of this machine's device that corresponds to the record's, as far as they are known without torch."""
     kind, rocm, name, uuid = (
-        environment.fact_at(record.environment, f"device.{fact}") for fact in ("kind", "rocm", "name", "uuid")
+        environment.fact_at(record.environment, f"device.{fact}")
+        for fact in ("kind", "rocm", "name", "uuid")
     )
     if kind == "cpu":
         return {"kind": "cpu", "name": processor_name()}
@@ -245,7 +292,9 @@ def _device(record: Record) -> dict[str, Any]:
             boards, is_absent = nvml.all_boards()["boards"], True
         except Exception as error:  # only a missing library shows that no board is here
             is_absent = type(error).__name__ == "NVMLError_LibraryNotFound"
-    same = sorted((one for one in boards if one["name"] == name), key=lambda one: bool(one["uuid"] != uuid))
+    same = sorted(
+        (one for one in boards if one["name"] == name), key=lambda one: bool(one["uuid"] != uuid)
+    )
     own = next(iter([*same, *boards]), None)
     if own is None and is_absent:
         return {"kind": "cpu", "name": processor_name()}
@@ -272,11 +321,19 @@ def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_r
     return container.run(argv)
 
 
-def _judge(side: Side, again: _Repetition, settings: Settings) -> tuple[Reproduction, Comparison | None]:
+def _judge(
+    side: Side, again: _Repetition, settings: Settings
+) -> tuple[Reproduction, Comparison | None]:
     new = Record.load(again.folder)
     if changes := again.changes(new.plan):  # an image has its own configuration
-        return Reproduction(Outcome.NOT_COMPARABLE, (f"the plans differ in {'; '.join(changes)}",)), None
+        return Reproduction(
+            Outcome.NOT_COMPARABLE, (f"the plans differ in {'; '.join(changes)}",)
+        ), None
     if all(point.status is not Status.OK for point in new.points if point.key.is_timed):
-        return Reproduction(Outcome.DIFFERS, (f"no point was measured again ({new.status.value})",)), None
-    compared = judging.compare([side, Side.of("B", str(again.folder), [Analysis.of(new)])], settings)
+        return Reproduction(
+            Outcome.DIFFERS, (f"no point was measured again ({new.status.value})",)
+        ), None
+    compared = judging.compare(
+        [side, Side.of("B", str(again.folder), [Analysis.of(new)])], settings
+    )
     return reproduction.judge(compared), compared

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.commands.app import RECORD, ConfigDir, Force, Json, app, emit, group_folders, refuse_to_overwrite
+from perfexp.commands.app import (
+    RECORD,
+    ConfigDir,
+    Force,
+    Json,
+    app,
+    emit,
+    group_folders,
+    refuse_to_overwrite,
+)
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets, interrupts, untrusted
 from perfexp.host.gpu_sheets import GpuFile
@@ -29,20 +38,30 @@ from perfexp.summaries.subject import one_line
 def roofline(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="CSV|FILE.ncu-rep|DIR", help="ncu's output, or a run's folder or record.json."),
+        typer.Argument(
+            metavar="CSV|FILE.ncu-rep|DIR", help="ncu's output, or a run's folder or record.json."
+        ),
     ],
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Use the peaks of this data sheet: t4, h200, ….")
+        str | None,
+        typer.Option(metavar="NAME", help="Use the peaks of this data sheet: t4, h200, …."),
     ] = None,
-    peak_compute: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak of the device.")] = None,
-    peak_bw: Annotated[float | None, typer.Option(metavar="GB/s", help="Peak bandwidth of its memory.")] = None,
+    peak_compute: Annotated[
+        float | None, typer.Option(metavar="TFLOP/s", help="Peak of the device.")
+    ] = None,
+    peak_bw: Annotated[
+        float | None, typer.Option(metavar="GB/s", help="Peak bandwidth of its memory.")
+    ] = None,
     label: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the plot.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="PNG", help="The plot; SVG and HTML go beside it. By default beside the input."),
+        typer.Option(
+            metavar="PNG", help="The plot; SVG and HTML go beside it. By default beside the input."
+        ),
     ] = None,
     summary: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="All figures, a line for each kernel, launch and range.")
+        Path | None,
+        typer.Option(metavar="CSV", help="All figures, a line for each kernel, launch and range."),
     ] = None,
     config_dir: ConfigDir = None,
     force: Force = False,
@@ -62,9 +81,13 @@ def roofline(
     peaks = peaks.or_else(named(gpu, sheets)) if gpu else peaks
     rooflines = [result for place in places for result in _rooflines(place, peaks, sheets, label)]
     if len(rooflines) > 1 and (out or summary):
-        raise UserError(f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out.")
+        raise UserError(
+            f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out."
+        )
     planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
-    _refuse_targets([path for *_, targets in planned for path in targets.values()], places, force=force)
+    _refuse_targets(
+        [path for *_, targets in planned for path in targets.values()], places, force=force
+    )
     written = [(result, _write(result, folder, targets)) for result, folder, targets in planned]
     emit(
         {"rooflines": [_document(*one) for one in written]},
@@ -77,12 +100,16 @@ def _rooflines(
     place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
 ) -> Iterator[tuple[Path, Roofline]]:
     if not place.exists():
-        raise UserError(f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {RECORD}.")
+        raise UserError(
+            f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {RECORD}."
+        )
     if place.is_dir() or place.suffix == ".json":
         yield from _of_run(place, peaks, sheets, label)
         return
     text = _exported(place) if place.suffix == ".ncu-rep" else None
-    result = of_csv(place.resolve(), peaks, text=text, sheets=sheets, title=label or place.stem)  # a link was typed
+    result = of_csv(
+        place.resolve(), peaks, text=text, sheets=sheets, title=label or place.stem
+    )  # a link was typed
     yield place.with_name(f"{place.stem}_roofline"), result
 
 
@@ -103,8 +130,12 @@ def _of_run(
 ) -> Iterator[tuple[Path, Roofline]]:
     """The rooflines of ncu's files in a run's manifest, and of its layers."""
     record, folder = Record.load(place), place if place.is_dir() else place.parent
-    names = [name for name in RunPaths(folder).claimed() if is_own_place(name) and name.endswith(".csv")]
-    tables = [path for name in names if untrusted.is_regular(path := folder / name) and is_listing(path)]
+    names = [
+        name for name in RunPaths(folder).claimed() if is_own_place(name) and name.endswith(".csv")
+    ]
+    tables = [
+        path for name in names if untrusted.is_regular(path := folder / name) and is_listing(path)
+    ]
     for path in tables:
         title = label or f"{record.name} · {path.stem}"
         result = of_csv(path, peaks.or_else(of_plan(record.plan)), sheets=sheets, title=title)
@@ -117,7 +148,9 @@ def _of_run(
 
 def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:
     if out and out.suffix.lower() not in ("", ".png"):
-        raise UserError(f"--out {out}: the plot is a PNG; SVG and HTML of it are written beside it.")
+        raise UserError(
+            f"--out {out}: the plot is a PNG; SVG and HTML of it are written beside it."
+        )
     targets = sink.files(out.with_suffix("") if out else stem)
     return targets | ({"csv": summary} if summary else {})
 
@@ -125,14 +158,23 @@ def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Pa
 def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
     sources = {path.resolve() for path in inputs}
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
-        raise UserError(f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV.")
+        raise UserError(
+            f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV."
+        )
     folders = [place if place.is_dir() else place.parent for place in inputs]
     # rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did
-    drawn = {folder / name for folder in folders for name in RunPaths(folder).claimed() if "roofline" in name}
+    drawn = {
+        folder / name
+        for folder in folders
+        for name in RunPaths(folder).claimed()
+        if "roofline" in name
+    }
     others = [file for file in files if file.resolve() not in {path.resolve() for path in drawn}]
     refuse_to_overwrite(others, "Choose others with --out and --summary", force=force)
     if missing := next((file for file in files if not file.parent.is_dir()), None):
-        raise UserError(f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another.")
+        raise UserError(
+            f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another."
+        )
 
 
 def _parts(result: Roofline, written: Sequence[Path]) -> Iterator[Section | str]:
@@ -158,7 +200,9 @@ def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
 
 def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> list[Path]:
     paths = RunPaths(folder)
-    inside = [path.absolute() for path in targets.values() if path.absolute().is_relative_to(paths.root)]
+    inside = [
+        path.absolute() for path in targets.values() if path.absolute().is_relative_to(paths.root)
+    ]
     path: Path | str | None = paths.manifest
     try:
         if paths.manifest.is_file():

@@ -25,7 +25,9 @@ from perfexp.summaries.grid import Section
 _SETTINGS = {"tracking": "none", "cold_start": "false", "hydra.mode": "RUN"} | {
     f"probes.{name}": "false" for name in ("work", "energy", "ceilings", "layers", "scaling")
 }
-_SET_BY = {"processes": "--processes"} | dict.fromkeys(_SETTINGS, "the command: it measures the times alone")
+_SET_BY = {"processes": "--processes"} | dict.fromkeys(
+    _SETTINGS, "the command: it measures the times alone"
+)
 #: Defaults without a model.
 _DEFAULTS = {"input_size": "96", "stopping": "normal"}
 _MODEL, _GPU_MODEL = "resnet18", "resnet50"
@@ -36,11 +38,15 @@ def selfcheck(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE", help="Overrides of a run. Without a model: resnet18, resnet50 on a GPU, at 96 pixels."
+            metavar="KEY=VALUE",
+            help="Overrides of a run. Without a model: resnet18, resnet50 on a GPU, at 96 pixels.",
         ),
     ] = None,
     processes: Annotated[
-        int, typer.Option(metavar="N", min=3, help="Fresh processes, each of which measures every point.")
+        int,
+        typer.Option(
+            metavar="N", min=3, help="Fresh processes, each of which measures every point."
+        ),
     ] = 10,
     as_json: Json = False,
     config_dir: ConfigDir = None,
@@ -61,7 +67,9 @@ def selfcheck(
     record = Record.load(folder)
     known = selfcheck_summary.spreads(rows(record))
     if not known:
-        raise UserError(f"No two processes in {folder} have the same point; its report shows why (perfexp show).")
+        raise UserError(
+            f"No two processes in {folder} have the same point; its report shows why (perfexp show)."
+        )
     sentence = selfcheck_summary.sentence(known)
     title = f"selfcheck: {processes} processes of {record.name}"
     emit(
@@ -72,7 +80,9 @@ def selfcheck(
     raise typer.Exit(code)
 
 
-def settle(overrides: list[str] | tuple[str, ...], processes: int, config_dir: Path | None) -> tuple[list[str], Plan]:
+def settle(
+    overrides: list[str] | tuple[str, ...], processes: int, config_dir: Path | None
+) -> tuple[list[str], Plan]:
     """Return the command line of the run, and its plan.
 
     Raises:
@@ -83,7 +93,11 @@ def settle(overrides: list[str] | tuple[str, ...], processes: int, config_dir: P
     if not given.keys() & {"model", "experiment"}:
         defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
         arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]
-    arguments += [*overrides, f"processes={processes}", *(f"{key}={value}" for key, value in _SETTINGS.items())]
+    arguments += [
+        *overrides,
+        f"processes={processes}",
+        *(f"{key}={value}" for key, value in _SETTINGS.items()),
+    ]
     return arguments, config.typed(compose(arguments))
 
 

@@ -11,7 +11,9 @@ from perfexp.commands.app import app
 
 
 @app.command()
-def completion(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> None:
     """Print a shell's completion script.
 
     Example: eval "$(perfexp completion bash)", or perfexp completion fish | source

@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import list_runs
-from perfexp.commands.app import PLAN, RECORD, SWEEP, Force, Json, app, echo, refuse_to_overwrite, write_files
+from perfexp.commands.app import (
+    PLAN,
+    RECORD,
+    SWEEP,
+    Force,
+    Json,
+    app,
+    echo,
+    refuse_to_overwrite,
+    write_files,
+)
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
 from perfexp.records.paths import RunPaths
@@ -37,10 +47,15 @@ def show(
             help="A run's folder, its record.json, or a sweep's folder; by default what ended last in outputs.",
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics, warnings and notes.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print only results, errors, warnings and failures.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print all metrics, warnings and notes.")
+    ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write the results and plots as a page.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write the results and plots as a page."),
     ] = None,
     force: Force = False,
     as_json: Json = False,
@@ -85,10 +100,14 @@ def refuse_unfinished(folder: Path) -> None:
     """Raise UserError for a folder whose run has no record yet, or with runs below; return for any other folder."""
     paths = RunPaths(folder)
     if paths.plan.is_file():
-        finished = units.counted(sum(not is_trial(point.key) for point in read_points(paths.points)), "point")
+        finished = units.counted(
+            sum(not is_trial(point.key) for point in read_points(paths.points)), "point"
+        )
         again = _continuation(paths)
         if paths.in_use():
-            raise UserError(f"{folder} is being measured into, {finished} so far: perfexp status {folder}.")
+            raise UserError(
+                f"{folder} is being measured into, {finished} so far: perfexp status {folder}."
+            )
         if why := run_status.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
@@ -126,7 +145,9 @@ def _sweep_of(places: list[Path]) -> str:
             sweep = Record.load(place).sweep
         except PerfexpError:
             continue
-        home = Path(os.path.normpath(place / sweep.directory)) if sweep and sweep.directory else None
+        home = (
+            Path(os.path.normpath(place / sweep.directory)) if sweep and sweep.directory else None
+        )
         if home and home not in places and (home / SWEEP).is_file():
             return f" The sweep that measured {place.name} lies in {home}."
     return ""

@@ -39,7 +39,8 @@ _PROVEN = "100 %, proven"
 Margin = Annotated[
     str,
     typer.Option(
-        metavar="PERCENT", help="Difference up to which two figures are the same: relative, of accuracy in points."
+        metavar="PERCENT",
+        help="Difference up to which two figures are the same: relative, of accuracy in points.",
     ),
 ]
 Fdr = Annotated[
@@ -50,11 +51,14 @@ Fdr = Annotated[
     ),
 ]
 Metrics = Annotated[
-    str | None, typer.Option("--metric", metavar="NAME,…", help=f"Measures to compare: {', '.join(MEASURES)}.")
+    str | None,
+    typer.Option("--metric", metavar="NAME,…", help=f"Measures to compare: {', '.join(MEASURES)}."),
 ]
 Allow = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY", help="Compare although this differs; may be repeated, or a list with commas."),
+    typer.Option(
+        metavar="KEY", help="Compare although this differs; may be repeated, or a list with commas."
+    ),
 ]
 Baselines = Annotated[
     Path | None,
@@ -81,14 +85,19 @@ def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | 
     return Settings(
         margin=_fraction("--margin", margin),
         fdr=_fraction("--fdr", fdr, ALPHA),
-        measures=[one_of("metric", name, list(MEASURES)) for name in words([metrics] if metrics else MEASURES)],
+        measures=[
+            one_of("metric", name, list(MEASURES))
+            for name in words([metrics] if metrics else MEASURES)
+        ],
         allowed=allowed,
     )
 
 
 def words(texts: Iterable[str]) -> list[str]:
     """The words of texts with commas, each once."""
-    return list(dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip()))
+    return list(
+        dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip())
+    )
 
 
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
@@ -97,7 +106,9 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
         return _within(Path(places[0]))
     if len(places) < 2:
         raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
-    resolved = [place if place.startswith(MLFLOW) else str(Path(place).resolve()) for place in places]
+    resolved = [
+        place if place.startswith(MLFLOW) else str(Path(place).resolve()) for place in places
+    ]
     for number, place in enumerate(resolved):
         if place in resolved[:number]:
             raise UserError(f"{places[number]} was given twice; name two different runs.")
@@ -115,7 +126,9 @@ def _within(folder: Path) -> list[Side]:
         UserError: fewer than two groups have a record.
     """
     runs = _of_sweep(folder)
-    every = pairing.groups((child, Analysis.of(record) if record else None) for child, _, record in runs)
+    every = pairing.groups(
+        (child, Analysis.of(record) if record else None) for child, _, record in runs
+    )
     groups = [group for group in every if group.recorded]
     if sum(bool(group.timed) for group in groups) > 1:
         groups = [group for group in groups if group.timed]
@@ -144,12 +157,18 @@ def _within(folder: Path) -> list[Side]:
 def _names(count: int) -> str:
     """The names of sides, a letter each; raises `UserError` if there are more sides than letters."""
     if count > len(string.ascii_uppercase):
-        raise UserError(f"{count} sides were given; at most {len(string.ascii_uppercase)} can be compared.")
+        raise UserError(
+            f"{count} sides were given; at most {len(string.ascii_uppercase)} can be compared."
+        )
     return string.ascii_uppercase[:count]
 
 
 def _side(
-    name: str, source: str, runs: Sequence[Analysis], missing: list[str], decided_by: tuple[str, ...] | None = None
+    name: str,
+    source: str,
+    runs: Sequence[Analysis],
+    missing: list[str],
+    decided_by: tuple[str, ...] | None = None,
 ) -> Side:
     """A side with what qualifies its figures."""
     coverage = sweep_summary.coverage(row for one in runs for row in one.rows)
@@ -182,10 +201,14 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     folder = Path(place)
     if is_sweep(folder):
         runs = _of_sweep(folder)
-        return [record for _, _, record in runs if record], _missing((child, record) for child, _, record in runs)
+        return [record for _, _, record in runs if record], _missing(
+            (child, record) for child, _, record in runs
+        )
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
-        raise UserError(f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's.")
+        raise UserError(
+            f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's."
+        )
     return [vendor_file.load(folder) if vendor_file.is_one(folder) else Record.load(folder)], []
 
 
@@ -197,7 +220,9 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
         return matching[0]
     machines = ", ".join(place.parent.name for place in places)
     if matching:
-        raise UserError(f"Several machines have a baseline {name}: {machines}. Name one with --machine.")
+        raise UserError(
+            f"Several machines have a baseline {name}: {machines}. Name one with --machine."
+        )
     raise UserError(
         f"There is no baseline {name}{f' of {machine}' if machine else ''} in {root}"
         f"{f', only of {machines}: name one with --machine, or add' if places else '. Add'} it with: "
@@ -216,7 +241,9 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
     children = sorted(folders.run_folders(sweep, folder), key=lambda one: one[0].job)
     runs = [(child, place, sweep.record_of(child, folder)) for child, place in children]
     if not any(record for _, _, record in runs):
-        raise UserError(f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}.")
+        raise UserError(
+            f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}."
+        )
     return runs
 
 
@@ -247,7 +274,11 @@ def _fraction(option: str, text: str, most: float | None = None) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1:
-        raise UserError(f"{option} {text}: give a percentage above 0 % and below 100 %, such as 1%.")
+        raise UserError(
+            f"{option} {text}: give a percentage above 0 % and below 100 %, such as 1%."
+        )
     if most and value > most:  # every verdict is at this level anyway
-        raise UserError(f"{option} {text}: give at most {100 * most:g}%, the level of each single verdict.")
+        raise UserError(
+            f"{option} {text}: give at most {100 * most:g}%, the level of each single verdict."
+        )
     return value

@@ -21,26 +21,42 @@ _REMEDY = "Choose another folder with --out DIR."
 @app.command()
 def speed(
     places: Annotated[
-        list[Path], typer.Argument(metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders.")
+        list[Path],
+        typer.Argument(
+            metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders."
+        ),
     ],
     skip: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Skip the first N lines about steps; by default until they are steady."),
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Skip the first N lines about steps; by default until they are steady.",
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Images per GPU and step.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Number of GPUs.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Bare name of the model.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Number of GPUs.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Bare name of the model.")
+    ] = None,
     run_mode: Annotated[
-        Mode | None, typer.Option(metavar="sp|mp", help="One GPU or several; by default by their number.")
+        Mode | None,
+        typer.Option(metavar="sp|mp", help="One GPU or several; by default by their number."),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp.")
+        str | None,
+        typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Output folder, created if missing; this one, or outputs in a container."),
+        typer.Option(
+            metavar="DIR",
+            help="Output folder, created if missing; this one, or outputs in a container.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +84,12 @@ def speed(
             echo(f"error: {error}", err=True)
             exit_code = error.exit_code
     emit(
-        {"trainings": [{"file": path, "remark": one.remark, **one.document()} for path, one in written.items()]},
+        {
+            "trainings": [
+                {"file": path, "remark": one.remark, **one.document()}
+                for path, one in written.items()
+            ]
+        },
         [line_of(training, path) for path, training in written.items()],
         as_json=as_json,
     )
@@ -87,7 +108,9 @@ def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> It
 
 def _of_runs(place: Path) -> Iterator[Speed]:
     refused: list[OSError] = []
-    files = list(folders.below(place, RECORD, refused=refused.append)) if place.is_dir() else [place]
+    files = (
+        list(folders.below(place, RECORD, refused=refused.append)) if place.is_dir() else [place]
+    )
     if refused:
         raise UserError(f"{refused[0].filename} can't be read: {refused[0].strerror}.")
     if not files:
@@ -97,7 +120,9 @@ def _of_runs(place: Path) -> Iterator[Speed]:
         )
     trainings = [speed for file in files for speed in of_record(Record.load(file), file.parent)]
     if not trainings:
-        raise UserError(f"{place} holds no training: only mode=train and mode=train_inference have one.")
+        raise UserError(
+            f"{place} holds no training: only mode=train and mode=train_inference have one."
+        )
     yield from trainings
 
 

@@ -33,7 +33,8 @@ from perfexp.tables import json_results
 @app.command()
 def status(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, a sweep's, or any folder above some.")
+        Path,
+        typer.Argument(metavar="DIR", help="A run's folder, a sweep's, or any folder above some."),
     ] = Path("outputs"),
     as_json: Json = False,
 ) -> None:
@@ -55,11 +56,21 @@ def status(
     pace = run_status.Pace(runs)
     refused = [line for group in groups.values() for line in group.refused]
     total = run_status.tally(runs, pace)
-    is_complete = total.complete and not refused and not any(group.not_begun for group in groups.values())
+    is_complete = (
+        total.complete and not refused and not any(group.not_begun for group in groups.values())
+    )
     facts = [_facts(run, run_status.tally([run], pace)) for run in runs]
-    parts = [section for place, group in groups.items() for section in _sections(place, group, pace, folder)]
+    parts = [
+        section
+        for place, group in groups.items()
+        for section in _sections(place, group, pace, folder)
+    ]
     in_all = [f"in all: {total}"] if len(groups) > 1 and runs else []
-    emit(json_results.document(facts, is_complete=is_complete, refused=refused), [*parts, *in_all], as_json=as_json)
+    emit(
+        json_results.document(facts, is_complete=is_complete, refused=refused),
+        [*parts, *in_all],
+        as_json=as_json,
+    )
     raise typer.Exit(0 if is_complete and not below.unreadable else 1)
 
 
@@ -83,7 +94,10 @@ class _Below:
                 self._failed(error, place)
         children = [path for sweep, place in self.sweeps for _, path in run_folders(sweep, place)]
         own = [path.parent for path in paths if path.name == PLAN]
-        for run in [*own, *(path for path in children if (path / PLAN).is_file() and not path.is_symlink())]:
+        for run in [
+            *own,
+            *(path for path in children if (path / PLAN).is_file() and not path.is_symlink()),
+        ]:
             if run.absolute() not in self.runs:
                 try:
                     self.runs[run.absolute()] = _run(run)
@@ -119,12 +133,18 @@ class _Group:
 def _run(folder: Path) -> Run:
     paths = RunPaths(folder)
     running = paths.in_use()  # first: a run that ends now has left its results
-    record = Record.load(paths.record) if paths.record.exists() else None  # one that `show` cannot read is not done
+    record = (
+        Record.load(paths.record) if paths.record.exists() else None
+    )  # one that `show` cannot read is not done
     # YAML takes a hundred times as long to read as a record, whose plan is that of the folder once all has ended
     plan = plan_file.read(paths.plan) if record is None or running else record.plan
-    results = run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
+    results = (
+        run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
+    )
     if record is not None and not paths.points.exists():  # the record alone was copied
-        results = {one.key: run_status.Result(key=one.key, status=one.status) for one in record.points}
+        results = {
+            one.key: run_status.Result(key=one.key, status=one.status) for one in record.points
+        }
     expected = Expected.load(paths.expected)
     if record is not None and expected is None:  # an older version measured it
         profiler = plan.get("profiler")
@@ -153,8 +173,12 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
 
 def _sections(place: Path, group: _Group, pace: run_status.Pace, folder: Path) -> Iterator[Section]:
     """Yield the table of a folder with runs, what was refused in it, and the states of its jobs."""
-    shown = folder if [run.folder for run in group.runs] == [folder] else place  # the user named a run
-    title = ": ".join(filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps))))
+    shown = (
+        folder if [run.folder for run in group.runs] == [folder] else place
+    )  # the user named a run
+    title = ": ".join(
+        filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps)))
+    )
     yield Section(one_line(title), run_status.matrix(group.runs, pace) if group.runs else ())
     if group.refused:
         yield Section(NOT_MEASURED, group.refused)
@@ -189,13 +213,20 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         group.runs += not_begun(sweep, place, below.runs)
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
         if SweepPaths(place).jobs.exists():
-            queued = queued or job_states.listed()  # once: a controller that is away answers after minutes
+            queued = (
+                queued or job_states.listed()
+            )  # once: a controller that is away answers after minutes
             states = job_states.states(sweep, place, queued)
-            ended = sum(state.has_ended and state.state is not job_states.State.unsubmitted for state in states)
+            ended = sum(
+                state.has_ended and state.state is not job_states.State.unsubmitted
+                for state in states
+            )
             group.jobs += [job_states.counted(states), *job_states.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
         of = f" of {sweep.jobs}" if sweep.jobs else ""
-        unknown = "; those that have not begun are not counted" if left and not sweep.planned else ""
+        unknown = (
+            "; those that have not begun are not counted" if left and not sweep.planned else ""
+        )
         group.sweeps.append(f"sweep over {sweep.name}, {ended}{of} runs have ended{unknown}")
         group.not_begun += left
         group.refused += _refused(sweep, place, below)
@@ -227,12 +258,20 @@ def not_begun(sweep: Sweep, folder: Path, begun: Mapping[Path, Run]) -> Iterator
             yield _waiting(place, planned.options, child.error if child else None, planned)
     numbers = {planned.job for planned in sweep.planned}
     for child, place in run_folders(sweep, folder) if numbers else ():
-        if child.error and child.job not in numbers and place.absolute() not in begun:  # its configuration is wrong
+        if (
+            child.error and child.job not in numbers and place.absolute() not in begun
+        ):  # its configuration is wrong
             first = sweep.planned[0].options
             own = {axis.removesuffix(".name"): value for axis, value in child.axes.items()}
-            yield _waiting(place, {group: own.get(group, name) for group, name in first.items()}, child.error)
+            yield _waiting(
+                place, {group: own.get(group, name) for group, name in first.items()}, child.error
+            )
 
 
-def _waiting(folder: Path, options: Mapping[str, str], refusal: str | None, planned: PlannedRun | None = None) -> Run:
+def _waiting(
+    folder: Path, options: Mapping[str, str], refusal: str | None, planned: PlannedRun | None = None
+) -> Run:
     plan = {group: {"name": name} for group, name in options.items()}
-    return Run(folder=folder, plan=plan, results={}, expected=None, refusal=refusal, planned=planned)
+    return Run(
+        folder=folder, plan=plan, results={}, expected=None, refusal=refusal, planned=planned
+    )

@@ -19,9 +19,13 @@ from perfexp.tracking.mlflow_sink import MlflowSink
 
 @app.command()
 def sync(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="A run's folder, or any folder above runs.")
+    ],
     uri: Uri = None,
-    experiment: Annotated[str | None, typer.Option(help="Experiment; by default that of each record's plan.")] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Experiment; by default that of each record's plan.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Send records to MLflow; sending one twice does no harm.
@@ -31,10 +35,18 @@ def sync(
     links, experiments, sent = dict[str, str](), dict[str, Any](), list[dict[str, str]]()
     exit_code = 0
     for folder in folders:
-        files = [folder] if folder.is_file() else below(folder, RECORD, SWEEP, refused=lambda error: None)
-        ordered = sorted(files, key=lambda file: (file.name == SWEEP, file))  # a sweep needs its runs' experiment
+        files = (
+            [folder]
+            if folder.is_file()
+            else below(folder, RECORD, SWEEP, refused=lambda error: None)
+        )
+        ordered = sorted(
+            files, key=lambda file: (file.name == SWEEP, file)
+        )  # a sweep needs its runs' experiment
         if not any(file.name == RECORD for file in ordered):
-            lacking = f"no {RECORD} in it or below it" if folder.exists() else "there is no such folder"
+            lacking = (
+                f"no {RECORD} in it or below it" if folder.exists() else "there is no such folder"
+            )
             echo(f"failed  {folder}: {lacking}; set the store with --uri", err=True)
             exit_code = max(exit_code, UserError.exit_code)
         for file in ordered:
@@ -50,7 +62,11 @@ def sync(
 
 
 def _send(
-    file: Path, uri: str | None, experiment: str | None, experiments: dict[str, Any], links: dict[str, str]
+    file: Path,
+    uri: str | None,
+    experiment: str | None,
+    experiments: dict[str, Any],
+    links: dict[str, str],
 ) -> dict[str, str]:
     """Send a record, or a sweep, which goes to the experiment of its runs; `links` are those sent last, by store."""
     if file.name == RECORD:
@@ -59,7 +75,9 @@ def _send(
         planned = tracking.get("experiment") if isinstance(tracking, Mapping) else None
         if record.sweep:
             experiments[record.sweep.uid] = planned
-        sink = MlflowSink(uri=uri, experiment=experiment or planned)  # a record is data: it does not choose the store
+        sink = MlflowSink(
+            uri=uri, experiment=experiment or planned
+        )  # a record is data: it does not choose the store
         name, link = record.name, sink.publish(Analysis.of(record), file.parent)
     else:
         sweep = Sweep.load(file)

@@ -40,21 +40,33 @@ _INPUT_SIZE = "512x1024"
 @app.command("train-speed", context_settings={"ignore_unknown_options": True})
 def train_speed(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As in model=MODEL: fastscnn, ….")],
-    run_mode: Annotated[Mode, typer.Argument(metavar="sp|mp", help="One GPU, or all visible ones.")],
-    precision: Annotated[str, typer.Argument(metavar="PRECISION", help="fp32, fp16 or amp (mixed), tf32, ….")],
+    run_mode: Annotated[
+        Mode, typer.Argument(metavar="sp|mp", help="One GPU, or all visible ones.")
+    ],
+    precision: Annotated[
+        str, typer.Argument(metavar="PRECISION", help="fp32, fp16 or amp (mixed), tf32, ….")
+    ],
     batch_size: Annotated[
-        int, typer.Argument(metavar="BATCH_SIZE", min=1, max=LARGEST, help="Images per GPU and step.")
+        int,
+        typer.Argument(metavar="BATCH_SIZE", min=1, max=LARGEST, help="Images per GPU and step."),
     ],
     iterations: Annotated[
-        int, typer.Argument(metavar="ITERATIONS", min=1, max=LARGEST, help="Timed steps after the warm-up.")
+        int,
+        typer.Argument(
+            metavar="ITERATIONS", min=1, max=LARGEST, help="Timed steps after the warm-up."
+        ),
     ],
     workers: Annotated[
-        int, typer.Argument(metavar="WORKERS", min=0, max=LARGEST, help="Processes that load data, per GPU.")
+        int,
+        typer.Argument(
+            metavar="WORKERS", min=0, max=LARGEST, help="Processes that load data, per GPU."
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE", help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, …."
+            metavar="KEY=VALUE",
+            help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, ….",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option(DRY_RUN, help="Print what would be measured.")] = False,
@@ -90,8 +102,12 @@ def train_speed(
 
 def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
     """Measure a plan by its command line; return the exit code, and the folder of the record."""
-    folder = naming.run_folder(plan, naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {}))
-    return main([*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])]), folder
+    folder = naming.run_folder(
+        plan, naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
+    )
+    return main(
+        [*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])]
+    ), folder
 
 
 def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str, str]:
@@ -139,20 +155,28 @@ def _num_gpus(run_mode: Mode, gpu: dict[str, Any], *, said: bool) -> int | None:
     count, name = gpu.get("count"), gpu["name"]
     if run_mode is Mode.sp:
         if said and count != 1:
-            raise UserError(f"sp is one GPU, but gpu.count={count}; use mp, or leave gpu.count out.")
+            raise UserError(
+                f"sp is one GPU, but gpu.count={count}; use mp, or leave gpu.count out."
+            )
         return None if count is None else 1
     if count is None:
         raise UserError(f"mp needs several GPUs, but gpu={name} has no gpu.count; use sp.")
     if said:
         if count < 2:
-            raise UserError(f"mp needs two GPUs or more, but gpu.count={count}; use sp, or leave gpu.count out.")
+            raise UserError(
+                f"mp needs two GPUs or more, but gpu.count={count}; use sp, or leave gpu.count out."
+            )
         return int(count)
     if name in ("cpu", "mps"):
-        raise UserError(f"mp needs visible GPUs, but gpu={name} is not a GPU; use sp, or gpu.count=N for N processes.")
+        raise UserError(
+            f"mp needs visible GPUs, but gpu={name} is not a GPU; use sp, or gpu.count=N for N processes."
+        )
     visible = worker_query.visible_gpus() - int(gpu.get("index") or 0)
     if visible < 2:
         seen = "no GPU is" if visible < 1 else "one GPU is"
-        raise UserError(f"mp needs two GPUs or more, but {seen} visible; use sp, or check CUDA_VISIBLE_DEVICES.")
+        raise UserError(
+            f"mp needs two GPUs or more, but {seen} visible; use sp, or check CUDA_VISIBLE_DEVICES."
+        )
     return visible
 
 

@@ -32,7 +32,12 @@ from perfexp.tracking.views import VIEWS
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
 #: Environment variables with options of `mlflow server`, which perfexp's server ignores.
 _OPTIONS = {
-    *("MLFLOW_ARTIFACTS_ONLY", "MLFLOW_DEFAULT_ARTIFACT_ROOT", "MLFLOW_GUNICORN_OPTS", "MLFLOW_UVICORN_OPTS"),
+    *(
+        "MLFLOW_ARTIFACTS_ONLY",
+        "MLFLOW_DEFAULT_ARTIFACT_ROOT",
+        "MLFLOW_GUNICORN_OPTS",
+        "MLFLOW_UVICORN_OPTS",
+    ),
     *("MLFLOW_READ_REPLICA_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI", "MLFLOW_STATIC_PREFIX"),
 }
 #: Requests to this machine bypass proxies.
@@ -48,9 +53,13 @@ def ui(
     ] = store.HOST,
     allowed_hosts: Annotated[
         str | None,
-        typer.Option(help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel."),
+        typer.Option(
+            help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel."
+        ),
     ] = None,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the first link in a browser.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the first link in a browser.")
+    ] = False,
 ) -> None:
     """Open MLflow on the tracking store until Ctrl-C.
 
@@ -63,9 +72,20 @@ def ui(
         return
     _check(location, host, port)
     if host not in LOOPBACK:
-        echo(f"It has no authentication: anyone who reaches {host}:{port} can read and delete everything.", err=True)
+        echo(
+            f"It has no authentication: anyone who reaches {host}:{port} can read and delete everything.",
+            err=True,
+        )
     hosts = accepted_hosts(host, port, allowed_hosts)
-    command = [*_server(location), "--host", host, "--port", str(port), "--allowed-hosts", ",".join(hosts)]
+    command = [
+        *_server(location),
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--allowed-hosts",
+        ",".join(hosts),
+    ]
     address = EVERYWHERE.get(host, host)
     base = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     echo(f"Starting MLflow on {base} …", err=True)
@@ -90,7 +110,9 @@ def ui(
 def _check(uri: str, host: str, port: int) -> None:
     file = store.database(uri)
     if file is not None and not file.is_file():
-        raise UserError(f"There is no tracking store {file} yet. Measure something, go to its folder, or give --uri.")
+        raise UserError(
+            f"There is no tracking store {file} yet. Measure something, go to its folder, or give --uri."
+        )
     store.refuse_foreign_database(uri)
     try:
         importlib.metadata.version("mlflow")
@@ -99,10 +121,14 @@ def _check(uri: str, host: str, port: int) -> None:
             "MLflow's pages need the full package: pip install mlflow (mlflow-skinny only sends)."
         ) from error
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+        with socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ):
             pass
     except OSError as error:
-        raise UserError(f"{host}:{port} cannot be opened ({error.strerror}); choose another with --port.") from error
+        raise UserError(
+            f"{host}:{port} cannot be opened ({error.strerror}); choose another with --port."
+        ) from error
 
 
 def _server(uri: str) -> list[str]:
@@ -131,7 +157,9 @@ def _environment(uri: str) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def _running(command: list[str], environment: dict[str, str], output: IO[str]) -> Iterator[subprocess.Popen[str]]:
+def _running(
+    command: list[str], environment: dict[str, str], output: IO[str]
+) -> Iterator[subprocess.Popen[str]]:
     """The server in its own process group, which is terminated on leaving."""
     server = subprocess.Popen(
         command,
@@ -169,7 +197,11 @@ def _links(base: str) -> list[tuple[str, str]]:
     experiments = _experiments(base)
     last = experiments[0] if experiments else {}
     tags = {tag["key"] for tag in last.get("tags", [])}
-    found = [(view.name, store.view_page(base, last["experiment_id"], view.key)) for view in VIEWS if view.tag in tags]
+    found = [
+        (view.name, store.view_page(base, last["experiment_id"], view.key))
+        for view in VIEWS
+        if view.tag in tags
+    ]
     return found + [(one["name"], store.page(base, one["experiment_id"])) for one in experiments]
 
 
@@ -177,7 +209,9 @@ def _experiments(base: str) -> list[dict[str, Any]]:
     """The experiments, the last used first; MLflow's empty default only if it is alone."""
     query: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
     request = urllib.request.Request(
-        f"{base}/api/2.0/mlflow/experiments/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
+        f"{base}/api/2.0/mlflow/experiments/search",
+        json.dumps(query).encode(),
+        {"Content-Type": "application/json"},
     )
     with _direct.open(request, timeout=30) as answer:
         experiments = json.load(answer).get("experiments", [])

@@ -92,12 +92,16 @@ def _subject(*plan: str, environment: tuple[str, ...] = ()) -> _Fact:
 def _setting(name: str, *environment: str, follows: tuple[str, ...] = ()) -> _Fact:
     """A setting `execution.NAME`, which the user may have varied."""
     remedy = f"set the same execution.{name} for both"
-    return _Fact(Role.CONFOUNDER, environment, (f"execution.{name}",), remedy, follows, may_be_subject=True)
+    return _Fact(
+        Role.CONFOUNDER, environment, (f"execution.{name}",), remedy, follows, may_be_subject=True
+    )
 
 
 def _board(remedy: str, *names: str) -> _Fact:
     """Facts of a board, of which other products have other values."""
-    return _Fact(Role.CONFOUNDER, tuple(f"device.{name}" for name in names), help=remedy, follows=("device",))
+    return _Fact(
+        Role.CONFOUNDER, tuple(f"device.{name}" for name in names), help=remedy, follows=("device",)
+    )
 
 
 #: Facts by name.
@@ -105,7 +109,9 @@ FACTS = {
     "model": _subject("model"),
     "algorithm": _subject("algorithm"),
     "precision": _subject("precision"),
-    "execution": _subject(*(f"execution.{name}" for name in ("compile", "channels_last", "cuda_graph", "ddp"))),
+    "execution": _subject(
+        *(f"execution.{name}" for name in ("compile", "channels_last", "cuda_graph", "ddp"))
+    ),
     "training": _subject("mode.train"),
     "device": _subject(environment=("device.name", "device.kind")),
     "board": _subject(environment=("device.uuid",)),
@@ -113,11 +119,20 @@ FACTS = {
     "driver": _subject(environment=("device.driver",)),
     "torch": _subject(environment=("packages.torch",)),
     "libraries": _subject(
-        environment=("device.cuda", "device.rocm", "device.cudnn", "packages.torchvision", "packages.triton", "python")
+        environment=(
+            "device.cuda",
+            "device.rocm",
+            "device.cudnn",
+            "packages.torchvision",
+            "packages.triton",
+            "python",
+        )
     ),
     "commit": _subject(environment=("git.commit", "git.dirty")),
     "code": _subject(),  # files of the user's own
-    "power_limit": _board("set the same power limit on both (nvidia-smi -pl) and measure again", "power_limit_watts"),
+    "power_limit": _board(
+        "set the same power limit on both (nvidia-smi -pl) and measure again", "power_limit_watts"
+    ),
     "clocks": _board(
         "lock the clocks on both sides or on neither, and measure again",
         *("application_clock_hertz", "application_clock_changed", "auto_boost"),
@@ -130,7 +145,9 @@ FACTS = {
         help="choose precision=tf32 or precision=fp32 for both",
         follows=("precision",),
     ),
-    "cudnn_benchmark": _setting("cudnn_benchmark", "session.cudnn_benchmark", follows=("algorithm",)),
+    "cudnn_benchmark": _setting(
+        "cudnn_benchmark", "session.cudnn_benchmark", follows=("algorithm",)
+    ),
     "deterministic": _setting("deterministic", "session.deterministic"),
     "threads": _setting("threads", "session.threads", follows=("device",)),
     "interop_threads": _setting("interop_threads", "session.interop_threads", follows=("device",)),
@@ -143,10 +160,17 @@ FACTS = {
     ),
     "data": _Fact(Role.CONFOUNDER, plan=("data",), help="set the same data= for both"),
     "cache": _Fact(Role.CONFOUNDER, plan=("cache",), help="set the same cache= for both"),
-    "perfexp": _Fact(Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"),
-    "machine": _Fact(Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")),
+    "perfexp": _Fact(
+        Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"
+    ),
+    "machine": _Fact(
+        Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")
+    ),
     "seed": _subject("seed"),  # of accuracies and losses
-    **{name: _Fact(Role.NEUTRAL, plan=(name,)) for name in ("stopping", "processes", "percentiles", "probes")},
+    **{
+        name: _Fact(Role.NEUTRAL, plan=(name,))
+        for name in ("stopping", "processes", "percentiles", "probes")
+    },
 }
 #: Confounders that `--allow` accepts; the last five are those of a point.
 ALLOWABLE = (
@@ -159,34 +183,51 @@ def check_allowed(keys: Collection[str]) -> None:
     """Raise UserError for a key that is not a confounder."""
     for key in keys:
         if key not in ALLOWABLE:
-            raise UserError(f"--allow {key}: there is no such confounder. {did_you_mean(key, ALLOWABLE)}".rstrip())
+            raise UserError(
+                f"--allow {key}: there is no such confounder. {did_you_mean(key, ALLOWABLE)}".rstrip()
+            )
 
 
 def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) -> list[Difference]:
     """Return the facts that differ between two runs, the subject first, then confounders."""
-    differing = {key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))}
+    differing = {
+        key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))
+    }
     before, after = (subject(one.plan, one.environment).number_format for one in (baseline, other))
-    if "precision" in differing or before != after:  # by torch's own flags it is what each device makes of them
+    if (
+        "precision" in differing or before != after
+    ):  # by torch's own flags it is what each device makes of them
         differing["precision"] = before, after
         differing.pop("tf32", None)
     elif texts := _tf32_of_vendors(baseline, other):
         differing.setdefault("tf32", texts)
     if files := changed_sources(baseline.plan, other.plan):
         rest = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
-        differing["code"] = "", one_line(f"{', '.join(files[:_SHOWN])}{rest} {'differ' if files[1:] else 'differs'}")
+        differing["code"] = (
+            "",
+            one_line(f"{', '.join(files[:_SHOWN])}{rest} {'differ' if files[1:] else 'differs'}"),
+        )
     if "device" in differing:
         differing.pop("board", None)  # another product is another board, too
-    if not all(any(point.key.phase == "train" for point in record.points) for record in (baseline, other)):
+    if not all(
+        any(point.key.phase == "train" for point in record.points) for record in (baseline, other)
+    ):
         differing.pop("training", None)  # of which nothing is compared
     roles = {key: FACTS[key].role for key in differing}
-    if "seed" in roles and not all(any(point.metric(ACCURACY) for point in one.points) for one in (baseline, other)):
+    if "seed" in roles and not all(
+        any(point.metric(ACCURACY) for point in one.points) for one in (baseline, other)
+    ):
         roles["seed"] = Role.NEUTRAL  # of times
     subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
     found = []
     for key, (before, after) in differing.items():
         fact, role = FACTS[key], roles[key]
-        is_varied = any(fact_at(baseline.plan, place) != fact_at(other.plan, place) for place in fact.plan)
-        if subjects & set(fact.follows) or (fact.may_be_subject and is_varied and subjects <= _INCIDENTAL):
+        is_varied = any(
+            fact_at(baseline.plan, place) != fact_at(other.plan, place) for place in fact.plan
+        )
+        if subjects & set(fact.follows) or (
+            fact.may_be_subject and is_varied and subjects <= _INCIDENTAL
+        ):
             role = Role.SUBJECT
         if role is Role.CONFOUNDER:
             found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
@@ -196,7 +237,9 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
 
 
 def point_differences(
-    baseline: tuple[Record, Sequence[Point]], other: tuple[Record, Sequence[Point]], allowed: Collection[str] = ()
+    baseline: tuple[Record, Sequence[Point]],
+    other: tuple[Record, Sequence[Point]],
+    allowed: Collection[str] = (),
 ) -> list[Difference]:
     """Return the confounders of a pair of points: methods of `device` and rates, meters, diagnostics of `error`."""
     sides = (baseline, other)
@@ -237,7 +280,9 @@ def point_differences(
     for code in errors[0] | errors[1]:
         before, after = (side.get(code, "no such error") for side in errors)
         measures = ("energy",) if code.startswith("meter_") else ()
-        found.append(_confounder("diagnostics", before, after, allowed, measures, f"fix the cause of {code}"))
+        found.append(
+            _confounder("diagnostics", before, after, allowed, measures, f"fix the cause of {code}")
+        )
     return found
 
 
@@ -245,7 +290,9 @@ def _process_start(record: Record, points: Sequence[Point]) -> str | None:
     """How the processes of a point were started, in older versions fresh; None in the caller's process."""
     if record.environment.get("in_process"):
         return None
-    return " and ".join(sorted({str(point.facts.get("process_start", "fresh")) for point in points}))
+    return " and ".join(
+        sorted({str(point.facts.get("process_start", "fresh")) for point in points})
+    )
 
 
 def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
@@ -259,7 +306,10 @@ def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
 def _within_meters(*sides: Sequence[Point]) -> bool:
     """Whether energies differ by no more than the errors of two meters, as far as these are known."""
     energies, accuracies = (
-        [next((one.value for point in points if (one := point.metric(name)) and one.value), None) for points in sides]
+        [
+            next((one.value for point in points if (one := point.metric(name)) and one.value), None)
+            for points in sides
+        ]
         for name in (SINGLES["energy"], METER_ACCURACY)
     )
     if None in energies:
@@ -269,7 +319,12 @@ def _within_meters(*sides: Sequence[Point]) -> bool:
 
 
 def _confounder(
-    key: str, before: str, after: str, allowed: Collection[str], measures: tuple[str, ...], remedy: str
+    key: str,
+    before: str,
+    after: str,
+    allowed: Collection[str],
+    measures: tuple[str, ...],
+    remedy: str,
 ) -> Difference:
     return Difference(
         key=key,
@@ -297,10 +352,14 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
         settings.append({name: leaf for of_place in leaves for name, leaf in of_place.items()})
     known = [name for name in facts[0] if None not in (facts[0][name], facts[1][name])]
     places = [name for name in known if facts[0][name] != facts[1][name]]
-    places += [name for name in settings[0] | settings[1] if settings[0].get(name) != settings[1].get(name)]
+    places += [
+        name for name in settings[0] | settings[1] if settings[0].get(name) != settings[1].get(name)
+    ]
     if not places:
         return None
-    named = [place for place in places if place.endswith(".name")]  # a name stands for the settings behind it
+    named = [
+        place for place in places if place.endswith(".name")
+    ]  # a name stands for the settings behind it
     shown = (named or places)[:_SHOWN]
     leaves_shown = {place.rpartition(".")[2] for place in shown}
     every = (*fact.environment, *fact.plan)
@@ -318,7 +377,9 @@ def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
     """TF32 on boards of two vendors, as texts: the same setting rounds other operations on each."""
     vendors = [vendor(side.environment) for side in sides]
     places = FACTS["tf32"].environment
-    if vendors[0] == vendors[1] or not all(any(fact_at(one.environment, place) for place in places) for one in sides):
+    if vendors[0] == vendors[1] or not all(
+        any(fact_at(one.environment, place) for place in places) for one in sides
+    ):
         return None
     return f"TF32 of {vendors[0]}", f"TF32 of {vendors[1]}"
 
@@ -327,7 +388,11 @@ def _leaves(value: Any, place: str) -> dict[str, Any]:
     """The values below a place of a plan, without the classes that implement them."""
     if not isinstance(value, Mapping):
         return {place: value}
-    inner = (_leaves(one, f"{place}.{name}") for name, one in value.items() if not str(name).startswith("_"))
+    inner = (
+        _leaves(one, f"{place}.{name}")
+        for name, one in value.items()
+        if not str(name).startswith("_")
+    )
     return {name: leaf for leaves in inner for name, leaf in leaves.items()}
 
 

@@ -11,7 +11,14 @@ from typing import Any
 import msgspec
 
 from perfexp.comparison.comparability import Role
-from perfexp.comparison.document import Alone, Compared, Comparison, DeviceSummary, SideFacts, Verdict
+from perfexp.comparison.document import (
+    Alone,
+    Compared,
+    Comparison,
+    DeviceSummary,
+    SideFacts,
+    Verdict,
+)
 from perfexp.comparison.judging import DECISIVE, decisive
 from perfexp.comparison.measures import MEASURES
 from perfexp.records import units
@@ -34,7 +41,9 @@ _DEVICE_RATIOS = {
     "throughput_ratio": "throughput ratio",
     "memory_efficiency": "memory efficiency (samples/s per byte of peak memory)",
 }
-_NEW_RUN = "for a verdict on another measure start a new perfexp ab with --metric NAME in a new folder"
+_NEW_RUN = (
+    "for a verdict on another measure start a new perfexp ab with --metric NAME in a new folder"
+)
 #: Symbol of each verdict, since color alone does not show it, and its style on a terminal, by the names of rich.
 MARKS = {
     Verdict.BETTER: ("▲", "green"),
@@ -84,25 +93,38 @@ def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
 
 def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
     """The points whose layers are not compared, since profiled calls disagree with timed ones."""
-    points = dict.fromkeys(line.point for line in comparison.layers if line.side == side.name and not line.agrees)
+    points = dict.fromkeys(
+        line.point for line in comparison.layers if line.side == side.name and not line.agrees
+    )
     if not points:
         return []
     of_all = {line.point for line in comparison.layers if line.side == side.name}
     where = f" at {units.counted(len(points), 'point')} of {len(of_all)}" if len(of_all) > 1 else ""
-    return [f"layers are not compared{where}: they are shares only, of a profiled call unlike the timed one"]
+    return [
+        f"layers are not compared{where}: they are shares only, of a profiled call unlike the timed one"
+    ]
 
 
 def header(comparison: Comparison) -> list[str]:
     """Lines above all tables: the sides, the facts common to all pairs, and how verdicts are reached."""
-    lines = [f"{side.name}  {side.source}{'  (baseline)' * (not index)}" for index, side in enumerate(comparison.sides)]
+    lines = [
+        f"{side.name}  {side.source}{'  (baseline)' * (not index)}"
+        for index, side in enumerate(comparison.sides)
+    ]
     measured = [pair for pair in comparison.pairs if pair.low is not None]
     levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
     points = dict.fromkeys(pair.point for pair in comparison.pairs)
     has_many = len(points) > 1 or len(comparison.sides) > 2
-    rate = f"; false discovery rate {bare(comparison.fdr)} over all pairs of a measure" if has_many else ""
+    rate = (
+        f"; false discovery rate {bare(comparison.fdr)} over all pairs of a measure"
+        if has_many
+        else ""
+    )
     intervals = interval_words(min(levels, default=ALPHA)) if measured or levels else "no intervals"
     rule = f"SAME: within ±{bare(comparison.margin)}{rate}; {'; '.join([*_processes(comparison), intervals])}"
-    constant = " · ".join(filter(None, (comparison.constant, *(points if len(points) == 1 else ()))))
+    constant = " · ".join(
+        filter(None, (comparison.constant, *(points if len(points) == 1 else ())))
+    )
     return [*lines, *filter(None, [constant]), rule]
 
 
@@ -111,7 +133,9 @@ def _processes(comparison: Comparison) -> list[str]:
     counts: dict[str, set[int]] = {}
     for pair in comparison.pairs:
         if MEASURES[pair.measure].is_time:
-            for name, count in zip((comparison.sides[0].name, pair.side), pair.processes, strict=True):
+            for name, count in zip(
+                (comparison.sides[0].name, pair.side), pair.processes, strict=True
+            ):
                 counts.setdefault(name, set()).add(count)
     of_all = set().union(*counts.values())
     if len(of_all) < 2:
@@ -129,7 +153,11 @@ def interval_words(level: float) -> str:
     """Confidence of the intervals; looks at runs whose processes took turns share 5 %."""
     if not level:
         return f"no intervals before {sequential.LEAST} processes of each side"
-    looks = "" if level == ALPHA else f", which hold {bare(1 - ALPHA)} of the time however often one looks"
+    looks = (
+        ""
+        if level == ALPHA
+        else f", which hold {bare(1 - ALPHA)} of the time however often one looks"
+    )
     return f"{confidence(level)} intervals{looks}"
 
 
@@ -149,11 +177,24 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     baseline = comparison.sides[0].name
     columns = [
         Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
-        *([Column("point", (pair.point for pair in pairs), prose=True, is_key=True)] if several else []),
-        Column(baseline, (_own(pair.baseline, pair.unit, pair.estimated[0]) for pair in pairs), rank=2),
-        Column(side.name, (_own(pair.other, pair.unit, pair.estimated[1]) for pair in pairs), rank=1),
+        *(
+            [Column("point", (pair.point for pair in pairs), prose=True, is_key=True)]
+            if several
+            else []
+        ),
+        Column(
+            baseline, (_own(pair.baseline, pair.unit, pair.estimated[0]) for pair in pairs), rank=2
+        ),
+        Column(
+            side.name, (_own(pair.other, pair.unit, pair.estimated[1]) for pair in pairs), rank=1
+        ),
         Column(f"{side.name}/{baseline}", map(ratio_of, pairs)),
-        Column("verdict", map(verdict_of, pairs), prose=True, styles=[MARKS[pair.verdict][1] for pair in pairs]),
+        Column(
+            "verdict",
+            map(verdict_of, pairs),
+            prose=True,
+            styles=[MARKS[pair.verdict][1] for pair in pairs],
+        ),
         *([Column("+N", further, rank=3)] if any(further) else []),
     ]
     notes = [
@@ -176,14 +217,22 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     if any(any(pair.estimated) for pair in pairs if pair.measure != "cycles"):
         notes.append(f"≈ estimated, or without an interval: {TOO_FEW}")
     if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
-        notes.append("p95 is the mean of the processes' own; perfexp show DIR has that of all calls of a run")
+        notes.append(
+            "p95 is the mean of the processes' own; perfexp show DIR has that of all calls of a run"
+        )
     if any(pair.processes == (1, 1) and pair.low is not None for pair in pairs):
-        notes.append("one process of each side: a 99 % interval, since either may be far from most others")
+        notes.append(
+            "one process of each side: a 99 % interval, since either may be far from most others"
+        )
     if undefined := dict.fromkeys(pair.measure for pair in pairs if pair.ratio is None):
         names = ", ".join(undefined)
-        notes.append(f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios")
+        notes.append(
+            f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios"
+        )
     if "memory" in measures:
-        notes.append("memory is of the timed calls; the first ones may take more (perfexp show DIR)")
+        notes.append(
+            "memory is of the timed calls; the first ones may take more (perfexp show DIR)"
+        )
     if "energy" in measures:
         loop = "of a loop of calls back to back, in which a device may wait for the host"
         notes.append(f"energy is energy/per_image of perfexp show: {loop}")
@@ -194,7 +243,11 @@ def _clock_note(pairs: Sequence[Compared]) -> list[str]:
     """In how many pairs another clock does not explain the verdict on time; nothing without cycles."""
     judged = [pair.clock for pair in pairs if pair.clock is not None]
     count = f"{judged.count('')} of {len(judged)} pairs"
-    return [f"time and cycles (≈ device time × clock) have the same verdict in {count}"] if judged else []
+    return (
+        [f"time and cycles (≈ device time × clock) have the same verdict in {count}"]
+        if judged
+        else []
+    )
 
 
 def _means(comparison: Comparison, side: SideFacts) -> list[str]:
@@ -206,11 +259,15 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
     has_phases = len({one.phase for one in means}) > 1
     texts = []
     for one in means:
-        ratio = ratio_text(Interval(value=one.ratio, low=one.low, high=one.high)).removesuffix(", no interval")
+        ratio = ratio_text(Interval(value=one.ratio, low=one.low, high=one.high)).removesuffix(
+            ", no interval"
+        )
         texts.append(f"{f'{one.phase} ' * has_phases}{one.measure} {ratio}")
     few = "" if models >= LEAST_CLUSTERS else f"; no intervals below {LEAST_CLUSTERS} models"
     points = units.counted(max(mean.pairs for mean in means), "point")
-    return [f"geometric mean over {points} of {units.counted(models, 'model')}: {', '.join(texts)}{few}"]
+    return [
+        f"geometric mean over {points} of {units.counted(models, 'model')}: {', '.join(texts)}{few}"
+    ]
 
 
 def in_words(summary: DeviceSummary) -> str:
@@ -232,7 +289,9 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
     if side.level < ALPHA:
         return [_in_turn(side, pairs)]
     notes = []
-    if counts := [max(pair.processes) + pair.further_processes for pair in undecided if pair.further_processes]:
+    if counts := [
+        max(pair.processes) + pair.further_processes for pair in undecided if pair.further_processes
+    ]:
         notes.append(
             "+N: N more processes of each side would probably decide; measure both again with "
             f"processes={max(counts)}, enough for the largest N"
@@ -243,7 +302,9 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
             "measure; a wider --margin may"
         )
     if any(pair.low is None for pair in undecided):
-        notes.append("no interval: a side has one process with too few samples; measure it again with processes=3")
+        notes.append(
+            "no interval: a side has one process with too few samples; measure it again with processes=3"
+        )
     return notes
 
 
@@ -291,7 +352,9 @@ def time_ratio(pair: Compared) -> Interval:
 
 
 def _inverse(ratio: Interval) -> Interval:
-    return Interval(value=1 / ratio.value, low=ratio.high and 1 / ratio.high, high=ratio.low and 1 / ratio.low)
+    return Interval(
+        value=1 / ratio.value, low=ratio.high and 1 / ratio.high, high=ratio.low and 1 / ratio.low
+    )
 
 
 def verdict_of(pair: Compared) -> str:
@@ -305,7 +368,9 @@ def confounders(side: SideFacts) -> list[str]:
     for one in side.differences:
         if one.role is Role.CONFOUNDER:
             of = f" ({', '.join(one.measures)} only)" if one.measures else ""
-            remedy = ", allowed" if one.allowed else f"; {one.help}, or accept it with --allow {one.key}"
+            remedy = (
+                ", allowed" if one.allowed else f"; {one.help}, or accept it with --allow {one.key}"
+            )
             lines.append(f"{one.key}: {one.baseline} → {one.other}{of}{remedy}")
     return lines
 
@@ -329,17 +394,28 @@ def alone_of(one: Alone) -> str:
 def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False) -> Grid | None:
     """The layers with the largest contributions to the differences of a side; None without layers."""
     lines = [line for line in comparison.layers if line.side == side.name and line.agrees]
-    lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[:_MOST_LAYERS]
+    lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[
+        :_MOST_LAYERS
+    ]
     if not lines:
         return None
     names = {"layer": "layer", "pass": "which", "point": "point"}
-    kernels = [_kernels(line.baseline_kernels, line.other_kernels) for line in lines] if has_kernels else []
+    kernels = (
+        [_kernels(line.baseline_kernels, line.other_kernels) for line in lines]
+        if has_kernels
+        else []
+    )
     baseline = comparison.sides[0].name
     columns = [
-        *(Column(title, map(attrgetter(name), lines), prose=True, is_key=True) for title, name in names.items()),
+        *(
+            Column(title, map(attrgetter(name), lines), prose=True, is_key=True)
+            for title, name in names.items()
+        ),
         Column(baseline, (figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
         Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
-        Column("difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)),
+        Column(
+            "difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)
+        ),
         Column("share", (percent(line.share) for line in lines)),
     ]
     for name, texts in zip((baseline, side.name), zip(*kernels, strict=True), strict=False):
@@ -358,7 +434,9 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
     sums: dict[str, float] = {}
     for line in comparison.layers:
         if line.side == side.name and line.agrees:
-            sums[line.point] = sums.get(line.point, 0.0) + line.other_seconds - line.baseline_seconds
+            sums[line.point] = (
+                sums.get(line.point, 0.0) + line.other_seconds - line.baseline_seconds
+            )
     shares = {}
     for measure in _EXPLAINED:
         for pair in comparison.pairs:
@@ -382,7 +460,9 @@ def conclusion(comparison: Comparison) -> str:
         if deciding and all(pair.verdict is Verdict.BETTER and pair.ratio for pair in deciding):
             gains[side] = geometric_mean(time_ratio(pair).value for pair in deciding)
     if not gains:
-        return f"none of {len(sides)} sides is shown to be better than {baseline.name} at all points"
+        return (
+            f"none of {len(sides)} sides is shown to be better than {baseline.name} at all points"
+        )
     return f"largest gain of {len(sides)} sides: {_answer(comparison, min(gains, key=gains.__getitem__))}"
 
 
@@ -401,12 +481,20 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
     if len(deciding) > 1:
         counts = Counter(pair.word.lower() for pair in deciding)
         words = ", ".join(f"{word} at {count}" for word, count in counts.most_common())
-        means = [mean for mean in comparison.means if (mean.side, mean.measure) == (side.name, deciding[0].measure)]
-        mean = "".join(f"; geometric mean {units.digits(mean.ratio)}×" for mean in means if len(means) == 1)
+        means = [
+            mean
+            for mean in comparison.means
+            if (mean.side, mean.measure) == (side.name, deciding[0].measure)
+        ]
+        mean = "".join(
+            f"; geometric mean {units.digits(mean.ratio)}×" for mean in means if len(means) == 1
+        )
         undecided = [pair for pair in deciding if pair.verdict is Verdict.UNDECIDED]
         most = max(undecided, key=lambda pair: pair.further_processes or 0, default=None)
         remedy = f"; {_would_decide(side, most)}" if most else ""
-        return f"{side.name} against {one}: {words} of {len(deciding)} points ({names}{mean}){remedy}"
+        return (
+            f"{side.name} against {one}: {words} of {len(deciding)} points ({names}{mean}){remedy}"
+        )
     [pair] = deciding
     others = [each for each in comparison.pairs if each.side == side.name and each is not pair]
     known = []
@@ -436,8 +524,12 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
     elif pair.verdict is Verdict.SAME:
         answer = f"{two} and {one} are the same within ±{bare(comparison.margin)}"
     else:
-        answer = f"undecided whether {two} is better or worse than {one}: {_would_decide(side, pair)}"
-    width = ratio_text(ratio).partition(" ")[2].strip("()") if ratio and ratio.low is not None else ""
+        answer = (
+            f"undecided whether {two} is better or worse than {one}: {_would_decide(side, pair)}"
+        )
+    width = (
+        ratio_text(ratio).partition(" ")[2].strip("()") if ratio and ratio.low is not None else ""
+    )
     return f"{answer} ({', '.join(filter(None, (width, names)))})"
 
 
@@ -474,20 +566,28 @@ def sections(comparison: Comparison, *, has_kernels: bool = False) -> Iterator[S
         yield from of_side(comparison, side, has_kernels=has_kernels)
 
 
-def of_side(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False) -> Iterator[Section]:
+def of_side(
+    comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
+) -> Iterator[Section]:
     """The title of a side, its table, and lists and the layers below it; empty ones are left out."""
     yield Section(title(comparison, side), doubts(comparison, side))
     yield Section("", grid(comparison, side))
     parts: dict[str, Grid | list[str] | None] = {
         "time and cycles disagree": [
-            f"{pair.point}: {pair.clock}" for pair in comparison.pairs if pair.side == side.name and pair.clock
+            f"{pair.point}: {pair.clock}"
+            for pair in comparison.pairs
+            if pair.side == side.name and pair.clock
         ],
         "what else differs": confounders(side),
         "differs without effect": [
-            f"{one.key}: {one.baseline} → {one.other}" for one in side.differences if one.role is Role.NEUTRAL
+            f"{one.key}: {one.baseline} → {one.other}"
+            for one in side.differences
+            if one.role is Role.NEUTRAL
         ],
         "only on one side": alone(comparison, side),
-        "runs without a record": [f"{one.name}: {line}" for one in (comparison.sides[0], side) for line in one.missing],
+        "runs without a record": [
+            f"{one.name}: {line}" for one in (comparison.sides[0], side) for line in one.missing
+        ],
         "layers that explain the difference": layers(comparison, side, has_kernels=has_kernels),
     }
     yield from (Section(heading, content) for heading, content in parts.items() if content)
@@ -496,7 +596,11 @@ def of_side(comparison: Comparison, side: SideFacts, *, has_kernels: bool = Fals
 def ratio_text(ratio: Interval) -> str:
     """A ratio with its interval."""
     ends = " … ".join(units.digits(end) for end in (ratio.low, ratio.high) if end is not None)
-    return with_width(ratio, units.digits(ratio.value, _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1), ends)
+    return with_width(
+        ratio,
+        units.digits(ratio.value, _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1),
+        ends,
+    )
 
 
 def figure(value: float, unit: str) -> str:

@@ -37,7 +37,11 @@ from perfexp.summaries.subject import common_device
 
 #: Measures of which the first that a run shares with the baseline decides.
 DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
-_WORDS = {Verdict.SAME: "SAME", Verdict.UNDECIDED: "UNDECIDED", Verdict.NOT_COMPARABLE: "NOT COMPARABLE"}
+_WORDS = {
+    Verdict.SAME: "SAME",
+    Verdict.UNDECIDED: "UNDECIDED",
+    Verdict.NOT_COMPARABLE: "NOT COMPARABLE",
+}
 #: Whose the figures of a run on several devices are.
 _OF_RANKS = "; batch, times, cycles and memory are of one rank, throughput and energy of all"
 #: Level and most degrees of freedom of a verdict on one process of each side: either may be one of the few that are
@@ -95,7 +99,9 @@ class _Draft:
         if not self.level or not self.ratio:
             return 1.0, 1.0
         scale = ALPHA / self.level
-        return min(1.0, scale * self.ratio.p_beyond(margin)), min(1.0, scale * self.ratio.p_within(margin))
+        return min(1.0, scale * self.ratio.p_beyond(margin)), min(
+            1.0, scale * self.ratio.p_within(margin)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +117,17 @@ class _Pair:
     def draft(self, measures: Collection[str]) -> None:
         """Compute the ratios by the measures that both points have."""
         one, two = (point.figures for point in self.points)
-        for measure in (name for name in MEASURES if name in measures and name in one and name in two):
+        for measure in (
+            name for name in MEASURES if name in measures and name in one and name in two
+        ):
             figures, level = (one[measure], two[measure]), self.level
             if level is not None:  # processes that took turns were forked from one server
                 figures = figures[0].without_server(), figures[1].without_server()
-            ratio = ratios.log_ratio(figures[1], figures[0]) if figures[0].mean and figures[1].mean else None
+            ratio = (
+                ratios.log_ratio(figures[1], figures[0])
+                if figures[0].mean and figures[1].mean
+                else None
+            )
             if ratio and level is None and all(len(figure.values) == 1 for figure in figures):
                 ratio = replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
                 level = _ALONE
@@ -132,7 +144,10 @@ class _Pair:
     @property
     def clocks(self) -> dict[str, str]:
         """`Compared.clock` of the time whose cycles were counted; clocks of two kinds of devices are not compared."""
-        cycles, time = self.drafts.get("cycles"), next((name for name in DEVICE_TIMES if name in self.drafts), "")
+        cycles, time = (
+            self.drafts.get("cycles"),
+            next((name for name in DEVICE_TIMES if name in self.drafts), ""),
+        )
         one, two = (point.features["device"] for point in self.points)
         if not cycles or not time or one != two:
             return {}
@@ -162,14 +177,22 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     judge([draft for pair in pairs for draft in pair.drafts.values()], settings)
     every = [point for pair in pairs for point in pair.points]
     names = pairing.varying(every[::2]) or list(KEY_FIELDS[1:])
-    compared = [_compared(pair, draft, names, settings) for pair in pairs for draft in pair.drafts.values()]
+    compared = [
+        _compared(pair, draft, names, settings) for pair in pairs for draft in pair.drafts.values()
+    ]
     facts = [baseline.facts]
     for other, matching in matched:
-        differences = dict.fromkeys(one for pair in pairs if pair.side == other.name for one in pair.differences)
+        differences = dict.fromkeys(
+            one for pair in pairs if pair.side == other.name for one in pair.differences
+        )
         level = ALPHA if matching.level is None else matching.level
-        facts.append(msgspec.structs.replace(other.facts, differences=tuple(differences), level=level))
+        facts.append(
+            msgspec.structs.replace(other.facts, differences=tuple(differences), level=level)
+        )
     alone = [one for _, matching in matched for one in matching.alone]
-    alone += [one for pair in pairs for one in _measures_alone(baseline.name, pair, names, settings)]
+    alone += [
+        one for pair in pairs for one in _measures_alone(baseline.name, pair, names, settings)
+    ]
     return Comparison(
         perfexp_version=__version__,
         margin=settings.margin,
@@ -180,7 +203,9 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         pairs=tuple(sorted(compared, key=_order(compared))),
         means=tuple(_means(compared)),
         alone=tuple(alone),
-        layers=tuple(line for pair in pairs for line in _layers(pair, pairing.label(pair.points[0], names))),
+        layers=tuple(
+            line for pair in pairs for line in _layers(pair, pairing.label(pair.points[0], names))
+        ),
         devices=tuple(device_summaries(facts, compared)),
     )
 
@@ -196,19 +221,27 @@ def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pai
             (one.record, one.points), (two.record, two.points), settings.allowed
         )
         differences = (*known[runs], *of_points)
-        pair = _Pair(side=other.name, points=(one, two), differences=differences, level=matching.level)
+        pair = _Pair(
+            side=other.name, points=(one, two), differences=differences, level=matching.level
+        )
         pair.draft(settings.measures)
         yield pair
 
 
-def _measures_alone(baseline: str, pair: _Pair, names: Sequence[str], settings: Settings) -> Iterator[Alone]:
+def _measures_alone(
+    baseline: str, pair: _Pair, names: Sequence[str], settings: Settings
+) -> Iterator[Alone]:
     """The measures that one of two points lacks."""
     one, two = pair.points
     for measure in (name for name in MEASURES if name in settings.measures):
         if (measure in one.figures) is (measure in two.figures):
             continue
-        side, against, lacking = (baseline, pair.side, two) if measure in one.figures else (pair.side, baseline, one)
-        tried = (point.metric(f"{GRAPH}_seconds") for point in lacking.points if point.key == lacking.key)
+        side, against, lacking = (
+            (baseline, pair.side, two) if measure in one.figures else (pair.side, baseline, one)
+        )
+        tried = (
+            point.metric(f"{GRAPH}_seconds") for point in lacking.points if point.key == lacking.key
+        )
         if measure == GRAPH and "device" in pair.drafts and not any(tried):
             continue  # which points it is measured at depends on the others of the run
         yield Alone(side=side, point=pairing.label(one, names), against=against, measure=measure)
@@ -226,7 +259,9 @@ def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
         p_values = [draft.p_values(settings.margin) for draft in judged]
         beyond = ratios.benjamini_hochberg([p for p, _ in p_values], settings.fdr)
         within = ratios.benjamini_hochberg([p for _, p in p_values], settings.fdr)
-        for draft, (p_beyond, p_within), differs, agrees in zip(judged, p_values, beyond, within, strict=True):
+        for draft, (p_beyond, p_within), differs, agrees in zip(
+            judged, p_values, beyond, within, strict=True
+        ):
             if differs and p_beyond <= ALPHA:
                 draft.verdict = _better_or_worse(draft)
             elif agrees and p_within <= ALPHA:
@@ -253,7 +288,12 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
     processes = len(baseline.values), len(other.values)
     further = None
     is_repeated = measure.is_time or max(processes) > 1
-    if ratio and draft.verdict is Verdict.UNDECIDED and is_repeated and draft.level in (ALPHA, _ALONE):
+    if (
+        ratio
+        and draft.verdict is Verdict.UNDECIDED
+        and is_repeated
+        and draft.level in (ALPHA, _ALONE)
+    ):
         further = ratios.further_processes(other, baseline, ratio, settings.margin)
     baseline_is_estimate, other_is_estimate = (
         one.is_estimate or (one.error is None and not measure.is_exact) for one in draft.figures
@@ -274,7 +314,9 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
         high=interval.high if interval else None,
         p=ratio.p_beyond(settings.margin) if ratio else 1.0,
         verdict=draft.verdict,
-        word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[draft.verdict],
+        word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[
+            draft.verdict
+        ],
         clock=pair.clocks.get(draft.measure),
         further_processes=further,
         confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
@@ -286,13 +328,18 @@ def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, fl
     """The order of a table: batch sizes of one phase and input size, or else the largest regressions first."""
     keys = [pair.key for pair in pairs]
     is_over_batches = (
-        len({key.batch_size for key in keys}) > 1 and len({(key.phase, key.input_size) for key in keys}) == 1
+        len({key.batch_size for key in keys}) > 1
+        and len({(key.phase, key.input_size) for key in keys}) == 1
     )
 
     def place(pair: Compared) -> tuple[str, int, float]:
         ratio = pair.other / pair.baseline if pair.baseline else 1 + pair.other
         worst_first = -ratio if MEASURES[pair.measure].is_better_if_lower else ratio
-        return pair.side, list(MEASURES).index(pair.measure), pair.key.batch_size if is_over_batches else worst_first
+        return (
+            pair.side,
+            list(MEASURES).index(pair.measure),
+            pair.key.batch_size if is_over_batches else worst_first,
+        )
 
     return place
 
@@ -302,7 +349,9 @@ def _by_phase(pairs: Sequence[Compared]) -> dict[tuple[str, str], dict[str, list
     groups: dict[tuple[str, str], dict[str, list[Compared]]] = {}
     for pair in pairs:
         if pair.verdict is not Verdict.NOT_COMPARABLE:
-            groups.setdefault((pair.side, pair.key.phase), {}).setdefault(pair.measure, []).append(pair)
+            groups.setdefault((pair.side, pair.key.phase), {}).setdefault(pair.measure, []).append(
+                pair
+            )
     return groups
 
 
@@ -337,10 +386,14 @@ def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
     if not (before and after):
         return []
     agree = disagreement(*filter(None, (one.profiled, two.profiled))) is None
-    total = sum(seconds for seconds, _ in after.values()) - sum(seconds for seconds, _ in before.values())
+    total = sum(seconds for seconds, _ in after.values()) - sum(
+        seconds for seconds, _ in before.values()
+    )
     found = []
     for layer, which in dict.fromkeys((*before, *after)):
-        (old, old_kernels), (new, new_kernels) = (side.get((layer, which), (0.0, ())) for side in (before, after))
+        (old, old_kernels), (new, new_kernels) = (
+            side.get((layer, which), (0.0, ())) for side in (before, after)
+        )
         found.append(
             LayerDifference(
                 side=pair.side,
@@ -368,20 +421,32 @@ def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collectio
     return places
 
 
-def device_summaries(sides: Sequence[SideFacts], pairs: Sequence[Compared]) -> Iterator[DeviceSummary]:
+def device_summaries(
+    sides: Sequence[SideFacts], pairs: Sequence[Compared]
+) -> Iterator[DeviceSummary]:
     """A summary of each phase of each side whose subject is the device."""
     devices = {side.name for side in sides if any(one.key == "device" for one in side.differences)}
     for (side, phase), measures in _by_phase(pairs).items():
         if side not in devices:
             continue
-        known = {name: [pair.ratio for pair in group if pair.ratio] for name, group in measures.items()}
-        means = {name: statistics.geometric_mean(values) for name, values in known.items() if values}
+        known = {
+            name: [pair.ratio for pair in group if pair.ratio] for name, group in measures.items()
+        }
+        means = {
+            name: statistics.geometric_mean(values) for name, values in known.items() if values
+        }
         time = next((name for name in DECISIVE[:-1] if name in means), "")
         rate, memory = means.get("throughput"), means.get("memory")
         accuracies = [pair.other - pair.baseline for pair in measures.get("accuracy", ())]
-        parts = {"speedup": {time}, "throughput_ratio": {"throughput"}, "memory_efficiency": {"throughput", "memory"}}
+        parts = {
+            "speedup": {time},
+            "throughput_ratio": {"throughput"},
+            "memory_efficiency": {"throughput", "memory"},
+        }
         undecided = {
-            name for name, group in measures.items() if any(pair.verdict is Verdict.UNDECIDED for pair in group)
+            name
+            for name, group in measures.items()
+            if any(pair.verdict is Verdict.UNDECIDED for pair in group)
         }
         yield DeviceSummary(
             side=side,
@@ -399,7 +464,9 @@ def decisive(pairs: Sequence[Compared]) -> list[Compared]:
     chosen: dict[tuple[str, object], Compared] = {}
     for pair in sorted(pairs, key=lambda pair: DECISIVE.index(pair.measure)):
         chosen.setdefault((pair.side, pair.key), pair)
-    return sorted(chosen.values(), key=lambda pair: (pair.key.phase, pair.key.input_size, pair.key.batch_size))
+    return sorted(
+        chosen.values(), key=lambda pair: (pair.key.phase, pair.key.input_size, pair.key.batch_size)
+    )
 
 
 def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
@@ -408,7 +475,9 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     features = dict.fromkeys(name for one in every for name in one.features)
     same = [name for name in (*features, *KEY_FIELDS) if name not in (*varying, *names)]
     words = pairing.label(every[0], same, every)
-    devices = common_device(one.record.environment for one in every) if "device" not in same else None
+    devices = (
+        common_device(one.record.environment for one in every) if "device" not in same else None
+    )
     ranks = _OF_RANKS if any("ranks" in one.record.environment for one in every) else ""
     return " on ".join(filter(None, (words, devices))) + ranks
 
@@ -427,7 +496,9 @@ def _refuse_same_runs(sides: Sequence[Side]) -> None:
 def _nothing_in_common(baseline: Side, other: Side) -> str:
     has = []
     for side in (baseline, other):
-        points = dict.fromkeys(f"{pairing.label(one, KEY_FIELDS)}{_failure(one)}" for one in side.measurements[:3])
+        points = dict.fromkeys(
+            f"{pairing.label(one, KEY_FIELDS)}{_failure(one)}" for one in side.measurements[:3]
+        )
         has.append(f"{side.source} has {'; '.join(points)}")
     return f"No points can be paired: {', '.join(has)}. Measure the same phase, input_size and batch_size."
 

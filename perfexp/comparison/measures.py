@@ -46,7 +46,12 @@ MEASURES = {
     "memory": Measure(unit="bytes", better="LESS", worse="MORE", is_time=False),
     "energy": Measure(unit="joules", better="LESS", worse="MORE", is_time=False),
     "accuracy": Measure(
-        unit="1", is_better_if_lower=False, better="HIGHER", worse="LOWER", is_time=False, is_exact=True
+        unit="1",
+        is_better_if_lower=False,
+        better="HIGHER",
+        worse="LOWER",
+        is_time=False,
+        is_exact=True,
     ),
 }
 
@@ -62,6 +67,8 @@ def repeats(analysis: Analysis) -> dict[Key, dict[str, Repeats]]:
         key = without_replicate(msgspec.structs.replace(first.key, phase="inference"))
         found.setdefault(key, {})["ttfp"] = Repeats(values=first.totals)
     return {
-        key: {name: one for name, one in of.items() if min(one.values) > 0 or MEASURES[name].is_exact}
+        key: {
+            name: one for name, one in of.items() if min(one.values) > 0 or MEASURES[name].is_exact
+        }
         for key, of in found.items()
     }

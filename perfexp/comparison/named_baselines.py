@@ -27,11 +27,15 @@ def default_folder() -> Path:
 def machine_of(records: Sequence[Record]) -> str:
     """Return the machine and the GPU of records as a folder's name; raises `UserError` if there are several."""
     machines = {
-        safe_name(" ".join(str(fact_at(record.environment, place)) for place in ("host", "device.name"))).lower()
+        safe_name(
+            " ".join(str(fact_at(record.environment, place)) for place in ("host", "device.name"))
+        ).lower()
         for record in records
     }
     if len(machines) > 1:
-        raise UserError(f"A baseline is of one machine; these runs are of {', '.join(sorted(machines))}.")
+        raise UserError(
+            f"A baseline is of one machine; these runs are of {', '.join(sorted(machines))}."
+        )
     return machines.pop()
 
 
@@ -48,7 +52,9 @@ def read(place: Path) -> list[Record]:
     return [Record.load(file) for file in _files(place)]
 
 
-def add(folder: Path, name: str, records: Sequence[Record], machine: str | None = None, *, force: bool) -> Path:
+def add(
+    folder: Path, name: str, records: Sequence[Record], machine: str | None = None, *, force: bool
+) -> Path:
     """Copy records into a new baseline and return its folder; `force` replaces an earlier one.
 
     Args:
@@ -56,7 +62,9 @@ def add(folder: Path, name: str, records: Sequence[Record], machine: str | None 
     """
     place = folder / (_checked(machine) if machine else machine_of(records)) / _checked(name)
     if place.exists() and not force:
-        raise UserError(f"The baseline {place} exists. Choose another name, or replace it with --force.")
+        raise UserError(
+            f"The baseline {place} exists. Choose another name, or replace it with --force."
+        )
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as made:
@@ -65,7 +73,9 @@ def add(folder: Path, name: str, records: Sequence[Record], machine: str | None 
                 write_atomically(target / _RECORD, record.to_json())
             _replace(place, Path(made, name))
     except OSError as error:
-        raise UserError(f"{place} can't be written: {error.strerror}. Choose another --folder.") from error
+        raise UserError(
+            f"{place} can't be written: {error.strerror}. Choose another --folder."
+        ) from error
     return place
 
 
@@ -104,5 +114,7 @@ def _files(place: Path) -> list[Path]:
 
 def _checked(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError(f"{name!r}: use letters, digits and ._- for the names of baselines and machines.")
+        raise UserError(
+            f"{name!r}: use letters, digits and ._- for the names of baselines and machines."
+        )
     return name

@@ -20,7 +20,13 @@ from perfexp.summaries.subject import field_text
 KEY_FIELDS = ("phase", "input_size", "batch_size")
 FEATURES = ("model", "algorithm", "precision", "execution", "device")
 #: Axes of a sweep that fields of a key stand for.
-POINT_AXES = ("mode", "mode.inference.batch_size", "mode.train.batch_size", "input_size", "batch_size")
+POINT_AXES = (
+    "mode",
+    "mode.inference.batch_size",
+    "mode.train.batch_size",
+    "input_size",
+    "batch_size",
+)
 #: Axes that features stand for; any further axis identifies a measurement, too.
 _COVERED = ("model", "algorithm", "precision", "execution", "gpu")
 #: Numbers of devices and nodes in a plan, which are named where there are several.
@@ -75,7 +81,9 @@ class Side:
         return self.facts.source
 
     @classmethod
-    def of(cls, name: str, source: str, runs: Iterable[Analysis], missing: Iterable[str] = ()) -> Side:
+    def of(
+        cls, name: str, source: str, runs: Iterable[Analysis], missing: Iterable[str] = ()
+    ) -> Side:
         """The side of some runs; raises UserError without any timed point."""
         measurements = tuple(one for analysis in runs for one in _measurements(analysis))
         if not measurements:
@@ -120,7 +128,9 @@ def match(baseline: Side, other: Side) -> Matching:
     Raises:
         UserError: a side has several points of one identity.
     """
-    names = dict.fromkeys(name for side in (baseline, other) for one in side.measurements for name in one.features)
+    names = dict.fromkeys(
+        name for side in (baseline, other) for one in side.measurements for name in one.features
+    )
     subject_names = [name for name in names if not baseline.features(name) & other.features(name)]
     identity = [name for name in names if name not in subject_names]
     sides = [_by_place(side, identity) for side in (baseline, other)]
@@ -133,9 +143,15 @@ def match(baseline: Side, other: Side) -> Matching:
         elif measured:
             [point] = measured
             shown = [name for name in (*point.features, *KEY_FIELDS) if name not in subject_names]
-            side, against, other_point = (baseline, other, two) if point is one else (other, baseline, one)
+            side, against, other_point = (
+                (baseline, other, two) if point is one else (other, baseline, one)
+            )
             status = other_point.status if other_point else None
-            alone.append(Alone(side=side.name, point=label(point, shown), against=against.name, status=status))
+            alone.append(
+                Alone(
+                    side=side.name, point=label(point, shown), against=against.name, status=status
+                )
+            )
     return Matching(pairs=tuple(pairs), alone=tuple(alone))
 
 
@@ -149,7 +165,9 @@ def varying(measurements: Iterable[Measurement]) -> list[str]:
 def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
     """A field or a feature, which a measurement shares with others, as a word."""
     if name in KEY_FIELDS or name == "precision":
-        return field_text(one.key, name, [each.record.environment for each in (one, *others)], named=True)
+        return field_text(
+            one.key, name, [each.record.environment for each in (one, *others)], named=True
+        )
     return one.features.get(name, "")
 
 
@@ -170,24 +188,38 @@ def _measurements(analysis: Analysis) -> Iterable[Measurement]:
     record, about = analysis.record, analysis.about
     axes = record.sweep.axes if record.sweep else {}
     others = {
-        name: value for name, value in axes.items() if name not in POINT_AXES and name.split(".")[0] not in _COVERED
+        name: value
+        for name, value in axes.items()
+        if name not in POINT_AXES and name.split(".")[0] not in _COVERED
     }
     figures = repeats(analysis)
-    points: dict[Key, list[Point]] = {}  # a search for each point would take the square of their number
+    points: dict[
+        Key, list[Point]
+    ] = {}  # a search for each point would take the square of their number
     for point in record.points:
         points.setdefault(without_replicate(point.key), []).append(point)
     for point in record.points:
         if point.key.is_timed and not point.key.replicate:
-            texts = (about.model, about.algorithm, point.key.precision, about.execution, about.device or "")
+            texts = (
+                about.model,
+                about.algorithm,
+                point.key.precision,
+                about.execution,
+                about.device or "",
+            )
             features = dict(zip(FEATURES, texts, strict=True)) | others
             counts = {name: fact_at(record.plan, place) for name, place in _COUNTS.items()}
             yield Measurement(
                 record=record,
                 key=point.key,
                 status=point.status,
-                features=features | {name: str(count) for name, count in counts.items() if count not in (None, 1)},
+                features=features
+                | {name: str(count) for name, count in counts.items() if count not in (None, 1)},
                 points=points[point.key],
-                profiled=next((one for one in points.get(layers_key(point.key), ()) if not one.key.replicate), None),
+                profiled=next(
+                    (one for one in points.get(layers_key(point.key), ()) if not one.key.replicate),
+                    None,
+                ),
                 figures=figures.get(point.key, {}),
             )
 
@@ -198,8 +230,14 @@ def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measure
         same = places.setdefault(one.place(names), one)
         if same is not one:
             differing = varying([same, one])
-            how = f"{label(same, differing)} and {label(one, differing)}" if differing else "runs of the same plan"
-            raise UserError(f"{side.source} has several results for {one.key} ({how}); name one run's folder.")
+            how = (
+                f"{label(same, differing)} and {label(one, differing)}"
+                if differing
+                else "runs of the same plan"
+            )
+            raise UserError(
+                f"{side.source} has several results for {one.key} ({how}); name one run's folder."
+            )
     return places
 
 
@@ -252,7 +290,11 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         by_axes.setdefault(tuple(sorted(_without_points(run[0].axes).items())), []).append(run)
     found = []
     for members in by_axes.values():
-        found += [Group(runs=tuple(members))] if _differ(members) else [Group(runs=(run,)) for run in members]
+        found += (
+            [Group(runs=tuple(members))]
+            if _differ(members)
+            else [Group(runs=(run,)) for run in members]
+        )
     return sorted(found, key=lambda group: group.number)
 
 

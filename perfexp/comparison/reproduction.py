@@ -26,7 +26,12 @@ class Outcome(StrEnum):
 
 
 #: Exit codes, as those of `perfexp check`.
-EXIT_CODES = {Outcome.REPRODUCED: 0, Outcome.DIFFERS: 1, Outcome.UNDECIDED: 2, Outcome.NOT_COMPARABLE: 2}
+EXIT_CODES = {
+    Outcome.REPRODUCED: 0,
+    Outcome.DIFFERS: 1,
+    Outcome.UNDECIDED: 2,
+    Outcome.NOT_COMPARABLE: 2,
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,10 @@ class Reproduction:
     def lines(self) -> list[str]:
         """Lines for the console, the outcome first."""
         joint = " because" if self.outcome is Outcome.NOT_COMPARABLE else ":"
-        return [f"{self.outcome.value.upper()}{joint} {self.reasons[0]}", *(f"  {line}" for line in self.reasons[1:])]
+        return [
+            f"{self.outcome.value.upper()}{joint} {self.reasons[0]}",
+            *(f"  {line}" for line in self.reasons[1:]),
+        ]
 
 
 def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
@@ -47,7 +55,8 @@ def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
     reasons = [
         f"{one.key}: {one.baseline} → {one.other}{f'; {one.help}' if one.help else ''}"
         for one in differences
-        if one.key == "device" or (one.role is Role.CONFOUNDER and not one.allowed and not one.measures)
+        if one.key == "device"
+        or (one.role is Role.CONFOUNDER and not one.allowed and not one.measures)
     ]
     return Reproduction(Outcome.NOT_COMPARABLE, tuple(reasons)) if reasons else None
 
@@ -59,11 +68,16 @@ def judge(compared: Comparison) -> Reproduction:
     lost: dict[bool, list[str]] = {True: [], False: []}  # by whether the new run tried, and failed
     for one in compared.alone:
         if one.side == "A":
-            lost[one.status is not None].append(f"not measured again: {comparison_table.alone_of(one)}")
+            lost[one.status is not None].append(
+                f"not measured again: {comparison_table.alone_of(one)}"
+            )
     is_confounded = any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs)
     for outcome, reasons in (
         (Outcome.DIFFERS, [*_lines(compared, Verdict.WORSE, Verdict.BETTER), *lost[True]]),
-        (Outcome.NOT_COMPARABLE, comparison_table.confounders(compared.sides[1]) if is_confounded else []),
+        (
+            Outcome.NOT_COMPARABLE,
+            comparison_table.confounders(compared.sides[1]) if is_confounded else [],
+        ),
         (Outcome.UNDECIDED, [*_lines(compared, Verdict.UNDECIDED), *lost[False]]),
     ):
         if reasons:
@@ -73,7 +87,9 @@ def judge(compared: Comparison) -> Reproduction:
     if not counts:
         return Reproduction(Outcome.UNDECIDED, ("no figure was measured on both sides",))
     within = f"within ±{comparison_table.bare(compared.margin)}"
-    return Reproduction(Outcome.REPRODUCED, (f"{', '.join(counts)} of {units.counted(points, 'point')} {within}",))
+    return Reproduction(
+        Outcome.REPRODUCED, (f"{', '.join(counts)} of {units.counted(points, 'point')} {within}",)
+    )
 
 
 def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
@@ -81,7 +97,9 @@ def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
     lines = []
     for pair in compared.pairs:
         if pair.verdict in verdicts:
-            before, now = (comparison_table.figure(value, pair.unit) for value in (pair.baseline, pair.other))
+            before, now = (
+                comparison_table.figure(value, pair.unit) for value in (pair.baseline, pair.other)
+            )
             change = "" if pair.ratio is None else f", by {100 * (pair.ratio - 1):+.3g} %"
             lines.append(
                 f"{pair.measure} of {pair.point}: {before} → {now}{change} "

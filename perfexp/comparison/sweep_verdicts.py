@@ -89,10 +89,14 @@ class _Contest:
     def __init__(self, whole: SweepAnalysis) -> None:
         groups = pairing.groups(whole.runs)
         self.groups = {str(group.number): group for group in groups if group.timed}
-        self.sides = {name: Side.of(name, group.name, group.timed) for name, group in self.groups.items()}
+        self.sides = {
+            name: Side.of(name, group.name, group.timed) for name, group in self.groups.items()
+        }
         wanted = (fact_at(one.record.plan, "compare.baseline") for one in whole.analyses)
         self.wanted = next((str(name) for name in wanted if name is not None), None)
-        self.models = {name: side.measurements[0].features["model"] for name, side in self.sides.items()}
+        self.models = {
+            name: side.measurements[0].features["model"] for name, side in self.sides.items()
+        }
         counts = Counter(self.models.values())
         if len(counts) < 2 or max(counts.values()) < 2:
             self.models = dict.fromkeys(self.models, "")
@@ -122,12 +126,18 @@ class _Contest:
                 and self.models[name] == self.models[baseline]
                 and _have_a_pair(self.sides[baseline], side)
             ]
-            found = judging.compare([self.sides[baseline], *others], Settings(measures=DECISIVE)) if others else None
+            found = (
+                judging.compare([self.sides[baseline], *others], Settings(measures=DECISIVE))
+                if others
+                else None
+            )
             level = min(side.level for side in found.sides[1:]) if found else ALPHA
             self._known[baseline] = (found.pairs if found else ()), level
         return self._known[baseline]
 
-    def at(self, place: Key, members: Collection[str], baseline: str = "") -> tuple[str, list[Compared]]:
+    def at(
+        self, place: Key, members: Collection[str], baseline: str = ""
+    ) -> tuple[str, list[Compared]]:
         """Return the baseline of a model at a point, or else its first group there, and the other groups' times."""
         own = [name for name in self.baselines.values() if name in members]
         baseline = baseline or next(iter([*own, *members]))
@@ -138,7 +148,12 @@ class _Contest:
 def _is_named(group: Group, wanted: str) -> bool:
     """Whether `compare.baseline` is the number of one of its runs, a value of its axes, or an axis with its value."""
     return any(
-        wanted in (str(child.job), *child.axes.values(), *(f"{axis}={value}" for axis, value in child.axes.items()))
+        wanted
+        in (
+            str(child.job),
+            *child.axes.values(),
+            *(f"{axis}={value}" for axis, value in child.axes.items()),
+        )
         for child, _ in group.runs
     )
 
@@ -150,14 +165,18 @@ def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
     """
     contest = _Contest(whole)
     if contest.groups and not contest.baselines:
-        return SweepVerdicts(fastest=[f"compare.baseline={contest.wanted}: no timed run has this name"])
+        return SweepVerdicts(
+            fastest=[f"compare.baseline={contest.wanted}: no timed run has this name"]
+        )
     by_baseline = {name: contest.against(name) for name in contest.baselines.values()}
     by_baseline = {name: found for name, found in by_baseline.items() if found[0]}
     if not by_baseline:
         return SweepVerdicts()
     every = [pair for pairs, _ in by_baseline.values() for pair in pairs]
     deciding = decisive(every)
-    title = f"{_compared_time(deciding)} / {_name_of([contest.groups[name] for name in by_baseline])}"
+    title = (
+        f"{_compared_time(deciding)} / {_name_of([contest.groups[name] for name in by_baseline])}"
+    )
     by_run: dict[tuple[int, str], list[Compared]] = {}
     for pair in deciding:
         by_run.setdefault((contest.job(pair.side, pair.key), pair.key.phase), []).append(pair)
@@ -174,7 +193,11 @@ def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
         title=title,
         ratios={place: _text(pairs) for place, pairs in by_run.items()},
         notes=[*notes, *_other_verdicts(deciding, every)],
-        fastest=[line for name, (pairs, _) in by_baseline.items() for line in _fastest(name, contest.groups, pairs)],
+        fastest=[
+            line
+            for name, (pairs, _) in by_baseline.items()
+            for line in _fastest(name, contest.groups, pairs)
+        ],
     )
 
 
@@ -182,7 +205,10 @@ def _name_of(baselines: Sequence[Group]) -> str:
     """The name of a baseline, or what the baselines of several models have in common."""
     if len(baselines) == 1:
         return baselines[0].name
-    axes = [{axis: text for axis, text in group.axes.items() if axis not in MODEL_AXES} for group in baselines]
+    axes = [
+        {axis: text for axis, text in group.axes.items() if axis not in MODEL_AXES}
+        for group in baselines
+    ]
     common = ", ".join(axes[0].values()) if all(one == axes[0] for one in axes) else ""
     return common or "the first of its model"
 
@@ -249,7 +275,9 @@ def _of_level(title: str, level: float) -> list[str]:
         return []
     if not level:
         return [f"± of {title}: {comparison_table.interval_words(level)}"]
-    return [f"± of {title}: {comparison_table.confidence(level)} intervals, since processes took turns (perfexp ab)"]
+    return [
+        f"± of {title}: {comparison_table.confidence(level)} intervals, since processes took turns (perfexp ab)"
+    ]
 
 
 def _compared_time(pairs: Sequence[Compared]) -> str:
@@ -266,8 +294,12 @@ def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> 
     if not others:
         return []
     by_word: dict[str, list[str]] = {}
-    for (word, measure), count in sorted(others.items(), key=lambda item: DECISIVE.index(item[0][1])):
-        by_word.setdefault(word, []).append(f"{measure} ({count} of {len(deciding)})" if len(deciding) > 1 else measure)
+    for (word, measure), count in sorted(
+        others.items(), key=lambda item: DECISIVE.index(item[0][1])
+    ):
+        by_word.setdefault(word, []).append(
+            f"{measure} ({count} of {len(deciding)})" if len(deciding) > 1 else measure
+        )
     texts = (f"{', '.join(measures)}: {word}" for word, measures in by_word.items())
     return [f"by {_compared_time(deciding)}; {'; '.join(texts)} (perfexp compare DIR)"]
 
@@ -283,7 +315,9 @@ def _text(pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
         return f"{ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
     counts = Counter((pair.verdict, comparison_table.verdict_of(pair)) for pair in pairs)
-    return ", ".join(f"{count} {text}" for (_, text), count in sorted(counts.items(), key=_by_verdict))
+    return ", ".join(
+        f"{count} {text}" for (_, text), count in sorted(counts.items(), key=_by_verdict)
+    )
 
 
 def _by_verdict(counted: tuple[tuple[Verdict, str], int]) -> int:
@@ -307,7 +341,11 @@ def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared])
     other = "no other run is" if len(groups[first].runs) == 1 else "nothing else is"
     words = dict.fromkeys(groups, "fastest") | {first: f"{other} shown to be faster"}
     of = units.counted(len(points), "point")
-    return [f"{groups[name].name}: {words[name]} at {counts[name]} of {of}" for name in groups if name in counts]
+    return [
+        f"{groups[name].name}: {words[name]} at {counts[name]} of {of}"
+        for name in groups
+        if name in counts
+    ]
 
 
 def _fastest_of(baseline: str, compared: Sequence[Compared]) -> str:
@@ -318,4 +356,6 @@ def _fastest_of(baseline: str, compared: Sequence[Compared]) -> str:
     better = [pair for pair in compared if pair.verdict is Verdict.BETTER]
     if not better:
         return baseline
-    return min(better, key=lambda pair: (DECISIVE.index(pair.measure), -abs(math.log(pair.ratio or 1.0)))).side
+    return min(
+        better, key=lambda pair: (DECISIVE.index(pair.measure), -abs(math.log(pair.ratio or 1.0)))
+    ).side

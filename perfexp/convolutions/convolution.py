@@ -78,8 +78,10 @@ class Convolution:
         """Height and width of the outputs, from those of the unpadded inputs; below 1 where the kernel does not fit."""
         left, right, top, bottom = self.padding
         return (
-            (height + top + bottom - self.dilation[0] * (self.kernel[0] - 1) - 1) // self.stride[0] + 1,
-            (width + left + right - self.dilation[1] * (self.kernel[1] - 1) - 1) // self.stride[1] + 1,
+            (height + top + bottom - self.dilation[0] * (self.kernel[0] - 1) - 1) // self.stride[0]
+            + 1,
+            (width + left + right - self.dilation[1] * (self.kernel[1] - 1) - 1) // self.stride[1]
+            + 1,
         )
 
     def padded(self, inputs: torch.Tensor, height: int = 0, width: int = 0) -> torch.Tensor:
@@ -94,7 +96,16 @@ class Convolution:
     def flops(self, batch: int, height: int, width: int) -> int:
         """Two per multiplication in the definition of a convolution, for a batch of inputs without padding."""
         rows, columns = self.output_size(height, width)
-        return 2 * batch * self.out_channels * rows * columns * self.in_group * self.kernel[0] * self.kernel[1]
+        return (
+            2
+            * batch
+            * self.out_channels
+            * rows
+            * columns
+            * self.in_group
+            * self.kernel[0]
+            * self.kernel[1]
+        )
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -127,12 +138,20 @@ def _pair(value: int | Sequence[int]) -> Pair:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
-def _sides(padding: str | int | Sequence[int], kernel: Pair, dilation: Pair) -> tuple[int, int, int, int]:
+def _sides(
+    padding: str | int | Sequence[int], kernel: Pair, dilation: Pair
+) -> tuple[int, int, int, int]:
     """Padding at the left, right, top and bottom. An odd `same` padding has one more zero at the end, as in torch."""
     if isinstance(padding, str):
         needed = [
-            spread * (size - 1) if padding == "same" else 0 for size, spread in zip(kernel, dilation, strict=True)
+            spread * (size - 1) if padding == "same" else 0
+            for size, spread in zip(kernel, dilation, strict=True)
         ]
-        return needed[1] // 2, needed[1] - needed[1] // 2, needed[0] // 2, needed[0] - needed[0] // 2
+        return (
+            needed[1] // 2,
+            needed[1] - needed[1] // 2,
+            needed[0] // 2,
+            needed[0] - needed[0] // 2,
+        )
     down, across = _pair(padding)
     return across, across, down, down

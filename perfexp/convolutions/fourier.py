@@ -36,7 +36,9 @@ def fft(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) ->
     return _differentiable(convolution.padded(inputs), weight, convolution.groups, None)
 
 
-def fft_tiling(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+def fft_tiling(
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
     """Overlap-save for kernels of at most 32 × 32: tiles of 32 × 32 overlap by the kernel size less one."""
     return _differentiable(convolution.padded(inputs), weight, convolution.groups, TILE)
 
@@ -56,7 +58,9 @@ def _is_smooth(number: int) -> bool:
     return number == 1
 
 
-def _differentiable(image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
+def _differentiable(
+    image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None
+) -> torch.Tensor:
     if torch.is_grad_enabled() and (image.requires_grad or kernels.requires_grad):
         outputs: torch.Tensor = _Filtered.apply(image, kernels, groups, tile)  # type: ignore[no-untyped-call]
         return outputs
@@ -67,26 +71,34 @@ class _Filtered(torch.autograd.Function):
     """Autograd of `_filtered` without saved spectra: the gradients are computed in blocks as well."""
 
     @staticmethod
-    def forward(ctx: Any, image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(image, kernels)
         ctx.settings = (groups, tile)
         return _filtered(image, kernels, groups, tile)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+    def backward(
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         image, kernels = ctx.saved_tensors
         groups, tile = ctx.settings
         of_image = of_kernels = None
         if ctx.needs_input_grad[0]:  # full correlation with the kernels rotated by 180°
             down, across = kernels.shape[2] - 1, kernels.shape[3] - 1
-            turned = torch.unflatten(kernels.flip(2, 3), 0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+            turned = (
+                torch.unflatten(kernels.flip(2, 3), 0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+            )
             of_image = _filtered(pad(grad, (across, across, down, down)), turned, groups, tile)
         if ctx.needs_input_grad[1]:
             of_kernels = _gradient_of_kernels(image, grad, groups, tile)
         return of_image, of_kernels, None, None
 
 
-def _filtered(image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
+def _filtered(
+    image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None
+) -> torch.Tensor:
     """Correlations of an image with kernels, at all positions where a kernel lies inside the image.
 
     The result is (N, O, H - kernel height + 1, W - kernel width + 1). `tile` is the side of the transforms in pixels,
@@ -103,7 +115,9 @@ def _filtered(image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int
     return whole[:, :, : image.shape[2] - kernel[0] + 1, : image.shape[3] - kernel[1] + 1]
 
 
-def _gradient_of_kernels(image: torch.Tensor, grad: torch.Tensor, groups: int, tile: int | None) -> torch.Tensor:
+def _gradient_of_kernels(
+    image: torch.Tensor, grad: torch.Tensor, groups: int, tile: int | None
+) -> torch.Tensor:
     """Correlations of an image's tiles with those of the gradient of `_filtered`, summed over the tiles.
 
     Takes a gradient (N, O, H - kernel height + 1, W - kernel width + 1), returns (O, C / G, kernel height, kernel
@@ -111,7 +125,10 @@ def _gradient_of_kernels(image: torch.Tensor, grad: torch.Tensor, groups: int, t
     """
     kernel = (image.shape[2] - grad.shape[2] + 1, image.shape[3] - grad.shape[3] + 1)
     size, steps, counts = _grid(image, kernel, tile)
-    of_image, of_grad = _tiles(image, groups, kernel, steps, counts), _tiles(grad, groups, (1, 1), steps, counts)
+    of_image, of_grad = (
+        _tiles(image, groups, kernel, steps, counts),
+        _tiles(grad, groups, (1, 1), steps, counts),
+    )
     gradient = image.new_empty(groups, image.shape[1] // groups, grad.shape[1] // groups, *kernel)
     _correlate(
         gradient,
@@ -136,11 +153,17 @@ def _grid(image: torch.Tensor, kernel: Pair, tile: int | None) -> tuple[Pair, Pa
 
 def _tiles(image: torch.Tensor, groups: int, kernel: Pair, steps: Pair, counts: Pair) -> _Blocks:
     """Blocks of (group, tile, channel) of an image's tiles, which overlap by the kernel size less one."""
-    height, width = [count * step + reach - 1 for count, step, reach in zip(counts, steps, kernel, strict=True)]
+    height, width = [
+        count * step + reach - 1 for count, step, reach in zip(counts, steps, kernel, strict=True)
+    ]
     padded = pad(image, (0, width - image.shape[3], 0, height - image.shape[2]))
     tiles = torch.unflatten(padded, 1, (groups, -1))
-    tiles = tiles.unfold(3, steps[0] + kernel[0] - 1, steps[0]).unfold(4, steps[1] + kernel[1] - 1, steps[1])
-    tiles = tiles.permute(0, 3, 4, 1, 2, 5, 6)  # a view: all tiles may have many times the image's numbers
+    tiles = tiles.unfold(3, steps[0] + kernel[0] - 1, steps[0]).unfold(
+        4, steps[1] + kernel[1] - 1, steps[1]
+    )
+    tiles = tiles.permute(
+        0, 3, 4, 1, 2, 5, 6
+    )  # a view: all tiles may have many times the image's numbers
     number = torch.arange(len(image) * counts[0] * counts[1], device=image.device)
     which, across = number // counts[1], number % counts[1]
     batch, down = which // counts[0], which % counts[0]
@@ -151,7 +174,9 @@ def _tiles(image: torch.Tensor, groups: int, kernel: Pair, steps: Pair, counts: 
     return block
 
 
-def _correlate(outputs: torch.Tensor, left: _Blocks, right: _Blocks, inner: int, size: Pair) -> None:
+def _correlate(
+    outputs: torch.Tensor, left: _Blocks, right: _Blocks, inner: int, size: Pair
+) -> None:
     """Multiply the spectra of `left` and `right`, sum over `inner` and transform back, in blocks to save memory.
 
     `left` has blocks of (G, rows, inner), `right` of (G, columns, inner), `outputs` is (G, rows, columns, height,
@@ -159,17 +184,24 @@ def _correlate(outputs: torch.Tensor, left: _Blocks, right: _Blocks, inner: int,
     The images of `right` are rotated by 180°, which replaces the conjugation of their spectra.
     """
     height, width = outputs.shape[3:]
-    eager_on_cpu = outputs.device.type == "cpu" and not torch.compiler.is_compiling()  # a compiler unrolls the blocks
+    eager_on_cpu = (
+        outputs.device.type == "cpu" and not torch.compiler.is_compiling()
+    )  # a compiler unrolls the blocks
     most = (_NUMBERS_OF_A_CPU if eager_on_cpu else _NUMBERS) // (size[0] * (size[1] // 2 + 1))
     for group, row, column, inners in _blocks(*outputs.shape[:3], inner, most=most):
         total: torch.Tensor | None = None
         for block in inners:
             kernels = right(group, column, block)
-            spectra = _spectra(left(group, row, block), size) @ _spectra(kernels.flip(3, 4), size).transpose(3, 4)
+            spectra = _spectra(left(group, row, block), size) @ _spectra(
+                kernels.flip(3, 4), size
+            ).transpose(3, 4)
             total = spectra if total is None else total.add_(spectra)
         assert total is not None
         sums = torch.fft.irfft2(total.permute(2, 3, 4, 0, 1), s=size)
-        top, side = kernels.shape[3] - 1, kernels.shape[4] - 1  # wrap-around affects only earlier outputs
+        top, side = (
+            kernels.shape[3] - 1,
+            kernels.shape[4] - 1,
+        )  # wrap-around affects only earlier outputs
         outputs[group, row, column] = sums[..., top : top + height, side : side + width]
 
 

@@ -15,11 +15,15 @@ def gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -
     """Explicit im2col and one product (Chellapilla et al., "High Performance Convolutional Neural Networks", 2006)."""
     size = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
-    columns = unfold(padded, convolution.kernel, dilation=convolution.dilation, stride=convolution.stride)
+    columns = unfold(
+        padded, convolution.kernel, dilation=convolution.dilation, stride=convolution.stride
+    )
     return torch.unflatten(_product(weight.flatten(1), columns, convolution), 2, size)
 
 
-def implicit_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+def implicit_gemm(
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
     """kn2row: each kernel position is a 1 × 1 convolution of the image, shifted and added to the sum.
 
     Vasudevan, Anderson and Gregg, "Parallel Multi Channel Convolution using General Matrix Multiplication", 2017, in
@@ -46,7 +50,9 @@ def implicit_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convo
     return total
 
 
-def implicit_precomp_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+def implicit_precomp_gemm(
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
     """A gather by indices that are cached per input size, then one product."""
     rows, columns = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
@@ -59,12 +65,19 @@ def implicit_precomp_gemm(inputs: torch.Tensor, weight: torch.Tensor, convolutio
     return torch.unflatten(_product(weight.flatten(1), matrix, convolution), 2, (rows, columns))
 
 
-def _indices(convolution: Convolution, rows: int, columns: int, width: int, device: torch.device) -> torch.Tensor:
+def _indices(
+    convolution: Convolution, rows: int, columns: int, width: int, device: torch.device
+) -> torch.Tensor:
     """Indices into a flattened image that each kernel position reads: (positions · rows · columns,)."""
     axes = [
-        torch.arange(taps, device=device)[:, None] * spread + torch.arange(count, device=device) * step
+        torch.arange(taps, device=device)[:, None] * spread
+        + torch.arange(count, device=device) * step
         for taps, spread, count, step in zip(
-            convolution.kernel, convolution.dilation, (rows, columns), convolution.stride, strict=True
+            convolution.kernel,
+            convolution.dilation,
+            (rows, columns),
+            convolution.stride,
+            strict=True,
         )
     ]
     return (axes[0][:, None, :, None] * width + axes[1][None, :, None, :]).flatten()

@@ -52,7 +52,11 @@ class Portable:
 
 
 def as_torch_does(
-    compute: Compute, convolution: Convolution, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    compute: Compute,
+    convolution: Convolution,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Apply `compute` with all side tasks of `torch.nn.functional.conv2d`.
 
@@ -64,7 +68,9 @@ def as_torch_does(
         dtype = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
             cast = None if bias is None else _cast(bias, dtype)
-            return as_torch_does(compute, convolution, _cast(inputs, dtype), _cast(weight, dtype), cast)
+            return as_torch_does(
+                compute, convolution, _cast(inputs, dtype), _cast(weight, dtype), cast
+            )
     batched = inputs if inputs.ndim == 4 else inputs.unsqueeze(0)
     if batched.shape[0] == 0:  # not all operations take an empty batch
         settings = (convolution.stride, 0, convolution.dilation, convolution.groups)
@@ -94,7 +100,11 @@ def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution)
     total: torch.Tensor | None = None
     for row, column in convolution.positions:
         top, left = row * high, column * wide_
-        seen = grouped[..., top : top + (rows - 1) * down + 1 : down, left : left + (columns - 1) * across + 1 : across]
+        seen = grouped[
+            ...,
+            top : top + (rows - 1) * down + 1 : down,
+            left : left + (columns - 1) * across + 1 : across,
+        ]
         factors = kernels[..., row, column, None, None]
         for first in range(0, in_group, block):
             channels = slice(first, first + block)
@@ -117,7 +127,9 @@ ALGORITHMS = {
 }
 
 
-def canonical(name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm") -> str:
+def canonical(
+    name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm"
+) -> str:
     """An algorithm's canonical name; `Implicit-GEMM` is understood, a name without a valid one is a UserError."""
     normalized = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
     if normalized not in valid:

@@ -50,16 +50,22 @@ def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolutio
 
     Both directions of a transform are one product with the Kronecker product of its matrix with itself.
     """
-    transforms = [partial(_in_one_pass, _matrix("F2", rows, inputs, kronecker=True)) for rows in _F2]
+    transforms = [
+        partial(_in_one_pass, _matrix("F2", rows, inputs, kronecker=True)) for rows in _F2
+    ]
     return _filtered(inputs, weight, convolution, 2, transforms)
 
 
-def winograd_nonfused(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+def winograd_nonfused(
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
     """F(4 × 4, 3 × 3): 36 multiplications instead of 144 for 16 outputs; each transform in two stages.
 
     The transforms' constants make it less exact than F(2 × 2, 3 × 3).
     """
-    transforms = [partial(_in_two_stages, _matrix("F4", rows, inputs, kronecker=False)) for rows in _F4]
+    transforms = [
+        partial(_in_two_stages, _matrix("F4", rows, inputs, kronecker=False)) for rows in _F4
+    ]
     return _filtered(inputs, weight, convolution, 4, transforms)
 
 
@@ -74,7 +80,9 @@ def _in_two_stages(matrix: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
     return tiles
 
 
-def _matrix(name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor, *, kronecker: bool) -> torch.Tensor:
+def _matrix(
+    name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor, *, kronecker: bool
+) -> torch.Tensor:
     """A transform's matrix, in the data type of the sums, on the inputs' device."""
     dtype, device = wide(inputs.dtype), inputs.device
 
@@ -86,7 +94,11 @@ def _matrix(name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor
 
 
 def _filtered(
-    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution, step: int, transforms: Sequence[_Transform]
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    convolution: Convolution,
+    step: int,
+    transforms: Sequence[_Transform],
 ) -> torch.Tensor:
     """Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once: one matrix product per element of a tile.
 
@@ -98,10 +110,16 @@ def _filtered(
     batch, groups, dtype = inputs.shape[0], convolution.groups, wide(inputs.dtype)
     padded = convolution.padded(inputs, down * step + 2, across * step + 2).to(dtype)
     tiles = padded.unfold(2, step + 2, step).unfold(3, step + 2, step)[:, :, :down, :across]
-    data = torch.unflatten(of_data(tiles.permute(4, 5, 1, 0, 2, 3)), 2, (groups, convolution.in_group)).flatten(4)
+    data = torch.unflatten(
+        of_data(tiles.permute(4, 5, 1, 0, 2, 3)), 2, (groups, convolution.in_group)
+    ).flatten(4)
     kernels = of_kernels(weight.to(dtype).permute(2, 3, 0, 1))
     kernels = torch.unflatten(kernels, 2, (groups, convolution.out_group))
     products = kernels.to(inputs.dtype) @ data.to(inputs.dtype)  # (tile, tile, G, O / G, N · tiles)
-    outputs = torch.unflatten(of_outputs(products.to(dtype).flatten(2, 3)), 3, (batch, down, across))
-    whole = outputs.permute(3, 2, 4, 0, 5, 1).reshape(batch, convolution.out_channels, down * step, across * step)
+    outputs = torch.unflatten(
+        of_outputs(products.to(dtype).flatten(2, 3)), 3, (batch, down, across)
+    )
+    whole = outputs.permute(3, 2, 4, 0, 5, 1).reshape(
+        batch, convolution.out_channels, down * step, across * step
+    )
     return whole[:, :, :rows, :columns]

@@ -47,7 +47,13 @@ class Data(Protocol):
     workers: int
 
     def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+        self,
+        *,
+        session: Session,
+        input_size: tuple[int, int],
+        batch_size: int,
+        training: bool,
+        seed: int,
     ) -> AbstractContextManager[Batches]:
         """Batches of one size (height and width in pixels), closed on leaving.
 
@@ -59,4 +65,6 @@ def check(data: Data) -> None:
     """Check that user-defined data has all members of `Data`; raises `UserError` otherwise."""
     lacking = [name for name in (*Data.__annotations__, "open") if not hasattr(data, name)]
     if lacking:
-        raise UserError(f"data: {type(data).__name__} lacks {', '.join(lacking)}; see perfexp.data.Data.")
+        raise UserError(
+            f"data: {type(data).__name__} lacks {', '.join(lacking)}; see perfexp.data.Data."
+        )

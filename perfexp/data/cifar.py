@@ -49,8 +49,13 @@ class Cifar(Loading):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.classes not in cifar_files.FORMATS:
-            raise UserError(f"data.classes={self.classes}: set 10 or 100, which data=cifar10 and data=cifar100 do.")
-        folder, self.pipeline = Path(self.root).expanduser(), Pipeline(self.pipeline)  # a plan has its name
+            raise UserError(
+                f"data.classes={self.classes}: set 10 or 100, which data=cifar10 and data=cifar100 do."
+            )
+        folder, self.pipeline = (
+            Path(self.root).expanduser(),
+            Pipeline(self.pipeline),
+        )  # a plan has its name
         self.workers = self.workers if self.pipeline is Pipeline.loader else 0
         if self.download:
             cifar_files.download(folder, self.classes)
@@ -61,7 +66,13 @@ class Cifar(Loading):
         self._mean_and_std = _mean_and_std(contents.train)
 
     def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+        self,
+        *,
+        session: Session,
+        input_size: tuple[int, int],
+        batch_size: int,
+        training: bool,
+        seed: int,
     ) -> AbstractContextManager[Batches]:
         if tuple(input_size) != _SIZE:
             raise UserError(
@@ -80,9 +91,17 @@ class Cifar(Loading):
                     seed=seed,
                 )
             )
-        return super().open(session=session, input_size=input_size, batch_size=batch_size, training=training, seed=seed)
+        return super().open(
+            session=session,
+            input_size=input_size,
+            batch_size=batch_size,
+            training=training,
+            seed=seed,
+        )
 
-    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+    def samples(
+        self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
+    ) -> Samples:
         augmentation = Augmentation(*self._mean_and_std, _SIZE)
         join = partial(_augmented, augmentation=augmentation, training=training)
         return Samples(TensorDataset(*(self._train if training else self._test)), join=join)

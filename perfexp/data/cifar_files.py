@@ -80,7 +80,9 @@ class Binary:
         lines = _content(folder / self.files[-1]).decode("latin-1").splitlines()
         classes = [line.strip() for line in lines if line.strip()]
         if not 2 <= len(classes) <= most_classes:
-            raise UserError(f"{folder / self.files[-1]} does not name 2 to {most_classes} classes. Get it again.")
+            raise UserError(
+                f"{folder / self.files[-1]} does not name 2 to {most_classes} classes. Get it again."
+            )
         *train, test = [self._images(folder / name, len(classes)) for name in self.files[:-1]]
         return Contents(classes, _joined(train), test)
 
@@ -94,7 +96,9 @@ class Binary:
         rows = np.frombuffer(content, np.uint8).reshape(-1, record)
         pixels, labels = rows[:, self.label_bytes :], rows[:, self.label_bytes - 1].astype(np.int64)
         if labels.max() >= classes:
-            raise UserError(f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again.")
+            raise UserError(
+                f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again."
+            )
         return Images(np.array(pixels).reshape(-1, *SHAPE), labels)
 
 
@@ -121,7 +125,8 @@ class Pickles:
         """The content of a folder; raises `UserError` if a file is not the published one."""
         *fields, meta = [self._unpickled(folder / name) for name in self.files]
         *train, test = [
-            Images(part["data"].reshape(-1, *SHAPE), np.array(part[self.labels], np.int64)) for part in fields
+            Images(part["data"].reshape(-1, *SHAPE), np.array(part[self.labels], np.int64))
+            for part in fields
         ]
         return Contents(meta[self.names], _joined(train), test)
 
@@ -143,7 +148,11 @@ FORMATS = {
             archive="cifar-10-binary.tar.gz",
             md5="c32a1d4ab5d03f1284b67883e8d87530",
             folder="cifar-10-batches-bin",
-            files=(*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin", "batches.meta.txt"),
+            files=(
+                *(f"data_batch_{number}.bin" for number in range(1, 6)),
+                "test_batch.bin",
+                "batches.meta.txt",
+            ),
             label_bytes=1,
         ),
         Pickles(
@@ -186,7 +195,9 @@ FORMATS = {
 def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] | None:
     """The folder with any file of a format, `root` or one in it, and the files that it lacks; None if there is none."""
     formats = FORMATS[classes]
-    for folder, style in [(root / style.folder, style) for style in formats] + [(root, style) for style in formats]:
+    for folder, style in [(root / style.folder, style) for style in formats] + [
+        (root, style) for style in formats
+    ]:
         missing = [name for name in style.files if not os.path.lexists(folder / name)]
         if len(missing) < len(style.files):
             return folder, style, missing
@@ -197,8 +208,12 @@ def read(root: Path, classes: int) -> Contents:
     """Read all images of CIFAR-10 or CIFAR-100; raises `UserError` if files are missing or not of their format."""
     native = FORMATS[classes][0]
     if (found := find(root, classes)) is None:
-        trial = " perfexp make-data cifar10 DIR makes a small set to try out." if classes == 10 else ""
-        raise UserError(f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}{trial}")
+        trial = (
+            " perfexp make-data cifar10 DIR makes a small set to try out." if classes == 10 else ""
+        )
+        raise UserError(
+            f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}{trial}"
+        )
     folder, style, missing = found
     if missing:
         place = folder.parent if style is native else root
@@ -222,7 +237,10 @@ def _content(file: Path) -> bytes:
 
 
 def _joined(parts: list[Images]) -> Images:
-    return Images(np.concatenate([part.pixels for part in parts]), np.concatenate([part.labels for part in parts]))
+    return Images(
+        np.concatenate([part.pixels for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+    )
 
 
 def download(root: Path, classes: int) -> None:
@@ -233,7 +251,9 @@ def download(root: Path, classes: int) -> None:
     """
     style = FORMATS[classes][0]
     with locks.opened(f"download-{style.archive}") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one downloads, and the others find its files
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # of several processes one downloads, and the others find its files
         found = find(root, classes)
         if found and not found[2]:
             return
@@ -243,13 +263,20 @@ def download(root: Path, classes: int) -> None:
             if not archive.exists():
                 _download(archive, style)
             _unpack(archive, style)
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            TimeoutError,
+            ConnectionError,
+        ) as error:
             raise UserError(
                 f"{style.archive} could not be downloaded: {getattr(error, 'reason', error)}. Repeat the command to "
                 f"continue, or get it on another machine. {_remedy(root, style)}"
             ) from error
         except OSError as error:
-            raise UserError(f"{error.filename or archive} can't be used: {error.strerror or error}.") from error
+            raise UserError(
+                f"{error.filename or archive} can't be used: {error.strerror or error}."
+            ) from error
 
 
 def _download(archive: Path, style: Binary) -> None:
@@ -269,7 +296,9 @@ def _download(archive: Path, style: Binary) -> None:
         is_whole = _md5(file) == style.md5
     if not is_whole:
         unfinished.unlink()
-        raise UserError(f"{style.archive} arrived with another MD5 than {style.md5}. Repeat the command.")
+        raise UserError(
+            f"{style.archive} arrived with another MD5 than {style.md5}. Repeat the command."
+        )
     unfinished.replace(archive)
 
 
@@ -301,7 +330,9 @@ def _unpack(archive: Path, style: Binary) -> None:
     folder = archive.parent / style.folder
     with os.fdopen(open_regular(archive, os.O_RDONLY), "rb") as file:
         if _md5(file) != style.md5:
-            raise UserError(f"{archive} has another MD5 than {style.md5}. Remove it and repeat the command.")
+            raise UserError(
+                f"{archive} has another MD5 than {style.md5}. Remove it and repeat the command."
+            )
         file.seek(0)
         folder.mkdir(exist_ok=True)
         try:
@@ -310,7 +341,9 @@ def _unpack(archive: Path, style: Binary) -> None:
                     member = members.getmember(f"{style.folder}/{name}")
                     content = members.extractfile(member) if member.isfile() else None
                     if content is None or member.size > _MOST_BYTES:
-                        raise UserError(f"{member.name} in {archive} is not a file of at most {_MOST_BYTES >> 20} MiB.")
+                        raise UserError(
+                            f"{member.name} in {archive} is not a file of at most {_MOST_BYTES >> 20} MiB."
+                        )
                     write_atomically(folder / name, content.read())
         except (KeyError, EOFError, tarfile.TarError, zlib.error) as error:
             raise UserError(f"{archive} can't be unpacked: {error}.") from error

@@ -37,21 +37,29 @@ class Cityscapes(Loading):
         super().__post_init__()
         folder = Path(self.root).expanduser()
         self._train, self._val = find_pairs(folder, "train"), find_pairs(folder, "val")
-        self.labelled = not (folder / MADE).is_file()  # an accuracy on made masks would mean nothing
+        self.labelled = not (
+            folder / MADE
+        ).is_file()  # an accuracy on made masks would mean nothing
         self.num_classes: int | None = len(CLASSES)
         self.num_samples: int | None = len(self._train)
         self.held_out = True
 
-    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+    def samples(
+        self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
+    ) -> Samples:
         pairs = self._train if training else self._val
         classes = min(len(CLASSES), session.num_classes or len(CLASSES))
-        if (config := getattr(session, "config", None)) is not None:  # of mmsegmentation, with pipelines for its images
+        if (
+            config := getattr(session, "config", None)
+        ) is not None:  # of mmsegmentation, with pipelines for its images
             pipeline = Pipeline(config, input_size, training=training, classes=classes, seed=seed)
             return Samples(pairs, pipeline.prepare, pipeline.join)
         return Samples(pairs, partial(cropped, size=input_size, training=training, classes=classes))
 
 
-def cropped(pair: Pair, *, size: tuple[int, int], training: bool, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def cropped(
+    pair: Pair, *, size: tuple[int, int], training: bool, classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A sample for any model, float32 (3, height, width), normalized, and int64 (height, width).
 
     In training it is a random crop, half of them mirrored, in evaluation the whole image. A crop enlarges the image 0.5

@@ -17,7 +17,17 @@ Mask = np.ndarray[Any, np.dtype[np.uint8]]
 
 #: Names of the classes by train id.
 CLASSES = (
-    *("road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation"),
+    *(
+        "road",
+        "sidewalk",
+        "building",
+        "wall",
+        "fence",
+        "pole",
+        "traffic light",
+        "traffic sign",
+        "vegetation",
+    ),
     *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
 )
 #: Train id of pixels without a class.
@@ -41,8 +51,12 @@ def read_mask(file: Path) -> Mask:
     """A mask as stored, (height, width); raises `UserError` if it cannot be decoded, or is not a mask."""
     with decoding(file, "a mask", AGAIN) as mask:
         numbers = np.array(mask)
-    if numbers.ndim != 2 or (numbers.dtype != np.uint8 and numbers.size and int(numbers.max()) > VOID):
-        raise UserError(f"{file} is not a mask: it needs one number from 0 to 255 per pixel, not a color.")
+    if numbers.ndim != 2 or (
+        numbers.dtype != np.uint8 and numbers.size and int(numbers.max()) > VOID
+    ):
+        raise UserError(
+            f"{file} is not a mask: it needs one number from 0 to 255 per pixel, not a color."
+        )
     return numbers.astype(np.uint8, copy=False)
 
 
@@ -107,7 +121,10 @@ class Contents:
     @property
     def pairs(self) -> list[Pair]:
         """Images with a mask, in the order of their names."""
-        return [Pair(self.images[name], self.masks[name]) for name in sorted(self.images.keys() & self.masks.keys())]
+        return [
+            Pair(self.images[name], self.masks[name])
+            for name in sorted(self.images.keys() & self.masks.keys())
+        ]
 
     @property
     def without_mask(self) -> list[Path]:
@@ -143,14 +160,18 @@ def contents(root: Path, split: str) -> Contents:
         raise UserError(f"{problem}: {missing.absolute()}. {WHERE}")
     with listing():
         images, masks = root / IMAGES / split, root / MASKS / split
-        return Contents(_files(images, _IMAGE_END), _files(masks, LABEL_IDS_END) | _files(masks, TRAIN_IDS_END))
+        return Contents(
+            _files(images, _IMAGE_END), _files(masks, LABEL_IDS_END) | _files(masks, TRAIN_IDS_END)
+        )
 
 
 def find_pairs(root: Path, split: str) -> list[Pair]:
     """The pairs of a split (`train` or `val`); raises `UserError` unless there are images, each with a mask."""
     files = contents(root, split)
     if not files.images:
-        raise UserError(f"There are no images CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}")
+        raise UserError(
+            f"There are no images CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}"
+        )
     if lacking := files.without_mask:
         raise UserError(
             f"{len(lacking)} of {len(files.images)} images in {root / IMAGES / split} have no mask, the first is "
@@ -164,7 +185,9 @@ def inspect(pair: Pair) -> str | None:
     """The problem of a pair, whose files are read whole; None if it can be used."""
     try:
         image = read_image(pair.image, AGAIN)
-        train_ids(read_mask(pair.mask), pair.mask, size=(image.height, image.width), classes=len(CLASSES))
+        train_ids(
+            read_mask(pair.mask), pair.mask, size=(image.height, image.width), classes=len(CLASSES)
+        )
     except UserError as error:
         return str(error)
     return None
@@ -178,7 +201,12 @@ def sample(pairs: list[Pair], count: int) -> list[Pair]:
 
 def survey(root: Path, count: int) -> dict[str, Any]:
     """Facts for a diagnosis as JSON values, `count` pairs of each split read whole (0: all); raises `UserError`."""
-    facts: dict[str, Any] = {"root": str(root), "where": WHERE, "made": (root / MADE).is_file(), "splits": {}}
+    facts: dict[str, Any] = {
+        "root": str(root),
+        "where": WHERE,
+        "made": (root / MADE).is_file(),
+        "splits": {},
+    }
     for split in SPLITS:
         if (missing := first_missing(root, split)) is not None:
             facts["splits"][split] = {"missing": str(missing)}

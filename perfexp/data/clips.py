@@ -9,7 +9,14 @@ from pathlib import Path
 
 import torch
 
-from perfexp.data.image_files import LOOKED_FOR, find_images, folder_of, listing, read_image, visible_entries
+from perfexp.data.image_files import (
+    LOOKED_FOR,
+    find_images,
+    folder_of,
+    listing,
+    read_image,
+    visible_entries,
+)
 from perfexp.data.images import centre_crop
 from perfexp.data.loading import Loading, Sample, Samples, to_tensor
 from perfexp.errors import UserError
@@ -41,11 +48,17 @@ class Clips(Loading):
         super().__post_init__()
         if self.frames < 1:
             raise UserError(f"data.frames={self.frames}: set 1 or more.")
-        self._clips = [clip for video in _videos(folder_of(self.root, "frames")) for clip in _cut(video, self.frames)]
+        self._clips = [
+            clip
+            for video in _videos(folder_of(self.root, "frames"))
+            for clip in _cut(video, self.frames)
+        ]
         self.num_classes: int | None = None
         self.num_samples: int | None = len(self._clips)
 
-    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+    def samples(
+        self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
+    ) -> Samples:
         if training:
             raise UserError("data=clips has no classes to learn: use mode=inference.")
         return Samples(self._clips, partial(_stacked, size=input_size))
@@ -53,13 +66,17 @@ class Clips(Loading):
 
 def _stacked(clip: Sequence[Path], *, size: tuple[int, int]) -> Sample:
     """Float32 (3, frames, height, width), normalized."""
-    return torch.stack([to_tensor(centre_crop(read_image(file), size)) for file in clip], dim=1), None
+    return torch.stack(
+        [to_tensor(centre_crop(read_image(file), size)) for file in clip], dim=1
+    ), None
 
 
 def _videos(root: Path) -> list[list[Path]]:
     """The frames of each video, by name."""
     with listing():
-        folders = sorted(Path(entry.path) for entry in visible_entries(root, root) if entry.is_dir()) or [root]
+        folders = sorted(
+            Path(entry.path) for entry in visible_entries(root, root) if entry.is_dir()
+        ) or [root]
         videos = [sorted(find_images(folder, root)) for folder in folders]
     if not any(videos):
         raise UserError(f"There are no frames in {root}. {LOOKED_FOR}")

@@ -26,10 +26,16 @@ class Augmentation:
     """
 
     def __init__(
-        self, mean: torch.Tensor, std: torch.Tensor, size: tuple[int, int], device: torch.device | None = None
+        self,
+        mean: torch.Tensor,
+        std: torch.Tensor,
+        size: tuple[int, int],
+        device: torch.device | None = None,
     ) -> None:
         self._height, self._width = size
-        self._factor, self._shift = (one.float().view(-1, 1, 1).to(device) for one in (1 / std, -mean / std))
+        self._factor, self._shift = (
+            one.float().view(-1, 1, 1).to(device) for one in (1 / std, -mean / std)
+        )
         self._channels = torch.arange(len(mean), device=device).view(-1, 1, 1)
         self._down = torch.arange(self._height, device=device).view(-1, 1)
         self._across = torch.arange(self._width, device=device)
@@ -38,7 +44,9 @@ class Augmentation:
         """Images uint8 (count, channels, height, width) as float32 of mean 0 and deviation 1."""
         return torch.addcmul(self._shift, pixels.float(), self._factor)
 
-    def cropped(self, padded: torch.Tensor, rows: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    def cropped(
+        self, padded: torch.Tensor, rows: torch.Tensor, draws: torch.Tensor
+    ) -> torch.Tensor:
         """A crop of each of the images with these numbers, of the size without padding.
 
         Args:
@@ -48,7 +56,12 @@ class Augmentation:
         """
         top, left, mirrored = draws.view(3, -1, 1, 1)
         columns = torch.where(mirrored == 1, self._width - 1 - self._across, self._across) + left
-        return padded[rows.view(-1, 1, 1, 1), self._channels, self._down + top.unsqueeze(1), columns.unsqueeze(1)]
+        return padded[
+            rows.view(-1, 1, 1, 1),
+            self._channels,
+            self._down + top.unsqueeze(1),
+            columns.unsqueeze(1),
+        ]
 
 
 def padded(pixels: torch.Tensor) -> torch.Tensor:
@@ -94,11 +107,19 @@ class DeviceBatches:
             check_batch(count, batch_size)
         stored = session.place(Batch(inputs=padded(pixels) if training else pixels, targets=labels))
         device = stored.inputs.device
-        self._images, self._labels, self._session, self._batch_size = stored.inputs, stored.targets, session, batch_size
+        self._images, self._labels, self._session, self._batch_size = (
+            stored.inputs,
+            stored.targets,
+            session,
+            batch_size,
+        )
         self._augmentation = Augmentation(*mean_and_std, (pixels.shape[2], pixels.shape[3]), device)
         self._count, self._full_batches, self._left = count, count // batch_size, 0
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._order, self._first = torch.arange(count, device=device), torch.arange(batch_size, device=device)
+        self._order, self._first = (
+            torch.arange(count, device=device),
+            torch.arange(batch_size, device=device),
+        )
         self._rest = self._order[:0] if training else self._order[self._full_batches * batch_size :]
         self.per_epoch: int | None = self._full_batches + bool(len(self._rest))
         self._draws = torch.zeros(3, count, dtype=torch.int64, device=device) if training else None

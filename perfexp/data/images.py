@@ -47,14 +47,18 @@ class Images(Loading):
         self.num_samples: int | None = len(self._train.items)
         self.held_out = self._val is not self._train
 
-    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+    def samples(
+        self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
+    ) -> Samples:
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
                 f"The images in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
                 "use mode=inference."
             )
-        return Samples(items, partial(_cropped, size=input_size, crop=random_crop if training else centre_crop))
+        return Samples(
+            items, partial(_cropped, size=input_size, crop=random_crop if training else centre_crop)
+        )
 
 
 _Crop = Callable[[Image.Image, tuple[int, int]], Image.Image]
@@ -75,7 +79,10 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     fraction, ratio, across, down, flip = torch.rand(5).tolist()
     part = image.width * image.height * (CROP_AREA[0] + fraction * (CROP_AREA[1] - CROP_AREA[0]))
     shape = math.exp(math.log(CROP_RATIO[0]) + ratio * math.log(CROP_RATIO[1] / CROP_RATIO[0]))
-    width, height = min(math.sqrt(part * shape), image.width), min(math.sqrt(part / shape), image.height)
+    width, height = (
+        min(math.sqrt(part * shape), image.width),
+        min(math.sqrt(part / shape), image.height),
+    )
     left, top = across * (image.width - width), down * (image.height - height)
     box = (left, top, left + width, top + height)
     cut = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box)

@@ -52,7 +52,10 @@ class Samples(Dataset[Any]):
     """
 
     def __init__(
-        self, items: Any, prepare: Callable[[Any], Sample] = tuple, join: Callable[[Sequence[Sample]], Any] = stacked
+        self,
+        items: Any,
+        prepare: Callable[[Any], Sample] = tuple,
+        join: Callable[[Sequence[Sample]], Any] = stacked,
     ) -> None:
         self._items, self._prepare, self._join = items, prepare, join
 
@@ -80,7 +83,11 @@ class Samples(Dataset[Any]):
 def to_tensor(image: Image.Image) -> torch.Tensor:
     """An RGB image as float32 (3, height, width), normalized by ImageNet's mean and deviation."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
-    return pixels.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1)).contiguous()
+    return (
+        pixels.sub_(torch.tensor(MEAN).view(3, 1, 1))
+        .div_(torch.tensor(STD).view(3, 1, 1))
+        .contiguous()
+    )
 
 
 class Order(Sampler[int]):
@@ -127,12 +134,20 @@ class Loading:
             given = f"data.workers={self.workers} data.prefetch_factor={self.prefetch_factor}"
             raise UserError(f"{given}: at least 0 and 1.")
 
-    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+    def samples(
+        self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
+    ) -> Samples:
         """Samples of training or of evaluation; raises `UserError` if there are none of this size."""
         raise NotImplementedError
 
     def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+        self,
+        *,
+        session: Session,
+        input_size: tuple[int, int],
+        batch_size: int,
+        training: bool,
+        seed: int,
     ) -> AbstractContextManager[Batches]:
         """See `perfexp.data.Data`. The loader's processes persist from one pass over the data to the next."""
         samples = self.samples(session, input_size, training=training, seed=seed)
@@ -165,7 +180,9 @@ class LoadedBatches:
 
     constant = False
 
-    def __init__(self, loader: DataLoader[Any], order: Order, batch_size: int, session: Session) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], order: Order, batch_size: int, session: Session
+    ) -> None:
         self.per_epoch: int | None = len(loader)
         self._loader: DataLoader[Any] | None = loader
         self._iterator: Iterator[Any] = iter(())

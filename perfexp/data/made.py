@@ -46,7 +46,9 @@ class Recipe:
             progress: called with the number of files so far.
         """
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            raise UserError(f"{root} is not empty. Name a folder that is, or that is not there yet.")
+            raise UserError(
+                f"{root} is not empty. Name a folder that is, or that is not there yet."
+            )
         try:
             root.mkdir(parents=True, exist_ok=True)
             # first, so that even an incomplete data set is marked
@@ -60,7 +62,9 @@ class Recipe:
                     content.save(file)
                 progress(f"{number} of {self.count} files")
         except OSError as error:
-            raise UserError(f"{error.filename or root} can't be written: {error.strerror or error}.") from error
+            raise UserError(
+                f"{error.filename or root} can't be written: {error.strerror or error}."
+            ) from error
 
 
 def photographs_in(folder: Path | None) -> list[Photograph]:
@@ -72,7 +76,9 @@ def photographs_in(folder: Path | None) -> list[Photograph]:
         return _public_photographs()
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that holds photographs.")
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS and file.is_file())
+    files = sorted(
+        file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS and file.is_file()
+    )
     if not files:
         raise UserError(f"There are no photographs in {folder}. {LOOKED_FOR}")
     return [(file.name, read_image(file)) for file in files]

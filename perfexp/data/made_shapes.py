@@ -47,13 +47,17 @@ def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed
     sources, names = photographs_in(photographs), list(SHAPES)[:classes]
     *training, evaluation, meta = FORMATS[10][0].files
     if train < len(training):
-        raise UserError(f"--train {train}: at least {len(training)}, one for each file of CIFAR-10.")
+        raise UserError(
+            f"--train {train}: at least {len(training)}, one for each file of CIFAR-10."
+        )
 
     def files() -> Iterator[tuple[str, bytes]]:
         yield meta, "\n".join([*names, ""]).encode()
         for number, (split, count) in enumerate(((training, train), ([evaluation], test))):
             images = _images(sources, names, count, (seed, number), SHAPE[1])
-            records = np.stack([np.append(np.uint8(label), pixels.transpose(2, 0, 1)) for label, pixels in images])
+            records = np.stack(
+                [np.append(np.uint8(label), pixels.transpose(2, 0, 1)) for label, pixels in images]
+            )
             for file, part in zip(split, np.array_split(records, len(split)), strict=True):
                 yield file, part.tobytes()
 
@@ -75,14 +79,22 @@ def folder(*, photographs: Path | None, train: int, val: int, classes: int, seed
         train: number of images of training, as `val` of evaluation; at least one for each class.
         classes: number of shapes, taken from `SHAPES` in order.
     """
-    sources, names, counts = photographs_in(photographs), list(SHAPES)[:classes], {"train": train, "val": val}
+    sources, names, counts = (
+        photographs_in(photographs),
+        list(SHAPES)[:classes],
+        {"train": train, "val": val},
+    )
     for option, count in counts.items():
         if count < classes:
-            raise UserError(f"--{option} {count}: at least {classes}, one for each class (--classes).")
+            raise UserError(
+                f"--{option} {count}: at least {classes}, one for each class (--classes)."
+            )
 
     def files() -> Iterator[tuple[str, Image.Image]]:
         for number, (split, count) in enumerate(counts.items()):
-            for index, (label, pixels) in enumerate(_images(sources, names, count, (seed, number), _FILE_SIDE)):
+            for index, (label, pixels) in enumerate(
+                _images(sources, names, count, (seed, number), _FILE_SIDE)
+            ):
                 yield f"{split}/{names[label]}/{index:06}.jpg", Image.fromarray(pixels)
 
     shape = f"{_FILE_SIDE} × {_FILE_SIDE}"
@@ -95,7 +107,9 @@ def folder(*, photographs: Path | None, train: int, val: int, classes: int, seed
     )
 
 
-def _about(layout: str, seed: int, counts: dict[str, int], sources: list[Photograph]) -> dict[str, Any]:
+def _about(
+    layout: str, seed: int, counts: dict[str, int], sources: list[Photograph]
+) -> dict[str, Any]:
     return {
         "made_by": f"perfexp make-data {layout}",
         "labels": "The shape that is drawn on each image.",
@@ -120,7 +134,9 @@ def _draw(name: str, photograph: Image.Image, random: np.random.Generator, lengt
     part = min(int(random.integers(scale * _PARTS[0], scale * _PARTS[1])), *photograph.size)
     left, top = (int(random.integers(side - part + 1)) for side in photograph.size)
     box = (left, top, left + part, top + part)
-    image = np.array(photograph.resize((length, length), Image.Resampling.BILINEAR, box=box), np.float64)
+    image = np.array(
+        photograph.resize((length, length), Image.Resampling.BILINEAR, box=box), np.float64
+    )
     side = random.integers(scale * _SHAPES[0], scale * _SHAPES[1])
     down, across = random.integers(length - side + 1, size=2)
     y, x = np.meshgrid(np.linspace(-1, 1, side), np.linspace(-1, 1, side), indexing="ij")

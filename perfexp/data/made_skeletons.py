@@ -66,12 +66,17 @@ def _files(subjects: int, repetitions: int, seed: int) -> Iterator[tuple[str, by
         body = _posture(sits=position == "chair") * random.uniform(0.88, 1.12)
         place = random.uniform([-0.4, -1.2, 1.8], [0.4, -0.8, 2.6])
         yaw, extent = random.uniform(-0.25, 0.25), random.uniform(0.75, 1.0)
-        direction = np.array([[np.cos(yaw), 0, -np.sin(yaw)], [0, 1, 0], [np.sin(yaw), 0, np.cos(yaw)]])
+        direction = np.array(
+            [[np.cos(yaw), 0, -np.sin(yaw)], [0, 1, 0], [np.sin(yaw), 0, np.cos(yaw)]]
+        )
         for gesture in range(len(_GESTURES)):
             for repetition in range(1, repetitions + 1):
                 moved = _moved(body, gesture, extent, random) @ direction + place
                 noisy = moved + random.normal(0, _NOISE, moved.shape)
-                lines = [",".join(f"{value:.4f}" for value in frame) + "\n" for frame in noisy.reshape(len(noisy), -1)]
+                lines = [
+                    ",".join(f"{value:.4f}" for value in frame) + "\n"
+                    for frame in noisy.reshape(len(noisy), -1)
+                ]
                 name = f"{101 + subject}_18_{gesture}_{repetition}_1_{position}.txt"
                 yield name, "".join(lines).encode()
 
@@ -93,14 +98,20 @@ def _posture(*, sits: bool) -> _Numbers:
 def _moved(body: _Numbers, gesture: int, extent: float, random: np.random.Generator) -> _Numbers:
     """One repetition of a gesture, (frames, joints, 3): a limb goes to its end, rests there and comes back."""
     frames, hold = int(random.integers(*_FRAMES)), random.uniform(1.0, 2.5)
-    reach = np.minimum(hold * np.sin(np.pi * np.linspace(0, 1, frames)) ** 2, 1.0) * random.uniform(0.85, 1.0)
+    reach = np.minimum(hold * np.sin(np.pi * np.linspace(0, 1, frames)) ** 2, 1.0) * random.uniform(
+        0.85, 1.0
+    )
     limbs, pivot, sides, axis, degrees = _GESTURES[gesture]
     angles = np.radians(degrees) * extent * reach[:, None]
     joints = np.tile(body, (frames, 1, 1))
     for side in sides:
         outwards = _OUTWARDS[side] if axis == 0 else 1.0
         limb = limbs[side][pivot + 1 :]
-        along, up, _ = np.moveaxis((body[limb, :] - body[limbs[side][pivot]])[:, [axis, 1, 2]], 1, 0)
-        joints[:, limb, axis] += outwards * (along * outwards * np.cos(angles) - up * np.sin(angles)) - along
+        along, up, _ = np.moveaxis(
+            (body[limb, :] - body[limbs[side][pivot]])[:, [axis, 1, 2]], 1, 0
+        )
+        joints[:, limb, axis] += (
+            outwards * (along * outwards * np.cos(angles) - up * np.sin(angles)) - along
+        )
         joints[:, limb, 1] += along * outwards * np.sin(angles) + up * (np.cos(angles) - 1)
     return joints

@@ -59,19 +59,29 @@ def _files(
 ) -> Iterator[tuple[str, Image.Image]]:
     for number, (split, count) in enumerate(counts.items()):
         for index in range(count):
-            name, random = f"{_CITY}/{_CITY}_{index:06}_000019", np.random.default_rng([seed, number, index])
+            name, random = (
+                f"{_CITY}/{_CITY}_{index:06}_000019",
+                np.random.default_rng([seed, number, index]),
+            )
             image = _crop(sources[index % len(sources)][1], size, random)
             yield str(image_of(Path(), split, name)), image
             yield str(mask_of(Path(), split, name)), Image.fromarray(_regions(image))
 
 
-def _crop(photograph: Image.Image, size: tuple[int, int], random: np.random.Generator) -> Image.Image:
+def _crop(
+    photograph: Image.Image, size: tuple[int, int], random: np.random.Generator
+) -> Image.Image:
     """A random part of an RGB photograph, resized to a height and width; half of them mirrored."""
     largest = min(photograph.height / size[0], photograph.width / size[1])
     part = largest * random.uniform(_SMALLEST_CROP, 1)
     height, width = part * size[0], part * size[1]
-    left, top = random.uniform(0, photograph.width - width), random.uniform(0, photograph.height - height)
-    cut = photograph.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))
+    left, top = (
+        random.uniform(0, photograph.width - width),
+        random.uniform(0, photograph.height - height),
+    )
+    cut = photograph.resize(
+        (size[1], size[0]), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
+    )
     return ImageOps.mirror(cut) if random.random() < 0.5 else cut
 
 
@@ -81,7 +91,9 @@ def _regions(image: Image.Image) -> Mask:
     A filter gives each pixel the most frequent number around it.
     """
     small = image.reduce(_COARSER) if min(image.size) >= 8 * _COARSER else image
-    numbers = Image.fromarray(np.array(small.quantize(len(CLASSES)))).filter(ImageFilter.ModeFilter(5))
+    numbers = Image.fromarray(np.array(small.quantize(len(CLASSES)))).filter(
+        ImageFilter.ModeFilter(5)
+    )
     mask = np.array(numbers.resize(image.size, Image.Resampling.NEAREST))
     mask[round(mask.shape[0] * (1 - _VOID_BELOW)) :] = VOID
     return mask

@@ -30,18 +30,30 @@ class Pipeline:
     the configuration has no such pipeline, or it cannot be built.
     """
 
-    def __init__(self, config: Any, size: tuple[int, int], *, training: bool, classes: int, seed: int) -> None:
+    def __init__(
+        self, config: Any, size: tuple[int, int], *, training: bool, classes: int, seed: int
+    ) -> None:
         from mmengine.dataset import Compose
         from mmengine.registry import DefaultScope
 
-        random.seed(seed)  # transforms use these generators here without processes, whose own ones torch seeds
+        random.seed(
+            seed
+        )  # transforms use these generators here without processes, whose own ones torch seeds
         np.random.seed(seed % 2**32)
-        importlib.import_module("cv2").setNumThreads(0)  # as in mmengine: parallelism comes from the loader's processes
+        importlib.import_module("cv2").setNumThreads(
+            0
+        )  # as in mmengine: parallelism comes from the loader's processes
         self._size, self._training = size, training
-        described: list[Any] = _sized(_described(config, training=training), size, training=training)
-        loading = [number for number, step in enumerate(described) if _name(step) == "LoadAnnotations"]
+        described: list[Any] = _sized(
+            _described(config, training=training), size, training=training
+        )
+        loading = [
+            number for number, step in enumerate(described) if _name(step) == "LoadAnnotations"
+        ]
         if not loading:
-            raise UserError(f"The {self._of} loads no masks (LoadAnnotations), which data=cityscapes is about.")
+            raise UserError(
+                f"The {self._of} loads no masks (LoadAnnotations), which data=cityscapes is about."
+            )
         for number in reversed(loading):
             described.insert(number + 1, _Labels(classes))
         try:
@@ -60,22 +72,32 @@ class Pipeline:
         """Uint8 (3, height, width), and int64 (height, width)."""
         try:
             paths = {"img_path": str(pair.image), "seg_map_path": str(pair.mask), "pair": pair}
-            packed = self._run({**paths, "label_map": None, "reduce_zero_label": False, "seg_fields": []})
+            packed = self._run(
+                {**paths, "label_map": None, "reduce_zero_label": False, "seg_fields": []}
+            )
         except (UserError, MemoryError):
             raise
         except Exception as error:  # a transform is arbitrary code
             read_image(pair.image, AGAIN)
             read_mask(pair.mask)
-            raise UserError(f"The {self._of} fails at {pair.image}: {type(error).__name__}: {error}") from error
+            raise UserError(
+                f"The {self._of} fails at {pair.image}: {type(error).__name__}: {error}"
+            ) from error
         if packed is None:
             raise UserError(f"The {self._of} leaves nothing of {pair.image}.")
         image, mask = packed["inputs"], packed["data_samples"].gt_sem_seg.data[0]
         self._check(image, pair)
         if self._training and mask.shape != self._size:  # where the image is padded on the device
-            mask = pad(mask, (0, self._size[1] - mask.shape[1], 0, self._size[0] - mask.shape[0]), value=VOID)
+            mask = pad(
+                mask,
+                (0, self._size[1] - mask.shape[1], 0, self._size[0] - mask.shape[0]),
+                value=VOID,
+            )
         return image, mask
 
-    def join(self, samples: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Any, torch.Tensor]:
+    def join(
+        self, samples: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> tuple[Any, torch.Tensor]:
         """A batch on the host; raises `UserError` for masks of different sizes."""
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
@@ -83,12 +105,16 @@ class Pipeline:
                 "The images of one batch have different sizes, and so have their masks, which a test leaves as they "
                 "are: use batch_size=1, or images of one size."
             )
-        return HostImages([image for image, _ in samples], self._size, self._training), torch.stack(masks)
+        return HostImages([image for image, _ in samples], self._size, self._training), torch.stack(
+            masks
+        )
 
     def _check(self, image: torch.Tensor, pair: Pair) -> None:
         """Check that the image has the point's size, or in training a smaller one, which is padded on the device."""
         made = tuple(image.shape[-2:])
-        if made != self._size and not (self._training and made[0] <= self._size[0] and made[1] <= self._size[1]):
+        if made != self._size and not (
+            self._training and made[0] <= self._size[0] and made[1] <= self._size[1]
+        ):
             raise UserError(
                 f"The {self._of} makes {made[0]} × {made[1]} pixels of {pair.image}, the point is "
                 f"{self._size[0]} × {self._size[1]}: it needs a {'RandomCrop' if self._training else 'Resize'}."
@@ -101,7 +127,9 @@ class _Labels:
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         mask, size = results["gt_seg_map"], tuple(results["ori_shape"][:2])
-        results["gt_seg_map"] = train_ids(mask, results["pair"].mask, size=size, classes=self._classes)
+        results["gt_seg_map"] = train_ids(
+            mask, results["pair"].mask, size=size, classes=self._classes
+        )
         return results
 
 
@@ -112,15 +140,21 @@ def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
             node = node.get("pipeline", node.get("dataset", (node.get("datasets") or [None])[0]))
         if node:
             return [copy.deepcopy(dict(step)) for step in node]
-    raise UserError(f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare images by.")
+    raise UserError(
+        f"The configuration has no {(_TRAIN if training else _TEST)[-1]} to prepare images by."
+    )
 
 
-def _sized(described: list[dict[str, Any]], size: tuple[int, int], *, training: bool) -> list[dict[str, Any]]:
+def _sized(
+    described: list[dict[str, Any]], size: tuple[int, int], *, training: bool
+) -> list[dict[str, Any]]:
     """Change the steps so that images become this size (height, width), by a crop if the training has one."""
     crops = training and any(_name(step) == "RandomCrop" for step in described)
     for step in described:
         scale = step.get("scale")
-        if isinstance(scale, list) and not any(isinstance(number, list | tuple) for number in scale):
+        if isinstance(scale, list) and not any(
+            isinstance(number, list | tuple) for number in scale
+        ):
             step["scale"] = tuple(scale)  # a list, which YAML gives, would be a choice of scales
         if _name(step) == "RandomCrop":
             step["crop_size"] = size

@@ -86,7 +86,9 @@ class Skeletons(Loading):
         self.num_samples: int | None = len(self._train)
         self._standardized = cache(self._standardized_in)
 
-    def samples(self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int) -> Samples:
+    def samples(
+        self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
+    ) -> Samples:
         frames, columns = input_size
         if columns != self._columns:
             raise UserError(
@@ -132,7 +134,11 @@ def read(root: Path, *, gestures: int, columns: int) -> tuple[list[Repetition], 
         except _Unusable as reason:
             problems.append(f"{file.relative_to(root)}: {reason}")
     if not repetitions:
-        looked_for = f"The first of {len(problems)} problems: {problems[0]}." if problems else f"Looked for {_LAYOUT}."
+        looked_for = (
+            f"The first of {len(problems)} problems: {problems[0]}."
+            if problems
+            else f"Looked for {_LAYOUT}."
+        )
         trial = "perfexp make-data skeletons DIR makes a small set to try out."
         raise UserError(f"There are no skeletons in {folder.absolute()}. {looked_for} {trial}")
     return repetitions, problems
@@ -146,14 +152,24 @@ def split(
     Args:
         held_out: subjects; None for every fifth, by name, or the last of fewer.
     """
-    subjects = sorted({repetition.subject for repetition in repetitions}, key=lambda name: (len(name), name))
-    chosen = subjects[_HELD_OUT - 1 :: _HELD_OUT] or subjects[-1:] if held_out is None else list(map(str, held_out))
+    subjects = sorted(
+        {repetition.subject for repetition in repetitions}, key=lambda name: (len(name), name)
+    )
+    chosen = (
+        subjects[_HELD_OUT - 1 :: _HELD_OUT] or subjects[-1:]
+        if held_out is None
+        else list(map(str, held_out))
+    )
     if unknown := sorted(set(chosen) - set(subjects)):
-        raise UserError(f"data.val_subjects: there is no {', '.join(unknown)}; the subjects are {', '.join(subjects)}.")
+        raise UserError(
+            f"data.val_subjects: there is no {', '.join(unknown)}; the subjects are {', '.join(subjects)}."
+        )
     train = [repetition for repetition in repetitions if repetition.subject not in chosen]
     val = [repetition for repetition in repetitions if repetition.subject in chosen]
     if not train or not val:
-        raise UserError(f"Subjects are split into training and evaluation, and there are {len(subjects)}: two or more.")
+        raise UserError(
+            f"Subjects are split into training and evaluation, and there are {len(subjects)}: two or more."
+        )
     return train, val
 
 
@@ -182,7 +198,10 @@ def _repetition(file: Path, *, gestures: int, columns: int) -> Repetition:
 def _frames(file: Path, columns: int) -> torch.Tensor:
     """The numbers of a file, all finite, in a fixed number of columns."""
     try:
-        lines = [line.rstrip(", ") for line in read_bytes(file.resolve(), _MOST_BYTES).decode().splitlines()]
+        lines = [
+            line.rstrip(", ")
+            for line in read_bytes(file.resolve(), _MOST_BYTES).decode().splitlines()
+        ]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise _Unusable(f"it can't be read: {reason}") from error
@@ -193,7 +212,9 @@ def _frames(file: Path, columns: int) -> torch.Tensor:
         if (count := line.count(",") + 1) != columns:
             raise _Unusable(f"frame {number} has {count} columns instead of {columns}")
     try:
-        frames = np.loadtxt(io.StringIO("\n".join(lines)), np.float32, delimiter=",", ndmin=2, comments=None)
+        frames = np.loadtxt(
+            io.StringIO("\n".join(lines)), np.float32, delimiter=",", ndmin=2, comments=None
+        )
     except ValueError as error:
         raise _Unusable(str(error).rstrip(".")) from error
     if len(wrong := np.argwhere(~np.isfinite(frames))):

@@ -47,7 +47,9 @@ def _size(inputs: Any) -> int:
     """Bytes of the inputs of a call, which may be several tensors."""
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
-    return sum(map(_size, inputs)) if isinstance(inputs, tuple) else int(getattr(inputs, "nbytes", 0))
+    return (
+        sum(map(_size, inputs)) if isinstance(inputs, tuple) else int(getattr(inputs, "nbytes", 0))
+    )
 
 
 def on_device(batches: Batches) -> bool:
@@ -72,11 +74,19 @@ class Synthetic:
 
     def __init__(self, *, num_samples: int | None = None) -> None:
         if num_samples is not None and not 0 < num_samples <= _MOST_SAMPLES:
-            raise UserError(f"data.num_samples={num_samples}: a whole number from 1 to {_MOST_SAMPLES:,}, or null.")
+            raise UserError(
+                f"data.num_samples={num_samples}: a whole number from 1 to {_MOST_SAMPLES:,}, or null."
+            )
         self.num_samples = num_samples
 
     def open(
-        self, *, session: Session, input_size: tuple[int, int], batch_size: int, training: bool, seed: int
+        self,
+        *,
+        session: Session,
+        input_size: tuple[int, int],
+        batch_size: int,
+        training: bool,
+        seed: int,
     ) -> AbstractContextManager[Cycled]:
         per_epoch = None if self.num_samples is None else max(1, self.num_samples // batch_size)
         first = session.random_batch(input_size, batch_size, seed)
@@ -87,6 +97,8 @@ class Synthetic:
                 yield first  # the first call may tell what targets look like
                 first.targets = session.random_targets(input_size, batch_size, seed)
             others = [session.random_targets(input_size, batch_size, one) for one in seeds]
-            yield from cycle([first, *(Batch(inputs=first.inputs, targets=targets) for targets in others)])
+            yield from cycle(
+                [first, *(Batch(inputs=first.inputs, targets=targets) for targets in others)]
+            )
 
         return nullcontext(Cycled(batches(), per_epoch, constant=True))

@@ -69,7 +69,9 @@ class CpuDevice(Device):
         if give_back:
             self._flushed = None
             gc.collect()
-            with suppress(OSError, AttributeError):  # only glibc retains freed memory and has this function
+            with suppress(
+                OSError, AttributeError
+            ):  # only glibc retains freed memory and has this function
                 ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
@@ -85,7 +87,10 @@ class CpuDevice(Device):
     def state(self) -> dict[str, Any]:
         """Load average and current CPU frequency."""
         load, frequency = psutil.getloadavg()[0], psutil.cpu_freq()
-        return {"load_average_1min": round(load, 2), "frequency_hertz": frequency.current * 1e6 if frequency else None}
+        return {
+            "load_average_1min": round(load, 2),
+            "frequency_hertz": frequency.current * 1e6 if frequency else None,
+        }
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -93,7 +98,9 @@ class CpuDevice(Device):
             "name": self.name,
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": psutil.cpu_count(),
-            "usable_cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else None,
+            "usable_cores": len(psutil.Process().cpu_affinity())
+            if hasattr(psutil.Process, "cpu_affinity")
+            else None,
             "memory_bytes": psutil.virtual_memory().total,
             "event_tick_seconds": self.event_tick_seconds,
         }

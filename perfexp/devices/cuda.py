@@ -118,7 +118,9 @@ class CudaDevice(Device):
 
     def flush_cache(self) -> None:
         if self._flushed is None:
-            self._flushed = torch.empty(_FLUSH_FACTOR * self.cache_bytes, dtype=torch.uint8, device=self.identifier)
+            self._flushed = torch.empty(
+                _FLUSH_FACTOR * self.cache_bytes, dtype=torch.uint8, device=self.identifier
+            )
         self._flushed.zero_()
 
     def is_lost(self) -> bool:
@@ -151,19 +153,26 @@ class CudaDevice(Device):
         ]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        of_device = isinstance(error, torch.OutOfMemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+        of_device = isinstance(error, torch.OutOfMemoryError) or bool(
+            _OUT_OF_MEMORY.search(str(error))
+        )
         return of_device or is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
         """The driver's state, and the clock frequency measured by the calibration kernel."""
-        return {"canary_hertz": self._measure_spin(), **(self._board.state() if self._board else {})}
+        return {
+            "canary_hertz": self._measure_spin(),
+            **(self._board.state() if self._board else {}),
+        }
 
     def conditions(self) -> Conditions:
         return self._board.conditions() if self._board else Conditions()
 
     def clock_readings(self) -> tuple[float, ...]:
         spins = self._time_spins(_READING_CYCLES, _READING_CYCLES)
-        return tuple(_READING_CYCLES / (seconds - self._reading_offset_seconds) for seconds in spins)
+        return tuple(
+            _READING_CYCLES / (seconds - self._reading_offset_seconds) for seconds in spins
+        )
 
     def load_queries(self) -> Mapping[str, Callable[[], float | None]]:
         return self._board.load_queries() if self._board else {}
@@ -194,13 +203,19 @@ class CudaDevice(Device):
         """See `Device`; by UUID (NVIDIA) or bus id (AMD): torch's and the driver's indices differ."""
         if torch.version.hip is None:
             return nvml.find(str(self._properties.uuid))
-        domain, bus, slot = (getattr(self._properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device"))
-        return amdsmi.find(f"{domain:04x}:{bus:02x}:{slot:02x}.0" if min(domain, bus, slot) >= 0 else None)
+        domain, bus, slot = (
+            getattr(self._properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")
+        )
+        return amdsmi.find(
+            f"{domain:04x}:{bus:02x}:{slot:02x}.0" if min(domain, bus, slot) >= 0 else None
+        )
 
     def doubts(self) -> list[Diagnostic]:
         if not is_used(self._state_before):
             return []
-        evidence = f"{self.name} before the first measurement: {', '.join(neighbours(self._state_before))}"
+        evidence = (
+            f"{self.name} before the first measurement: {', '.join(neighbours(self._state_before))}"
+        )
         return [diagnostics.make("shared_device", evidence=evidence)]
 
     def _more_in_use(self) -> tuple[int | None, str | None]:
@@ -210,7 +225,10 @@ class CudaDevice(Device):
             return None, self._no_board or "the driver does not report the memory in use"
         more = used - self._used_before_bytes
         if more < torch.cuda.memory_reserved():
-            return None, "another process freed memory of the board during the measurement, which hides the increase"
+            return (
+                None,
+                "another process freed memory of the board during the measurement, which hides the increase",
+            )
         return more, None
 
     def _measure_spin(self) -> float:
@@ -282,14 +300,21 @@ class CudaDevice(Device):
 
 
 def open_device(
-    *, name: str = "cuda", match: str | None = None, index: int = 0, facts: dict[str, Any] | None = None, **_: Any
+    *,
+    name: str = "cuda",
+    match: str | None = None,
+    index: int = 0,
+    facts: dict[str, Any] | None = None,
+    **_: Any,
 ) -> CudaDevice:
     """The device that a file of the gpu group describes; raises `DeviceMismatch` if the machine has none.
 
     `match` is a regular expression for the driver's product name.
     """
     device_name = torch.cuda.get_device_name(index) if is_available(index) else None
-    if device_name is None or (match is not None and not re.search(match, device_name, re.IGNORECASE)):
+    if device_name is None or (
+        match is not None and not re.search(match, device_name, re.IGNORECASE)
+    ):
         here = device_name or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
         wanted = (facts or {}).get("product") or "a CUDA device"
         raise DeviceMismatch(

@@ -93,7 +93,9 @@ class FakeDevice(Device):
         if self._captured is not None:
             self._captured.append(work_seconds)
             return math.inf
-        work_seconds = work_seconds * (1 + self.warming_share * self._warmth()) + self.graph_gap_seconds
+        work_seconds = (
+            work_seconds * (1 + self.warming_share * self._warmth()) + self.graph_gap_seconds
+        )
         self._worked_seconds += work_seconds
         self._host_seconds += self.enqueue_seconds if host_seconds is None else host_seconds
         while self._pending and self._pending[0] <= self._host_seconds:
@@ -122,7 +124,9 @@ class FakeDevice(Device):
 
     def synchronize(self) -> None:
         if self.lost or self._captured is not None:
-            raise RuntimeError(f"scripted: {'the device is lost' if self.lost else 'a capture cannot wait'}")
+            raise RuntimeError(
+                f"scripted: {'the device is lost' if self.lost else 'a capture cannot wait'}"
+            )
         self._synchronized += 1
         self._host_seconds = max(self._host_seconds, self._free_seconds) + self.synchronize_seconds
         self._pending.clear()
@@ -134,7 +138,9 @@ class FakeDevice(Device):
         """See `Device`; the event's time is rounded down to the tick."""
         assert isinstance(event, _Mark)
         event.passed_seconds = self.launch(self.record_seconds, self.record_host_seconds)
-        ticks = math.floor(event.passed_seconds / self.event_tick_seconds + 1e-6)  # 1e-6 absorbs rounding errors
+        ticks = math.floor(
+            event.passed_seconds / self.event_tick_seconds + 1e-6
+        )  # 1e-6 absorbs rounding errors
         event.seconds = ticks * self.event_tick_seconds
 
     def passed(self, event: Event) -> bool:
@@ -181,20 +187,31 @@ class FakeDevice(Device):
 
     def state(self) -> dict[str, Any]:
         canary = self._clock()
-        return {"simulated_seconds": self._host_seconds, **({} if canary is None else {"canary_hertz": canary})}
+        return {
+            "simulated_seconds": self._host_seconds,
+            **({} if canary is None else {"canary_hertz": canary}),
+        }
 
     def conditions(self) -> Conditions:
         share, warmth = self.throttled_share, _WARMING_CELSIUS * self._warmth()
-        throttled_ns = None if share is None else {"power cap": round(share * self._worked_seconds * 1e9)}
+        throttled_ns = (
+            None if share is None else {"power cap": round(share * self._worked_seconds * 1e9)}
+        )
         return Conditions(throttled_ns, temperature=40.0 + warmth if self.warming_share else None)
 
     def clock_readings(self) -> tuple[float, ...]:
         clock = self._clock()
-        return tuple(clock * (1 + self.clock_noise * self._random.gauss(0, 1)) for _ in range(2)) if clock else ()
+        return (
+            tuple(clock * (1 + self.clock_noise * self._random.gauss(0, 1)) for _ in range(2))
+            if clock
+            else ()
+        )
 
     def _clock(self) -> float | None:
         clocks = self.clock_hertz
-        return clocks[int(self._host_seconds / self.clock_seconds) % len(clocks)] if clocks else None
+        return (
+            clocks[int(self._host_seconds / self.clock_seconds) % len(clocks)] if clocks else None
+        )
 
     def _warmth(self) -> float:
         """How far the device has warmed up, from 0 to 1; it never cools."""

@@ -13,7 +13,9 @@ from perfexp.host.locks import lock_path as lock_path
 
 
 @contextmanager
-def held(name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str], None]) -> Iterator[None]:
+def held(
+    name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str], None]
+) -> Iterator[None]:
     """While entered, no other process of this user measures on the device. The lock ends with the process.
 
     Processes forked in between do not hold the lock: one that outlives this process does not block the device. It

@@ -67,11 +67,17 @@ class MpsDevice(CpuDevice):
         return none_because("Apple's GPU has none that perfexp reads")
 
     def doubts(self) -> list[Diagnostic]:
-        return [diagnostics.make("untested", what=f"{self.name}; each call waits for it, and has no device time")]
+        return [
+            diagnostics.make(
+                "untested", what=f"{self.name}; each call waits for it, and has no device time"
+            )
+        ]
 
 
 def open_device(**_: Any) -> MpsDevice:
     """Open Apple's GPU; raises `DeviceMismatch` without one."""
     if not torch.backends.mps.is_available():
-        raise DeviceMismatch(f"gpu=mps asks for Apple's GPU; this job runs on: {processor_name()}. Choose gpu=auto.")
+        raise DeviceMismatch(
+            f"gpu=mps asks for Apple's GPU; this job runs on: {processor_name()}. Choose gpu=auto."
+        )
     return MpsDevice()

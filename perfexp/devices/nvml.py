@@ -32,7 +32,13 @@ _POLICIES = {
 }
 #: Facts that differ between equal boards, or from one day to the next, and change the speed.
 _LIMITS = (
-    *("driver", "power_limit_watts", "max_sm_clock_hertz", "max_memory_clock_hertz", "application_clock_hertz"),
+    *(
+        "driver",
+        "power_limit_watts",
+        "max_sm_clock_hertz",
+        "max_memory_clock_hertz",
+        "application_clock_hertz",
+    ),
     *("auto_boost", "ecc", "mig"),
 )
 #: Maximum utilization of an unused board, percent.
@@ -44,12 +50,17 @@ class Board:
 
     def __init__(self, uuid: str) -> None:
         self._nvml = initialized()
-        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(
+            uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Constant facts, in watts, hertz and bytes."""
         nvml, ask = self._nvml, self._ask
-        clocks = [ask(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6) for kind in ("Applications", "DefaultApplications")]
+        clocks = [
+            ask(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6)
+            for kind in ("Applications", "DefaultApplications")
+        ]
         persistence = ask("PersistenceMode")
         return {
             "driver": answer(nvml, nvml.nvmlSystemGetDriverVersion),
@@ -91,17 +102,27 @@ class Board:
     def conditions(self) -> Conditions:
         """Counters of throttling, or the reasons of the moment where the board has none, and the temperature."""
         nvml = self._nvml
-        policies = {name: getattr(nvml, f"NVML_PERF_POLICY_{policy}") for policy, name in _POLICIES.items()}
+        policies = {
+            name: getattr(nvml, f"NVML_PERF_POLICY_{policy}") for policy, name in _POLICIES.items()
+        }
         answers = {name: self._ask("ViolationStatus", policy) for name, policy in policies.items()}
-        counted = {name: int(status.violationTime) for name, status in answers.items() if status is not None}
+        counted = {
+            name: int(status.violationTime)
+            for name, status in answers.items()
+            if status is not None
+        }
         reasons = None if counted else self._throttling()
-        return Conditions(counted or None, reasons, self._ask("Temperature", nvml.NVML_TEMPERATURE_GPU))
+        return Conditions(
+            counted or None, reasons, self._ask("Temperature", nvml.NVML_TEMPERATURE_GPU)
+        )
 
     def load_queries(self) -> dict[str, Callable[[], float | None]]:
         """See `Device`; a power that the board averages over a second is left out: it contains other work."""
         meter = NvmlMeter(self._nvml, self._handle, "")
         queries: dict[str, Callable[[], float | None]] = {
-            "loaded_sm_clock_hertz": lambda: self._ask("ClockInfo", self._nvml.NVML_CLOCK_SM, unit=1e6)
+            "loaded_sm_clock_hertz": lambda: self._ask(
+                "ClockInfo", self._nvml.NVML_CLOCK_SM, unit=1e6
+            )
         }
         if meter.power_kind is PowerKind.instantaneous:
             queries["loaded_power_watts"] = lambda: meter.power_watts().value
@@ -109,7 +130,9 @@ class Board:
 
     def _throttling(self) -> list[str] | None:
         reasons = self._ask("CurrentClocksThrottleReasons")
-        return None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit]
+        return (
+            None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit]
+        )
 
     def used_bytes(self) -> int | None:
         """Memory of the board in use by any process."""
@@ -118,7 +141,9 @@ class Board:
 
     def _ask(self, subject: str, *arguments: Any, unit: float | None = None) -> Any:
         """The answer about a subject, multiplied by its unit if it has one."""
-        value = answer(self._nvml, getattr(self._nvml, f"nvmlDeviceGet{subject}"), self._handle, *arguments)
+        value = answer(
+            self._nvml, getattr(self._nvml, f"nvmlDeviceGet{subject}"), self._handle, *arguments
+        )
         return value if value is None or unit is None else value * unit
 
 
@@ -130,7 +155,11 @@ def is_used(state: Mapping[str, Any]) -> bool:
 def neighbours(state: Mapping[str, Any]) -> list[str]:
     """Description of others on a board of a `Board.state` on which this process has no context yet."""
     others, busy = state.get("processes"), state.get("utilization_percent")
-    words = [] if others is None else [f"{others or 'no'} other process{'es' if others and others > 1 else ''}"]
+    words = (
+        []
+        if others is None
+        else [f"{others or 'no'} other process{'es' if others and others > 1 else ''}"]
+    )
     return [*words, *([] if busy is None else [f"{busy} % busy"])]
 
 
@@ -147,15 +176,22 @@ def find_board(uuid: str) -> tuple[Board | None, str]:
 def all_boards() -> dict[str, Any]:
     """All boards that the driver reports, whether or not torch can use them; raises as `initialized` does."""
     boards = [(own, Board(own["uuid"])) for own in _identities()]
-    return {"boards": [{**own, "facts": board.facts(), "state": board.state()} for own, board in boards]}
+    return {
+        "boards": [{**own, "facts": board.facts(), "state": board.state()} for own, board in boards]
+    }
 
 
 def places() -> list[tuple[str, str]]:
     """UUID and PCI address, as Linux writes it, of each board in the order of the driver; none without a driver."""
     try:
         nvml = initialized()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        pairs = [(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
+        pairs = [
+            (nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId)
+            for handle in handles
+        ]
     except Exception:  # no library, no driver
         return []
     texts = ((uuid, bus.decode() if isinstance(bus, bytes) else bus) for uuid, bus in pairs)
@@ -194,7 +230,10 @@ def visible_boards() -> list[dict[str, str]] | None:
 def _identities() -> list[dict[str, str]]:
     nvml = initialized()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    return [{"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)} for handle in handles]
+    return [
+        {"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)}
+        for handle in handles
+    ]
 
 
 def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devices")) -> int | None:

@@ -29,8 +29,12 @@ def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
             yield _counts(split, of_split)
             if of_split["without_image"]:
                 lonely = of_split["masks"] - of_split["pairs"]
-                observation = f"{lonely} masks have no image, the first is {of_split['without_image'][0]}"
-                yield warn(f"{split} masks", observation, "get the images; these masks are not used")
+                observation = (
+                    f"{lonely} masks have no image, the first is {of_split['without_image'][0]}"
+                )
+                yield warn(
+                    f"{split} masks", observation, "get the images; these masks are not used"
+                )
             yield from _read(split, of_split)
     if facts["made"]:
         remedy = "use it to try out and to time; no accuracy is reported"
@@ -44,9 +48,13 @@ def _counts(split: str, facts: Mapping[str, Any]) -> Finding:
     if facts["without_mask"]:
         missing = facts["images"] - facts["pairs"]
         observation += f"; {missing} without a mask, the first is {facts['without_mask'][0]}"
-        return fail(split, observation, "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png")
+        return fail(
+            split, observation, "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png"
+        )
     if facts["label_ids"]:
-        observation += f"; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
+        observation += (
+            f"; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
+        )
     return ok(split, observation)
 
 
@@ -55,7 +63,15 @@ def _read(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
     for problem in problems[:_LISTED]:
         yield fail(check, problem, "")
     if len(problems) > _LISTED:
-        yield fail(check, f"{len(problems)} of {facts['read']} pairs that were read can't be used", "--json lists all")
+        yield fail(
+            check,
+            f"{len(problems)} of {facts['read']} pairs that were read can't be used",
+            "--json lists all",
+        )
     if facts["read"] and not problems:
-        whole = "all" if facts["read"] == facts["pairs"] else f"{facts['read']} of {facts['pairs']}, evenly spread,"
+        whole = (
+            "all"
+            if facts["read"] == facts["pairs"]
+            else f"{facts['read']} of {facts['pairs']}, evenly spread,"
+        )
         yield ok(check, f"{whole} read whole: images and masks agree, labels from 0 to 18 and 255")

@@ -56,9 +56,13 @@ def try_clocks(index: int) -> dict[str, Any]:
     device = cuda.CudaDevice(index=index)
     board, _ = find_board(str(device.lock_name))
     try:
-        with lock.held(device.lock_name, wait=False, purpose="for perfexp doctor", waiting=lambda _: None):
+        with lock.held(
+            device.lock_name, wait=False, purpose="for perfexp doctor", waiting=lambda _: None
+        ):
             device.start()
-            facts = {name: getattr(device, name) for name in ("event_tick_seconds", "record_seconds")}
+            facts = {
+                name: getattr(device, name) for name in ("event_tick_seconds", "record_seconds")
+            }
             device.hold(_BUSY_SECONDS)
             busy = board.state() if board else {}
             device.synchronize()

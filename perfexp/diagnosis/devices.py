@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfexp.devices.nvml import is_used, neighbours
-from perfexp.diagnosis import Choice, Facts, Finding, fail, missing, ok, part, untested, warn, warn_if
+from perfexp.diagnosis import (
+    Choice,
+    Facts,
+    Finding,
+    fail,
+    missing,
+    ok,
+    part,
+    untested,
+    warn,
+    warn_if,
+)
 from perfexp.diagnosis.software import build_name
 from perfexp.host import gpu_sheets
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile
@@ -34,7 +45,13 @@ class Chosen:
     @property
     def lock_name(self) -> str | None:
         """Name of its lock; None without a lock."""
-        return str(self.device["uuid"]) if self.device else self.kind if self.kind in ("cpu", "mps") else None
+        return (
+            str(self.device["uuid"])
+            if self.device
+            else self.kind
+            if self.kind in ("cpu", "mps")
+            else None
+        )
 
 
 def choose(facts: Facts, choice: Choice) -> Chosen:
@@ -42,16 +59,26 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
     if choice.name == "fake":
         return Chosen(kind="fake", name="a scripted device")
     if choice.name == "mps":
-        return Chosen(kind="mps", name="Apple's GPU") if part(facts, "mps").get("available") else _none(facts, choice)
+        return (
+            Chosen(kind="mps", name="Apple's GPU")
+            if part(facts, "mps").get("available")
+            else _none(facts, choice)
+        )
     # without torch's answer, the CPU is not known to be the best device
     if choice.name == "auto" and not _are_known(facts):
         return _none(facts, choice)
-    device = next((device for device in cuda_devices(facts) if device["index"] == choice.index), None)
+    device = next(
+        (device for device in cuda_devices(facts) if device["index"] == choice.index), None
+    )
     if choice.name == "cpu" or (choice.name == "auto" and device is None):
         return Chosen(kind="cpu", name=facts["machine"]["cpu"]["name"])
-    if device is None or (choice.name != "auto" and not _files(facts)[choice.name].is_of(device["name"])):
+    if device is None or (
+        choice.name != "auto" and not _files(facts)[choice.name].is_of(device["name"])
+    ):
         return _none(facts, choice)
-    return Chosen(kind="cuda", name=device["name"], device=device, file=_file_of(facts, device["name"]))
+    return Chosen(
+        kind="cuda", name=device["name"], device=device, file=_file_of(facts, device["name"])
+    )
 
 
 def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
@@ -59,15 +86,24 @@ def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Fi
     yield _choice(facts, choice, chosen)
     error = part(facts, "cuda").get("error")
     if error and not part(facts, "torch").get("error"):
-        yield warn("CUDA devices", f"can't be listed: {error}", "try nvidia-smi, and another build of torch")
+        yield warn(
+            "CUDA devices",
+            f"can't be listed: {error}",
+            "try nvidia-smi, and another build of torch",
+        )
     for device in cuda_devices(facts):
         yield _cuda(facts, device)
     yield from _unusable(facts)
     if part(facts, "mps").get("available"):
-        yield untested("Apple's GPU", "found; perfexp has not been tried on one", "gpu=mps measures it")
+        yield untested(
+            "Apple's GPU", "found; perfexp has not been tried on one", "gpu=mps measures it"
+        )
     cpu = facts["machine"]["cpu"]
     memory = units.format_bytes(facts["machine"]["memory_bytes"])
-    yield ok("CPU", f"{cpu['name']}, {cpu['cores'] or 'unknown'} cores ({cpu['logical_cores']} logical), {memory}")
+    yield ok(
+        "CPU",
+        f"{cpu['name']}, {cpu['cores'] or 'unknown'} cores ({cpu['logical_cores']} logical), {memory}",
+    )
 
 
 def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
@@ -80,7 +116,9 @@ def _none(facts: Facts, choice: Choice) -> Chosen:
     wanted = {"mps": "Apple's GPU", "auto": "the best device"}.get(choice.name)
     wanted = wanted or facts["gpu_files"][choice.name]["product"] or "a CUDA device"
     if not _are_known(facts):
-        return Chosen(kind=None, name=f"asks for {wanted}; torch could not list the devices of this machine")
+        return Chosen(
+            kind=None, name=f"asks for {wanted}; torch could not list the devices of this machine"
+        )
     here = ", ".join(f"{device['name']} (cuda:{device['index']})" for device in cuda_devices(facts))
     here = here or f"{facts['machine']['cpu']['name']}, with 0 CUDA devices"
     return Chosen(kind=None, name=f"asks for {wanted}; here is: {here}")
@@ -110,7 +148,12 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
 def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
     rocm = bool(part(facts, "torch").get("rocm"))
     capability = [] if rocm else [f"compute capability {device['compute_capability']}"]
-    description = [device["name"], units.format_bytes(device["memory_bytes"]), *capability, f"UUID {device['uuid']}"]
+    description = [
+        device["name"],
+        units.format_bytes(device["memory_bytes"]),
+        *capability,
+        f"UUID {device['uuid']}",
+    ]
     check, file = f"cuda:{device['index']}", _file_of(facts, device["name"])
     observation = f"{', '.join(description)}; "
     observation += f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"
@@ -126,12 +169,20 @@ def _unusable(facts: Facts) -> Iterator[Finding]:
     if not torch or torch.get("error") or not part(facts, "cuda"):
         return
     if boards and not devices:
-        observation = f"the driver shows {_counted(boards)}, torch ({build_name(torch)}) can use none"
+        observation = (
+            f"the driver shows {_counted(boards)}, torch ({build_name(torch)}) can use none"
+        )
         remedy = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
-        remedy = "check CUDA_VISIBLE_DEVICES and the driver's version" if torch.get("cuda") else remedy
+        remedy = (
+            "check CUDA_VISIBLE_DEVICES and the driver's version" if torch.get("cuda") else remedy
+        )
         yield warn("CUDA devices", f"{observation}{f': {reason}' if reason else ''}", remedy)
     elif torch.get("cuda") and not devices:
-        yield warn("CUDA devices", f"none: {reason or 'torch finds none'}", "on a cluster: run it in a job with a GPU")
+        yield warn(
+            "CUDA devices",
+            f"none: {reason or 'torch finds none'}",
+            "on a cluster: run it in a job with a GPU",
+        )
     elif len(devices) < len(boards):
         yield ok("boards", f"the driver shows {_counted(boards)}, torch may use {len(devices)}")
 
@@ -146,7 +197,10 @@ def _file_of(facts: Facts, name: str) -> str | None:
 
 
 def _files(facts: Facts) -> dict[str, GpuFile]:
-    return {name: GpuFile(match=file["match"], facts=GpuFacts()) for name, file in facts["gpu_files"].items()}
+    return {
+        name: GpuFile(match=file["match"], facts=GpuFacts())
+        for name, file in facts["gpu_files"].items()
+    }
 
 
 def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
@@ -161,15 +215,22 @@ def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
     if board is None:
         yield _no_board(facts)
         return
-    yield from _heat_and_power(board, clocks.get("busy", {}), facts["gpu_files"].get(chosen.file, {}))
+    yield from _heat_and_power(
+        board, clocks.get("busy", {}), facts["gpu_files"].get(chosen.file, {})
+    )
     yield from _sharing(board["facts"], board["state"])
-    yield ok("ECC", {True: "on", False: "off", None: "this board has none"}[board["facts"].get("ecc")])
+    yield ok(
+        "ECC", {True: "on", False: "off", None: "this board has none"}[board["facts"].get("ecc")]
+    )
     yield ok("NVML", "answers")
 
 
 def board_of(facts: Facts, chosen: Chosen) -> Mapping[str, Any] | None:
     """The driver's facts of the chosen CUDA device; None if the driver does not report it."""
-    boards = {board["uuid"].removeprefix("GPU-"): board for board in part(facts, "boards").get("boards", ())}
+    boards = {
+        board["uuid"].removeprefix("GPU-"): board
+        for board in part(facts, "boards").get("boards", ())
+    }
     return boards.get(str(chosen.device["uuid"]).removeprefix("GPU-")) if chosen.device else None
 
 
@@ -178,7 +239,11 @@ def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
     driver = (board or {}).get("facts", {}).get("driver") or "unknown"
     observation = f"driver {driver}, CUDA {torch['cuda']}"
     if not torch["cudnn"]:
-        return warn("CUDA", f"{observation}, no cuDNN", "convolutions are slow without it: install torch with cuDNN")
+        return warn(
+            "CUDA",
+            f"{observation}, no cuDNN",
+            "convolutions are slow without it: install torch with cuDNN",
+        )
     # 90100 is version 9.1.0, 8902 is 8.9.2
     major, rest = divmod(torch["cudnn"], 10_000 if torch["cudnn"] >= 90_000 else 1_000)
     return ok("CUDA", f"{observation}, cuDNN {major}.{rest // 100}.{rest % 100}")
@@ -194,7 +259,9 @@ def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Fin
     if reason := clocks.get("not_tried"):
         yield warn("kernels", f"not tried: {reason}", "repeat when the device is free")
         return
-    tick, record = (units.format_seconds(clocks[name], 2) for name in ("event_tick_seconds", "record_seconds"))
+    tick, record = (
+        units.format_seconds(clocks[name], 2) for name in ("event_tick_seconds", "record_seconds")
+    )
     yield ok("event clock", f"tick {tick}, a record costs {record}")
     yield _canary(clocks, board)
 
@@ -213,14 +280,24 @@ def _canary(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Finding:
 def _no_board(facts: Facts) -> Finding:
     boards = part(facts, "boards")
     if error := boards.get("error"):
-        return missing("NVML", f"does not answer: {error}", "pip install nvidia-ml-py, and the driver's libnvidia-ml")
+        return missing(
+            "NVML",
+            f"does not answer: {error}",
+            "pip install nvidia-ml-py, and the driver's libnvidia-ml",
+        )
     sliced = any(board["facts"].get("mig") for board in boards.get("boards", ()))
     why = "; MIG is on, and slices have identities of their own" if sliced else ""
-    remedy = "state, power and energy stay unknown; measure on a whole board" if sliced else "check nvidia-smi -L"
+    remedy = (
+        "state, power and energy stay unknown; measure on a whole board"
+        if sliced
+        else "check nvidia-smi -L"
+    )
     return warn("NVML", f"shows no board with this UUID{why}", remedy)
 
 
-def _heat_and_power(board: Mapping[str, Any], busy: Mapping[str, Any], sheet: Mapping[str, Any]) -> Iterator[Finding]:
+def _heat_and_power(
+    board: Mapping[str, Any], busy: Mapping[str, Any], sheet: Mapping[str, Any]
+) -> Iterator[Finding]:
     busy = busy or board["state"]  # throttling only shows under load
     reasons, celsius = busy.get("throttling"), busy.get("temperature_celsius")
     if reasons is None:
@@ -251,9 +328,13 @@ def _sharing(facts: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Fin
         remedy = "measure when nobody else uses the device (nvidia-smi shows who)"
         yield warn_if(is_used(state), "neighbours", ", ".join(seen), remedy)
     else:
-        yield missing("neighbours", "the driver does not report who uses the device", "run nvidia-smi as root")
+        yield missing(
+            "neighbours", "the driver does not report who uses the device", "run nvidia-smi as root"
+        )
     if facts.get("mig"):
-        remedy = "measure on a whole board, or read the figures as those of the slice and its neighbours"
+        remedy = (
+            "measure on a whole board, or read the figures as those of the slice and its neighbours"
+        )
         yield warn("MIG", "on: slices share the board's power and clocks", remedy)
     else:
         yield ok("MIG", "off" if facts.get("mig") is False else "this board has none")

@@ -43,7 +43,15 @@ NSIGHT = {
     "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
 }
 #: Facts that two environments with comparable times share.
-_IDENTITY = ("perfexp", "python", "packages.torch", "device.name", "device.uuid", "device.driver", "cpu.name")
+_IDENTITY = (
+    "perfexp",
+    "python",
+    "packages.torch",
+    "device.name",
+    "device.uuid",
+    "device.driver",
+    "cpu.name",
+)
 #: Facts of a device that limit its clock, and that its administrator may change at any time.
 _LIMITS = ("device.power_limit_watts", "device.application_clock_hertz", "device.auto_boost")
 #: Variable with the name and digest of the image in which perfexp runs, `NAME@sha256:…`; it is recorded only.
@@ -62,7 +70,9 @@ def collect() -> dict[str, Any]:
         "python": platform.python_version(),
         "python_implementation": platform.python_implementation(),
         "executable": sys.executable,
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": {
+            name: version for name in _PACKAGES if (version := _version(name)) is not None
+        },
         "host": socket.gethostname(),
         "user": _user(),
         "os": _operating_system(),
@@ -75,7 +85,9 @@ def collect() -> dict[str, Any]:
             "name": processor_name(),
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": psutil.cpu_count(),
-            "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "affinity": sorted(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else None,
             "governors": governors(),
             "smt": {"1": True, "0": False}.get(_read("/sys/devices/system/cpu/smt/active") or ""),
             "load_average_1min": round(psutil.getloadavg()[0], 2),
@@ -83,7 +95,9 @@ def collect() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "git": repository.facts(),
         "threads_variables": {
-            name: value for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if (value := os.environ.get(name))
+            name: value
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+            if (value := os.environ.get(name))
         },
     }
 
@@ -142,7 +156,9 @@ def vendor(environment: dict[str, Any]) -> str:
 
 def governors(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:
     """Frequency governors that any core has; empty where the system has no such setting."""
-    return sorted({_read(file) or "" for file in root.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {""})
+    return sorted(
+        {_read(file) or "" for file in root.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {""}
+    )
 
 
 def cores() -> int:
@@ -158,10 +174,16 @@ def other_cpu_seconds(*, of_ranks: bool = False) -> float:
     """
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
+    guests = getattr(times, "guest", 0.0) + getattr(
+        times, "guest_nice", 0.0
+    )  # counted in user and nice already
     own = psutil.Process()
     parent = own.parent()
-    family = parent.children(recursive=True) if of_ranks and parent else [own, *own.children(recursive=True)]
+    family = (
+        parent.children(recursive=True)
+        if of_ranks and parent
+        else [own, *own.children(recursive=True)]
+    )
     ours = sum(_cpu_seconds(process) for process in (parent, *family) if process)
     return float(sum(times) - idle - guests - ours)
 
@@ -171,7 +193,9 @@ def _cpu_seconds(process: psutil.Process) -> float:
         used = process.cpu_times()
     except psutil.Error:  # the process has just ended, or belongs to another user
         return 0.0
-    return float(used.user + used.system + used.children_user + used.children_system)  # terminated children
+    return float(
+        used.user + used.system + used.children_user + used.children_system
+    )  # terminated children
 
 
 def _version(package: str) -> str | None:
@@ -205,7 +229,9 @@ def _image(root: Path = Path("/")) -> dict[str, str] | None:
     facts = _pairs(_read(root / "etc/perfexp-image") or "")
     named = _pairs((_read(root / "run/.containerenv") or "").replace('"', ""))  # podman's
     digest = named.get("imageid")
-    reference = os.environ.get(IMAGE_VARIABLE) or (f"{named['image']}@sha256:{digest}" if digest else None)
+    reference = os.environ.get(IMAGE_VARIABLE) or (
+        f"{named['image']}@sha256:{digest}" if digest else None
+    )
     return facts | ({"reference": reference[:_LONGEST]} if reference else {}) or None
 
 
@@ -233,10 +259,15 @@ def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, 
             "resolution_seconds": time.get_clock_info("perf_counter").resolution,
             "source": _read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         },
-        "amd": {"driver": Path("/dev/kfd").exists(), "amdsmi": importlib.util.find_spec("amdsmi") is not None},
+        "amd": {
+            "driver": Path("/dev/kfd").exists(),
+            "amdsmi": importlib.util.find_spec("amdsmi") is not None,
+        },
         "tools": {name: tool(name) for name in _TOOLS},
         "folders": {name: folder(path) for name, path in folders.items()},
-        "store": None if store is None else {"path": str(store), "problem": _database_problem(store)},
+        "store": None
+        if store is None
+        else {"path": str(store), "problem": _database_problem(store)},
     }
 
 
@@ -246,18 +277,28 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
         wanted = [Requirement(text) for text in importlib.metadata.requires(distribution) or []]
     except importlib.metadata.PackageNotFoundError:
         return None
-    return {one.name: _requirement(one) for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})}
+    return {
+        one.name: _requirement(one)
+        for one in wanted
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    }
 
 
-def cpu_quota_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+def cpu_quota_cores(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
     """CPU quota of this process's control groups in cores; None without a limit."""
-    own = next((line[3:] for line in (_read(membership) or "").splitlines() if line.startswith("0::")), "/")
+    own = next(
+        (line[3:] for line in (_read(membership) or "").splitlines() if line.startswith("0::")), "/"
+    )
     place = root / own.lstrip("/")
     limits = [_quota(at / "cpu.max") for at in (place, *place.parents) if at.is_relative_to(root)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def tool(name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")) -> dict[str, Any] | None:
+def tool(
+    name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")
+) -> dict[str, Any] | None:
     """Path of a program on the PATH or, the newest first, at its installer's places; None if it is in neither."""
     if on_path := shutil.which(name):
         return {"path": on_path, "on_path": True}
@@ -271,7 +312,9 @@ def tool(name: str, places: tuple[str, ...] | None = None, root: Path = Path("/"
 def folder(path: Path) -> dict[str, Any]:
     """Whether files can be written in a folder, which may not exist yet, and its free space."""
     # a missing folder will be made in its nearest existing parent
-    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    existing = next(
+        place for place in (path.absolute(), *path.absolute().parents) if place.exists()
+    )
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     return {"path": str(path), "writable": writable, "free_bytes": shutil.disk_usage(existing).free}
 

@@ -23,7 +23,10 @@ _NULL = "energy will be null, with this reason"
 
 
 def try_meters(
-    found: Found, *, now: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
+    found: Found,
+    *,
+    now: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
     """Watch the meters for about a second while perfexp is idle; their observations, and the reason for none."""
     if not found.meters:
@@ -32,9 +35,15 @@ def try_meters(
     power = Power(Watch(tracks, now, _RULES).run(sleep), tracks)
     meters = []
     for track, facts in zip(tracks, power.facts(), strict=True):
-        short = {name: value for name, value in facts.items() if name not in ("counter", "power")}  # no raw answers
+        short = {
+            name: value for name, value in facts.items() if name not in ("counter", "power")
+        }  # no raw answers
         meters.append({**short, "no_energy": track.no_energy, "no_power": track.no_power})
-    return {"reason": "", "doubts": msgspec.to_builtins([*found.doubts, *power.doubts]), "meters": meters}
+    return {
+        "reason": "",
+        "doubts": msgspec.to_builtins([*found.doubts, *power.doubts]),
+        "meters": meters,
+    }
 
 
 def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:

@@ -30,7 +30,11 @@ def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 def build_name(torch: Mapping[str, Any]) -> str:
     """`CUDA 13.0 build`, `ROCm 6.2 build` or `CPU build`, from the survey's facts of torch."""
-    names = (f"{kind} {torch[key]} build" for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda")) if torch.get(key))
+    names = (
+        f"{kind} {torch[key]} build"
+        for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda"))
+        if torch.get(key)
+    )
     return next(names, "CPU build")
 
 
@@ -41,7 +45,9 @@ def _python(machine: Mapping[str, Any]) -> Finding:
         return ok("Python", version)
     if minor in _UNTESTED_PYTHON:
         return untested("Python", f"{version}; perfexp is tested with {_TESTED_PYTHON} only")
-    return fail("Python", f"{version} is not supported", f"make an environment with Python {_TESTED_PYTHON}")
+    return fail(
+        "Python", f"{version} is not supported", f"make an environment with Python {_TESTED_PYTHON}"
+    )
 
 
 def _system(machine: Mapping[str, Any]) -> Finding:
@@ -73,7 +79,11 @@ def _torch(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:
     if not torch:  # the survey's own line has the reason
         return
     if error := torch.get("error"):
-        yield fail("torch", f"can't be imported: {error}", f"https://pytorch.org/get-started/locally, or {_INSTALL}")
+        yield fail(
+            "torch",
+            f"can't be imported: {error}",
+            f"https://pytorch.org/get-started/locally, or {_INSTALL}",
+        )
         return
     observation = f"{torch['version']}, {build_name(torch)}"
     if required.get("version") and not required["fits"]:
@@ -87,9 +97,15 @@ def _torchvision(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]
     if not torchvision or part(facts, "torch").get("error"):
         return
     if error := torchvision.get("error"):
-        yield fail("torchvision", f"can't be imported: {error}", f"install the one that fits torch: {_INSTALL}")
+        yield fail(
+            "torchvision",
+            f"can't be imported: {error}",
+            f"install the one that fits torch: {_INSTALL}",
+        )
     elif required.get("version") and not required["fits"]:
-        yield fail("torchvision", f"{required['version']}; perfexp needs {required['wanted']}", _INSTALL)
+        yield fail(
+            "torchvision", f"{required['version']}; perfexp needs {required['wanted']}", _INSTALL
+        )
     elif not torchvision["torchvision_compiled_operators"]:
         yield warn(
             "torchvision",
@@ -103,20 +119,30 @@ def _torchvision(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]
 def _mlflow(machine: Mapping[str, Any], required: Mapping[str, Any]) -> Finding:
     version, skinny = (machine["packages"].get(name) for name in ("mlflow", "mlflow-skinny"))
     if version and not required.get("fits", True):
-        return warn("MLflow", f"{version}; perfexp needs {required['wanted']}", f"{_INSTALL}, or tracking=none")
+        return warn(
+            "MLflow",
+            f"{version}; perfexp needs {required['wanted']}",
+            f"{_INSTALL}, or tracking=none",
+        )
     if version:
         return ok("MLflow", f"{version}, the full package")
     if skinny:
         observation = f"mlflow-skinny {skinny}: it sends records, but has no user interface"
         return warn("MLflow", observation, "pip install mlflow")
-    return missing("MLflow", "not installed: records stay on disk", "pip install mlflow, or tracking=none")
+    return missing(
+        "MLflow", "not installed: records stay on disk", "pip install mlflow, or tracking=none"
+    )
 
 
 def _packages(requirements: Mapping[str, Any] | None) -> Iterator[Finding]:
     if requirements is None:
-        yield warn("packages", "perfexp itself is not installed: its requirements are unknown", _INSTALL)
+        yield warn(
+            "packages", "perfexp itself is not installed: its requirements are unknown", _INSTALL
+        )
         return
-    rest = {name: requirement for name, requirement in requirements.items() if name not in _OWN_LINE}
+    rest = {
+        name: requirement for name, requirement in requirements.items() if name not in _OWN_LINE
+    }
     for name, requirement in rest.items():
         if not requirement["fits"]:
             here = requirement["version"] or "not installed"

@@ -6,7 +6,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from perfexp.diagnosis import Choice, Facts, Finding, Verdict, fail, missing, ok, part, untested, warn, warn_if
+from perfexp.diagnosis import (
+    Choice,
+    Facts,
+    Finding,
+    Verdict,
+    fail,
+    missing,
+    ok,
+    part,
+    untested,
+    warn,
+    warn_if,
+)
 from perfexp.diagnosis.devices import Chosen, choose, cuda_devices, device_findings, state_findings
 from perfexp.diagnosis.environment import NSIGHT
 from perfexp.diagnosis.meter_selftest import findings as meter_findings
@@ -51,7 +63,11 @@ def _host_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 
 def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
     if not folder["writable"]:
-        return fail("device lock", f"{folder['path']} can't be written", "have it removed: it must be yours alone")
+        return fail(
+            "device lock",
+            f"{folder['path']} can't be written",
+            "have it removed: it must be yours alone",
+        )
     if holder:
         return warn("device lock", f"held: {holder}", "wait for it, or set device_lock=wait")
     return ok("device lock", "free")
@@ -63,7 +79,10 @@ def _cpu(cpu: Mapping[str, Any], quota_cores: float | None) -> Iterator[Finding]
     remedy = "end other work on this machine before you measure"
     yield warn_if(is_busy, "load", f"load average {load:.2f} on {cores} cores", remedy)
     is_slow = bool({*governors} - {"performance"})
-    governor = ", ".join(governors) or "unknown: the system has no setting (a virtual machine, a container)"
+    governor = (
+        ", ".join(governors)
+        or "unknown: the system has no setting (a virtual machine, a container)"
+    )
     yield warn_if(is_slow, "governor", governor, "as root: cpupower frequency-set -g performance")
     usable = len(cpu["affinity"] or []) or cores
     remedy = "request whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"
@@ -72,14 +91,20 @@ def _cpu(cpu: Mapping[str, Any], quota_cores: float | None) -> Iterator[Finding]
         yield warn("processors", observation, remedy)
     else:
         share = f"{usable} of" if usable < cores else "all"
-        yield warn_if(usable < cores, "processors", f"{share} {cores} logical cores may be used", remedy)
+        yield warn_if(
+            usable < cores, "processors", f"{share} {cores} logical cores may be used", remedy
+        )
 
 
 def _clock(clock: Mapping[str, Any]) -> Finding:
     resolution, source = clock["resolution_seconds"], clock["source"]
-    observation = f"resolution {units.format_seconds(resolution, 2)}{f', {source}' if source else ''}"
+    observation = (
+        f"resolution {units.format_seconds(resolution, 2)}{f', {source}' if source else ''}"
+    )
     remedy = "short calls are timed coarsely; Linux with the clock source tsc does better"
-    return warn_if(resolution > _FINE_SECONDS or source in _SLOW_CLOCKS, "clock", observation, remedy)
+    return warn_if(
+        resolution > _FINE_SECONDS or source in _SLOW_CLOCKS, "clock", observation, remedy
+    )
 
 
 def _repeatability(classes: Mapping[str, Any]) -> Finding:
@@ -87,7 +112,9 @@ def _repeatability(classes: Mapping[str, Any]) -> Finding:
     if not shown:
         remedy = "perfexp selfcheck measures it"
         return missing("repeatability", "how much processes differ here is not known", remedy)
-    spreads = ", ".join(f"{name} {one['spread']:.1%} ({one['measurements']})" for name, one in shown.items())
+    spreads = ", ".join(
+        f"{name} {one['spread']:.1%} ({one['measurements']})" for name, one in shown.items()
+    )
     return ok("repeatability", f"typical spread between processes (measurements): {spreads}")
 
 
@@ -99,10 +126,16 @@ def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[F
         remedy = "free some space: a point stores all of its samples"
         yield warn_if(free_bytes < _LITTLE_BYTES, "outputs", observation, remedy)
     else:
-        yield fail("outputs", f"{path} can't be written here", "go to another folder, or output_dir=DIR")
+        yield fail(
+            "outputs", f"{path} can't be written here", "go to another folder, or output_dir=DIR"
+        )
     problem = store["problem"] or ("" if folders["store"]["writable"] else "it cannot be created")
-    remedy = "tracking.uri=URI, or tracking=none; records stay on disk, perfexp sync sends them later"
-    yield warn_if(bool(problem), "tracking store", store["path"] + (f": {problem}" if problem else ""), remedy)
+    remedy = (
+        "tracking.uri=URI, or tracking=none; records stay on disk, perfexp sync sends them later"
+    )
+    yield warn_if(
+        bool(problem), "tracking store", store["path"] + (f": {problem}" if problem else ""), remedy
+    )
 
 
 def _instrument_findings(facts: Facts) -> Iterator[Finding]:
@@ -117,17 +150,31 @@ def _instrument_findings(facts: Facts) -> Iterator[Finding]:
         if machine["amd"]["amdsmi"]:
             yield untested("amdsmi", "installed; ROCm has not been tried")
         else:
-            yield missing("amdsmi", "not installed", "pip install /opt/rocm/share/amd_smi: energy of AMD's boards")
-        yield _tool("rocprofv3", machine["tools"], "install ROCm's package rocprofiler-sdk", tested=False)
+            yield missing(
+                "amdsmi",
+                "not installed",
+                "pip install /opt/rocm/share/amd_smi: energy of AMD's boards",
+            )
+        yield _tool(
+            "rocprofv3", machine["tools"], "install ROCm's package rocprofiler-sdk", tested=False
+        )
     if not rocm:
         for name, remedy in NSIGHT.items():
             yield _tool(name, machine["tools"], remedy, needed=bool(cuda_devices(facts)))
 
 
-def _tool(name: str, tools: Mapping[str, Any], remedy: str, *, needed: bool = True, tested: bool = True) -> Finding:
+def _tool(
+    name: str, tools: Mapping[str, Any], remedy: str, *, needed: bool = True, tested: bool = True
+) -> Finding:
     program = tools[name]
     if program is None:
-        return missing(name, "not found" if needed else "not found; only CUDA devices need it", remedy)
+        return missing(
+            name, "not found" if needed else "not found; only CUDA devices need it", remedy
+        )
     if not program["on_path"]:
-        return warn(name, f"{program['path']}, not on the PATH", f"PATH={PurePath(program['path']).parent}:$PATH")
+        return warn(
+            name,
+            f"{program['path']}, not on the PATH",
+            f"PATH={PurePath(program['path']).parent}:$PATH",
+        )
     return ok(name, program["path"]) if tested else untested(name, program["path"])

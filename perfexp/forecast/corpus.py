@@ -16,7 +16,14 @@ from perfexp.prediction import selection
 from perfexp.prediction.conformal import Calibration, calibrate
 from perfexp.prediction.gaussian_process import Curve
 from perfexp.prediction.skill import Truth
-from perfexp.prediction.sparse import LEAST_MEASURED, MOST_MEASURED, Pair, curve_of, out_of_memory, standard_error
+from perfexp.prediction.sparse import (
+    LEAST_MEASURED,
+    MOST_MEASURED,
+    Pair,
+    curve_of,
+    out_of_memory,
+    standard_error,
+)
 from perfexp.records import priors
 from perfexp.records.folders import below
 from perfexp.records.point_times import interval_of
@@ -59,7 +66,9 @@ class MeasuredDevice:
         """Return the device of a record's environment."""
         device, ranks = environment.get("device"), environment.get("ranks")
         facts = device if isinstance(device, Mapping) else {}
-        devices, hosts = (ranks.get(name) if isinstance(ranks, Mapping) else None for name in ("devices", "hosts"))
+        devices, hosts = (
+            ranks.get(name) if isinstance(ranks, Mapping) else None for name in ("devices", "hosts")
+        )
         return cls(
             kind=str(facts.get("kind") or ""),
             product=str(facts.get("name") or ""),
@@ -101,18 +110,29 @@ class MeasuredCurve:
     @property
     def name(self) -> str:
         """Model, algorithm, phase, precision and quantity in words."""
-        words = (self.about.model, self.about.algorithm, self.phase, self.about.precision, self.quantity)
+        words = (
+            self.about.model,
+            self.about.algorithm,
+            self.phase,
+            self.about.precision,
+            self.quantity,
+        )
         return " · ".join(words)
 
     def curve(self) -> Curve:
         """Return the curve over its own range; of more points than a prediction takes, some that are spread evenly."""
         pairs = sorted(self.values, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
         if len(pairs) > MOST_MEASURED:
-            pairs = [pairs[place] for place in np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)]
+            pairs = [
+                pairs[place]
+                for place in np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)
+            ]
         x = selection.coordinates(pairs)
         reference = selection.coordinates(list(self.values))
         spans = np.ptp(reference, axis=0)
-        return curve_of(selection.scaled(x, reference), spans, [self.values[pair] for pair in pairs])
+        return curve_of(
+            selection.scaled(x, reference), spans, [self.values[pair] for pair in pairs]
+        )
 
     def truth(self) -> Truth:
         """Return the curve as known truth, to score predictions of a part of it."""
@@ -128,7 +148,12 @@ class MeasuredCurve:
 
 def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
     """Read the curves of all records in and below some folders, newest record first; unreadable ones are skipped."""
-    files = (file for folder in folders if folder.is_dir() for file in below(folder, "record.json", refused=_skip))
+    files = (
+        file
+        for folder in folders
+        if folder.is_dir()
+        for file in below(folder, "record.json", refused=_skip)
+    )
     return _curves_of(files)
 
 
@@ -145,7 +170,9 @@ def _skip(_error: OSError) -> None:
 def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
     found: dict[str, list[MeasuredCurve]] = {}
     for file in files:
-        with suppress(Exception):  # records of other people are data: any of their nodes may have any type
+        with suppress(
+            Exception
+        ):  # records of other people are data: any of their nodes may have any type
             record = Record.load(file)
             found.setdefault(record.uid, _of_phases(record, file.parent))
     curves = [curve for of_run in found.values() for curve in of_run]
@@ -160,11 +187,21 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
     groups: dict[Any, list[MeasuredCurve]] = {}
     for curve in curves:
         if len(curve.values) < LEAST_MEASURED:
-            alike = (curve.identity, curve.device, curve.phase, curve.quantity, *curve.conditions.items())
+            alike = (
+                curve.identity,
+                curve.device,
+                curve.phase,
+                curve.quantity,
+                *curve.conditions.items(),
+            )
             groups.setdefault(alike, []).append(curve)
     joined = []
     for parts in groups.values():
-        same = [part for part in parts if part.values and part.kind == next((p.kind for p in parts if p.values), "")]
+        same = [
+            part
+            for part in parts
+            if part.values and part.kind == next((p.kind for p in parts if p.values), "")
+        ]
         if same:
             values = {pair: value for part in reversed(same) for pair, value in part.values.items()}
             too_large = frozenset().union(*(part.out_of_memory for part in parts)) - values.keys()
@@ -209,24 +246,44 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
 
 def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
     """Return the first kind of time that all rows have, and their medians."""
-    kind = next((kind for row in table[:1] for kind in row.times if all(kind in one.times for one in table)), "")
-    medians = {(row.key.input_size, row.key.batch_size): row.own_interval(kind) for row in table} if kind else {}
+    kind = next(
+        (
+            kind
+            for row in table[:1]
+            for kind in row.times
+            if all(kind in one.times for one in table)
+        ),
+        "",
+    )
+    medians = (
+        {(row.key.input_size, row.key.batch_size): row.own_interval(kind) for row in table}
+        if kind
+        else {}
+    )
     return kind, {pair: median for pair, median in medians.items() if median and median.value > 0}
 
 
-def _metrics(table: Sequence[Row], name: str, prior: Prior | None = None) -> tuple[str, dict[Pair, Interval]]:
+def _metrics(
+    table: Sequence[Row], name: str, prior: Prior | None = None
+) -> tuple[str, dict[Pair, Interval]]:
     """Return a metric of the rows; with a prior, its interval is widened to that of a mean over processes."""
     metrics = {(row.key.input_size, row.key.batch_size): row.metric(name) for row in table}
     known = {pair: interval_of(metric) for pair, metric in metrics.items()}
-    intervals = {pair: interval for pair, interval in known.items() if interval and interval.value > 0}
-    return name, {pair: Repeats.of([one], prior).interval if prior else one for pair, one in intervals.items()}
+    intervals = {
+        pair: interval for pair, interval in known.items() if interval and interval.value > 0
+    }
+    return name, {
+        pair: Repeats.of([one], prior).interval if prior else one for pair, one in intervals.items()
+    }
 
 
 def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions and limits of a record's environment that change times."""
     device = environment.get("device")
     facts = {**(device if isinstance(device, Mapping) else {}), "torch": _torch(environment)}
-    return {name: str(facts[name]) for name in (*_CONDITIONS, "torch") if facts.get(name) is not None}
+    return {
+        name: str(facts[name]) for name in (*_CONDITIONS, "torch") if facts.get(name) is not None
+    }
 
 
 def _torch(environment: Mapping[str, Any]) -> object:

@@ -11,7 +11,14 @@ import numpy as np
 
 from perfexp.forecast.corpus import Corpus, MeasuredCurve
 from perfexp.forecast.identity import identity
-from perfexp.forecast.predictions import INTERPOLATED, MEASURED, OUTSIDE, REFUSED, Predicted, forecast
+from perfexp.forecast.predictions import (
+    INTERPOLATED,
+    MEASURED,
+    OUTSIDE,
+    REFUSED,
+    Predicted,
+    forecast,
+)
 from perfexp.prediction.gaussian_process import leave_one_out
 from perfexp.prediction.sparse import LEAST_MEASURED, Pair
 from perfexp.records import diagnostics
@@ -39,7 +46,9 @@ class Answer:
     diagnostics: tuple[Diagnostic, ...]
 
 
-def look_up(key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, installed: Mapping[str, str]) -> Answer:
+def look_up(
+    key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, installed: Mapping[str, str]
+) -> Answer:
     """Return a quantity of a point from the curves of the same model, algorithm, mode, precision, execution and data.
 
     A measured value is preferred to an interpolated one, and a newer record to an older one.
@@ -51,7 +60,9 @@ def look_up(key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, in
         installed: versions of this machine that are compared with those of the records.
     """
     pair = key.input_size, key.batch_size
-    matching = [curve for curve in corpus.curves if (curve.quantity, curve.phase) == (quantity, key.phase)]
+    matching = [
+        curve for curve in corpus.curves if (curve.quantity, curve.phase) == (quantity, key.phase)
+    ]
     asked = identity(plan, key.phase)
     matching = [curve for curve in matching if curve.identity == asked]
     answers = [(_predicted(pair, curve, matching, corpus), curve) for curve in matching]
@@ -66,10 +77,15 @@ def look_up(key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, in
     return Answer(predicted=nothing, curve=None, diagnostics=())
 
 
-def _predicted(pair: Pair, curve: MeasuredCurve, matching: Sequence[MeasuredCurve], corpus: Corpus) -> Predicted:
+def _predicted(
+    pair: Pair, curve: MeasuredCurve, matching: Sequence[MeasuredCurve], corpus: Corpus
+) -> Predicted:
     """Predict a point by one curve, unless one of the same work on the same device ran out of memory there."""
     out_of_memory = {
-        one for other in matching if other.about.device == curve.about.device for one in other.out_of_memory
+        one
+        for other in matching
+        if other.about.device == curve.about.device
+        for one in other.out_of_memory
     }
     return forecast(curve, [pair], corpus.calibration(curve), out_of_memory=out_of_memory).points[0]
 
@@ -83,10 +99,15 @@ def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
     return [diagnostics.make("corpus_unfit", why=why)]
 
 
-def stale(curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapping[str, str]) -> list[Diagnostic]:
+def stale(
+    curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapping[str, str]
+) -> list[Diagnostic]:
     """Return the warning that software or device differ from the newest record of the device, or from this machine."""
     newest = next((other for other in corpus if other.about.device == curve.about.device), curve)
-    now = {**newest.conditions, **{name: value for name, value in installed.items() if name in curve.conditions}}
+    now = {
+        **newest.conditions,
+        **{name: value for name, value in installed.items() if name in curve.conditions},
+    }
     changes = [
         f"{name} {value}, now {now[name]}"
         for name, value in curve.conditions.items()
@@ -94,12 +115,19 @@ def stale(curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapp
     ]
     if not changes:
         return []
-    return [diagnostics.make("corpus_unfit", why=f"those in {curve.folder} are of another state: {'; '.join(changes)}")]
+    return [
+        diagnostics.make(
+            "corpus_unfit",
+            why=f"those in {curve.folder} are of another state: {'; '.join(changes)}",
+        )
+    ]
 
 
 def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
     """Return the note that neighboring points are far from a smooth curve, as where other kernels run."""
-    pairs = sorted(curve.values, key=lambda pair: (pair[1], pair[0][0] * pair[0][1]))  # neighbors have one batch size
+    pairs = sorted(
+        curve.values, key=lambda pair: (pair[1], pair[0][0] * pair[0][1])
+    )  # neighbors have one batch size
     if len(pairs) < LEAST_MEASURED + 1:
         return []
     scores = leave_one_out(curve.curve())
@@ -110,15 +138,24 @@ def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
     ]
     if not falls and not (scores.size and np.max(scores) > _STAIR_DEVIATIONS):
         return []
-    more = {"memory": "needs more memory", "energy": "needs more energy"}.get(curve.quantity, "takes longer")
-    where = f"{pair_text(falls[0][0])} {more} than {pair_text(falls[0][1])}" if falls else "a point is far off"
+    more = {"memory": "needs more memory", "energy": "needs more energy"}.get(
+        curve.quantity, "takes longer"
+    )
+    where = (
+        f"{pair_text(falls[0][0])} {more} than {pair_text(falls[0][1])}"
+        if falls
+        else "a point is far off"
+    )
     return [diagnostics.make("stairs", curve=curve.name, where=where)]
 
 
 def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
     before, after = curve.values[smaller], curve.values[larger]
     if curve.quantity == "memory":  # counted, without an interval
-        return larger[0][0] * larger[0][1] > smaller[0][0] * smaller[0][1] and after.value < _LESS * before.value
+        return (
+            larger[0][0] * larger[0][1] > smaller[0][0] * smaller[0][1]
+            and after.value < _LESS * before.value
+        )
     return before.low is not None and after.high is not None and after.high < before.low
 
 

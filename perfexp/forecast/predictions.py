@@ -78,7 +78,9 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
         pairs = candidates(record.plan, curve.phase) if curve.quantity in SPARSE else []
         if not pairs:
             continue
-        forecasts.append(forecast(curve, pairs, corpus.calibration(curve), corpus.curves, curve.out_of_memory))
+        forecasts.append(
+            forecast(curve, pairs, corpus.calibration(curve), corpus.curves, curve.out_of_memory)
+        )
     return forecasts
 
 
@@ -87,7 +89,10 @@ def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
     node, mode = plan.get("sweep"), plan.get("mode")
     own = mode.get(phase) if isinstance(mode, Mapping) else None
     batch_sizes = own.get("batch_size") if isinstance(own, Mapping) else None
-    if not isinstance(node, Mapping) or node.get("_target_") != f"{Sparse.__module__}.{Sparse.__name__}":
+    if (
+        not isinstance(node, Mapping)
+        or node.get("_target_") != f"{Sparse.__module__}.{Sparse.__name__}"
+    ):
         return []
     try:
         sweep = Sparse(**{name: value for name, value in node.items() if name != "_target_"})
@@ -120,16 +125,22 @@ def forecast(
             else _refusal(curve, pair, one)
         )
         if pair in curve.values:
-            point = Predicted(pair=pair, source=MEASURED, value=_narrowed(curve.values[pair]), nearest=pair)
+            point = Predicted(
+                pair=pair, source=MEASURED, value=_narrowed(curve.values[pair]), nearest=pair
+            )
         elif reason is not None:
             point = Predicted(pair=pair, source=REFUSED, value=None, nearest=nearest, reason=reason)
         else:
             point = Predicted(pair=pair, source=INTERPOLATED, value=value, nearest=nearest)
         points.append(point)
-    return Forecast(curve=curve, points=tuple(points), calibration=calibration, corpus=digest([curve, *corpus]))
+    return Forecast(
+        curve=curve, points=tuple(points), calibration=calibration, corpus=digest([curve, *corpus])
+    )
 
 
-def _predicted(curve: MeasuredCurve, x: Samples, calibration: Calibration) -> Sequence[Interval | None]:
+def _predicted(
+    curve: MeasuredCurve, x: Samples, calibration: Calibration
+) -> Sequence[Interval | None]:
     if len(curve.values) < LEAST_MEASURED:
         return [None] * len(x)
     prediction = predict(curve.curve(), x, calibration.prior)
@@ -142,7 +153,9 @@ def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
     if len(curve.values) < LEAST_MEASURED:
         return f"{len(curve.values)} measured points; a prediction needs {LEAST_MEASURED}"
     (height, width), batch = pair
-    is_batch = len({other for _, other in curve.values}) > 1 or batch in {other for _, other in curve.values}
+    is_batch = len({other for _, other in curve.values}) > 1 or batch in {
+        other for _, other in curve.values
+    }
     pixels = {other[0] * other[1] for other, _ in curve.values}
     is_size = len(pixels) > 1 or height * width in pixels
     is_inside = bool((x >= -_ROUNDING).all() and (x <= 1 + _ROUNDING).all())
@@ -164,11 +177,19 @@ def _narrowed(value: Interval) -> Interval:
 
 def summary(forecast: Forecast) -> str:
     """Return in one line how many points are predicted, and how sure: `time: 88 of 100 points predicted, …`."""
-    interpolated = [point.value for point in forecast.points if point.source == INTERPOLATED and point.value]
+    interpolated = [
+        point.value for point in forecast.points if point.source == INTERPOLATED and point.value
+    ]
     refused = sum(point.source == REFUSED for point in forecast.points)
     about = f"{forecast.curve.phase} {forecast.curve.quantity}: {len(interpolated)} of {len(forecast.points)} points"
-    widths = [one.relative_half_width for one in interpolated if one.relative_half_width is not None]
-    sure = f" within ±{100 * float(np.median(widths)):.1f} % (median of the 90 % intervals)" if widths else ""
+    widths = [
+        one.relative_half_width for one in interpolated if one.relative_half_width is not None
+    ]
+    sure = (
+        f" within ±{100 * float(np.median(widths)):.1f} % (median of the 90 % intervals)"
+        if widths
+        else ""
+    )
     return f"{about} predicted{sure}{f', {refused} refused' if refused else ''}"
 
 
@@ -177,7 +198,11 @@ def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
     return b"".join(
         msgspec.json.encode(
             {
-                "predicted": {"phase": one.curve.phase, "input_size": point.pair[0], "batch_size": point.pair[1]},
+                "predicted": {
+                    "phase": one.curve.phase,
+                    "input_size": point.pair[0],
+                    "batch_size": point.pair[1],
+                },
                 "precision": precision,
                 "quantity": one.curve.kind,
                 "unit": QUANTITIES[one.curve.quantity],

@@ -54,7 +54,10 @@ class SkillTable:
         figures = [pooled([one[name] for one in self.scores]) for name in names]
         own = figures[0]["interval_score"]
         columns = [Column("method", names, is_key=True, prose=True)]
-        columns += [Column(title, [_percent(one[name]) for one in figures]) for title, name in _COLUMNS.items()]
+        columns += [
+            Column(title, [_percent(one[name]) for one in figures])
+            for title, name in _COLUMNS.items()
+        ]
         ratios = (f"{one['interval_score'] / own:.2f}" if own else "" for one in figures)
         columns.append(Column("interval score", ratios))
         note = "coverage of 90 % intervals; interval score relative to the Gaussian process, more is worse"
@@ -64,12 +67,17 @@ class SkillTable:
         """Return a line for each curve, the one with the least coverage first."""
         figures = [pooled([one[GAUSSIAN_PROCESS]]) for one in self.scores]
         order = sorted(
-            range(len(figures)), key=lambda place: (figures[place]["coverage"], -figures[place]["p90_error"])
+            range(len(figures)),
+            key=lambda place: (figures[place]["coverage"], -figures[place]["p90_error"]),
         )
         order = order[:_MOST_LISTED]
-        columns = [Column("curve", [self.curves[place].name for place in order], is_key=True, prose=True)]
+        columns = [
+            Column("curve", [self.curves[place].name for place in order], is_key=True, prose=True)
+        ]
         devices = [self.curves[place].about.device or "unknown" for place in order]
-        columns += [Column("device", devices, is_key=True, prose=True)] if len(set(devices)) > 1 else []
+        columns += (
+            [Column("device", devices, is_key=True, prose=True)] if len(set(devices)) > 1 else []
+        )
         for title, name in list(_COLUMNS.items())[:-1]:
             columns.append(Column(title, [_percent(figures[place][name]) for place in order]))
         rest = len(figures) - len(order)
@@ -78,7 +86,9 @@ class SkillTable:
     def as_json(self) -> dict[str, Any]:
         """Return all figures as JSON values."""
         return {
-            "methods": {name: dict(pooled([one[name] for one in self.scores])) for name in self.scores[0]},
+            "methods": {
+                name: dict(pooled([one[name] for one in self.scores])) for name in self.scores[0]
+            },
             "curves": [
                 {
                     "name": curve.name,
@@ -105,11 +115,19 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
     """
     tables = []
     for quantity in dict.fromkeys(curve.quantity for curve in curves):
-        alike = [curve for curve in curves if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS]
+        alike = [
+            curve
+            for curve in curves
+            if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS
+        ]
         sampled = [_Sampled.of(curve, measured, max(dense, measured + 1)) for curve in alike]
         if scored := [one for one in sampled if one.seen is not None or _inner(one.truth)]:
             scores = _scores(scored)
-            tables.append(SkillTable(quantity=quantity, curves=[one.measured for one in scored], scores=scores))
+            tables.append(
+                SkillTable(
+                    quantity=quantity, curves=[one.measured for one in scored], scores=scores
+                )
+            )
     return tables
 
 
@@ -125,7 +143,9 @@ class _Sampled:
     def of(cls, curve: MeasuredCurve, measured: int, dense: int) -> _Sampled:
         truth = curve.truth()
         return cls(
-            measured=curve, truth=truth, seen=truth.campaign(measured, 0.0) if len(curve.values) >= dense else None
+            measured=curve,
+            truth=truth,
+            seen=truth.campaign(measured, 0.0) if len(curve.values) >= dense else None,
         )
 
     def curve(self) -> Curve:
@@ -139,7 +159,9 @@ def _scores(sampled: Sequence[_Sampled]) -> list[dict[str, Score]]:
     for one in sampled:
         place = place_of(one.measured)
         if place not in calibrations:
-            others = [other.curve() for other in sampled if calibrates(other.measured, one.measured)]
+            others = [
+                other.curve() for other in sampled if calibrates(other.measured, one.measured)
+            ]
             calibrations[place] = calibrate(others[:MOST_CURVES])
     return [_scored(one.truth, one.seen, calibrations[place_of(one.measured)]) for one in sampled]
 
@@ -149,7 +171,10 @@ def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) 
     if seen is not None:
         return score(truth, seen, calibration)
     every = range(len(truth.values))
-    parts = [score(truth, [place for place in every if place != left_out], calibration) for left_out in _inner(truth)]
+    parts = [
+        score(truth, [place for place in every if place != left_out], calibration)
+        for left_out in _inner(truth)
+    ]
     return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
 

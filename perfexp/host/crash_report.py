@@ -24,7 +24,9 @@ def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
     if folder is not None and (folder / "run.log").is_file():
         files.insert(0, folder / "run.log")
     story = f"{now:%H:%M:%S} {''.join(traceback.format_exception(error))}"
-    message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:_SHOWN]}; the traceback"
+    message = (
+        f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:_SHOWN]}; the traceback"
+    )
     for file in files:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -17,10 +17,13 @@ _MASK = "***"
 #: User and password of a URL, up to its last @: a password may hold characters that are not allowed there.
 _USER = re.compile(r"(?s)(?<=://).*@")
 #: The same within a text of several URLs, which spaces, quotes or commas separate.
-_USER_IN_TEXT = re.compile(r"(?<!sqlite://)(?<!file://)(?<=://)(?:(?!,\s*[A-Za-z][\w+.-]*://)[^\s'\"])*@")
+_USER_IN_TEXT = re.compile(
+    r"(?<!sqlite://)(?<!file://)(?<=://)(?:(?!,\s*[A-Za-z][\w+.-]*://)[^\s'\"])*@"
+)
 #: Values of a query or a fragment, by names of secrets; others (`sslmode=require`) are of use to readers.
 _QUERY = re.compile(
-    r"([?&;#][\w.%-]*(?:tok|pass|pwd|pw|secret|key|sig|auth|cred|session)[\w.%-]*=)([^&;#\s'\",]+)", re.IGNORECASE
+    r"([?&;#][\w.%-]*(?:tok|pass|pwd|pw|secret|key|sig|auth|cred|session)[\w.%-]*=)([^&;#\s'\",]+)",
+    re.IGNORECASE,
 )
 _URL = re.compile(r"\s*[A-Za-z][\w+.-]*://")
 #: Stores in files have no credentials, and may have an @ in their paths.
@@ -46,7 +49,9 @@ def hide(node: Any) -> Any:
         for number in count(2):
             if _hidden.setdefault(shown, node) == node:
                 break
-            shown = masked.replace(_MASK, f"{_MASK}{number}", 1)  # another credential for the same address
+            shown = masked.replace(
+                _MASK, f"{_MASK}{number}", 1
+            )  # another credential for the same address
     return shown
 
 
@@ -62,12 +67,16 @@ def is_masked(text: str) -> bool:
 
 def mask(text: str) -> str:
     """Return a text without the credentials of the URLs in it."""
-    return _QUERY.sub(rf"\1{_MASK}", _USER_IN_TEXT.sub(f"{_MASK}@", text)) if "://" in text else text
+    return (
+        _QUERY.sub(rf"\1{_MASK}", _USER_IN_TEXT.sub(f"{_MASK}@", text)) if "://" in text else text
+    )
 
 
 def scrub(text: str) -> str:
     """Return a foreign text, such as a library's error, without credentials, wherever it quotes a hidden one."""
-    for secret in sorted({secret for url in _hidden.values() for secret in _secrets(url)}, key=len, reverse=True):
+    for secret in sorted(
+        {secret for url in _hidden.values() for secret in _secrets(url)}, key=len, reverse=True
+    ):
         text = text.replace(secret, _MASK)
     return mask(text)
 
@@ -77,4 +86,6 @@ def _secrets(url: str) -> Iterator[str]:
     parts = [user[0][:-1], user[0][:-1].partition(":")[2]] if user else []
     parts += [value for _, value in _QUERY.findall(url)]
     for part in parts:
-        yield from (text for text in (part, unquote(part)) if len(text) >= _SHORTEST and text != _MASK)
+        yield from (
+            text for text in (part, unquote(part)) if len(text) >= _SHORTEST and text != _MASK
+        )

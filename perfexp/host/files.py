@@ -35,13 +35,19 @@ def refuse_deleted_cwd() -> None:
     try:
         Path.cwd()
     except FileNotFoundError as error:
-        raise UserError("The current folder has been deleted: change to one that exists (cd DIR).") from error
+        raise UserError(
+            "The current folder has been deleted: change to one that exists (cd DIR)."
+        ) from error
 
 
 def disk_error(error: OSError) -> PerfexpError:
     """Return an error of writing a result as a message with the remedy."""
     where = f": {error.filename}" if error.filename else ""
-    if error.errno == errno.ENOENT and error.filename and not (folder := Path(error.filename).parent).is_dir():
+    if (
+        error.errno == errno.ENOENT
+        and error.filename
+        and not (folder := Path(error.filename).parent).is_dir()
+    ):
         return PerfexpError(
             f"The output folder {folder} is gone: it was removed while perfexp measured into it. "
             "Repeat the command to measure everything again."

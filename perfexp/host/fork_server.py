@@ -77,7 +77,11 @@ class Forked:
             raise Unforkable("a forked process did not begin")
 
     def _read(self, size: int) -> bytes:
-        return os.read(self._status, size) if select.select([self._status], [], [], _FORK_SECONDS)[0] else b""
+        return (
+            os.read(self._status, size)
+            if select.select([self._status], [], [], _FORK_SECONDS)[0]
+            else b""
+        )
 
     def _close(self) -> None:
         os.close(self._status)
@@ -92,7 +96,11 @@ class _Server:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [*python_command("perfexp.worker.server"), f"--socket={theirs.fileno()}", f"--parent={os.getpid()}"],
+                [
+                    *python_command("perfexp.worker.server"),
+                    f"--socket={theirs.fileno()}",
+                    f"--parent={os.getpid()}",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -130,7 +138,9 @@ def prepare(imports: Sequence[str] = ()) -> None:
         _running().ask({"imports": list(imports)})
 
 
-def fork(module: str, arguments: Sequence[str], imports: Sequence[str], *, log: int, events: int) -> Forked:
+def fork(
+    module: str, arguments: Sequence[str], imports: Sequence[str], *, log: int, events: int
+) -> Forked:
     """Fork a process that runs a module as `python -m` does, in a session of its own.
 
     It ends with this process. Arguments for the descriptor of its events and for its parent are added.
@@ -144,7 +154,12 @@ def fork(module: str, arguments: Sequence[str], imports: Sequence[str], *, log: 
         Unforkable: the process has to be a new interpreter.
     """
     receive, status = os.pipe()
-    request = {"imports": list(imports), "module": module, "arguments": list(arguments), "folder": str(Path.cwd())}
+    request = {
+        "imports": list(imports),
+        "module": module,
+        "arguments": list(arguments),
+        "folder": str(Path.cwd()),
+    }
     try:
         server = _running()
         server.ask(request, [log, events, status])
@@ -169,7 +184,9 @@ def _running() -> _Server:
     global _server
     if not sys.platform.startswith("linux") or not hasattr(os, "pidfd_open"):
         raise Unforkable(f"{sys.platform} forks no process with loaded frameworks")
-    if _server is not None and (_server.process.poll() is not None or _server.surroundings != _surroundings()):
+    if _server is not None and (
+        _server.process.poll() is not None or _server.surroundings != _surroundings()
+    ):
         _discard()
     _server = _server or _Server()
     return _server

@@ -51,7 +51,9 @@ class Forked:
                 setattr(end, name, MethodType(method, end))
         arguments = function, theirs, self._connection, os.getpid()
         self._process = get_context("fork").Process(target=_serve, args=arguments, daemon=True)
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of threads, see `Ended`
+        with warnings.catch_warnings(
+            action="ignore", category=DeprecationWarning
+        ):  # of threads, see `Ended`
             self._process.start()
         theirs.close()
 
@@ -79,7 +81,9 @@ class Forked:
             if now - begun > _TIMEOUT_SECONDS:
                 raise Ended(f"a forked process did not answer within {_TIMEOUT_SECONDS:.0f} s")
             if now - since > _IDLE_SECONDS:
-                raise Ended("a forked process waits for what it has no copy of, such as a thread or another process")
+                raise Ended(
+                    "a forked process waits for what it has no copy of, such as a thread or another process"
+                )
 
     def _cause(self) -> str:
         code = self._process.exitcode
@@ -124,7 +128,9 @@ def _detach(parent: int, own: Connection) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {own.fileno()}:  # the pipe has one of these if it was closed
         os.dup2(nowhere, stream)
-    for name in _TRANSFERS:  # the parent's processes, such as those of a data loader, are not this process's
+    for name in (
+        _TRANSFERS
+    ):  # the parent's processes, such as those of a data loader, are not this process's
         setattr(Connection, name, _refuse)
     faulthandler.disable()  # its file reports crashes of the parent
     gc.disable()

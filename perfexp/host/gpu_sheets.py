@@ -42,7 +42,13 @@ class GpuFacts:
     def of_node(cls, node: object) -> GpuFacts:
         """Return the facts of a `facts` mapping; unknown names are ignored, and other types give no facts."""
         items = node.items() if isinstance(node, Mapping) else ()
-        return cls(**{name: value for name, value in items if name in cls.__dataclass_fields__ and value is not None})
+        return cls(
+            **{
+                name: value
+                for name, value in items
+                if name in cls.__dataclass_fields__ and value is not None
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,9 @@ def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
         try:
             node = yaml.load(file.read_text(encoding="utf-8"), _LOADER) or {}
             re.compile(node.get("match") or "")
-            files[file.stem] = GpuFile(match=node.get("match"), facts=GpuFacts.of_node(node.get("facts")))
+            files[file.stem] = GpuFile(
+                match=node.get("match"), facts=GpuFacts.of_node(node.get("facts"))
+            )
         except (OSError, yaml.YAMLError, re.error, AttributeError, TypeError, ValueError) as error:
             raise UserError(f"{file} cannot be read as a description of a GPU: {error}") from error
     return files

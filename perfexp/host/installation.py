@@ -14,7 +14,9 @@ def conf_dir() -> Path:
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
             return folder
-    raise PerfexpError(f"perfexp is installed without its configuration: no conf/ in or beside {package}.")
+    raise PerfexpError(
+        f"perfexp is installed without its configuration: no conf/ in or beside {package}."
+    )
 
 
 def is_here_on_path() -> bool:

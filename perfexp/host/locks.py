@@ -32,7 +32,9 @@ def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
             raise PermissionError(errno.EPERM, "it has an entry that is not a file")
     except OSError as error:
         why = error.strerror
-        raise UserError(f"Lock files can't be kept in {path.parent}: {why}. Have that folder removed.") from error
+        raise UserError(
+            f"Lock files can't be kept in {path.parent}: {why}. Have that folder removed."
+        ) from error
     _descriptors.add(descriptor)
     try:
         yield descriptor
@@ -61,7 +63,9 @@ def owner_of(descriptor: int) -> str | None:
     """Return process and purpose of a lock's holder without control characters; None if the file does not name them."""
     try:
         facts = json.loads(os.pread(descriptor, 65536, 0))
-        return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", f"process {facts['process']} {facts['purpose']}")
+        return re.sub(
+            r"[\x00-\x1f\x7f-\x9f]", "?", f"process {facts['process']} {facts['purpose']}"
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -80,10 +84,16 @@ def private_folder() -> Path:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         folder = path.lstat()
-        if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.getuid() or stat.S_IMODE(folder.st_mode) & 0o077:
+        if (
+            not stat.S_ISDIR(folder.st_mode)
+            or folder.st_uid != os.getuid()
+            or stat.S_IMODE(folder.st_mode) & 0o077
+        ):
             raise PermissionError(errno.EPERM, "it is not a folder of yours alone")
     except OSError as error:
-        raise UserError(f"Files can't be kept in {path}: {error.strerror}. Have that folder removed.") from error
+        raise UserError(
+            f"Files can't be kept in {path}: {error.strerror}. Have that folder removed."
+        ) from error
     return path
 
 

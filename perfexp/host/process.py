@@ -79,7 +79,9 @@ class WorkerProcess:
         UserError: it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, *, imports: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, *, imports: Sequence[str] | None = None
+    ) -> None:
         self._process: subprocess.Popen[bytes] | fork_server.Forked
         self._events, send = os.pipe()
         try:
@@ -92,7 +94,9 @@ class WorkerProcess:
             os.close(self._events)
             if not log.parent.is_dir():
                 raise disk_error(error) from error
-            raise UserError(f"The worker can't be started ({command[0]}): {error.strerror}.") from error
+            raise UserError(
+                f"The worker can't be started ({command[0]}): {error.strerror}."
+            ) from error
         except BaseException:
             os.close(self._events)
             raise
@@ -100,7 +104,9 @@ class WorkerProcess:
             os.close(send)
 
     @staticmethod
-    def _forked(command: Sequence[str], imports: Sequence[str], log: IO[bytes], send: int) -> fork_server.Forked | None:
+    def _forked(
+        command: Sequence[str], imports: Sequence[str], log: IO[bytes], send: int
+    ) -> fork_server.Forked | None:
         module, *arguments = command[command.index("-m") + 1 :]
         try:
             return fork_server.fork(module, arguments, imports, log=log.fileno(), events=send)
@@ -111,7 +117,11 @@ class WorkerProcess:
 
     @staticmethod
     def _started(command: Sequence[str], log: IO[bytes], send: int) -> subprocess.Popen[bytes]:
-        own = [f"--events-fd={send}", f"--parent={os.getpid()}", f"--spawned-ns={time.perf_counter_ns()}"]
+        own = [
+            f"--events-fd={send}",
+            f"--parent={os.getpid()}",
+            f"--spawned-ns={time.perf_counter_ns()}",
+        ]
         return subprocess.Popen(
             [*command, *own],
             stdin=subprocess.DEVNULL,
@@ -161,7 +171,10 @@ class WorkerProcess:
         """
         for number in (signal.SIGTERM, signal.SIGKILL):
             others = self._others()
-            targets: list[subprocess.Popen[bytes] | fork_server.Forked | psutil.Process] = [self._process, *others]
+            targets: list[subprocess.Popen[bytes] | fork_server.Forked | psutil.Process] = [
+                self._process,
+                *others,
+            ]
             for target in targets:
                 with suppress(psutil.Error, ProcessLookupError):
                     target.send_signal(number)
@@ -197,7 +210,9 @@ class WorkerProcess:
     def _wait(self, seconds: float | None) -> bool:
         """Wait for data, the end of the process, or the time limit; return whether the process has ended."""
         if not hasattr(os, "pidfd_open"):
-            slice_seconds = _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
+            slice_seconds = (
+                _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
+            )
             select.select([self._events, *interrupts.descriptors()], [], [], slice_seconds)
             return self._process.poll() is not None
         if self._process.poll() is not None:
@@ -209,7 +224,9 @@ class WorkerProcess:
         )
         try:
             waited_for = [self._events, process, *interrupts.descriptors()]
-            ready = select.select(waited_for, [], [], None if seconds is None else max(seconds, 0.0))[0]
+            ready = select.select(
+                waited_for, [], [], None if seconds is None else max(seconds, 0.0)
+            )[0]
         finally:
             os.close(process)
         return process in ready

@@ -26,7 +26,9 @@ def facts() -> dict[str, Any] | None:
         return None
     settings = _run("config", "--show-scope", "--name-only", "--list")
     lines = [line.split(maxsplit=1) for line in (settings or "local filter.").splitlines()]
-    is_filtered = any(scope in ("local", "worktree") and key.startswith("filter.") for scope, key in lines)
+    is_filtered = any(
+        scope in ("local", "worktree") and key.startswith("filter.") for scope, key in lines
+    )
     status = None if is_filtered else _run(*_STATUS)
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 

@@ -55,12 +55,23 @@ def job_facts() -> dict[str, Any] | None:
     identifier = job_id()
     if identifier is None:
         return None
-    facts: dict[str, Any] = {name: environ[key] for name, key in _VARIABLES.items() if environ.get(key)}
-    facts = {"scheduler": "slurm", "id": identifier, **facts, "restarts": int(environ.get("SLURM_RESTART_COUNT", 0))}
+    facts: dict[str, Any] = {
+        name: environ[key] for name, key in _VARIABLES.items() if environ.get(key)
+    }
+    facts = {
+        "scheduler": "slurm",
+        "id": identifier,
+        **facts,
+        "restarts": int(environ.get("SLURM_RESTART_COUNT", 0)),
+    }
     job = _shown("job", environ["SLURM_JOB_ID"])
     facts |= {
         name: value
-        for name, key in (("constraint", "Features"), ("gres", "TresPerNode"), ("time_limit", "TimeLimit"))
+        for name, key in (
+            ("constraint", "Features"),
+            ("gres", "TresPerNode"),
+            ("time_limit", "TimeLimit"),
+        )
         if (value := job.get(key)) not in (None, "", "(null)")
     }
     return {**facts, "others": _others()}
@@ -73,7 +84,10 @@ def _others() -> dict[str, int] | None:
         return None
     own_gpus = len([index for index in environ.get("SLURM_JOB_GPUS", "").split(",") if index])
     used = re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", node.get("GresUsed", ""))  # gpu:l40s:2(IDX:0-1)
-    return {"cpus": max(0, int(cpus) - int(own_cpus)), "gpus": max(0, sum(map(int, used)) - own_gpus)}
+    return {
+        "cpus": max(0, int(cpus) - int(own_cpus)),
+        "gpus": max(0, sum(map(int, used)) - own_gpus),
+    }
 
 
 def _shown(kind: str, name: str) -> dict[str, str]:

@@ -46,8 +46,13 @@ class _Tolerant(io.RawIOBase):
                 select.select([], [self._number], [])
             except OSError as error:
                 self._error = error
-        if self._warns and self._error.errno != errno.EPIPE:  # else the reader has enough, as `head` does
-            print(f"warning: stdout is closed ({self._error.strerror}); the rest of it is dropped", file=sys.stderr)
+        if (
+            self._warns and self._error.errno != errno.EPIPE
+        ):  # else the reader has enough, as `head` does
+            print(
+                f"warning: stdout is closed ({self._error.strerror}); the rest of it is dropped",
+                file=sys.stderr,
+            )
         self._warns = False
         return memoryview(data).nbytes
 

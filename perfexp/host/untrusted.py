@@ -30,7 +30,12 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: What msgspec raises for content that is not of the expected type.
 DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _T = TypeVar("_T")
-_KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+}
 _KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -108,7 +113,9 @@ def yaml_data(content: bytes) -> Any:
         raise ValueError(f"larger than {_MAX_YAML_BYTES >> 20} MiB")
     try:
         content = utf8(content)
-        _check_events(content)  # the loader itself overruns the stack where nodes are nested too deeply
+        _check_events(
+            content
+        )  # the loader itself overruns the stack where nodes are nested too deeply
         return yaml.load(content, Loader=_LOADER)
     except (yaml.YAMLError, msgspec.DecodeError) as error:
         raise ValueError(" ".join(str(error).split())) from error
@@ -126,13 +133,17 @@ def spreadsheet_text(text: str) -> str:
 
 def printable(line: str) -> str:
     """Return a line with question marks for control characters (tabs and line breaks, too) and reversals of text."""
-    return "".join(letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line)
+    return "".join(
+        letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line
+    )
 
 
 def _check_events(content: bytes) -> None:
     depth = 0
     for number, event in enumerate(yaml.parse(content, Loader=_LOADER)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if isinstance(event, yaml.AliasEvent):
             raise ValueError(f"the alias *{event.anchor} is not allowed")
         if isinstance(event, yaml.ScalarEvent):

@@ -52,7 +52,9 @@ def available(device: torch.device | None = None) -> str | None:
         return "AMD devices are untested"
     capability = torch.cuda.get_device_capability(device)
     if capability < _CAPABILITY:
-        return f"the device has compute capability {capability[0]}.{capability[1]}, not 8.0 or higher"
+        return (
+            f"the device has compute capability {capability[0]}.{capability[1]}, not 8.0 or higher"
+        )
     return None
 
 
@@ -61,21 +63,33 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
-def compute(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+def compute(
+    name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
     """Compute by the plan of a shape, which the first call makes; autograd does not record it."""
     device = inputs.device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             return compute(name, inputs, weight, convolution)
     of_inputs = (inputs.shape, inputs.stride(), inputs.dtype, device, _tf32(name, inputs))
-    key = (name, *of_inputs, weight.shape, weight.stride(), weight.dtype, weight.device, convolution)
+    key = (
+        name,
+        *of_inputs,
+        weight.shape,
+        weight.stride(),
+        weight.dtype,
+        weight.device,
+        convolution,
+    )
     plan = _plans.get(key)
     if plan is None:
         plan = _chosen(key, inputs, weight, plans(name, inputs, weight, convolution))
     return plan(inputs, weight)
 
 
-def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> list[Plan]:
+def plans(
+    name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> list[Plan]:
     """All candidate plans of a shape, the likeliest to be fast first; raises `ValueError` if the kernels have none."""
     reason = misfit(convolution, inputs.shape) or PORTABLE[name].supports(convolution, inputs.dtype)
     if reason is None and (inputs.dtype, inputs.device) != (weight.dtype, weight.device):
@@ -107,10 +121,16 @@ def plans(name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Co
     return candidates
 
 
-def _chosen(key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[Plan]) -> Plan:
+def _chosen(
+    key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[Plan]
+) -> Plan:
     """The fastest plan; under deterministic algorithms the first, so that results are the same in every process."""
     plan = candidates[0]
-    if inputs.device.type == "cuda" and len(candidates) > 1 and not torch.are_deterministic_algorithms_enabled():
+    if (
+        inputs.device.type == "cuda"
+        and len(candidates) > 1
+        and not torch.are_deterministic_algorithms_enabled()
+    ):
         if torch.cuda.is_current_stream_capturing():
             return plan  # timing is impossible during a capture
         plan = fastest(candidates, inputs, weight)

@@ -13,9 +13,32 @@ from perfexp.kernels.launch import INT32, Launch, Plan, Problem
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
-    *("pixels", "plane", "columns", "height", "width", "in_group", "out_group", "groups", "quads", "blocks"),
+    *(
+        "pixels",
+        "plane",
+        "columns",
+        "height",
+        "width",
+        "in_group",
+        "out_group",
+        "groups",
+        "quads",
+        "blocks",
+    ),
     *("xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "yn", "yo", "yh", "yw"),
-    *("down", "across", "top", "left", "high", "wide", "kernel_height", "kernel_width", "outputs", "taps", "multiple"),
+    *(
+        "down",
+        "across",
+        "top",
+        "left",
+        "high",
+        "wide",
+        "kernel_height",
+        "kernel_width",
+        "outputs",
+        "taps",
+        "multiple",
+    ),
 )
 
 
@@ -100,7 +123,9 @@ def convolved(
 
     output = quad * 4 + four
     target = y + (group * out_group + output) * yo + (image * yn + row * yh + column * yw)
-    tl.store(target, tl.sum(total, axis=1).to(y.dtype.element_ty), mask=wanted & (output < out_group))
+    tl.store(
+        target, tl.sum(total, axis=1).to(y.dtype.element_ty), mask=wanted & (output < out_group)
+    )
 
 
 @triton.jit(do_not_specialize=["x", "w", "y", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
@@ -121,7 +146,11 @@ def convolved_by_channel(
         of_pixel, of_output = thread // OUTPUT_THREADS, thread % OUTPUT_THREADS
     else:
         of_pixel, of_output = thread % PIXEL_THREADS, thread // PIXEL_THREADS
-    pixel = (program // blocks) * (PIXELS * PIXEL_THREADS) + tl.arange(0, PIXELS)[None, :] * PIXEL_THREADS + of_pixel
+    pixel = (
+        (program // blocks) * (PIXELS * PIXEL_THREADS)
+        + tl.arange(0, PIXELS)[None, :] * PIXEL_THREADS
+        + of_pixel
+    )
     output = (program % blocks) * OUTPUT_THREADS + of_output
 
     image, place = pixel // plane, pixel % plane
@@ -163,22 +192,40 @@ class _Tiling:
         quads = triton.next_power_of_2(-(-problem.convolution.out_group // 4))
         width, along_quads = min(self.quads, quads), min(self.quad_threads, quads)
         while width * along_quads > quads:
-            width, along_quads = (width // 2, along_quads) if width > 1 else (width, along_quads // 2)
+            width, along_quads = (
+                (width // 2, along_quads) if width > 1 else (width, along_quads // 2)
+            )
         split = self.split
         while problem.convolution.in_group % split:
             split //= 2
         threads = self.pixel_threads * self.quad_threads // along_quads
-        return replace(self, pixel_threads=threads, quad_threads=along_quads, split=split, quads=width)
+        return replace(
+            self, pixel_threads=threads, quad_threads=along_quads, split=split, quads=width
+        )
 
     def programs(self, problem: Problem) -> int:
         blocks = -(-problem.convolution.out_group // (4 * self.quad_threads * self.quads))
-        return -(-problem.pixels // (self.pixel_threads * self.pixels)) * blocks * problem.convolution.groups
+        return (
+            -(-problem.pixels // (self.pixel_threads * self.pixels))
+            * blocks
+            * problem.convolution.groups
+        )
 
 
 #: From the most work for each byte to the most programs, by whether neighbouring threads have neighbouring outputs.
 _TILINGS = {
-    False: (_Tiling(16, 8, 1, 8, 2), _Tiling(32, 4, 1, 4, 2), _Tiling(16, 4, 4, 2, 1), _Tiling(8, 4, 8, 2, 1)),
-    True: (_Tiling(8, 16, 1, 8, 2), _Tiling(8, 16, 1, 4, 1), _Tiling(8, 8, 4, 2, 1), _Tiling(4, 8, 8, 2, 1)),
+    False: (
+        _Tiling(16, 8, 1, 8, 2),
+        _Tiling(32, 4, 1, 4, 2),
+        _Tiling(16, 4, 4, 2, 1),
+        _Tiling(8, 4, 8, 2, 1),
+    ),
+    True: (
+        _Tiling(8, 16, 1, 8, 2),
+        _Tiling(8, 16, 1, 4, 1),
+        _Tiling(8, 8, 4, 2, 1),
+        _Tiling(4, 8, 8, 2, 1),
+    ),
 }
 #: Minimum number of outputs per channel that share their reads of it.
 _SHARING = 4
@@ -190,7 +237,11 @@ _THREADS, _ROWS, _OUTPUTS = 128, 64, 64
 def plans(problem: Problem) -> list[Plan]:
     """Ways to compute a convolution, the likeliest to be fast first."""
     convolution = problem.convolution
-    if convolution.in_group == 1 and convolution.out_group < _SHARING and convolution.kernel[1] <= _WIDEST:
+    if (
+        convolution.in_group == 1
+        and convolution.out_group < _SHARING
+        and convolution.kernel[1] <= _WIDEST
+    ):
         return [_by_channel(problem)]
     large, medium, small, least = (tiling.fitted(problem) for tiling in _TILINGS[problem.last])
     if problem.dtype != torch.float64 and large.programs(problem) >= 2 * problem.processors:
@@ -204,19 +255,40 @@ def plans(problem: Problem) -> list[Plan]:
 
 def _tiled(problem: Problem, tiling: _Tiling) -> Plan:
     convolution = problem.convolution
-    (kernel_height, kernel_width), in_group, out_group = convolution.kernel, convolution.in_group, convolution.out_group
+    (kernel_height, kernel_width), in_group, out_group = (
+        convolution.kernel,
+        convolution.in_group,
+        convolution.out_group,
+    )
     taps, quads, groups = kernel_height * kernel_width, -(-out_group // 4), convolution.groups
     size = groups * taps * in_group * quads * 4
     wide, sums = problem.wide or size > INT32, wide_type(problem.dtype)
     columns_of_outputs = -(-quads * 4 // _OUTPUTS)
-    sizes = (in_group, out_group, quads, columns_of_outputs, kernel_width, taps, *problem.weight.strides)
+    sizes = (
+        in_group,
+        out_group,
+        quads,
+        columns_of_outputs,
+        kernel_width,
+        taps,
+        *problem.weight.strides,
+    )
     grid = (groups * columns_of_outputs, -(-in_group * taps // _ROWS), 1)
     pack = Launch(kernel=packed, grid=grid, numbers=sizes, constants=(_ROWS, _OUTPUTS, wide))
     share = in_group // tiling.split
     unroll = next(count for count in (4, 3, 2, 1) if share % count == 0)
     constants = (*astuple(tiling), unroll, problem.last, wide, _sum(problem.dtype))
     blocks = -(-quads // (tiling.quad_threads * tiling.quads))
-    numbers = (*problem.places, in_group, out_group, groups, quads, blocks, *_window(problem), *convolution.kernel)
+    numbers = (
+        *problem.places,
+        in_group,
+        out_group,
+        groups,
+        quads,
+        blocks,
+        *_window(problem),
+        *convolution.kernel,
+    )
     warps = tiling.pixel_threads * tiling.quad_threads * tiling.split // 32
     grid = (tiling.programs(problem), 1, 1)
     launch = Launch(kernel=convolved, grid=grid, numbers=numbers, constants=constants, warps=warps)
@@ -227,14 +299,25 @@ def _by_channel(problem: Problem) -> Plan:
     convolution = problem.convolution
     outputs = convolution.out_channels
     output_threads = min(32, triton.next_power_of_2(outputs)) if problem.last else 1
-    pixel_threads, pixels = _THREADS // output_threads, 4 if problem.pixels > _THREADS // output_threads else 1
+    pixel_threads, pixels = (
+        _THREADS // output_threads,
+        4 if problem.pixels > _THREADS // output_threads else 1,
+    )
     blocks = -(-outputs // output_threads)
     grid = (-(-problem.pixels // (pixel_threads * pixels)) * blocks, 1, 1)
     along_outputs, _, down, across = problem.weight.strides
     x, y, rest = _window(problem)[:4], _window(problem)[4:8], _window(problem)[8:]
     strides = (*x, along_outputs, down, across, *y)
     kernel_height, kernel_width = convolution.kernel
-    numbers = (*problem.places, outputs, convolution.out_group, blocks, *strides, *rest, kernel_height)
+    numbers = (
+        *problem.places,
+        outputs,
+        convolution.out_group,
+        blocks,
+        *strides,
+        *rest,
+        kernel_height,
+    )
     tile = (kernel_width, pixel_threads, output_threads, pixels)
     constants = (*tile, problem.last, problem.wide, _sum(problem.dtype))
     launch = Launch(kernel=convolved_by_channel, grid=grid, numbers=numbers, constants=constants)

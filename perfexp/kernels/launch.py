@@ -84,7 +84,12 @@ class Problem:
     def wide(self) -> bool:
         """Whether element offsets need 64 bits."""
         left, right, top, bottom = self.convolution.padding
-        reaches = self.inputs.reach(top + bottom, left + right), self.weight.reach(), self.outputs.reach(), self.pixels
+        reaches = (
+            self.inputs.reach(top + bottom, left + right),
+            self.weight.reach(),
+            self.outputs.reach(),
+            self.pixels,
+        )
         return max(reaches) > INT32
 
 
@@ -138,7 +143,9 @@ class Plan:
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The outputs for inputs (N, C, H, W) and weights (O, C / G, kernel height, kernel width)."""
         layout = self.outputs
-        outputs = torch.empty_strided(layout.shape, layout.strides, dtype=inputs.dtype, device=inputs.device)
+        outputs = torch.empty_strided(
+            layout.shape, layout.strides, dtype=inputs.dtype, device=inputs.device
+        )
         if self.prepare is not None:
             prepared = torch.empty(self.size, dtype=self.dtype, device=weight.device)
             self.prepare(weight, prepared)

@@ -10,8 +10,35 @@ from perfexp.kernels.launch import INT32, Launch, Plan, Problem
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
-    *("tiles", "per_image", "per_row", "height", "width", "rows", "columns", "in_group", "out_group", "groups"),
-    *("blocks", "elements", "outputs", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "yn", "yo", "yh", "yw"),
+    *(
+        "tiles",
+        "per_image",
+        "per_row",
+        "height",
+        "width",
+        "rows",
+        "columns",
+        "in_group",
+        "out_group",
+        "groups",
+    ),
+    *(
+        "blocks",
+        "elements",
+        "outputs",
+        "xn",
+        "xc",
+        "xh",
+        "xw",
+        "wo",
+        "wc",
+        "wh",
+        "ww",
+        "yn",
+        "yo",
+        "yh",
+        "yw",
+    ),
     *("top", "left"),
 )
 
@@ -67,7 +94,9 @@ def _row(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _kernel_column(source: tl.tensor, wh: tl.tensor, inside: tl.tensor, SUM: tl.constexpr) -> tl.tuple:
+def _kernel_column(
+    source: tl.tensor, wh: tl.tensor, inside: tl.tensor, SUM: tl.constexpr
+) -> tl.tuple:
     """G times a column of the kernels."""
     return _of_kernel(
         tl.load(source, mask=inside, other=0.0).to(SUM),
@@ -78,7 +107,12 @@ def _kernel_column(source: tl.tensor, wh: tl.tensor, inside: tl.tensor, SUM: tl.
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _store_row(
-    target: tl.tensor, elements: tl.tensor, inside: tl.tensor, a: tl.tensor, b: tl.tensor, c: tl.tensor
+    target: tl.tensor,
+    elements: tl.tensor,
+    inside: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+    c: tl.tensor,
 ) -> None:
     """Store a row of the kernels times Gᵀ at its four elements."""
     first, second, third, fourth = _of_kernel(a, b, c)
@@ -129,7 +163,12 @@ def convolved(
     """
     program = tl.program_id(0)
     if WIDE:
-        program, xc, xh, xw = program.to(tl.int64), xc.to(tl.int64), xh.to(tl.int64), xw.to(tl.int64)
+        program, xc, xh, xw = (
+            program.to(tl.int64),
+            xc.to(tl.int64),
+            xh.to(tl.int64),
+            xw.to(tl.int64),
+        )
     group, block = program // blocks % groups, program % blocks
     tile = program // (blocks * groups) * TILES + tl.arange(0, TILES)
     output = block * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -166,16 +205,30 @@ def convolved(
     for first in range(0, in_group, CHANNELS):
         there = first + channel < in_group
         factors = tl.load(factor, mask=wanted, other=0.0)
-        a0, a1, a2, a3 = _column(source, xh, in_row0, in_row1, in_row2, in_row3, in_column0 & there, SUM)
-        b0, b1, b2, b3 = _column(source + xw, xh, in_row0, in_row1, in_row2, in_row3, in_column1 & there, SUM)
-        c0, c1, c2, c3 = _column(source + 2 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column2 & there, SUM)
-        d0, d1, d2, d3 = _column(source + 3 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column3 & there, SUM)
-        data = _joined(_row(a0, b0, c0, d0), _row(a1, b1, c1, d1), _row(a2, b2, c2, d2), _row(a3, b3, c3, d3))
+        a0, a1, a2, a3 = _column(
+            source, xh, in_row0, in_row1, in_row2, in_row3, in_column0 & there, SUM
+        )
+        b0, b1, b2, b3 = _column(
+            source + xw, xh, in_row0, in_row1, in_row2, in_row3, in_column1 & there, SUM
+        )
+        c0, c1, c2, c3 = _column(
+            source + 2 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column2 & there, SUM
+        )
+        d0, d1, d2, d3 = _column(
+            source + 3 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column3 & there, SUM
+        )
+        data = _joined(
+            _row(a0, b0, c0, d0), _row(a1, b1, c1, d1), _row(a2, b2, c2, d2), _row(a3, b3, c3, d3)
+        )
         # (channel, tile, …) or (tile, channel, …) to (element, channel, tile)
-        data = tl.permute(data, (4, 5, 2, 3, 0, 1)) if LAST else tl.permute(data, (4, 5, 2, 3, 1, 0))
+        data = (
+            tl.permute(data, (4, 5, 2, 3, 0, 1)) if LAST else tl.permute(data, (4, 5, 2, 3, 1, 0))
+        )
         data = tl.reshape(data, (16, CHANNELS, TILES)).to(u.dtype.element_ty)
         if WIDEN:
-            total = tl.dot(factors.to(SUM), data.to(SUM), total, input_precision=PRECISION, out_dtype=SUM)
+            total = tl.dot(
+                factors.to(SUM), data.to(SUM), total, input_precision=PRECISION, out_dtype=SUM
+            )
         else:
             total = tl.dot(factors, data, total, input_precision=PRECISION, out_dtype=SUM)
         source += CHANNELS * xc
@@ -221,7 +274,11 @@ def plans(problem: Problem) -> list[Plan]:
 def _programs(problem: Problem, outputs: int, tiles: int) -> int:
     _, rows, columns = problem.outputs.images
     count = problem.outputs.images[0] * -(-rows // 2) * -(-columns // 2)
-    return -(-count // tiles) * -(-problem.convolution.out_group // outputs) * problem.convolution.groups
+    return (
+        -(-count // tiles)
+        * -(-problem.convolution.out_group // outputs)
+        * problem.convolution.groups
+    )
 
 
 def _tiled(problem: Problem, outputs: int, tiles: int) -> Plan:
@@ -245,7 +302,9 @@ def _tiled(problem: Problem, outputs: int, tiles: int) -> Plan:
     how = (outputs, tiles, _CHANNELS, problem.last, wide, precision, widens, sums)
     stages = 2 if problem.dtype in (torch.float16, torch.bfloat16) else 1
     grid = (_programs(problem, outputs, tiles), 1, 1)
-    launch = Launch(kernel=convolved, grid=grid, numbers=numbers, constants=how, warps=_WARPS, stages=stages)
+    launch = Launch(
+        kernel=convolved, grid=grid, numbers=numbers, constants=how, warps=_WARPS, stages=stages
+    )
     size, dtype = 16 * elements, problem.dtype
     return Plan(outputs=problem.outputs, launch=launch, prepare=transform, size=size, dtype=dtype)
 

@@ -38,7 +38,9 @@ def attribute(host: Host, kernel: Event) -> Attributed:
     if moment is None:
         return Attributed(kernel, None, None)
     call = host.call_at(moment)
-    return Attributed(kernel, call, None if call is None else _key_at(host, host.operator_of(kernel), moment))
+    return Attributed(
+        kernel, call, None if call is None else _key_at(host, host.operator_of(kernel), moment)
+    )
 
 
 def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
@@ -62,7 +64,11 @@ def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
     forward = host.forward_of(node)
     if forward is None:
         return None
-    which = Pass.accumulation if event.name.startswith(EVALUATE) and _sums(host, node, index) else Pass.backward
+    which = (
+        Pass.accumulation
+        if event.name.startswith(EVALUATE) and _sums(host, node, index)
+        else Pass.backward
+    )
     row = _row_around(host, forward)
     if isinstance(row, int):  # the forward operator is itself part of a backward pass
         return _key_of_node(host, row, forward)
@@ -92,7 +98,11 @@ def _row_around(host: Host, index: int | None) -> Key | int | None:
             if mark.whole and outer not in host.outer:
                 operation, kind = None, mark.kind
             return Key(
-                path=mark.path, call=mark.number, operation=operation, kind=kind or mark.kind, which=Pass.forward
+                path=mark.path,
+                call=mark.number,
+                operation=operation,
+                kind=kind or mark.kind,
+                which=Pass.forward,
             )
     return None
 

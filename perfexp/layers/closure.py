@@ -89,7 +89,9 @@ def _unattributed(times: LayerTimes) -> Diagnostic | None:
     rest = [f"{len(kernels) - _NAMED} more"] if len(kernels) > _NAMED else []
     names = ", ".join([*kernels[:_NAMED], *rest])
     what = f"{share:.1%} of the time could not be assigned to a layer: {names}"
-    return diagnostics.make("layers_inexact", share=share, what=what, advice="the sum includes it; the rows do not")
+    return diagnostics.make(
+        "layers_inexact", share=share, what=what, advice="the sum includes it; the rows do not"
+    )
 
 
 def _unheld(times: LayerTimes) -> Diagnostic | None:

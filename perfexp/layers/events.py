@@ -106,7 +106,8 @@ class Host:
         ours = [event for event in events if not event.on_device and event.place]
         self.launches = {event.correlation: event for event in ours if event.is_runtime}
         self.events = sorted(
-            (event for event in ours if not event.is_runtime), key=lambda event: (event.start_ns, -event.end_ns)
+            (event for event in ours if not event.is_runtime),
+            key=lambda event: (event.start_ns, -event.end_ns),
         )
         self.marks: list[Mark | None] = [parse(event.name) for event in self.events]
         self._parents = self._nested()
@@ -114,12 +115,16 @@ class Host:
         for index, event in enumerate(self.events):
             self._of_correlation.setdefault(event.correlation, index)
         # modules with a call of another module inside
-        self.outer = {self._module_around(index) for index, _ in self._marked(Scope.module)} - {None}
+        self.outer = {self._module_around(index) for index, _ in self._marked(Scope.module)} - {
+            None
+        }
         self._calls = self._periods(Scope.call)
         self._phases = self._periods(Scope.phase)
         # path of a parameter's module, by every event that is open when the gradient is accumulated
         self.parameters = {
-            around: mark.path for index, mark in self._marked(Scope.parameter) for around in self.upwards(index)
+            around: mark.path
+            for index, mark in self._marked(Scope.parameter)
+            for around in self.upwards(index)
         }
         self._forward = self._forward_operators()
 
@@ -197,7 +202,11 @@ class Host:
         return next((index for index in around if self.events[index].end_ns > moment_ns), None)
 
     def _marked(self, scope: Scope) -> Iterator[tuple[int, Mark]]:
-        return ((index, mark) for index, mark in enumerate(self.marks) if mark is not None and mark.scope is scope)
+        return (
+            (index, mark)
+            for index, mark in enumerate(self.marks)
+            if mark is not None and mark.scope is scope
+        )
 
     def _module_around(self, index: int) -> int | None:
         for outer in self.upwards(self._parents[index]):
@@ -207,7 +216,10 @@ class Host:
         return None
 
     def _periods(self, scope: Scope) -> list[tuple[int, int, Mark]]:
-        return [(self.events[index].start_ns, self.events[index].end_ns, mark) for index, mark in self._marked(scope)]
+        return [
+            (self.events[index].start_ns, self.events[index].end_ns, mark)
+            for index, mark in self._marked(scope)
+        ]
 
     def _forward_operators(self) -> dict[int, list[tuple[int, int]]]:
         """Numbers and indices of the operators that may have made nodes, by thread, in the order of both."""

@@ -15,7 +15,16 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from perfexp.layers.events import Mark, Scope
-from perfexp.work.tape import Call, ModuleNames, Operation, Recorder, name_of, original_of, path_of, recording
+from perfexp.work.tape import (
+    Call,
+    ModuleNames,
+    Operation,
+    Recorder,
+    name_of,
+    original_of,
+    path_of,
+    recording,
+)
 
 #: A range with little cost on the host and none on the device.
 _Range: Any = torch._C._profiler._RecordFunctionFast
@@ -49,7 +58,9 @@ def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
     if not recorder.calls:
         raise Opaque("no module of the model is called: its code does not run (a captured graph?)")
     for module_call in recorder.calls.values():
-        dispatched = (step for step in module_call.steps if isinstance(step, Operation) and step.dispatched)
+        dispatched = (
+            step for step in module_call.steps if isinstance(step, Operation) and step.dispatched
+        )
         for number, operation in enumerate(dispatched):
             operation.number = number
     return recorder.calls
@@ -57,7 +68,10 @@ def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
 
 def _refuse_compiled(module: torch.nn.Module) -> None:
     """Raise `Opaque` if a compiler runs a module in place of its code."""
-    if original_of(module) is not module or getattr(module, "_compiled_call_impl", None) is not None:
+    if (
+        original_of(module) is not module
+        or getattr(module, "_compiled_call_impl", None) is not None
+    ):
         raise Opaque("the model is compiled: a kernel may belong to several layers")
 
 
@@ -74,7 +88,9 @@ class _Entered(ModuleNames):
         """
         _refuse_compiled(module)
         again = computes_again()
-        if not (self._depth or again or module is self.model) or (again and module not in self.paths):
+        if not (self._depth or again or module is self.model) or (
+            again and module not in self.paths
+        ):
             yield None
             return
         self._depth += 1
@@ -165,19 +181,27 @@ class Marker(TorchFunctionMode):
         again = computes_again()
         # recomputation in a backward pass is not in the outline
         if planned is None and not again:
-            self.strayed = self.strayed or f"{call.path or 'the model'} is called more often than before"
+            self.strayed = (
+                self.strayed or f"{call.path or 'the model'} is called more often than before"
+            )
         operations = planned is not None and not planned.is_row and not again
         mark = Mark(Scope.module, call.number, call.whole, call.kind, call.path)
         self._open.append((call, iter(planned.functions if planned and operations else ())))
         try:
-            listening = self._listening(operations and not type(module).__module__.startswith("torch.nn"))
+            listening = self._listening(
+                operations and not type(module).__module__.startswith("torch.nn")
+            )
             with listening, self._watch.around(mark):
                 return run()
         finally:
             self._open.pop()
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call a torch function, inside a mark if the outline has a number for it."""
         name = name_of(func)
@@ -195,7 +219,10 @@ class Marker(TorchFunctionMode):
         call, functions = self._open[-1]
         planned = next(functions, None)
         if planned is None or planned.name != name:
-            self.strayed = self.strayed or f"{call.path or 'the model'} calls other operations than before ({name})"
+            self.strayed = (
+                self.strayed
+                or f"{call.path or 'the model'} calls other operations than before ({name})"
+            )
             return None
         return None if planned.number is None else Mark(Scope.operation, planned.number, kind=name)
 
@@ -226,7 +253,9 @@ def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf and not parameter.is_inference():
-                hook = partial(_touch, Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name)
+                hook = partial(
+                    _touch, Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name
+                )
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
         stack.enter_context(patch.object(torch.nn.Module, "__call__", call))

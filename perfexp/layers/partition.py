@@ -43,7 +43,10 @@ class CallTimes:
 
 def attributed(host: Host, events: Iterable[Event]) -> list[Attributed]:
     """The kernels of a profile with their rows, in the order in which the device began them."""
-    kernels = sorted((event for event in events if event.is_kernel), key=lambda event: (event.start_ns, event.end_ns))
+    kernels = sorted(
+        (event for event in events if event.is_kernel),
+        key=lambda event: (event.start_ns, event.end_ns),
+    )
     return [attribute(host, kernel) for kernel in kernels]
 
 
@@ -82,19 +85,27 @@ def _windows(kernels: Sequence[Attributed], *, held: bool) -> dict[int, tuple[in
             begin = windows[max(windows)][1]
         elif held:
             others = (each.kernel for each in kernels if each.call is None)
-            begin = max((kernel.end_ns for kernel in others if kernel.start_ns <= begin), default=begin)
+            begin = max(
+                (kernel.end_ns for kernel in others if kernel.start_ns <= begin), default=begin
+            )
         windows[number] = (begin, max(begin, *(kernel.end_ns for kernel in of_call[number])))
     return windows
 
 
-def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed], issued_ns: int) -> CallTimes:
+def _divided(
+    number: int, window: tuple[int, int], kernels: Sequence[Attributed], issued_ns: int
+) -> CallTimes:
     """Divide one call; kernels of other calls that run during it are unattributed."""
     begin, end = window
     inside = [
-        each for each in kernels if each.call == number or (each.kernel.end_ns > begin and each.kernel.start_ns < end)
+        each
+        for each in kernels
+        if each.call == number or (each.kernel.end_ns > begin and each.kernel.start_ns < end)
     ]
     own = [each for each in inside if each.call == number]
-    times = CallTimes(number, end - begin, {}, {}, issued_ns > min(each.kernel.start_ns for each in own))
+    times = CallTimes(
+        number, end - begin, {}, {}, issued_ns > min(each.kernel.start_ns for each in own)
+    )
 
     def spent(each: Attributed) -> Spent:
         if each.key is not None and each.call == number:
@@ -103,7 +114,12 @@ def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed]
 
     for each in inside:
         spent(each).ran(each.kernel.name, 1, 0)
-    edges = (edge for each in inside for edge in (each.kernel.start_ns, each.kernel.end_ns) if begin < edge < end)
+    edges = (
+        edge
+        for each in inside
+        for edge in (each.kernel.start_ns, each.kernel.end_ns)
+        if begin < edge < end
+    )
     moments = sorted({begin, end, *edges})
     following = 0
     running: list[int] = []
@@ -118,5 +134,7 @@ def _divided(number: int, window: tuple[int, int], kernels: Sequence[Attributed]
             continue
         share, rest = divmod(stop - start, len(running))
         for place, index in enumerate(running):
-            spent(inside[index]).ran(inside[index].kernel.name, 0, share + (rest if place == 0 else 0))
+            spent(inside[index]).ran(
+                inside[index].kernel.name, 0, share + (rest if place == 0 else 0)
+            )
     return times

@@ -104,7 +104,9 @@ def profile_layers(
                 if capture and not graph:
                     times.no_graph = "it could not be captured this time"
                 if marker.strayed:
-                    raise Opaque(f"the model does not take the same way in each call: {marker.strayed}")
+                    raise Opaque(
+                        f"the model does not take the same way in each call: {marker.strayed}"
+                    )
     except Opaque as why:
         return LayerTimes(reason=str(why))
     return close(times, clean_seconds)
@@ -129,7 +131,10 @@ class _Rounds:
         """Profile in rounds until enough calls are usable; raises `Opaque` if the profiler sees no kernels."""
         self._begin()
         issue = self._issue_seconds()
-        at_once = min(samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue), calls)
+        at_once = min(
+            samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue),
+            calls,
+        )
         usable: list[CallTimes] = []
         factor, in_vain, starved = _HOLD_FACTOR, 0, 0
         while len(usable) < calls and at_once and in_vain < _ROUNDS_IN_VAIN:
@@ -149,11 +154,17 @@ class _Rounds:
         """Profile a captured step, whose kernels have the rows of the same call made kernel by kernel."""
         self._begin()
         events = self._profiled(self._call)
-        pattern = Pattern(kernel for kernel in attributed(Host(events), events) if kernel.call is not None)
-        rounds = _Rounds(graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed)
+        pattern = Pattern(
+            kernel for kernel in attributed(Host(events), events) if kernel.call is not None
+        )
+        rounds = _Rounds(
+            graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed
+        )
         try:
             times = rounds.take(calls)
-            strange = max(unattributed_share(times), 1 - pattern.least_found) if pattern.replays else 1.0
+            strange = (
+                max(unattributed_share(times), 1 - pattern.least_found) if pattern.replays else 1.0
+            )
         except Opaque:  # the profiler saw nothing of a replay
             strange = 1.0
         if strange <= _MOST_STRANGE and times.held:
@@ -226,7 +237,9 @@ class Pattern:
     """
 
     def __init__(self, kernels: Iterable[Attributed]) -> None:
-        self._kernels = [kernel for kernel in kernels if kernel.key is None or kernel.key.which is not Pass.data]
+        self._kernels = [
+            kernel for kernel in kernels if kernel.key is None or kernel.key.which is not Pass.data
+        ]
         self._names = [kernel.kernel.name for kernel in self._kernels]
         self.replays, self.least_found = 0, 1.0
 
@@ -237,7 +250,12 @@ class Pattern:
         """
         places: dict[int, list[int]] = defaultdict(list)
         for place, kernel in enumerate(kernels):
-            if kernel.call is not None and kernel.key and kernel.key.path is None and kernel.key.kind == _GRAPH:
+            if (
+                kernel.call is not None
+                and kernel.key
+                and kernel.key.path is None
+                and kernel.key.kind == _GRAPH
+            ):
                 places[kernel.call].append(place)
         rowed = list(kernels)
         for of_call in places.values():

@@ -89,7 +89,9 @@ class Stamps:
         outer = self._row
         which = Pass.backward if outer.which is Pass.backward else Pass.forward
         if mark.scope is Scope.operation:
-            return Key(path=outer.path, call=outer.call, operation=mark.number, kind=mark.kind, which=which)
+            return Key(
+                path=outer.path, call=outer.call, operation=mark.number, kind=mark.kind, which=which
+            )
         return Key(path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=which)
 
     def _note(self) -> None:
@@ -110,7 +112,12 @@ class Stamps:
 
 
 def stamp_layers(
-    step: Step, model: torch.nn.Module, device: Device, *, clean_seconds: float | None, calls: int = CALLS
+    step: Step,
+    model: torch.nn.Module,
+    device: Device,
+    *,
+    clean_seconds: float | None,
+    calls: int = CALLS,
 ) -> LayerTimes:
     """The time of every row of a step on a synchronous device, or a reason why there are none.
 
@@ -126,10 +133,14 @@ def stamp_layers(
                 for number in range(calls + 1):
                     no_backward = _stamped_call(step, marker, stamps)
                     rows = {key: Spent(busy_ns=ns) for key, ns in stamps.spent.items()}
-                    taken.append(CallTimes(number, sum(stamps.spent.values()), rows, {}, starved=False))
+                    taken.append(
+                        CallTimes(number, sum(stamps.spent.values()), rows, {}, starved=False)
+                    )
                     own.append(stamps.own_ns)
                 if marker.strayed:
-                    raise Opaque(f"the model does not take the same way in each call: {marker.strayed}")
+                    raise Opaque(
+                        f"the model does not take the same way in each call: {marker.strayed}"
+                    )
     except Opaque as why:
         return LayerTimes(reason=str(why))
     times = times_of(taken[1:], Method.stamps)  # the first call still fills the marker's own caches

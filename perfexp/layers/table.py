@@ -65,7 +65,10 @@ def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> La
     return LayerTimes(
         method=method,
         rows=[_times_of_row(key, [call.rows.get(key, Spent()) for call in calls]) for key in keys],
-        unattributed=[_times_of_row(None, [call.unattributed.get(name, Spent()) for call in calls]) for name in names],
+        unattributed=[
+            _times_of_row(None, [call.unattributed.get(name, Spent()) for call in calls])
+            for name in names
+        ],
         call_seconds=[call.span_ns * 1e-9 for call in calls],
         starved=starved,
     )
@@ -79,7 +82,11 @@ def _times_of_row(key: Key | None, spent: Sequence[Spent]) -> RowTimes:
         seconds=[times.busy_ns * 1e-9 for times in spent],
         gap_seconds=[times.gap_ns * 1e-9 for times in spent],
         kernels=[
-            Kernel(name=name, count=sum(count for count, _ in ran), seconds=sum(busy for _, busy in ran) * 1e-9)
+            Kernel(
+                name=name,
+                count=sum(count for count, _ in ran),
+                seconds=sum(busy for _, busy in ran) * 1e-9,
+            )
             for name, ran in kernels
         ],
     )
@@ -94,12 +101,20 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
     """
     rows = _placed(times, work.rows) if work else {}
     lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
-    whole = sum(line.seconds.median + line.gap_seconds.median for line in lines)  # a disturbed call would move means
+    whole = sum(
+        line.seconds.median + line.gap_seconds.median for line in lines
+    )  # a disturbed call would move means
     for line in lines:
         line.share = (line.seconds.median + line.gap_seconds.median) / whole if whole else 0.0
-    seen = {(key.path, key.call, key.operation) for row in times.rows if (key := row.key) and key.which is Pass.forward}
+    seen = {
+        (key.path, key.call, key.operation)
+        for row in times.rows
+        if (key := row.key) and key.which is Pass.forward
+    }
     for row in (row for place, row in rows.items() if place not in seen and times.calls):
-        key = Key(path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward)
+        key = Key(
+            path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward
+        )
         lines.append(_line(RowTimes(key=key, seconds=[0.0], gap_seconds=[0.0]), rows, times.calls))
     return lines
 
@@ -122,12 +137,17 @@ def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
     placed = {(row.path, row.call, row.operation): row for row in counted}
     for call, kinds in timed.items():
         rows_of_call = operations.get(call, {})
-        if all(number in rows_of_call and rows_of_call[number].kind == kind for number, kind in kinds.items()):
+        if all(
+            number in rows_of_call and rows_of_call[number].kind == kind
+            for number, kind in kinds.items()
+        ):
             continue
         for number in rows_of_call:
             del placed[(*call, number)]
         there, here = sorted(kinds), sorted(rows_of_call)
-        for left, right in aligned([kinds[number] for number in there], [rows_of_call[number].kind for number in here]):
+        for left, right in aligned(
+            [kinds[number] for number in there], [rows_of_call[number].kind for number in here]
+        ):
             placed[(*call, there[left])] = rows_of_call[here[right]]
     return placed
 
@@ -146,10 +166,21 @@ def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
         return line
     if key.which in (Pass.forward, Pass.backward):
         line.flops = work.flops if key.which is Pass.forward else work.backward_flops
-        line.flops_per_second = line.flops / line.seconds.median if line.flops and line.seconds.median else None
-    line.kind, line.inputs, line.outputs, line.convolution = work.kind, work.inputs, work.outputs, work.convolution
+        line.flops_per_second = (
+            line.flops / line.seconds.median if line.flops and line.seconds.median else None
+        )
+    line.kind, line.inputs, line.outputs, line.convolution = (
+        work.kind,
+        work.inputs,
+        work.outputs,
+        work.convolution,
+    )
     if key.which is Pass.forward:
-        line.macs, line.bytes_min, line.activation_bytes = work.macs, work.bytes_min, work.activation_bytes
+        line.macs, line.bytes_min, line.activation_bytes = (
+            work.macs,
+            work.bytes_min,
+            work.activation_bytes,
+        )
         line.parameters, line.arithmetic_intensity = work.parameters, work.arithmetic_intensity
     return line
 
@@ -157,7 +188,9 @@ def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
 def _spread(seconds: list[float]) -> Spread:
     samples = np.asarray(seconds)
     interval = estimators.median_interval(samples)
-    return Spread(mean=float(samples.mean()), median=interval.value, low=interval.low, high=interval.high)
+    return Spread(
+        mean=float(samples.mean()), median=interval.value, low=interval.low, high=interval.high
+    )
 
 
 def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:

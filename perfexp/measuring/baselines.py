@@ -61,7 +61,11 @@ class Comparison(NamedTuple):
 
 
 def judge(
-    point: Point, algorithm: AppliedAlgorithm, call: timing.Call, device: Device, capture: timing.Capture
+    point: Point,
+    algorithm: AppliedAlgorithm,
+    call: timing.Call,
+    device: Device,
+    capture: timing.Capture,
 ) -> None:
     """Add the comparisons to a point, and discard cached choices that are slower end to end.
 
@@ -81,17 +85,24 @@ def judge(
         try:  # last: a capture may change how an optimizer counts
             captured = compare(algorithm, call, device, capture)
         except Exception as error:
-            if plain is None or not (isinstance(error, Unsupported) or device.is_out_of_memory(error)):
+            if plain is None or not (
+                isinstance(error, Unsupported) or device.is_out_of_memory(error)
+            ):
                 raise
             for baseline in algorithm.baselines():
                 point.metrics.append(_metric(member(CAPTURED_SPEEDUP, baseline), None, str(error)))
         else:
             assert captured is not None
             is_slower |= _add(
-                point, algorithm, captured, *([CAPTURED_SPEEDUP] if plain else [SPEEDUP, CAPTURED_SPEEDUP])
+                point,
+                algorithm,
+                captured,
+                *([CAPTURED_SPEEDUP] if plain else [SPEEDUP, CAPTURED_SPEEDUP]),
             )
     if plain is None and point.facts.get("device_method") == "queue":
-        point.doubts.append(diagnostics.make("device_of_graph", what="the baselines were compared as calls"))
+        point.doubts.append(
+            diagnostics.make("device_of_graph", what="the baselines were compared as calls")
+        )
     for baseline, ratio in races.promised(races.timed_passes(point)).items():
         point.metrics.append(_metric(member(PROMISED_SPEEDUP, baseline), ratio))
     if is_slower:
@@ -109,7 +120,9 @@ def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *famil
         for family in families
         for baseline in algorithm.baselines()
     ]
-    return any(speedup.high is not None and speedup.high < 1 for speedup in compared.speedups.values())
+    return any(
+        speedup.high is not None and speedup.high < 1 for speedup in compared.speedups.values()
+    )
 
 
 def _doubts(compared: Comparison, algorithm: str) -> Iterator[Diagnostic]:
@@ -136,7 +149,10 @@ def _metric(name: str, ratio: Interval | None, reason: str | None = None) -> Met
 
 
 def compare(
-    algorithm: AppliedAlgorithm, call: timing.Call, device: Device, capture: timing.Capture | None = None
+    algorithm: AppliedAlgorithm,
+    call: timing.Call,
+    device: Device,
+    capture: timing.Capture | None = None,
 ) -> Comparison | None:
     """Time the algorithm and each of its baselines in turns, all launched the same way, each round in another order.
 
@@ -153,9 +169,15 @@ def compare(
     Raises:
         Unsupported: the captured call does not fit the launch queue either, or cannot be captured.
     """
-    own_name = algorithm.name if algorithm.name not in algorithm.baselines() else f"{algorithm.name}+layers"
+    own_name = (
+        algorithm.name
+        if algorithm.name not in algorithm.baselines()
+        else f"{algorithm.name}+layers"
+    )
     runners: dict[str, _Runner] = {own_name: algorithm.run_eager}
-    runners |= {baseline: partial(algorithm.run_baseline, baseline) for baseline in algorithm.baselines()}
+    runners |= {
+        baseline: partial(algorithm.run_baseline, baseline) for baseline in algorithm.baselines()
+    }
     contestants = {name: _Turn(runner, call, device, capture) for name, runner in runners.items()}
     if not all(turn.possible for turn in contestants.values()):
         return None
@@ -173,12 +195,23 @@ def compare(
         )
         for name, rounds in rounds_of.items()
     ]
-    medians = {name: np.array([np.median(samples) for samples in rounds]) for name, rounds in rounds_of.items()}
+    medians = {
+        name: np.array([np.median(samples) for samples in rounds])
+        for name, rounds in rounds_of.items()
+    }
     speedups = {}
     if not any(turn.starved for turn in contestants.values()):
-        ratios = {baseline: medians[baseline] / medians[own_name] for baseline in algorithm.baselines()}
+        ratios = {
+            baseline: medians[baseline] / medians[own_name] for baseline in algorithm.baselines()
+        }
         speedups = {baseline: geometric_mean(ratio.tolist()) for baseline, ratio in ratios.items()}
-    method = Method.clock if not device.asynchronous else Method.queue if capture is None else Method.graph
+    method = (
+        Method.clock
+        if not device.asynchronous
+        else Method.queue
+        if capture is None
+        else Method.graph
+    )
     return Comparison(method, series, speedups)
 
 
@@ -195,7 +228,11 @@ class _Turn:
     """
 
     def __init__(
-        self, runner: _Runner, call: timing.Call, device: Device, capture: timing.Capture | None = None
+        self,
+        runner: _Runner,
+        call: timing.Call,
+        device: Device,
+        capture: timing.Capture | None = None,
     ) -> None:
         self._runner, self._call, self._device, self._capture = runner, call, device, capture
         self.k, self.possible = 1, True

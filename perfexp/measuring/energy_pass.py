@@ -35,7 +35,9 @@ def in_two_parts(
     if energy is None:
         return
     if procedure.cache is Cache.flush:
-        raise Unsupported("energy is measured on back-to-back calls, which cache=flush does not allow")
+        raise Unsupported(
+            "energy is measured on back-to-back calls, which cache=flush does not allow"
+        )
     start = time.perf_counter_ns()
     loop = energy.plateau(step.call, procedure.times.worked_seconds(point))
     procedure.times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
@@ -54,10 +56,19 @@ def in_two_parts(
 
 
 def _queued(
-    procedure: Procedure, energy: EnergyProcedure, loop: Plateau, point: Point, step: Step, batches: Batches
+    procedure: Procedure,
+    energy: EnergyProcedure,
+    loop: Plateau,
+    point: Point,
+    step: Step,
+    batches: Batches,
 ) -> Plateau | Reading | None:
     """Measure replays of the call as a graph, which keep the device busy; None where the loop does so as well."""
-    device, session, own = procedure.device, procedure.session, first_median_interval(point, *DEVICE_TIMES)
+    device, session, own = (
+        procedure.device,
+        procedure.session,
+        first_median_interval(point, *DEVICE_TIMES),
+    )
     if own is not None and not another_pace(loop.call_seconds, own):
         return None
     if reason := _not_captured(procedure):

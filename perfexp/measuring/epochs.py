@@ -32,7 +32,13 @@ from perfexp.probes import EpochProbe, Probe, ProbeContext, timing
 from perfexp.probes.conditions import Observer
 from perfexp.records import diagnostics, metrics, units
 from perfexp.records.paths import FINAL_WEIGHTS
-from perfexp.records.quantities import ACCURACY, BEST_ACCURACY, CHECKPOINT_SECONDS, EVALUATION_SECONDS, RUNTIME
+from perfexp.records.quantities import (
+    ACCURACY,
+    BEST_ACCURACY,
+    CHECKPOINT_SECONDS,
+    EVALUATION_SECONDS,
+    RUNTIME,
+)
 from perfexp.records.record import Epoch, Metric, Point, Series, Stop
 from perfexp.statistics import estimators
 
@@ -79,22 +85,32 @@ class Epochs:
         """
         trainer, usual, observer = self.step.trainer, self.step.state.source, Observer(self.device)
         saved = trainer.saved if trainer else {}
-        done, self._best, self._stale = saved.get("epoch", 0), saved.get("best_accuracy"), saved.get("stale", 0)
+        done, self._best, self._stale = (
+            saved.get("epoch", 0),
+            saved.get("best_accuracy"),
+            saved.get("stale", 0),
+        )
         if done >= self.count:
-            raise UserError(f"The checkpoint has {done} epochs already, and epochs={self.count}: set more epochs.")
+            raise UserError(
+                f"The checkpoint has {done} epochs already, and epochs={self.count}: set more epochs."
+            )
         is_repeatable = bool(self.session.facts().get("deterministic"))
         steps: list[timing.Samples] = []
         with ExitStack() as for_training, ExitStack() as self._for_evaluation:
             batches = for_training.enter_context(self.open(True, done))
             if batches.per_epoch is None:
-                raise UserError(f"epochs={self.count} needs data with an end, and this data source has none.")
+                raise UserError(
+                    f"epochs={self.count} needs data with an end, and this data source has none."
+                )
             self._evaluation: training.Evaluation | None = None
             self._is_host_idle = on_device(batches) and "graph" in dict(self.step.segments)
             if self._can_evaluate:
                 self._first_evaluation()
             rates = self.settings.rates(self.count, batches.per_epoch)
             if trainer:
-                self._for_evaluation.callback(_finish_quietly, trainer)  # no write goes on during another point
+                self._for_evaluation.callback(
+                    _finish_quietly, trainer
+                )  # no write goes on during another point
                 if self._is_host_idle and self.checkpoint is not None:
                     trainer.prepare_saving()
                 trainer.begin(rates.factor, done * batches.per_epoch, self.seed)
@@ -110,7 +126,9 @@ class Epochs:
                         seconds, whole = timing.whole_pass(self._call(), self.device)
                     steps.append(seconds)
                     observer.block_ended("epoch", whole)
-                    is_over = self._ends_with(self._epoch(number, len(seconds), whole, rates), custom)
+                    is_over = self._ends_with(
+                        self._epoch(number, len(seconds), whole, rates), custom
+                    )
                 if is_over:
                     break
         self.step.state.source = usual
@@ -135,7 +153,9 @@ class Epochs:
 
     def _epoch(self, number: int, steps: int, seconds: float, rates: Rates) -> Epoch:
         """Add the figures of a pass that has just ended."""
-        loss = float(np.mean([self.session.number(loss) for loss in self._kept or [self.step.state.loss]]))
+        loss = float(
+            np.mean([self.session.number(loss) for loss in self._kept or [self.step.state.loss]])
+        )
         trainer = self.step.trainer
         rate = self.settings.optimizer.get("lr") if trainer else None
         epoch = Epoch(
@@ -143,7 +163,9 @@ class Epochs:
             seconds=seconds,
             samples_per_second=steps * self.step.batch_size / seconds,
             loss=loss if math.isfinite(loss) else None,
-            learning_rate=None if rate is None else rate * rates.factor(number * rates.per_epoch - 1),
+            learning_rate=None
+            if rate is None
+            else rate * rates.factor(number * rates.per_epoch - 1),
         )
         self.point.epochs.append(epoch)
         return epoch
@@ -159,7 +181,9 @@ class Epochs:
             self._evaluate(epoch)
         self._observe(epoch)
         epoch.metrics = list(custom.values())
-        is_over = is_last or (self.settings.patience is not None and self._stale >= self.settings.patience)
+        is_over = is_last or (
+            self.settings.patience is not None and self._stale >= self.settings.patience
+        )
         if self.checkpoint is not None:
             start = self.device.now_ns()
             try:
@@ -194,7 +218,9 @@ class Epochs:
 
     def _observe(self, epoch: Epoch) -> None:
         """Have the user's probes that observe epochs add their metrics."""
-        context = ProbeContext(key=self.point.key, step=self.step, session=self.session, device=self.device)
+        context = ProbeContext(
+            key=self.point.key, step=self.step, session=self.session, device=self.device
+        )
         for probe in self.probes:
             if isinstance(probe, EpochProbe):
                 probe.after_epoch(context, epoch)
@@ -214,7 +240,9 @@ class Epochs:
         """Write the checkpoints that an epoch has: `best` has the highest accuracy, or without any the last weights."""
         trainer, every = self.step.trainer, self.settings.save_every
         assert trainer is not None
-        is_best = self._stale == 0 and (epoch.accuracy is not None or (is_over and self._best is None))
+        is_best = self._stale == 0 and (
+            epoch.accuracy is not None or (is_over and self._best is None)
+        )
         names = ["best"] if is_best else []
         names += [f"epoch_{epoch.number}"] if every and epoch.number % every == 0 else []
         for name in names:
@@ -225,23 +253,34 @@ class Epochs:
             trainer.finish()
 
     def _line(self, epoch: Epoch, *, is_over: bool) -> str:
-        left_seconds = statistics.mean(each.total_seconds for each in self.point.epochs) * (self.count - epoch.number)
+        left_seconds = statistics.mean(each.total_seconds for each in self.point.epochs) * (
+            self.count - epoch.number
+        )
         parts = [
             f"epoch {epoch.number} of {self.count}",
             f"loss {'not finite' if epoch.loss is None else f'{epoch.loss:.4g}'}",
             "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %",
             "" if epoch.learning_rate is None else f"learning rate {epoch.learning_rate:.3g}",
             f"{epoch.samples_per_second:,.0f} samples/s",
-            *(f"{one.name.partition('/')[2]} {one.value:.4g}" for one in epoch.metrics if one.value is not None),
+            *(
+                f"{one.name.partition('/')[2]} {one.value:.4g}"
+                for one in epoch.metrics
+                if one.value is not None
+            ),
             "" if is_over else f"about {units.format_seconds(left_seconds, 2)} left",
-            f"stopped early: best accuracy {100 * (self._best or 0):.2f} %" if is_over and left_seconds else "",
+            f"stopped early: best accuracy {100 * (self._best or 0):.2f} %"
+            if is_over and left_seconds
+            else "",
         ]
         return ", ".join(filter(None, parts))
 
     def _add_series(self, samples: timing.Samples) -> None:
         # the stopping rule did not choose these steps, so MSER-5 alone finds the warm-up
         warmup, point, epochs = estimators.mser5_cut(samples), self.point, self.point.epochs
-        stop = Stop(reason="epochs", achieved=estimators.median_interval(samples[warmup:]).relative_half_width)
+        stop = Stop(
+            reason="epochs",
+            achieved=estimators.median_interval(samples[warmup:]).relative_half_width,
+        )
         kind = "throughput" if self.device.asynchronous else "latency"  # nothing waits for a step
         point.series.append(Series(name=kind, samples=samples.tolist(), warmup=warmup, stop=stop))
         passes = [epoch.seconds for epoch in epochs]

@@ -16,7 +16,14 @@ from perfexp.modes import Step
 from perfexp.probes import ProbeContext, timing, work_rates
 from perfexp.ranks import joint
 from perfexp.records import diagnostics
-from perfexp.records.quantities import EFFICIENCY, ENERGY, FLOPS, GRAPH_SECONDS, OUTPUT_ERROR, RANKS_RATE
+from perfexp.records.quantities import (
+    EFFICIENCY,
+    ENERGY,
+    FLOPS,
+    GRAPH_SECONDS,
+    OUTPUT_ERROR,
+    RANKS_RATE,
+)
 from perfexp.records.record import Key, Metric, Point
 
 if TYPE_CHECKING:
@@ -28,7 +35,9 @@ _GRAPH_PROCESSES = 5
 _PROBED_CALLS = 3
 
 
-def measure(procedure: Procedure, point: Point, step: Step, batches: Batches, plain_call: timing.Call) -> None:
+def measure(
+    procedure: Procedure, point: Point, step: Step, batches: Batches, plain_call: timing.Call
+) -> None:
     """Make the further passes over a call that has been timed.
 
     Args:
@@ -39,24 +48,34 @@ def measure(procedure: Procedure, point: Point, step: Step, batches: Batches, pl
     next_part_of_energy = partial(next, parts, None)
     if procedure.energy is not None:
         procedure.run_optional(point, ENERGY, next_part_of_energy, together=True)
-    procedure.run_for_algorithm(point, "launched_share", partial(verdicts.add_launched_share, point))
+    procedure.run_for_algorithm(
+        point, "launched_share", partial(verdicts.add_launched_share, point)
+    )
     if len(step.segments) > 1 and procedure.takes_call_times:
         procedure.times.phases(point, step, on_device=on_device(batches))
     _run_probes(procedure, point, step)
     # a capture may change how the optimizer counts: no time of the call itself comes after it
-    procedure.run_for_algorithm(point, "rivals", partial(_compare_baselines, procedure, point, step, batches))
+    procedure.run_for_algorithm(
+        point, "rivals", partial(_compare_baselines, procedure, point, step, batches)
+    )
     if procedure.group.size > 1:  # from here on the ranks' weights differ
-        bursts = partial(joint.measure, point, step, procedure.group, compares_alone=procedure.compares_alone)
+        bursts = partial(
+            joint.measure, point, step, procedure.group, compares_alone=procedure.compares_alone
+        )
         procedure.run_optional(point, RANKS_RATE, bursts, together=True)
     elif procedure.compares_alone:
         reason = "this is one device alone"
         point.metrics.append(Metric.of(EFFICIENCY, None, reason=reason))
-    procedure.run_for_algorithm(point, "proof", partial(verdicts.prove, point, plain_call), together=True)
+    procedure.run_for_algorithm(
+        point, "proof", partial(verdicts.prove, point, plain_call), together=True
+    )
     add_graph_time(procedure, point, step, batches)
     if procedure.energy is not None:
         procedure.run_optional(point, ENERGY, next_part_of_energy, together=True)
     if procedure.checks_outputs:
-        procedure.run_optional(point, OUTPUT_ERROR, partial(_check_outputs, procedure, point, batches))
+        procedure.run_optional(
+            point, OUTPUT_ERROR, partial(_check_outputs, procedure, point, batches)
+        )
     if procedure.counts_work:  # last, because rates need every time
         procedure.run_optional(point, FLOPS, partial(_count_work, procedure, point, step, batches))
 
@@ -70,7 +89,9 @@ def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batc
         procedure.run_optional(point, GRAPH_SECONDS, graphed_time)
     if method != "none":
         return
-    if procedure.group.size > 1:  # the other ranks could follow neither a replay nor a call that is broken off
+    if (
+        procedure.group.size > 1
+    ):  # the other ranks could follow neither a replay nor a call that is broken off
         point.doubts.append(
             diagnostics.make(
                 "device_missing",
@@ -79,7 +100,9 @@ def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batc
             )
         )
         return
-    graph_fallback.add_device_time(point, step, batches, procedure.session, procedure.times, capture)
+    graph_fallback.add_device_time(
+        point, step, batches, procedure.session, procedure.times, capture
+    )
 
 
 def _run_probes(procedure: Procedure, point: Point, step: Step) -> None:
@@ -87,7 +110,9 @@ def _run_probes(procedure: Procedure, point: Point, step: Step) -> None:
     if not procedure.probes:
         return
     procedure.progress("probes")
-    context = ProbeContext(key=point.key, step=step, session=procedure.session, device=procedure.device)
+    context = ProbeContext(
+        key=point.key, step=step, session=procedure.session, device=procedure.device
+    )
     with ExitStack() as stack:
         for probe in procedure.probes.values():
             stack.enter_context(probe.around(context))
@@ -103,13 +128,22 @@ def _compare_baselines(
     if algorithm.baselines():
         if procedure.graph or procedure.cache is not Cache.warm or procedure.group.size > 1:
             raise Unsupported("baselines need one GPU, cache=warm and no execution.cuda_graph")
-        baselines.judge(point, algorithm, step.call, procedure.device, procedure.capture(step, batches))
+        baselines.judge(
+            point, algorithm, step.call, procedure.device, procedure.capture(step, batches)
+        )
 
 
 def _has_graph_time(procedure: Procedure, key: Key, batches: Batches) -> bool:
     """Whether the call is timed as a graph as well, which then computes the same with caches in the same state."""
-    is_alone, can_replay = procedure.group.size == 1, procedure.cache is Cache.warm and on_device(batches)
-    is_wanted = procedure.stopping.processes >= _GRAPH_PROCESSES and procedure.is_anchor(key) and not procedure.graph
+    is_alone, can_replay = (
+        procedure.group.size == 1,
+        procedure.cache is Cache.warm and on_device(batches),
+    )
+    is_wanted = (
+        procedure.stopping.processes >= _GRAPH_PROCESSES
+        and procedure.is_anchor(key)
+        and not procedure.graph
+    )
     return is_alone and can_replay and is_wanted
 
 

@@ -25,13 +25,23 @@ HELD = diagnostics.make(
     "device_leaves_out", how="its batches are on the device already (data.pin_memory=true may help)"
 )
 #: Reasons and advice of calls without a device time.
-TOO_LONG, COMPILE = "a call does not fit the launch queue", "use a model with fewer launches (execution=compile)"
-_SYNCHRONIZES = "the call synchronizes (it reads a value back), so it can be neither queued nor captured"
+TOO_LONG, COMPILE = (
+    "a call does not fit the launch queue",
+    "use a model with fewer launches (execution=compile)",
+)
+_SYNCHRONIZES = (
+    "the call synchronizes (it reads a value back), so it can be neither queued nor captured"
+)
 _REMOVE = "remove `.item()`, `.cpu()` or print from the call"
 
 
 def add_device_time(
-    point: Point, step: Step, batches: Batches, session: Session, times: Times, capture: timing.Capture
+    point: Point,
+    step: Step,
+    batches: Batches,
+    session: Session,
+    times: Times,
+    capture: timing.Capture,
 ) -> None:
     """Add the series `device` of a call that did not fit the launch queue, or the diagnostic why there is none.
 
@@ -41,22 +51,33 @@ def add_device_time(
     """
     device = times.device
     try:
-        with on_held_batches(step, batches, session) as holds, without_waits(step, session, device) as change:
+        with (
+            on_held_batches(step, batches, session) as holds,
+            without_waits(step, session, device) as change,
+        ):
             changes = [HELD] if holds else []
             changes += (
                 []
                 if change is None
-                else [diagnostics.make("device_leaves_out", how=f"one that does not synchronize, {change}")]
+                else [
+                    diagnostics.make(
+                        "device_leaves_out", how=f"one that does not synchronize, {change}"
+                    )
+                ]
             )
             times.add_device_time(point, step.call, capture, changes)
     except Waits:
-        point.doubts.append(diagnostics.make("device_missing", reason=_SYNCHRONIZES, advice=_REMOVE))
+        point.doubts.append(
+            diagnostics.make("device_missing", reason=_SYNCHRONIZES, advice=_REMOVE)
+        )
     except Exception as error:  # the times that were measured stay
         if device.is_lost():
             raise
         status, text = verdicts.verdict(error, device)
         reason = "the memory is not enough for its graph" if status is Status.OOM else text
-        point.doubts.append(diagnostics.make("device_missing", reason=f"{TOO_LONG} ({reason})", advice=COMPILE))
+        point.doubts.append(
+            diagnostics.make("device_missing", reason=f"{TOO_LONG} ({reason})", advice=COMPILE)
+        )
 
 
 @contextmanager

@@ -56,7 +56,9 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool 
 def not_tried(key: Key, timed: Point | None) -> Point:
     """Return the point of layers whose call could not be timed: profiling it would fail again."""
     point = Point(key=key, status=Status.OK)
-    _add_reason(point, f"not tried: the call was not timed ({timed.status.value if timed else 'no result'})")
+    _add_reason(
+        point, f"not tried: the call was not timed ({timed.status.value if timed else 'no result'})"
+    )
     return point
 
 
@@ -66,12 +68,16 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         _add_reason(point, "the model is scripted: it has no layers")
         return
     if procedure.device.kind == "mps":
-        _add_reason(point, "the layers of Apple's GPU have no times: the host only enqueues their work")
+        _add_reason(
+            point, "the layers of Apple's GPU have no times: the host only enqueues their work"
+        )
         return
     unprofiled = first_median_interval(timed, *DEVICE_TIMES, "latency") if timed else None
     has_device_time = timed is not None and first_series(timed, *DEVICE_TIMES) is not None
     data_left_out = timed is not None and graph_fallback.HELD in timed.doubts
-    from perfexp.layers.profiling import profile_layers  # with torch, which a scripted model does without
+    from perfexp.layers.profiling import (
+        profile_layers,
+    )  # with torch, which a scripted model does without
     from perfexp.layers.stamps import stamp_layers
 
     with procedure.step(timed_key(point.key)) as (step, batches):
@@ -89,7 +95,9 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
                 stack.enter_context(graph_fallback.on_held_batches(step, batches, session))
             change = None
             if has_device_time:
-                change = stack.enter_context(graph_fallback.without_waits(step, session, procedure.device))
+                change = stack.enter_context(
+                    graph_fallback.without_waits(step, session, procedure.device)
+                )
             clean_seconds = unprofiled.value if unprofiled else None
             times = profile(step, session.module, procedure.device, clean_seconds=clean_seconds)
         work, why_no_work = None, None
@@ -139,11 +147,21 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
     """Add the algorithm whose kernels each convolution's forward pass ran, and a diagnostic if it is another one."""
     forward: dict[str, list[Line]] = {}
     for line in lines:
-        if line.key and line.key.path and line.key.which is Pass.forward and line.key.operation is None:
+        if (
+            line.key
+            and line.key.path
+            and line.key.which is Pass.forward
+            and line.key.operation is None
+        ):
             forward.setdefault(line.key.path, []).append(line)
-    kernels = {path: [name for line in of_layer for name in line.kernels] for path, of_layer in forward.items()}
+    kernels = {
+        path: [name for line in of_layer for name in line.kernels]
+        for path, of_layer in forward.items()
+    }
     judged = families.judge_forward(report, kernels)
-    ran = {layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes}  # the first is forward
+    ran = {
+        layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes
+    }  # the first is forward
     for path, of_layer in forward.items():
         for line in of_layer:
             line.ran = ran.get(path)
@@ -164,7 +182,9 @@ def _add_reason(point: Point, reason: str) -> None:
     point.metrics.append(Metric.of(CLOSURE, None, reason=reason))
 
 
-def _add_times(point: Point, times: LayerTimes, lines: list[Line], unprofiled: Interval | None) -> None:
+def _add_times(
+    point: Point, times: LayerTimes, lines: list[Line], unprofiled: Interval | None
+) -> None:
     point.facts["layers"] = {
         "method": times.method,
         "calls": times.calls,
@@ -185,11 +205,17 @@ def _add_times(point: Point, times: LayerTimes, lines: list[Line], unprofiled: I
     point.metrics += [Metric.of(name, share, reason=reason) for name, share in shares.items()]
 
 
-def _with_uncertainty(item: Diagnostic, times: LayerTimes, unprofiled: Interval | None) -> Diagnostic:
+def _with_uncertainty(
+    item: Diagnostic, times: LayerTimes, unprofiled: Interval | None
+) -> Diagnostic:
     """Add to a disagreement of the layers how well the call without profiling is known, if that is part of it."""
     half_width = unprofiled.relative_half_width if unprofiled else None
     tolerance = times.closure.tolerance if times.closure else 0.0
-    if not diagnostics.has([item], "layers_disagree") or half_width is None or half_width <= tolerance:
+    if (
+        not diagnostics.has([item], "layers_disagree")
+        or half_width is None
+        or half_width <= tolerance
+    ):
         return item
     note = f"; the call without profiling is itself known to ±{half_width:.0%}"
     return msgspec.structs.replace(item, message=item.message + note)

@@ -28,7 +28,9 @@ def add_batch_that_fits(procedure: Procedure, point: Point) -> None:
     else:
         fits = _batch_that_fits(procedure, point.key)
         reason = None if fits else "not even one sample fits"
-        point.error = f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
+        point.error = (
+            f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
+        )
     point.metrics.append(Metric.of(FITTING_BATCH, fits, reason=reason))
 
 

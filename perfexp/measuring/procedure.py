@@ -179,16 +179,26 @@ class Procedure:
             if self.session.changes_inputs:
                 point.doubts.append(diagnostics.make("inputs_changed"))
             if changes := self.session.changed_settings():
-                point.doubts.append(diagnostics.make("settings_changed", changes=f"the model changed {changes}"))
+                point.doubts.append(
+                    diagnostics.make("settings_changed", changes=f"the model changed {changes}")
+                )
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
-            point.metrics += [*self.device.memory(), *self.session.compilation()]  # before any further pass
+            point.metrics += [
+                *self.device.memory(),
+                *self.session.compilation(),
+            ]  # before any further pass
             if point.key.replicate:
                 further_passes.add_graph_time(self, point, step, batches)
                 return
             if step.trains:
-                last_loss, steps = self.session.number(step.state.loss), self.steps_per_epoch(batches)
-                training.add_figures(point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps)
+                last_loss, steps = (
+                    self.session.number(step.state.loss),
+                    self.steps_per_epoch(batches),
+                )
+                training.add_figures(
+                    point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps
+                )
             else:
                 self.run_optional(point, FINITE, partial(self._check_outputs, point, step))
             if self.data.labelled and not step.trains:
@@ -202,7 +212,9 @@ class Procedure:
         """Whether a point is measured in more ways than other points of a sweep."""
         return self.anchors is None or (key.input_size, key.batch_size) in self.anchors
 
-    def run_optional(self, point: Point, metric: str, action: Callable[[], None], *, together: bool = False) -> None:
+    def run_optional(
+        self, point: Point, metric: str, action: Callable[[], None], *, together: bool = False
+    ) -> None:
         """Run a step after the timing; if it fails, record its metric as missing.
 
         Args:
@@ -221,11 +233,18 @@ class Procedure:
             point.metrics.append(Metric.of(metric, None, reason=text))
 
     def run_for_algorithm(
-        self, point: Point, figure: str, action: Callable[[AppliedAlgorithm], None], *, together: bool = False
+        self,
+        point: Point,
+        figure: str,
+        action: Callable[[AppliedAlgorithm], None],
+        *,
+        together: bool = False,
     ) -> None:
         """Run an optional step with the algorithm that replaces torch's own choice, if there is one."""
         if self.algorithm is not None:
-            self.run_optional(point, f"algorithm/{figure}", partial(action, self.algorithm), together=together)
+            self.run_optional(
+                point, f"algorithm/{figure}", partial(action, self.algorithm), together=together
+            )
 
     @contextmanager
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
@@ -310,7 +329,9 @@ class Procedure:
         """Look for infinities and NaN in the outputs of the last call: arithmetic on them may take another time."""
         if not self.session.is_finite(step.state.outputs):
             point.doubts.append(
-                diagnostics.make("not_finite", what="the outputs of the last call contain infinities or NaN")
+                diagnostics.make(
+                    "not_finite", what="the outputs of the last call contain infinities or NaN"
+                )
             )
 
     def _train(self, point: Point, step: Step, count: int) -> None:
@@ -330,7 +351,9 @@ class Procedure:
             count=count,
             open=opened,
             seed=self.seed,
-            checkpoint=self.checkpoint if settings.checkpoints and not point.key.replicate else None,
+            checkpoint=self.checkpoint
+            if settings.checkpoints and not point.key.replicate
+            else None,
             progress=self.progress,
             report=self.report,
             settings=settings,
@@ -347,7 +370,9 @@ class Procedure:
         """FLOP/s of a matrix product on a CPU; None for other devices."""
         if self.device.identifier != "cpu":
             return None
-        from perfexp.probes.ceilings import host_flops_per_second  # with torch, which a scripted device does without
+        from perfexp.probes.ceilings import (
+            host_flops_per_second,
+        )  # with torch, which a scripted device does without
 
         return host_flops_per_second(self.session.formats.products)
 

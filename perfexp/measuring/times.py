@@ -90,12 +90,20 @@ class Times:
 
     def worked_seconds(self, point: Point) -> float:
         """Return how long the device has worked on a point's calls without a pause until now."""
-        if self._last is None or self._last[0] != point.key or self._idle_seconds() >= _COOLING_SECONDS:
+        if (
+            self._last is None
+            or self._last[0] != point.key
+            or self._idle_seconds() >= _COOLING_SECONDS
+        ):
             return 0.0
         return self._last[1]
 
     def add_device_time(
-        self, point: Point, call: timing.Call, capture: timing.Capture, changes: Sequence[Diagnostic]
+        self,
+        point: Point,
+        call: timing.Call,
+        capture: timing.Capture,
+        changes: Sequence[Diagnostic],
     ) -> None:
         """Add the device's time of a call that did not fit the launch queue: as one graph, if it can be captured.
 
@@ -113,7 +121,9 @@ class Times:
         if not chunk:
             self.progress("capturing a graph")
             if self.cache is Cache.rotate:
-                raise Unsupported("a graph reads the same inputs in every call, which cache=rotate rules out")
+                raise Unsupported(
+                    "a graph reads the same inputs in every call, which cache=rotate rules out"
+                )
             method, call = "graph", capture()
             k, chunk, *_ = depth.fit(call, self.device, self._flush())
             if not chunk:
@@ -156,21 +166,30 @@ class Times:
         """
         chunk = 0
         if on_device and self.device.asynchronous:
-            chunk = depth.samples_in_queue(queue.Segments(step.segments, self.device).once, self.device)
+            chunk = depth.samples_in_queue(
+                queue.Segments(step.segments, self.device).once, self.device
+            )
         block = queue.Segments(step.segments, self.device, chunk)
         collector = self._collector("phases", block)
         timing.collect([collector], self.device.now_ns, verdicts.busy_seconds(point))
         taken, whole_call = collector.series(), collector.samples
         for name, seconds in block.parts().items():
-            point.series.append(msgspec.structs.replace(taken, name=f"phase/{name}", samples=seconds.tolist()))
+            point.series.append(
+                msgspec.structs.replace(taken, name=f"phase/{name}", samples=seconds.tolist())
+            )
         sums = whole_call[taken.warmup :]
         data = point.find_series("phase/data")
         if data is not None:
             share = sum(data.measured) / float(sums.sum())
             point.metrics.append(Metric.of(DATA_SHARE, share))
         names = (*DEVICE_TIMES, "throughput", "latency") if on_device else ("throughput", "latency")
-        whole = next((series for name in names if (series := point.find_series(name)) and series.measured), None)
-        if whole is None or self.cache is Cache.flush:  # the phases follow one another, with warm caches
+        whole = next(
+            (series for name in names if (series := point.find_series(name)) and series.measured),
+            None,
+        )
+        if (
+            whole is None or self.cache is Cache.flush
+        ):  # the phases follow one another, with warm caches
             return
         # a loader delivers in bursts, which medians do not show but means do
         average = estimators.median_interval if on_device else estimators.mean_interval
@@ -179,23 +198,40 @@ class Times:
         point.metrics.append(Metric.of(PHASES, ratio))
         if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
             waits = whole.name in DEVICE_TIMES and not chunk and ratio > 1
-            why = ": they do not fit the launch queue and include the device's waits for the host" if waits else ""
-            point.doubts.append(diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why))
+            why = (
+                ": they do not fit the launch queue and include the device's waits for the host"
+                if waits
+                else ""
+            )
+            point.doubts.append(
+                diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why)
+            )
 
     def _synchronous(self, point: Point, call: timing.Call) -> None:
         chain = timing.HostChain(call, self.device, self._flush())
-        self._take(point, [self._collector("latency", chain, percentiles=self.percentiles, of_rate=True)])
+        self._take(
+            point, [self._collector("latency", chain, percentiles=self.percentiles, of_rate=True)]
+        )
 
     def _asynchronous(self, point: Point, call: timing.Call, *, takes_turns: bool) -> None:
-        counted, flush = _Counted(call), self._flush()  # the calls that find the depth warm the device up as well
+        counted, flush = (
+            _Counted(call),
+            self._flush(),
+        )  # the calls that find the depth warm the device up as well
         k, chunk, call_seconds = depth.fit(counted, self.device, flush)
         collector = partial(self._collector, takes_turns=takes_turns)
         collectors, warm = [], counted.calls * call_seconds
         if flush is None:  # flushing between the calls would break up the loop
-            collectors.append(collector("throughput", queue.Loop(call, self.device, k), k, of_rate=True))
+            collectors.append(
+                collector("throughput", queue.Loop(call, self.device, k), k, of_rate=True)
+            )
         if self.takes_call_times or flush is not None:
             latency = timing.Latency(call, self.device, flush)
-            collectors.append(collector("latency", latency, percentiles=self.percentiles, of_rate=flush is not None))
+            collectors.append(
+                collector(
+                    "latency", latency, percentiles=self.percentiles, of_rate=flush is not None
+                )
+            )
         if self.takes_call_times:
             point.facts["device_method"] = "queue" if chunk else "none"
             if flush is None:
@@ -210,13 +246,21 @@ class Times:
         if chunk:
             self._judge_device(point, chain, "device")
 
-    def _add_host_seconds(self, point: Point, call: timing.Call, calls: int, call_seconds: float) -> None:
+    def _add_host_seconds(
+        self, point: Point, call: timing.Call, calls: int, call_seconds: float
+    ) -> None:
         host = depth.issue_seconds(call, self.device, calls, call_seconds) if calls else None
-        reason = None if calls else "the call does not fit the launch queue, so the host waits while it issues the call"
+        reason = (
+            None
+            if calls
+            else "the call does not fit the launch queue, so the host waits while it issues the call"
+        )
         point.metrics.append(Metric.of(HOST_SECONDS, host, reason=reason))
 
     def _chain(self, call: timing.Call, chunk: int, k: int) -> queue.Chain:
-        return queue.Chain(call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining)
+        return queue.Chain(
+            call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining
+        )
 
     def _collector(
         self,
@@ -234,22 +278,30 @@ class Times:
 
         return timing.Collector(name, block, begin, k)
 
-    def _take(self, point: Point, collectors: Sequence[timing.Collector], warm_seconds: float = 0.0) -> None:
+    def _take(
+        self, point: Point, collectors: Sequence[timing.Collector], warm_seconds: float = 0.0
+    ) -> None:
         """Add series that take turns.
 
         Args:
             warm_seconds: time that the device has just worked on the point's calls beside its series.
         """
         warm_seconds += self._settle(point, collectors)
-        busy_seconds = warm_seconds + self._carried_seconds(point.key) + verdicts.busy_seconds(point)
+        busy_seconds = (
+            warm_seconds + self._carried_seconds(point.key) + verdicts.busy_seconds(point)
+        )
         observer, names = Observer(self.device), (collector.name for collector in collectors)
-        loaded = self._load.observing(point, next((name for name in names if name in DEVICE_TIMES), None))
+        loaded = self._load.observing(
+            point, next((name for name in names if name in DEVICE_TIMES), None)
+        )
         try:
             with loaded:
                 timing.collect(collectors, self.device.now_ns, busy_seconds, observer.block_ended)
         finally:
             observer.add_to(point)
-            point.series += [collector.series() for collector in collectors if collector.samples.size]
+            point.series += [
+                collector.series() for collector in collectors if collector.samples.size
+            ]
             self.worked(point, 0.0)
 
     def _settle(self, point: Point, collectors: Sequence[timing.Collector]) -> float:
@@ -286,7 +338,9 @@ class Times:
             call_us = float(np.median(series.measured)) * 1e6
             overhead_us = (device.event_tick_seconds + device.record_seconds) * 1e6
             if overhead_us > _RESOLUTION_TOLERANCE * call_us:
-                point.doubts.append(diagnostics.make("below_resolution", call_us=call_us, overhead_us=overhead_us))
+                point.doubts.append(
+                    diagnostics.make("below_resolution", call_us=call_us, overhead_us=overhead_us)
+                )
 
     def _flush(self) -> timing.Call | None:
         return self.device.flush_cache if self.cache is Cache.flush else None

@@ -17,7 +17,9 @@ from perfexp.records.quantities import ACCURACY, FIRST_LOSS, LAST_LOSS
 from perfexp.records.record import Metric, Point
 
 
-def add_figures(point: Point, *, first_loss: float | None, last_loss: float, steps_per_epoch: int | None) -> None:
+def add_figures(
+    point: Point, *, first_loss: float | None, last_loss: float, steps_per_epoch: int | None
+) -> None:
     """Add the losses of the first and last step, and the seconds of an epoch.
 
     Args:

@@ -27,7 +27,9 @@ def verdict(error: Exception, device: Device) -> tuple[Status, str]:
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, str(error)
     text = f"{type(error).__name__}: {error}".strip()
-    return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(error) else Status.FAILED, text
+    return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(
+        error
+    ) else Status.FAILED, text
 
 
 def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: float) -> str | None:
@@ -64,16 +66,24 @@ def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]
     start, others = time.perf_counter_ns(), environment.other_cpu_seconds(of_ranks=of_ranks)
     yield
     point.wall_seconds = seconds + (time.perf_counter_ns() - start) * 1e-9
-    other_cores = (used + environment.other_cpu_seconds(of_ranks=of_ranks) - others) / point.wall_seconds
+    other_cores = (
+        used + environment.other_cpu_seconds(of_ranks=of_ranks) - others
+    ) / point.wall_seconds
     point.facts["other_cpu_cores"] = round(other_cores, 3)
     point.doubts = diagnostics.without(point.doubts, "busy_host")
     if point.status is Status.OK and other_cores > _BUSY_SHARE * environment.cores():
-        point.doubts.append(diagnostics.make("busy_host", load=other_cores, cores=environment.cores()))
+        point.doubts.append(
+            diagnostics.make("busy_host", load=other_cores, cores=environment.cores())
+        )
 
 
 def busy_seconds(point: Point) -> float:
     """Return how long the device has worked on a point's calls so far; an epoch is the sum of its steps."""
-    return sum(sum(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
+    return sum(
+        sum(series.samples) * series.calls_per_sample
+        for series in point.series
+        if series.name != "epoch"
+    )
 
 
 def device_seconds(point: Point) -> float:
@@ -81,7 +91,11 @@ def device_seconds(point: Point) -> float:
     device = first_series(point, *DEVICE_TIMES)
     if device is None:
         return 0.0
-    calls = sum(len(series.samples) * series.calls_per_sample for series in point.series if series.name != "epoch")
+    calls = sum(
+        len(series.samples) * series.calls_per_sample
+        for series in point.series
+        if series.name != "epoch"
+    )
     return calls * float(np.median(device.measured))
 
 
@@ -127,7 +141,9 @@ def judge_loader(point: Point, device: Device, *, workers: int, threads: int) ->
     if not device.asynchronous and workers and workers + threads > environment.cores():
         counts = [units.counted(workers, "loading worker"), units.counted(threads, "model thread")]
         cores = units.counted(environment.cores(), "CPU core")
-        point.doubts.append(diagnostics.make("loader_competes", workers=counts[0], threads=counts[1], cores=cores))
+        point.doubts.append(
+            diagnostics.make("loader_competes", workers=counts[0], threads=counts[1], cores=cores)
+        )
 
 
 def add_cycles(point: Point) -> None:

@@ -61,7 +61,9 @@ class Meter(Protocol):
         """Diagnostics of its figures in the current situation."""
         limit = "its power is an average over about a second, whose integral follows changes late"
         is_average = self.power_kind is PowerKind.average
-        return [diagnostics.make("meter_limited", meter=self.name, limit=limit)] if is_average else []
+        return (
+            [diagnostics.make("meter_limited", meter=self.name, limit=limit)] if is_average else []
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,13 +29,17 @@ class AmdSmiMeter(Meter):
         with suppress(Exception):
             product = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
         self._two_dies = _TWO_DIES in product
-        self.covers = f"{'the package, both dies,' if self._two_dies else 'the socket'} of {product or name}"
+        self.covers = (
+            f"{'the package, both dies,' if self._two_dies else 'the socket'} of {product or name}"
+        )
         self._key, self.power_kind = self._choose_power()
 
     @property
     def wrap_joules(self) -> float | None:
         with suppress(Exception):
-            return float(2**64 * self._smi.amdsmi_get_energy_count(self._handle)["counter_resolution"] * 1e-6)
+            return float(
+                2**64 * self._smi.amdsmi_get_energy_count(self._handle)["counter_resolution"] * 1e-6
+            )
         return None
 
     def energy_joules(self) -> Reading:
@@ -47,23 +51,35 @@ class AmdSmiMeter(Meter):
             return Reading(None, reason)
         joules = answer["energy_accumulator"] * answer["counter_resolution"] * 1e-6
         if joules <= 0:
-            return Reading(None, "AMD SMI reports an energy of 0 J; the other die of the package may have the counter")
+            return Reading(
+                None,
+                "AMD SMI reports an energy of 0 J; the other die of the package may have the counter",
+            )
         return Reading(joules)
 
     def power_watts(self) -> Reading:
         if self._key is None:
-            return Reading(None, "AMD SMI reports no socket power; the other die of the package may have the sensor")
+            return Reading(
+                None,
+                "AMD SMI reports no socket power; the other die of the package may have the sensor",
+            )
         try:
             watts = self._smi.amdsmi_get_power_info(self._handle)[self._key]
         except self._smi.AmdSmiException as error:
             return Reading(None, f"AMD SMI does not report the power: {_message(error)}")
-        return Reading(float(watts)) if _is_power(watts) else Reading(None, f"AMD SMI reports a power of {watts}")
+        return (
+            Reading(float(watts))
+            if _is_power(watts)
+            else Reading(None, f"AMD SMI reports a power of {watts}")
+        )
 
     def doubts(self) -> list[Diagnostic]:
         """See `Meter`; untested code, the other die of a package, an average power."""
         doubts = [diagnostics.make("untested", what=f"the meter {self.name}")]
         if self._two_dies:
-            doubts.append(diagnostics.make("meter_shared", meter=self.name, others="the package's other die"))
+            doubts.append(
+                diagnostics.make("meter_shared", meter=self.name, others="the package's other die")
+            )
         return [*doubts, *super().doubts()]
 
     def _choose_power(self) -> tuple[str | None, PowerKind]:
@@ -79,17 +95,23 @@ class AmdSmiMeter(Meter):
 def find(pci_bus_id: str | None) -> Found:
     """The meter of a board by its PCI bus id, such as `0000:c1:00.0`."""
     if pci_bus_id is None:
-        return none_because("AMD boards are found by their PCI bus id, which this build of torch does not report")
+        return none_because(
+            "AMD boards are found by their PCI bus id, which this build of torch does not report"
+        )
     try:
         smi = importlib.import_module("amdsmi")
     except Exception as error:  # a KeyError without its library
-        return none_because(f"amdsmi can't be imported ({type(error).__name__}: {error}); {_INSTALL}")
+        return none_because(
+            f"amdsmi can't be imported ({type(error).__name__}: {error}); {_INSTALL}"
+        )
     try:
         smi.amdsmi_init()
         handle = smi.amdsmi_get_processor_handle_from_bdf(pci_bus_id)
         meter = AmdSmiMeter(smi, handle, pci_bus_id)
     except Exception as error:
-        return none_because(f"AMD SMI does not answer for {pci_bus_id}: {_message(error)}; {_INSTALL}")
+        return none_because(
+            f"AMD SMI does not answer for {pci_bus_id}: {_message(error)}; {_INSTALL}"
+        )
     return if_readable(meter)
 
 

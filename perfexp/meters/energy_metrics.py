@@ -45,8 +45,14 @@ class Power:
     @property
     def integral_uncertainty(self) -> Reading:
         """Relative standard uncertainty of the sum of the integrals."""
-        parts = [(window.integral_watts.value, window.integral_uncertainty) for window in self.windows]
-        pairs = [(watts, relative) for watts, relative in parts if watts is not None and relative is not None]
+        parts = [
+            (window.integral_watts.value, window.integral_uncertainty) for window in self.windows
+        ]
+        pairs = [
+            (watts, relative)
+            for watts, relative in parts
+            if watts is not None and relative is not None
+        ]
         total_watts = sum(watts for watts, _ in pairs)
         if len(pairs) < len(parts) or not total_watts:
             return Reading(None, self.integral_watts.reason or "there is no integral")
@@ -82,7 +88,11 @@ def _part(windows: Windows, track: Track) -> Part:
     counter, integral, name = windows.counter_watts, windows.integral_watts, track.meter.name
     if counter.value is None and integral.value is not None and not track.readings:
         # the board has no counter, rather than a failed one
-        return Part(integral, [diagnostics.make("meter_limited", meter=name, limit=_NO_COUNTER)], estimated=True)
+        return Part(
+            integral,
+            [diagnostics.make("meter_limited", meter=name, limit=_NO_COUNTER)],
+            estimated=True,
+        )
     if (uncertainty := windows.uncertainty) is not None and uncertainty > _COARSE:
         window = f"the window of {windows.seconds:.2f} s is uncertain by {uncertainty:.1%}"
         limit = f"its updates were seen so late between the calls that {window}"
@@ -94,7 +104,9 @@ def _part(windows: Windows, track: Track) -> Part:
             f"({apart:+.1%}, tolerated ±{tolerance:.0%}) after {seconds:.1f} s"
         )
         doubts.append(diagnostics.make("meter_fault", meter=name, fault=fault))
-        counter = Reading(None, f"energy counter and integral of {name}'s power differ by {apart:+.1%}")
+        counter = Reading(
+            None, f"energy counter and integral of {name}'s power differ by {apart:+.1%}"
+        )
     elif windows.is_unchecked:
         limit = (
             f"the power varies so much that its integral cannot check the counter to better than ±{tolerance:.0%} in "
@@ -133,10 +145,20 @@ def product(first: Reading, second: Reading) -> Reading:
 def above(watts: Reading, idle_watts: Reading) -> Reading:
     """The power above the idle power; half-widths add up in quadrature."""
     if watts.value is None or idle_watts.value is None:
-        return watts if watts.value is None else Reading(None, f"the idle power is not known: {idle_watts.reason}")
+        return (
+            watts
+            if watts.value is None
+            else Reading(None, f"the idle power is not known: {idle_watts.reason}")
+        )
     if watts.value <= idle_watts.value:
-        return Reading(None, f"the mean power is not above the idle power of {idle_watts.value:.4g} W")
-    half_width = None if watts.half_width is None else math.hypot(watts.half_width, idle_watts.half_width or 0.0)
+        return Reading(
+            None, f"the mean power is not above the idle power of {idle_watts.value:.4g} W"
+        )
+    half_width = (
+        None
+        if watts.half_width is None
+        else math.hypot(watts.half_width, idle_watts.half_width or 0.0)
+    )
     return Reading(watts.value - idle_watts.value, half_width=half_width)
 
 
@@ -157,7 +179,10 @@ def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
     """A metric of the record; `estimated`: it is derived from another quantity than its name."""
     if reading.value is None:
         return Metric.of(name, None, reason=reading.reason or "not measured")
-    low, high = (None if reading.half_width is None else reading.value + side * reading.half_width for side in (-1, 1))
+    low, high = (
+        None if reading.half_width is None else reading.value + side * reading.half_width
+        for side in (-1, 1)
+    )
     return Metric.of(name, reading.value, estimated=estimated, low=low, high=high)
 
 
@@ -168,7 +193,9 @@ def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:
     return differ(Interval(value=call_seconds.value, low=None, high=None), clean, _PACE)
 
 
-def _columns(samples: Sequence[tuple[float, float]], start: float, name: str) -> dict[str, list[float]]:
+def _columns(
+    samples: Sequence[tuple[float, float]], start: float, name: str
+) -> dict[str, list[float]]:
     return {
         "seconds": [round(seconds - start, 6) for seconds, _ in samples],
         name: [round(value, 6) for _, value in samples],

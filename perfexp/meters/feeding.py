@@ -36,7 +36,9 @@ class Feeder:
     On an asynchronous device, calls are enqueued slightly ahead; on a synchronous one they simply run.
     """
 
-    def __init__(self, call: Callable[[], object], device: Device, sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self, call: Callable[[], object], device: Device, sleep: Callable[[float], None]
+    ) -> None:
         self._call, self._device, self._sleep = call, device, sleep
         self._pending: deque[Mark] = deque()
         self._spare: list[Event] = []

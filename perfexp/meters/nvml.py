@@ -46,25 +46,37 @@ class NvmlMeter(Meter):
         try:
             return Reading(self._question() * 1e-3)
         except self._nvml.NVMLError as error:
-            return Reading(None, f"NVML does not report the power: {error}; some boards have no sensor, vGPUs hide it")
+            return Reading(
+                None,
+                f"NVML does not report the power: {error}; some boards have no sensor, vGPUs hide it",
+            )
 
     def doubts(self) -> list[Diagnostic]:
         """See `Meter`; other processes on the board, an average power."""
-        others = len(self._ask("ComputeRunningProcesses") or []) - 1  # without this process, whatever its number there
+        others = (
+            len(self._ask("ComputeRunningProcesses") or []) - 1
+        )  # without this process, whatever its number there
         who = f"other processes on the board ({others})"
-        shared = [diagnostics.make("meter_shared", meter=self.name, others=who)] if others > 0 else []
+        shared = (
+            [diagnostics.make("meter_shared", meter=self.name, others=who)] if others > 0 else []
+        )
         return [*shared, *super().doubts()]
 
     def _choose_power(self) -> tuple[Callable[[], float], PowerKind]:
         """The query for instantaneous power, or the board's substitute."""
-        with suppress(self._nvml.NVMLError, AttributeError):  # an older driver, an older nvidia-ml-py
+        with suppress(
+            self._nvml.NVMLError, AttributeError
+        ):  # an older driver, an older nvidia-ml-py
             self._instantaneous_milliwatts()
             return self._instantaneous_milliwatts, PowerKind.instantaneous
         if self._ask("PowerUsage") is None:
             return self._usage_milliwatts, PowerKind.absent
         capability = self._ask("CudaComputeCapability")
         of_the_moment = capability is not None and tuple(capability) <= _LAST_INSTANTANEOUS
-        return self._usage_milliwatts, PowerKind.instantaneous if of_the_moment else PowerKind.average
+        return (
+            self._usage_milliwatts,
+            PowerKind.instantaneous if of_the_moment else PowerKind.average,
+        )
 
     def _instantaneous_milliwatts(self) -> float:
         nvml = self._nvml
@@ -104,9 +116,13 @@ def find(uuid: str) -> Found:
         return none_because("nvidia-ml-py is not installed; pip install nvidia-ml-py")
     except Exception as error:  # of NVML
         return none_because(f"NVML does not answer for {uuid}: {error}; check nvidia-smi -L")
-    mode = None if handle is None else answer(nvml, nvml.nvmlDeviceGetMigMode, handle)  # None: a board without MIG
+    mode = (
+        None if handle is None else answer(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    )  # None: a board without MIG
     if handle is None or (mode and mode[0]):
-        return none_because("the board's counter holds all of its MIG slices; measure on a whole board (-mig 0)")
+        return none_because(
+            "the board's counter holds all of its MIG slices; measure on a whole board (-mig 0)"
+        )
     return if_readable(NvmlMeter(nvml, handle, uuid), ", nor has it a power sensor")
 
 
@@ -114,7 +130,9 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
     """The handle of a whole board; None for the UUID of a slice."""
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(f"{'MIG' if uuid.startswith('MIG-') else 'GPU'}-{bare}")
+        handle = nvml.nvmlDeviceGetHandleByUUID(
+            f"{'MIG' if uuid.startswith('MIG-') else 'GPU'}-{bare}"
+        )
     except nvml.NVMLError:
         if answer(nvml, nvml.nvmlDeviceGetHandleByUUID, f"MIG-{bare}") is None:
             raise

@@ -44,7 +44,9 @@ class RaplMeter(Meter):
             return Reading(int(self._energy.read_text()) * 1e-6)
         except PermissionError:
             pattern = self._energy.parent.parent / "*rapl:*"
-            return Reading(None, f"{self._energy} can't be read: {_PERMISSION.format(pattern=pattern)}")
+            return Reading(
+                None, f"{self._energy} can't be read: {_PERMISSION.format(pattern=pattern)}"
+            )
         except (OSError, ValueError) as error:
             return Reading(None, f"{self._energy} can't be read: {error}")
 
@@ -67,14 +69,18 @@ def find(powercap: Path = POWERCAP) -> Found:
                 meters.append(RaplMeter(zone, f"the memory of {named}"))
     if not meters:
         return none_because(_NO_ZONES.format(folder=powercap))
-    refusals = [reading.reason for meter in meters if (reading := meter.energy_joules()).value is None]
+    refusals = [
+        reading.reason for meter in meters if (reading := meter.energy_joules()).value is None
+    ]
     return none_because(refusals[0]) if refusals else Found(meters=tuple(meters))
 
 
 def _packages(powercap: Path) -> list[Path]:
     """The zones of whole packages, each once even if it appears by registers and by memory (`intel-rapl-mmio`)."""
     zones: dict[str, Path] = {}
-    for zone in sorted(powercap.glob("*rapl*:*"), key=lambda path: ("mmio" in path.name, _numbers(path))):
+    for zone in sorted(
+        powercap.glob("*rapl*:*"), key=lambda path: ("mmio" in path.name, _numbers(path))
+    ):
         if zone.name.count(":") == 1 and _text(zone / "name").startswith("package"):
             zones.setdefault(_text(zone / "name"), zone)
     return list(zones.values())

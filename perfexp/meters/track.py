@@ -45,7 +45,9 @@ class Track:
         powers: seconds and watts.
     """
 
-    def __init__(self, meter: Meter, now: Callable[[], float], tick_seconds: float | None = None) -> None:
+    def __init__(
+        self, meter: Meter, now: Callable[[], float], tick_seconds: float | None = None
+    ) -> None:
         self.meter, self._now = meter, now
         self.readings: list[tuple[float, float]] = []
         self.ticks: list[Tick] = []
@@ -82,7 +84,11 @@ class Track:
             self.no_energy = reading.reason
             return False
         before, self._last_joules = self._last_joules, reading.value
-        if before is not None and reading.value < before and not self._unwrap(before, reading.value):
+        if (
+            before is not None
+            and reading.value < before
+            and not self._unwrap(before, reading.value)
+        ):
             return False
         joules = reading.value + self._wrapped_joules
         changed = bool(self.readings) and joules != self.readings[-1][1]
@@ -111,10 +117,17 @@ class Track:
 
     def integral_joules(self, start_seconds: float, end_seconds: float) -> Reading:
         """Integral of the power by the trapezoid rule: Σ (Pᵢ + Pᵢ₊₁)/2 · Δtᵢ, interpolated to both ends."""
-        times, watts = (np.asarray(column) for column in zip(*self.powers, strict=True)) if self.powers else ((), ())
+        times, watts = (
+            (np.asarray(column) for column in zip(*self.powers, strict=True))
+            if self.powers
+            else ((), ())
+        )
         inside = [start_seconds < time < end_seconds for time in times]
         if self.no_power or sum(inside) < _LEAST_POWERS:
-            return Reading(None, self.no_power or f"{sum(inside)} readings of the power are too few for an integral")
+            return Reading(
+                None,
+                self.no_power or f"{sum(inside)} readings of the power are too few for an integral",
+            )
         whole = np.concatenate([[start_seconds], np.asarray(times)[inside], [end_seconds]])
         heights = np.interp(whole, times, watts)
         return Reading(float(((heights[:-1] + heights[1:]) / 2 * np.diff(whole)).sum()))
@@ -125,7 +138,9 @@ class Track:
         From neighbours' differences, s² = Σ (Pᵢ₊₁ - Pᵢ)² / 2(n - 1) (von Neumann 1941); a slow drift, which trapezoids
         follow, adds little to it.
         """
-        watts = np.asarray([power for seconds, power in self.powers if start_seconds < seconds < end_seconds])
+        watts = np.asarray(
+            [power for seconds, power in self.powers if start_seconds < seconds < end_seconds]
+        )
         if self.no_power or watts.size < _LEAST_POWERS or not watts.mean():
             return None
         deviation = math.sqrt(float((np.diff(watts) ** 2).sum()) / 2 / (watts.size - 1))
@@ -137,7 +152,9 @@ class Track:
         try:
             reading = question()
         except Exception as error:
-            reading = Reading(None, f"{self.meter.name} failed: {type(error).__name__}: {error}".strip())
+            reading = Reading(
+                None, f"{self.meter.name} failed: {type(error).__name__}: {error}".strip()
+            )
         ended = self._now()
         self.query_seconds = max(self.query_seconds, ended - begun)
         return (begun + ended) / 2, reading
@@ -211,7 +228,11 @@ def difference(counter_watts: Reading, integral_watts: Reading) -> Reading:
 
 def uncertainty(start: Tick, end: Tick) -> float:
     """Relative standard uncertainty of the length of a window between two ticks."""
-    return math.hypot(start.width_seconds, end.width_seconds) / math.sqrt(12) / (end.seconds - start.seconds)
+    return (
+        math.hypot(start.width_seconds, end.width_seconds)
+        / math.sqrt(12)
+        / (end.seconds - start.seconds)
+    )
 
 
 def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
@@ -219,12 +240,17 @@ def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
     start, end = edges[0], edges[-1]
     seconds, times = end.seconds - start.seconds, tuple(edge.seconds for edge in edges)
     if seconds <= 0:
-        missing = Reading(None, track.no_energy or f"{track.meter.name} was not watched to the end of its window")
+        missing = Reading(
+            None, track.no_energy or f"{track.meter.name} was not watched to the end of its window"
+        )
         return Windows(edges=times, watts=(), counter_watts=missing, integral_watts=missing)
     integral = track.integral_joules(start.seconds, end.seconds)
     spread = track.integral_uncertainty(start.seconds, end.seconds)
     if not track.no_energy:
-        own, joules = uncertainty(start, end), [after.joules - before.joules for before, after in pairwise(edges)]
+        own, joules = (
+            uncertainty(start, end),
+            [after.joules - before.joules for before, after in pairwise(edges)],
+        )
         each = tuple(part / (b - a) for part, (a, b) in zip(joules, pairwise(times), strict=True))
         counter = _mean((end.joules - start.joules) / seconds, each, times, own)
         watts = integral if integral.value is None else Reading(integral.value / seconds)
@@ -233,7 +259,11 @@ def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
         parts = [(track.integral_joules(a, b).value, b - a) for a, b in pairwise(times)]
         each = tuple(joules / length for joules, length in parts if joules is not None)
         complete = each if len(each) == len(parts) else ()
-        watts = integral if integral.value is None else _mean(integral.value / seconds, complete, times, spread or 0.0)
+        watts = (
+            integral
+            if integral.value is None
+            else _mean(integral.value / seconds, complete, times, spread or 0.0)
+        )
     return Windows(
         edges=times,
         watts=each,
@@ -247,4 +277,6 @@ def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
 def _mean(watts: float, each: Sequence[float], edges: Sequence[float], own: float) -> Reading:
     """A mean power with its interval, by that of each window or by its own relative standard uncertainty."""
     half_width = windows_half_width(each, np.diff(edges).tolist()) if each else None
-    return Reading(watts, half_width=None if half_width is None else max(half_width, Z95 * own * abs(watts)))
+    return Reading(
+        watts, half_width=None if half_width is None else max(half_width, Z95 * own * abs(watts))
+    )

@@ -43,7 +43,11 @@ class Rules:
 
     def __post_init__(self) -> None:
         least = min(self.window_seconds, self.period_seconds, self.tight_seconds, self.uncertainty)
-        if least <= 0 or min(self.plateau_seconds, self.most_seconds) < 0 or self.patience_seconds <= 0:
+        if (
+            least <= 0
+            or min(self.plateau_seconds, self.most_seconds) < 0
+            or self.patience_seconds <= 0
+        ):
             raise UserError(
                 f"energy: window_seconds={self.window_seconds:g} has to be positive, "
                 f"plateau_seconds={self.plateau_seconds:g} and most_seconds={self.most_seconds:g} at least 0."
@@ -124,7 +128,10 @@ class _Watched:
 
     def _next_tight(self) -> float:
         period = self.track.tick_seconds or 0.0
-        guard = min(0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds), period / 2 or math.inf)
+        guard = min(
+            0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds),
+            period / 2 or math.inf,
+        )
         return self._expected() - guard
 
     def _least(self) -> float:
@@ -135,7 +142,9 @@ class _Watched:
             return least
         # a counter so slow that three windows of three ticks take too long has shorter ones
         ticks = min(max(int(self.rules.most_seconds / (WINDOWS * period)), 1), _TICKS)
-        return max(least, self.edges[-1].seconds + (ticks - 0.5) * period)  # a tick is at a whole number of periods
+        return max(
+            least, self.edges[-1].seconds + (ticks - 0.5) * period
+        )  # a tick is at a whole number of periods
 
     def _expected(self) -> float:
         """The first tick that may end the window, or the one after the last observed tick."""
@@ -191,7 +200,9 @@ class Watch:
     def _plateau(self) -> Iterator[float]:
         end = self.now() + self.rules.plateau_seconds
         while self.now() < end:
-            unknown = [track for track in self.tracks if track.tick_seconds is None and not track.no_energy]
+            unknown = [
+                track for track in self.tracks if track.tick_seconds is None and not track.no_energy
+            ]
             for track in unknown:
                 track.ask_energy()
             pause = self.rules.tight_seconds if unknown else self.rules.period_seconds

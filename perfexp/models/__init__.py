@@ -172,7 +172,9 @@ class Session(Protocol):
     @property
     def formats(self) -> Formats:
         """The number formats of contractions on the device."""
-        return Formats.of(self.precision.autocast or self.precision.storage, self.precision.tf32, None)
+        return Formats.of(
+            self.precision.autocast or self.precision.storage, self.precision.tf32, None
+        )
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """Random inputs (never zeros) of height and width in pixels, and targets of the model's kind, on the device."""
@@ -214,7 +216,9 @@ class Session(Protocol):
 
         Raises `PerfexpError` if the file is missing, `UserError` if it does not fit, or the session has no weights.
         """
-        raise UserError("The model has no weights that could be replaced: set mode.inference.trained=false.")
+        raise UserError(
+            "The model has no weights that could be replaced: set mode.inference.trained=false."
+        )
 
     def forward(self, inputs: Any) -> Any:
         """The model's outputs; enqueued on an asynchronous device."""
@@ -243,7 +247,9 @@ class Session(Protocol):
         Two settings are not torch's: `clip_grad_norm`, and `is_scheduled` for a learning rate that will change.
         """
 
-    def trainer(self, *, ema: float | None, batch_size: int, resume_from: str | None) -> Trainer | None:
+    def trainer(
+        self, *, ema: float | None, batch_size: int, resume_from: str | None
+    ) -> Trainer | None:
         """The state of a training by the last `optimizer`; None where it cannot be saved.
 
         Raises `UserError` for a checkpoint to `resume_from` that is unreadable, or of another training.
@@ -309,7 +315,13 @@ class Model(Protocol):
     """Interface of the object that a `model` node of the configuration builds. Building is cheap; `open` loads."""
 
     def open(
-        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+        self,
+        *,
+        device: Device,
+        precision: Precision,
+        execution: Execution,
+        num_classes: int | None,
+        seed: int,
     ) -> Session:
         """Load weights, move them to the device, and apply the plan's torch settings; raises `UserError`.
 

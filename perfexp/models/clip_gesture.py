@@ -17,7 +17,13 @@ from perfexp.models.gestures import GESTURES, PROMPT
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.models.transformer import ClipClassifier, FrameEncoder, SequenceEncoder, TextEncoder, info_nce
+from perfexp.models.transformer import (
+    ClipClassifier,
+    FrameEncoder,
+    SequenceEncoder,
+    TextEncoder,
+    info_nce,
+)
 from perfexp.models.weight_files import find_weights
 from perfexp.models.weights import load_weights
 
@@ -71,7 +77,10 @@ class ClipGesture:
     weights_dir: str | None = None
 
     def __post_init__(self) -> None:
-        self.size, self.backbone = ClipSize(self.size), Backbone(self.backbone)  # a plan has their names
+        self.size, self.backbone = (
+            ClipSize(self.size),
+            Backbone(self.backbone),
+        )  # a plan has their names
         self._names = names = list(self.gestures or GESTURES)
         for key, is_possible, allowed in (
             ("joints", self.joints >= 1, "1 joint or more"),
@@ -85,12 +94,20 @@ class ClipGesture:
                 raise UserError(f"model.{key}={getattr(self, key)}: set {allowed}.")
 
     def open(
-        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+        self,
+        *,
+        device: Device,
+        precision: Precision,
+        execution: Execution,
+        num_classes: int | None,
+        seed: int,
     ) -> ClipSession:
         """See `Model`."""
         classes = len(self._names)
         if num_classes is not None and num_classes > classes:
-            raise UserError(f"The data has {num_classes} classes, and model.gestures names {classes}: name them all.")
+            raise UserError(
+                f"The data has {num_classes} classes, and model.gestures names {classes}: name them all."
+            )
         file = find_weights(self.name, self.weights, self.weights_dir)
         torch.manual_seed(seed)
         module = self._build()
@@ -99,7 +116,11 @@ class ClipGesture:
         is_clip = self.backbone is Backbone.image
         return ClipSession(
             module,
-            kind=Gesture(classes, frames=self.frames if is_clip else None, contrastive_weight=self.contrastive_weight),
+            kind=Gesture(
+                classes,
+                frames=self.frames if is_clip else None,
+                contrastive_weight=self.contrastive_weight,
+            ),
             name=self.name,
             device=device,
             precision=precision,
@@ -109,13 +130,19 @@ class ClipGesture:
 
     def _build(self) -> ClipClassifier:
         shape = _SHAPES[self.size]
-        texts = TextEncoder([PROMPT.format(name) for name in self._names], *shape.text, shape.embedding)
+        texts = TextEncoder(
+            [PROMPT.format(name) for name in self._names], *shape.text, shape.embedding
+        )
         inputs: torch.nn.Module
         if self.backbone is Backbone.image:
             inputs = FrameEncoder(import_torchvision().models.vit_b_32(num_classes=shape.embedding))
         else:
-            inputs = SequenceEncoder(_COORDINATES * self.joints, *shape.sequence, self.dropout, shape.embedding)
-        return ClipClassifier(inputs, texts, num_classes=len(self._names), temperature=self.temperature)
+            inputs = SequenceEncoder(
+                _COORDINATES * self.joints, *shape.sequence, self.dropout, shape.embedding
+            )
+        return ClipClassifier(
+            inputs, texts, num_classes=len(self._names), temperature=self.temperature
+        )
 
 
 class Gesture(Classification):
@@ -134,7 +161,9 @@ class Gesture(Classification):
         """InfoNCE between each input and the text of its class, and cross-entropy between each input and all texts."""
         share = self._contrastive_weight
         contrastive = info_nce(outputs.index_select(1, targets))  # column i has the text of input i
-        return share * contrastive + (1 - share) * cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+        return share * contrastive + (1 - share) * cross_entropy(
+            outputs, targets, label_smoothing=label_smoothing
+        )
 
 
 class ClipSession(TorchSession):

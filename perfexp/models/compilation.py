@@ -31,7 +31,9 @@ def metrics() -> list[Metric]:
             GRAPHS: utils.counters["stats"]["unique_graphs"],
             GRAPH_BREAKS: sum(utils.counters["graph_break"].values()),
             # a frame's compilations are numbered from 0: `frame/number`
-            RECOMPILATIONS: sum(bool(one.is_forward) and _number(one.compile_id) > 0 for one in compiled),
+            RECOMPILATIONS: sum(
+                bool(one.is_forward) and _number(one.compile_id) > 0 for one in compiled
+            ),
         }
     except (AttributeError, TypeError, ValueError) as error:  # torch's own records, which change
         reason = f"torch {torch.__version__} counts in another way: {error}"
@@ -41,7 +43,9 @@ def metrics() -> list[Metric]:
     metrics = []
     for name, value in values.items():
         is_missing = is_cut and name in _OF_ENTRIES
-        metrics.append(Metric.of(name, None, reason=reason) if is_missing else Metric.of(name, float(value)))
+        metrics.append(
+            Metric.of(name, None, reason=reason) if is_missing else Metric.of(name, float(value))
+        )
     return metrics
 
 

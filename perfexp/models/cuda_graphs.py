@@ -16,14 +16,19 @@ _CALLS_BEFORE_CAPTURE = 3
 
 
 def captured(
-    call: Callable[[], object], device: Device, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+    call: Callable[[], object],
+    device: Device,
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
 ) -> Callable[[], object]:
     """A function that launches a call of the module on fixed tensors as one CUDA graph; see `Session.capture`."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with _explained(device):
         with torch.cuda.stream(stream):
-            if device.waits_inside(call):  # on this stream, to which autograd binds the rest of a call
+            if device.waits_inside(
+                call
+            ):  # on this stream, to which autograd binds the rest of a call
                 raise Waits
             if optimizer is not None:
                 _make_capturable(optimizer)
@@ -53,7 +58,9 @@ def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], ob
 
 def _launchable(call: Callable[[], object], **options: Any) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
-    restored = torch.cuda.stream(torch.cuda.current_stream())  # a failed capture leaves its own stream current
+    restored = torch.cuda.stream(
+        torch.cuda.current_stream()
+    )  # a failed capture leaves its own stream current
     with restored, torch.cuda.graph(graph, **options):
         call()
     graph.replay()
@@ -86,7 +93,11 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
             group["capturable"] = True
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter, {})
-                state |= {key: value.to(parameter.device) for key, value in state.items() if torch.is_tensor(value)}
+                state |= {
+                    key: value.to(parameter.device)
+                    for key, value in state.items()
+                    if torch.is_tensor(value)
+                }
 
 
 def _forget_capture() -> None:

@@ -61,12 +61,22 @@ class FakeModel:
     faults: Mapping[str, int | None] | None = None
 
     def __post_init__(self) -> None:
-        self.limits = {fault: pixels for fault, pixels in (self.faults or {}).items() if pixels is not None}
+        self.limits = {
+            fault: pixels for fault, pixels in (self.faults or {}).items() if pixels is not None
+        }
         if unknown := self.limits.keys() - set(_FAULTS):
-            raise UserError(f"model.faults: there is no {sorted(unknown)}; possible: {', '.join(_FAULTS)}.")
+            raise UserError(
+                f"model.faults: there is no {sorted(unknown)}; possible: {', '.join(_FAULTS)}."
+            )
 
     def open(
-        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+        self,
+        *,
+        device: Device,
+        precision: Precision,
+        execution: Execution,
+        num_classes: int | None,
+        seed: int,
     ) -> FakeSession:
         if not isinstance(device, FakeDevice):
             remedy = "add gpu=fake, or choose another model"
@@ -79,14 +89,18 @@ class FakeSession(Session):
 
     num_classes: int | None = 10
 
-    def __init__(self, model: FakeModel, device: FakeDevice, precision: Precision, generator: random.Random) -> None:
+    def __init__(
+        self, model: FakeModel, device: FakeDevice, precision: Precision, generator: random.Random
+    ) -> None:
         self._model, self.device, self.precision, self._random = model, device, precision, generator
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
         """The "inputs" are the batch's pixels."""
         height, width = input_size
         if min(input_size) < self._model.smallest:
-            raise Unsupported(f"{self._model.name} can't take {height} × {width}: at least {self._model.smallest}.")
+            raise Unsupported(
+                f"{self._model.name} can't take {height} × {width}: at least {self._model.smallest}."
+            )
         pixels = batch_size * height * width
         for fault, most in self._model.limits.items():
             if pixels > most:
@@ -133,7 +147,10 @@ class FakeSession(Session):
     def _work(self, pixels: int, share: float, more_seconds: float = 0.0) -> None:
         model = self._model
         stair = 1 + model.stairs * random.Random(pixels).uniform(-1, 1) if model.stairs else 1.0
-        seconds = share * stair * (model.base_seconds + model.seconds_per_megapixel * pixels / 1e6) + more_seconds
+        seconds = (
+            share * stair * (model.base_seconds + model.seconds_per_megapixel * pixels / 1e6)
+            + more_seconds
+        )
         for _ in range(model.launches):
             noise = max(0.0, 1 + model.noise * self._random.gauss(0, 1))
             self.device.launch(seconds / model.launches * noise)

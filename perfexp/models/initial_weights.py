@@ -25,16 +25,26 @@ class _Undrawn(TorchFunctionMode):
     """While entered, parameters are not filled with random values."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         filled = args[0] if args else kwargs.get("tensor")
-        if getattr(func, "__name__", "") not in _DRAWS or not isinstance(filled, torch.nn.Parameter):
+        if getattr(func, "__name__", "") not in _DRAWS or not isinstance(
+            filled, torch.nn.Parameter
+        ):
             return func(*args, **kwargs)
-        return filled.zero_() if func is torch.Tensor.normal_ else filled  # zero, which a truncation does not reject
+        return (
+            filled.zero_() if func is torch.Tensor.normal_ else filled
+        )  # zero, which a truncation does not reject
 
 
-def initialized(build: Callable[[], torch.nn.Module], *identity: object, seed: int) -> torch.nn.Module:
+def initialized(
+    build: Callable[[], torch.nn.Module], *identity: object, seed: int
+) -> torch.nn.Module:
     """Return the module that `build` makes on the CPU with a seed; a worker that another preceded reads its weights.
 
     Args:
@@ -55,8 +65,13 @@ def initialized(build: Callable[[], torch.nn.Module], *identity: object, seed: i
         module = build()
         os.ftruncate(file, 0)
         tensors = [*_tensors(module), torch.get_rng_state()]
-        is_small = sum(tensor.nbytes for tensor in tensors) < _MOST_OF_MEMORY * psutil.virtual_memory().available
-        if is_small and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors):
+        is_small = (
+            sum(tensor.nbytes for tensor in tensors)
+            < _MOST_OF_MEMORY * psutil.virtual_memory().available
+        )
+        if is_small and all(
+            tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors
+        ):
             _transfer(os.pwritev, file, tensors, len(digest))
             os.pwrite(file, digest, 0)  # at last: a worker that is killed before leaves none
     return module
@@ -76,7 +91,9 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
 
 
-def _transfer(move: Callable[..., int], file: int, tensors: Sequence[torch.Tensor], place: int) -> None:
+def _transfer(
+    move: Callable[..., int], file: int, tensors: Sequence[torch.Tensor], place: int
+) -> None:
     """Read tensors from a file or write them to it, one after the other from a place on."""
     for tensor in tensors:
         memory, end = tensor.reshape(-1).view(torch.uint8).numpy(), place + tensor.nbytes

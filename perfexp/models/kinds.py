@@ -44,14 +44,18 @@ class Kind:
         """Dimensions of a batch of inputs; None where the module makes its own."""
         return 1 + len(self.sample_shape((224, 224)))
 
-    def random_inputs(self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator) -> Any:
+    def random_inputs(
+        self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
+    ) -> Any:
         """Random inputs on the host, normally distributed, as normalized images roughly are.
 
         Some modules take several: a tuple of positional arguments, or a dictionary of named ones.
         """
         return torch.randn(batch_size, *self.sample_shape(input_size), generator=generator)
 
-    def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]] | None:
+    def labels(
+        self, input_size: tuple[int, int], batch_size: int
+    ) -> tuple[int, tuple[int, ...]] | None:
         """Number of classes, and shape of a batch of targets; None without targets."""
         raise NotImplementedError
 
@@ -134,22 +138,36 @@ class ByOutput(Kind):
     def input_dims(self) -> int | None:
         return None if self._example_inputs else super().input_dims
 
-    def random_inputs(self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator) -> Any:
+    def random_inputs(
+        self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
+    ) -> Any:
         """See `Kind`; those of the module's `example_inputs`, made with the generator's seed."""
         if self._example_inputs is None:
             return super().random_inputs(input_size, batch_size, generator)
-        arguments = (batch_size, input_size)[: len(inspect.signature(self._example_inputs).parameters)]
+        arguments = (batch_size, input_size)[
+            : len(inspect.signature(self._example_inputs).parameters)
+        ]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator.initial_seed())
             inputs = self._example_inputs(*arguments)
         inputs = tuple(inputs) if isinstance(inputs, list) else inputs
-        batches = {len(one) for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.ndim}
+        batches = {
+            len(one) for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.ndim
+        }
         if batch_size not in batches:
-            found = f"a batch of {max(batches)}: set batch_size={max(batches)}" if batches else "no tensor with a batch"
-            raise UserError(f"example_inputs gives {found}, or let it take the batch size: example_inputs(batch_size).")
+            found = (
+                f"a batch of {max(batches)}: set batch_size={max(batches)}"
+                if batches
+                else "no tensor with a batch"
+            )
+            raise UserError(
+                f"example_inputs gives {found}, or let it take the batch size: example_inputs(batch_size)."
+            )
         return inputs
 
-    def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]] | None:
+    def labels(
+        self, input_size: tuple[int, int], batch_size: int
+    ) -> tuple[int, tuple[int, ...]] | None:
         shape = () if self._example_inputs else self.sample_shape(input_size)
         return self._labels.get((batch_size, *shape))
 
@@ -166,7 +184,9 @@ class ByOutput(Kind):
         if self._loss is None:
             return super().loss(outputs, targets, label_smoothing)
         if label_smoothing:
-            raise UserError("mode.train.label_smoothing: the module has a loss of its own; set it to 0.")
+            raise UserError(
+                "mode.train.label_smoothing: the module has a loss of its own; set it to 0."
+            )
         value: torch.Tensor = self._loss(outputs, targets)
         return value
 
@@ -197,7 +217,9 @@ def main_output(outputs: Any) -> torch.Tensor:
     return next(_weighted(outputs))[1]
 
 
-def weighted_cross_entropy(outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
+def weighted_cross_entropy(
+    outputs: Any, targets: Any, label_smoothing: float = 0.0
+) -> torch.Tensor:
     """Cross-entropy of the main output and, weighted, of the auxiliary ones.
 
     Args:
@@ -212,7 +234,8 @@ def weighted_cross_entropy(outputs: Any, targets: Any, label_smoothing: float = 
         )
     ignored = _ignored_label(targets)
     losses = (
-        weight * cross_entropy(scores, targets, ignore_index=ignored, label_smoothing=label_smoothing)
+        weight
+        * cross_entropy(scores, targets, ignore_index=ignored, label_smoothing=label_smoothing)
         for weight, scores in _weighted(outputs)
     )
     return sum(losses, start=next(losses))

@@ -16,7 +16,14 @@ from perfexp.errors import UserError
 from perfexp.models import Batch, Ddp, Execution, Precision
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
-from perfexp.models.mmseg_config import build, classes_of, read_config, set_classes, version, without_sync_batch_norm
+from perfexp.models.mmseg_config import (
+    build,
+    classes_of,
+    read_config,
+    set_classes,
+    version,
+    without_sync_batch_norm,
+)
 from perfexp.models.session import TorchSession, begin_momentum, is_shared
 from perfexp.models.trainer import TorchTrainer
 from perfexp.models.weight_files import find_weights
@@ -57,7 +64,13 @@ class Mmseg:
             raise UserError(f"model.optimizer={self.optimizer}: own or mode.")
 
     def open(
-        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+        self,
+        *,
+        device: Device,
+        precision: Precision,
+        execution: Execution,
+        num_classes: int | None,
+        seed: int,
     ) -> MmsegSession:
         config, source = read_config(self.config, dict(self.options or {}))
         classes = self.num_classes or num_classes
@@ -110,7 +123,13 @@ class MmsegSession(TorchSession):
     """A model of mmsegmentation with its own loss, optimizer and schedule; `config` has the pipelines of the data."""
 
     def __init__(
-        self, module: torch.nn.Module, *, config: Any, output: str, own_optimizer: bool, **session: Any
+        self,
+        module: torch.nn.Module,
+        *,
+        config: Any,
+        output: str,
+        own_optimizer: bool,
+        **session: Any,
     ) -> None:
         super().__init__(module, **session)
         self.config, self._output, self._own_optimizer = config, output, own_optimizer
@@ -131,7 +150,9 @@ class MmsegSession(TorchSession):
     def learn(self, batch: Batch) -> Any:
         """See `Session`. The model computes a mapping of its losses in the forward pass."""
         with self._autocast():
-            return self._run(self._given(batch.inputs), _samples(batch.inputs, batch.targets), mode="loss")
+            return self._run(
+                self._given(batch.inputs), _samples(batch.inputs, batch.targets), mode="loss"
+            )
 
     def share(self, settings: Ddp) -> dict[str, Any]:
         """See `perfexp.ranks.Shareable`. As in mmengine's wrapper, each rank has its own buffers."""
@@ -140,18 +161,28 @@ class MmsegSession(TorchSession):
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
         """See `Session`. The sum of the losses, as in mmengine."""
         if label_smoothing:
-            raise UserError("mode.train.label_smoothing: mmsegmentation's losses are those of its configuration.")
+            raise UserError(
+                "mode.train.label_smoothing: mmsegmentation's losses are those of its configuration."
+            )
         module: Any = self.module
         return module.parse_losses(outputs)[0]
 
     def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        if isinstance(outputs, Mapping):  # in training, the decode head reports the share itself, in percent
-            shares = [value for name, value in outputs.items() if name.endswith("acc_seg") and "aux" not in name]
+        if isinstance(
+            outputs, Mapping
+        ):  # in training, the decode head reports the share itself, in percent
+            shares = [
+                value
+                for name, value in outputs.items()
+                if name.endswith("acc_seg") and "aux" not in name
+            ]
             counted = int((targets != VOID).sum())
             return round(float(shares[-1]) / 100 * counted) if shares else 0, counted
         if isinstance(outputs, list):
             outputs = torch.stack([sample.seg_logits.data for sample in outputs])
-        scores = torch.nn.functional.interpolate(main_output(outputs), targets.shape[-2:], mode="bilinear")
+        scores = torch.nn.functional.interpolate(
+            main_output(outputs), targets.shape[-2:], mode="bilinear"
+        )
         return correct_pixels(scores, targets)
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
@@ -163,7 +194,9 @@ class MmsegSession(TorchSession):
         def clip() -> None:
             wrapper.clip_func(list(self.module.parameters()), **wrapper.clip_grad_kwargs)
 
-        return self._updates(wrapper.optimizer, clip if wrapper.clip_grad_kwargs else None, schedules)
+        return self._updates(
+            wrapper.optimizer, clip if wrapper.clip_grad_kwargs else None, schedules
+        )
 
     def trainer(self, **settings: Any) -> TorchTrainer | None:
         return None if self._own_optimizer else super().trainer(**settings)
@@ -177,7 +210,9 @@ class MmsegSession(TorchSession):
         """See `Session`. Training work is counted without the losses, as for any model."""
         with _without_losses(self.module):
             work = super().work(inputs, training=training)
-        return replace(work, rows=tuple(row for row in work.rows if row.kind != _ScoresSum.__name__))
+        return replace(
+            work, rows=tuple(row for row in work.rows if row.kind != _ScoresSum.__name__)
+        )
 
     def facts(self) -> dict[str, Any]:
         if not (self._own_optimizer and "optim_wrapper" in self.config):
@@ -202,18 +237,28 @@ class MmsegSession(TorchSession):
         from mmseg.registry import MODELS
         from mmseg.structures import SegDataSample
 
-        if self._preprocessor is None:  # not the module's own, which has the data type of its weights
-            described = self.config.model.get("data_preprocessor") or {"type": "SegDataPreProcessor"}
+        if (
+            self._preprocessor is None
+        ):  # not the module's own, which has the data type of its weights
+            described = self.config.model.get("data_preprocessor") or {
+                "type": "SegDataPreProcessor"
+            }
             with DefaultScope.overwrite_default_scope("mmseg"):
                 self._preprocessor = MODELS.build(described).to(self.device.identifier)
             self._preprocessor.size_divisor = self._preprocessor.test_cfg = None
         self._preprocessor.size = images.size
         overlapped = self.device.kind == "cuda"
-        inputs = [tensor.to(self.device.identifier, non_blocking=overlapped) for tensor in images.tensors]
+        inputs = [
+            tensor.to(self.device.identifier, non_blocking=overlapped) for tensor in images.tensors
+        ]
         samples = [SegDataSample() for _ in inputs]
-        data = self._preprocessor({"inputs": inputs, "data_samples": samples}, training=images.training)
+        data = self._preprocessor(
+            {"inputs": inputs, "data_samples": samples}, training=images.training
+        )
         if not isinstance(data["inputs"], torch.Tensor):
-            raise UserError(f"The {type(self._preprocessor).__name__} of the configuration does not stack images.")
+            raise UserError(
+                f"The {type(self._preprocessor).__name__} of the configuration does not stack images."
+            )
         return data["inputs"]
 
     def _schedules(self) -> tuple[list[Any], list[Any]]:
@@ -229,7 +274,9 @@ class MmsegSession(TorchSession):
 
         settings = self.config.get("optim_wrapper")
         if settings is None:
-            raise UserError("This configuration has no optim_wrapper to train by; set model.optimizer=mode.")
+            raise UserError(
+                "This configuration has no optim_wrapper to train by; set model.optimizer=mode."
+            )
         described = {**settings, "type": "OptimWrapper", "optimizer": {**settings["optimizer"]}}
         described = {key: value for key, value in described.items() if key not in _SET_BY_PERFEXP}
         if self._fuses(described["optimizer"]):
@@ -238,13 +285,18 @@ class MmsegSession(TorchSession):
             try:
                 wrapper = build_optim_wrapper(self.module, described)
                 default = {"optimizer": wrapper}
-                schedules = [PARAM_SCHEDULERS.build(dict(item), default_args=default) for item in self._schedules()[0]]
+                schedules = [
+                    PARAM_SCHEDULERS.build(dict(item), default_args=default)
+                    for item in self._schedules()[0]
+                ]
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise UserError(
                     f"The configuration's optimizer can't be built: {error}. Set model.optimizer=mode for the mode's."
                 ) from error
         if described["optimizer"].get("fused") and described["optimizer"].get("momentum"):
-            begin_momentum(wrapper.optimizer, [item for item in self.module.parameters() if item.requires_grad])
+            begin_momentum(
+                wrapper.optimizer, [item for item in self.module.parameters() if item.requires_grad]
+            )
         return wrapper, schedules
 
 
@@ -313,7 +365,11 @@ def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
     """Mmsegmentation's accuracy with its heads' arguments; other calls use the original."""
 
     def accuracy(
-        pred: torch.Tensor, target: torch.Tensor, topk: Any = 1, thresh: Any = None, ignore_index: int | None = None
+        pred: torch.Tensor,
+        target: torch.Tensor,
+        topk: Any = 1,
+        thresh: Any = None,
+        ignore_index: int | None = None,
     ) -> Any:
         """The share of correct labelled pixels, percent, shape (1,)."""
         if topk != 1 or thresh is not None or ignore_index is None or not len(pred):
@@ -321,18 +377,27 @@ def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
         labelled = target != ignore_index
         right = pred.topk(1, dim=1)[1].transpose(0, 1).eq(target[None]) & labelled
         least = torch.finfo(torch.float32).eps
-        return (right.reshape(-1).float().sum(0, keepdim=True) + least) * 100.0 / (labelled.float().sum() + least)
+        return (
+            (right.reshape(-1).float().sum(0, keepdim=True) + least)
+            * 100.0
+            / (labelled.float().sum() + least)
+        )
 
     return accuracy
 
 
 def _one_hot(
-    labels: torch.Tensor, label_weights: torch.Tensor | None, target_shape: Sequence[int], ignore_index: int
+    labels: torch.Tensor,
+    label_weights: torch.Tensor | None,
+    target_shape: Sequence[int],
+    ignore_index: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A plane per class, weights and mask, all of `target_shape` (batch, classes, …), from labels (batch, …)."""
     valid = ((labels >= 0) & (labels != ignore_index)).unsqueeze(1)
     classes = labels.clamp(0, target_shape[1] - 1).unsqueeze(1)
     planes = labels.new_zeros(target_shape).scatter_(1, classes, valid.to(labels.dtype))
     mask = valid.expand(target_shape).float()
-    weights = mask if label_weights is None else label_weights.unsqueeze(1).expand(target_shape) * mask
+    weights = (
+        mask if label_weights is None else label_weights.unsqueeze(1).expand(target_shape) * mask
+    )
     return planes, weights, mask

@@ -32,9 +32,13 @@ def import_mmseg() -> Any:
             import mmseg
             import mmseg.models
     except ImportError as error:
-        raise UserError(f"This model needs mmsegmentation, which can't be imported: {error}. {INSTALL}") from error
+        raise UserError(
+            f"This model needs mmsegmentation, which can't be imported: {error}. {INSTALL}"
+        ) from error
     except AssertionError as error:  # mmsegmentation's refusal of versions of mmcv and mmengine
-        raise UserError(f"The installed mmsegmentation does not fit what is beside it: {error} {INSTALL}") from error
+        raise UserError(
+            f"The installed mmsegmentation does not fit what is beside it: {error} {INSTALL}"
+        ) from error
     return mmseg
 
 
@@ -51,7 +55,9 @@ def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         config = Config.fromfile(path)
         config.merge_from_dict(dict(options))
     except Exception as error:  # a configuration is code
-        raise UserError(f"{path} can't be read as a configuration: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"{path} can't be read as a configuration: {type(error).__name__}: {error}"
+        ) from error
     if "model" not in config:
         raise UserError(f"{path} describes no model.")
     for node in _nodes(config.model):
@@ -70,10 +76,19 @@ def build(described: Any, name: str) -> torch.nn.Module:
     with DefaultScope.overwrite_default_scope("mmseg"):
         try:
             module = MODELS.build(described)
-        except (KeyError, TypeError, ValueError, AssertionError, ImportError, AttributeError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AssertionError,
+            ImportError,
+            AttributeError,
+        ) as error:
             raise UserError(f"The model of {name} can't be built: {error}") from error
     if not hasattr(module, "decode_head"):
-        raise UserError(f"{name} describes a {type(module).__name__}, which is not a segmentor with a decode head.")
+        raise UserError(
+            f"{name} describes a {type(module).__name__}, which is not a segmentor with a decode head."
+        )
     assert isinstance(module, torch.nn.Module)
     return module
 

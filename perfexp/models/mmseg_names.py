@@ -23,7 +23,9 @@ def check(model: Mapping[str, Any]) -> None:
         return
     folder = _folder()
     if folder is None:
-        raise UserError(f"model.config={model['config']} needs mmsegmentation, which is not installed. {INSTALL}")
+        raise UserError(
+            f"model.config={model['config']} needs mmsegmentation, which is not installed. {INSTALL}"
+        )
     if folder.is_dir():  # a checkout has them elsewhere; then reading them raises the error
         find(model["config"], folder)
 
@@ -38,7 +40,9 @@ def find(name: str, folder: Path) -> Path:
     if stem in files and (len(path.parts) == 1 or (folder / path.parent / f"{stem}.py").is_file()):
         return files[stem]
     like = sorted(stem_of_file for stem_of_file in files if stem.lower() in stem_of_file.lower())
-    shown = ", ".join(like[:_SHOWN]) + (f" and {len(like) - _SHOWN} more" if len(like) > _SHOWN else "")
+    shown = ", ".join(like[:_SHOWN]) + (
+        f" and {len(like) - _SHOWN} more" if len(like) > _SHOWN else ""
+    )
     hint = f"With that in their names: {shown}." if like else did_you_mean(stem, files)
     raise UserError(
         f"model.config={name} is neither a file nor one of mmsegmentation's {len(files)} configurations. "

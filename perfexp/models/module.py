@@ -23,18 +23,28 @@ class ModuleModel:
     in YAML), random weights follow the run's seed.
     """
 
-    def __init__(self, module: torch.nn.Module | functools.partial[torch.nn.Module], *, name: str) -> None:
+    def __init__(
+        self, module: torch.nn.Module | functools.partial[torch.nn.Module], *, name: str
+    ) -> None:
         self.name = name
         self._module = module
 
     def open(
-        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+        self,
+        *,
+        device: Device,
+        precision: Precision,
+        execution: Execution,
+        num_classes: int | None,
+        seed: int,
     ) -> TorchSession:
         """See `Model`. The module is moved to the device and converted in place."""
         torch.manual_seed(seed)
         module = self._module() if isinstance(self._module, functools.partial) else self._module
         if not isinstance(module, torch.nn.Module):
-            raise UserError(f"model={self.name} made a {type(module).__name__}; a torch.nn.Module is expected.")
+            raise UserError(
+                f"model={self.name} made a {type(module).__name__}; a torch.nn.Module is expected."
+            )
         classes = own_classes(module)
         if classes is not None and num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, {self.name} has {classes}.")
@@ -51,7 +61,9 @@ class ModuleModel:
 
 def adapt(built: object, name: str) -> Model:
     """The model, torch module, or partial of one that a `model` node built, as a model; raises `UserError`."""
-    if isinstance(built, (torch.nn.Module, functools.partial)):  # which may have a method `open` of its own
+    if isinstance(
+        built, (torch.nn.Module, functools.partial)
+    ):  # which may have a method `open` of its own
         return ModuleModel(built, name=name)
     if hasattr(built, "open"):
         return cast(Model, built)
@@ -83,4 +95,7 @@ def live_model(given: Callable[..., Any], name: str) -> Model:
     """Return a torch module, a class of one, or a function of a batch of images as a model."""
     if isinstance(given, type):
         return adapt(functools.partial(given), name)
-    return adapt(given if isinstance(given, torch.nn.Module) or hasattr(given, "open") else _Called(given), name)
+    return adapt(
+        given if isinstance(given, torch.nn.Module) or hasattr(given, "open") else _Called(given),
+        name,
+    )

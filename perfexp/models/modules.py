@@ -83,7 +83,11 @@ def place(module: torch.nn.Module, device: Any, dtype: torch.dtype) -> None:
     common = sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.is_meta else tensor.to(device, dtype if tensor.dtype == common else None)
+        return (
+            tensor
+            if tensor.is_meta
+            else tensor.to(device, dtype if tensor.dtype == common else None)
+        )
 
     module._apply(placed)  # type: ignore[no-untyped-call]
     if type(module).to is not torch.nn.Module.to:
@@ -100,7 +104,11 @@ def parameters_of(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and buffers by name, whatever its class means by `state_dict`; none without values."""
     named = (*torch.nn.Module.named_parameters(module), *torch.nn.Module.named_buffers(module))
-    return {name: one.detach() for name, one in named if not torch.nn.parameter.is_lazy(one) and not one.is_meta}
+    return {
+        name: one.detach()
+        for name, one in named
+        if not torch.nn.parameter.is_lazy(one) and not one.is_meta
+    }
 
 
 @torch.no_grad()
@@ -140,13 +148,19 @@ def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
 def restoring(inputs: Any) -> Callable[[], bool]:
     """Return a function that restores inputs as they are now and returns whether they had been changed in place."""
     restores = [
-        _restoring(one) for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and not is_stand_in(one)
+        _restoring(one)
+        for one in tree_leaves(inputs)
+        if isinstance(one, torch.Tensor) and not is_stand_in(one)
     ]
     return lambda: any([restore() for restore in restores])  # noqa: C419 - each of them is restored
 
 
 def _restoring(inputs: torch.Tensor) -> Callable[[], bool]:
-    before, version, strides = inputs.detach().to("cpu", copy=True), version_of(inputs), inputs.stride()
+    before, version, strides = (
+        inputs.detach().to("cpu", copy=True),
+        version_of(inputs),
+        inputs.stride(),
+    )
 
     def restore() -> bool:
         is_same_shape = (inputs.shape, inputs.stride()) == (before.shape, strides)
@@ -181,5 +195,7 @@ def unfinished(outputs: Any) -> str | None:
 
 
 def _unfinished_kind(leaf: Any) -> str | None:
-    is_unfinished = isinstance(leaf, (Iterator, Awaitable, Future, torch.futures.Future)) or callable(leaf)
+    is_unfinished = isinstance(
+        leaf, (Iterator, Awaitable, Future, torch.futures.Future)
+    ) or callable(leaf)
     return type(leaf).__name__ if is_unfinished else None

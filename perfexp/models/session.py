@@ -46,7 +46,11 @@ from perfexp.work.tensors import tensors_in
 from perfexp.work.trial import MODULE_ERRORS, is_stand_in, why_refused
 
 _Builder = Callable[..., torch.optim.Optimizer]
-_OPTIMIZERS: dict[str, _Builder] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+_OPTIMIZERS: dict[str, _Builder] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 
 
 def _is_stand_in(module: torch.nn.Module) -> bool:
@@ -57,7 +61,13 @@ def _is_stand_in(module: torch.nn.Module) -> bool:
 #: Errors of a call that computes gradients, in inference mode.
 _NEEDS_GRADIENTS = re.compile("does not require grad|inference tensor|InferenceMode", re.IGNORECASE)
 #: Settings of the process that a model may change while it runs.
-_OF_PROCESS = ("threads", "matmul_allow_tf32", "cudnn_allow_tf32", "cudnn_benchmark", "deterministic")
+_OF_PROCESS = (
+    "threads",
+    "matmul_allow_tf32",
+    "cudnn_allow_tf32",
+    "cudnn_benchmark",
+    "deterministic",
+)
 
 
 def is_shared() -> bool:
@@ -86,14 +96,25 @@ class TorchSession(Session):
         doubts: Sequence[Diagnostic] = (),
     ) -> None:
         if device.identifier is None:
-            raise UserError(f"{name} is a torch model, and torch does not know the device {device.name}.")
+            raise UserError(
+                f"{name} is a torch model, and torch does not know the device {device.name}."
+            )
         if execution.cuda_graph and device.kind != "cuda":
-            raise UserError(f"execution.cuda_graph needs a CUDA device, not {device.name}; set it to false.")
+            raise UserError(
+                f"execution.cuda_graph needs a CUDA device, not {device.name}; set it to false."
+            )
         self.num_classes = kind.num_classes
         self._kind, self._name, self.device, self._facts = kind, name, device, facts
         self.precision, unavailable = torch_settings.effective_precision(precision, device)
-        self._doubts = [*doubts, *unavailable, *torch_settings.apply_settings(execution, self.precision)]
-        self._execution, self._autocast = execution, partial(torch_settings.autocast, self.precision, device)
+        self._doubts = [
+            *doubts,
+            *unavailable,
+            *torch_settings.apply_settings(execution, self.precision),
+        ]
+        self._execution, self._autocast = (
+            execution,
+            partial(torch_settings.autocast, self.precision, device),
+        )
         self._data_type: torch.dtype = getattr(torch, self.precision.storage)
         self.module = module
         modules.evaluate(module)
@@ -121,9 +142,15 @@ class TorchSession(Session):
         """See `Session`, and `Kind` for the inputs."""
         generator = torch.Generator().manual_seed(seed)
         inputs = self._kind.random_inputs(input_size, batch_size, generator)
-        return self.place(Batch(inputs=inputs, targets=self._kind.random_targets(input_size, batch_size, generator)))
+        return self.place(
+            Batch(
+                inputs=inputs, targets=self._kind.random_targets(input_size, batch_size, generator)
+            )
+        )
 
-    def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> torch.Tensor | None:
+    def random_targets(
+        self, input_size: tuple[int, int], batch_size: int, seed: int
+    ) -> torch.Tensor | None:
         generator = torch.Generator().manual_seed(seed)
         targets = self._kind.random_targets(input_size, batch_size, generator)
         return None if targets is None else targets.to(self.device.identifier)
@@ -136,10 +163,15 @@ class TorchSession(Session):
         overlapped = self.device.kind == "cuda"
 
         def placed(tensor: torch.Tensor) -> torch.Tensor:
-            data_type, layout = self._data_type if tensor.is_floating_point() else None, torch.preserve_format
+            data_type, layout = (
+                self._data_type if tensor.is_floating_point() else None,
+                torch.preserve_format,
+            )
             if self._execution.channels_last:
                 layout = torch_settings.channels_last_format(tensor)
-            return tensor.to(self.device.identifier, data_type, non_blocking=overlapped, memory_format=layout)
+            return tensor.to(
+                self.device.identifier, data_type, non_blocking=overlapped, memory_format=layout
+            )
 
         inputs = tree_map_only(torch.Tensor, placed, inputs)
         if targets is not None:
@@ -149,7 +181,10 @@ class TorchSession(Session):
     @contextmanager
     def inferring(self) -> Iterator[None]:
         """See `Session`. Tensors that a module keeps from inference mode could not be trained with."""
-        with self._mode(training=False), torch.no_grad() if self._differentiates else torch.inference_mode():
+        with (
+            self._mode(training=False),
+            torch.no_grad() if self._differentiates else torch.inference_mode(),
+        ):
             yield
 
     def keep_differentiable(self) -> None:
@@ -165,7 +200,11 @@ class TorchSession(Session):
         """See `Session`. The weights before the first training are saved in a file."""
         self._save_loaded_weights()
         try:
-            with self._mode(training=True), torch.enable_grad(), patch.object(self, "_run", self._trained):
+            with (
+                self._mode(training=True),
+                torch.enable_grad(),
+                patch.object(self, "_run", self._trained),
+            ):
                 yield
         finally:
             self._optimizer = None  # its state would count as memory of the next point
@@ -214,7 +253,9 @@ class TorchSession(Session):
     def _restore_weights(self) -> None:
         if self._untrained is not None:
             self._untrained.seek(0)
-            state = torch.load(self._untrained, map_location=self.device.identifier, weights_only=True)
+            state = torch.load(
+                self._untrained, map_location=self.device.identifier, weights_only=True
+            )
             modules.restore(self.module, state)
             for part, extra in self._extra_states.items():
                 part.set_extra_state(deepcopy(extra))
@@ -244,7 +285,11 @@ class TorchSession(Session):
 
         A model that changes its inputs gets a copy of them from then on.
         """
-        call = partial(self.learn, batch) if self.module.training else partial(self.forward, batch.inputs)
+        call = (
+            partial(self.learn, batch)
+            if self.module.training
+            else partial(self.forward, batch.inputs)
+        )
         restore = modules.restoring(batch.inputs)
         try:
             outputs = call()
@@ -264,13 +309,19 @@ class TorchSession(Session):
 
     def check_call(self, outputs: Any, *, is_constant: bool = False) -> None:
         if unfinished := modules.unfinished(outputs):
-            raise Unsupported(f"{self._name} returns a {unfinished}, and computes when that is used: return tensors.")
+            raise Unsupported(
+                f"{self._name} returns a {unfinished}, and computes when that is used: return tensors."
+            )
         tensors = (modules.parameters_of(self.module), self.module.buffers(), tensors_in(outputs))
         if not _is_stand_in(self.module) and any(map(is_stand_in, chain(*tensors))):
-            raise RuntimeError("the call computed with tensors without memory (meta or fake), so its time is wrong")
+            raise RuntimeError(
+                "the call computed with tensors without memory (meta or fake), so its time is wrong"
+            )
         inputs, version = self._first_inputs
         if is_constant and modules.version_of(inputs) != version:
-            raise RuntimeError("the model changes its inputs, but not in its first call: clone them in forward")
+            raise RuntimeError(
+                "the model changes its inputs, but not in its first call: clone them in forward"
+            )
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
         with self._autocast():
@@ -281,7 +332,10 @@ class TorchSession(Session):
         self._scaler.scale(loss).backward()
 
     def _updates(
-        self, optimizer: torch.optim.Optimizer, clip: Callable[[], object] | None = None, schedules: Sequence[Any] = ()
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip: Callable[[], object] | None = None,
+        schedules: Sequence[Any] = (),
     ) -> Callable[[], None]:
         self._optimizer, self._scaler = optimizer, self._new_scaler()
         scaler = self._scaler
@@ -302,21 +356,33 @@ class TorchSession(Session):
         try:
             with self._mode(training=training), self._autocast(), self.sharing(Sharing.alone):
                 named = self._call_of(inputs, training=training)
-                given = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+                given = (
+                    inputs
+                    if isinstance(inputs, tuple)
+                    else ()
+                    if isinstance(inputs, dict)
+                    else (inputs,)
+                )
                 named |= inputs if isinstance(inputs, dict) else {}
                 return count(self.module, *given, keywords=named, backward=training)
         except Inconclusive as error:
-            raise Unsupported(f"the model can't be followed without its numbers: {error}") from error
+            raise Unsupported(
+                f"the model can't be followed without its numbers: {error}"
+            ) from error
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         if self.device.kind != "cuda":
             raise Unsupported(f"{self.device.name} has no CUDA graphs")
-        with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream after a failed capture
+        with torch.cuda.stream(
+            torch.cuda.current_stream()
+        ):  # restores the stream after a failed capture
             return captured(call, self.device, self.module, self._optimizer)
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
         if into is None:
-            inputs, targets = tree_map_only(torch.Tensor, torch.clone, (batch.inputs, batch.targets))
+            inputs, targets = tree_map_only(
+                torch.Tensor, torch.clone, (batch.inputs, batch.targets)
+            )
             return Batch(inputs=inputs, targets=targets)
         tensors = (tree_leaves((one.inputs, one.targets)) for one in (into, batch))
         for old, new in zip(*tensors, strict=True):
@@ -339,9 +405,15 @@ class TorchSession(Session):
 
     def is_finite(self, outputs: Any) -> bool:
         """See `Session`; a minimum or maximum is NaN if any element is."""
-        leaves = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.numel())
-        tensors = (leaf.coalesce().values() if leaf.layout is torch.sparse_coo else leaf for leaf in leaves)
-        extremes = (torch.stack(torch.aminmax(one.detach())) for one in tensors if one.is_floating_point())
+        leaves = (
+            leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.numel()
+        )
+        tensors = (
+            leaf.coalesce().values() if leaf.layout is torch.sparse_coo else leaf for leaf in leaves
+        )
+        extremes = (
+            torch.stack(torch.aminmax(one.detach())) for one in tensors if one.is_floating_point()
+        )
         return all(bool(torch.isfinite(pair).all()) for pair in extremes)
 
     def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -361,7 +433,9 @@ class TorchSession(Session):
             "kind": self._kind.name,
             "num_classes": self.num_classes,
             "parameters": sum(parameter.numel() for parameter in parameters),
-            "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            "parameter_bytes": sum(
+                parameter.numel() * parameter.element_size() for parameter in parameters
+            ),
             **self._facts,
         }
 
@@ -371,13 +445,19 @@ class TorchSession(Session):
     def changed_settings(self) -> str:
         now = torch_settings.torch_facts()
         before, self._settings = self._settings, now
-        return ", ".join(f"{name} {before[name]} → {now[name]}" for name in _OF_PROCESS if before[name] != now[name])
+        return ", ".join(
+            f"{name} {before[name]} → {now[name]}"
+            for name in _OF_PROCESS
+            if before[name] != now[name]
+        )
 
     def _compiled(self, module: torch.nn.Module) -> Callable[..., Any]:
         if self._execution.compile is None:
             return module
         # One graph per shape: a dynamic graph is slower, and depends on the order of the shapes.
-        compiled: Callable[..., Any] = torch.compile(module, mode=self._execution.compile, dynamic=False)
+        compiled: Callable[..., Any] = torch.compile(
+            module, mode=self._execution.compile, dynamic=False
+        )
         return compiled
 
     def _call_of(self, inputs: Any, *, training: bool) -> dict[str, Any]:
@@ -385,7 +465,9 @@ class TorchSession(Session):
 
     def _fuses(self, settings: Mapping[str, Any]) -> bool:
         """Whether to use a fused optimizer, the fastest in a graph; with any other, a scaler's steps synchronize."""
-        gains = self._execution.cuda_graph or (self._scaler.is_enabled() and self.device.kind == "cuda")
+        gains = self._execution.cuda_graph or (
+            self._scaler.is_enabled() and self.device.kind == "cuda"
+        )
         return gains and "foreach" not in settings and not settings.get("dampening")
 
     @contextmanager
@@ -406,7 +488,9 @@ class TorchSession(Session):
         """Raise `Unsupported` if a call failed since the module does not take such inputs."""
         reason = modules.missing_inputs(self.module, inputs)
         if not isinstance(inputs, torch.Tensor):
-            raise Unsupported(f"{self._name} can't take its example_inputs: {reason or str(error).splitlines()[0]}.")
+            raise Unsupported(
+                f"{self._name} can't take its example_inputs: {reason or str(error).splitlines()[0]}."
+            )
         with self.sharing(Sharing.alone):
             reason = reason or why_refused(self.module, inputs)
         if reason is not None:
@@ -414,7 +498,11 @@ class TorchSession(Session):
             raise Unsupported(f"{self._name} can't take {shape}: {reason}.{self._kind.inputs_help}")
 
     def _check_fit(self, inputs: Any, targets: torch.Tensor | None) -> None:
-        dims = [] if self._kind.input_dims is None else [("inputs", self._kind.input_dims, inputs.ndim)]
+        dims = (
+            []
+            if self._kind.input_dims is None
+            else [("inputs", self._kind.input_dims, inputs.ndim)]
+        )
         if targets is not None and self._kind.target_dims is not None:
             dims.append(("targets", self._kind.target_dims, targets.ndim))
         for what, wanted, dimensions in dims:
@@ -441,10 +529,20 @@ class TorchSession(Session):
                 f"{self._name} makes parameters in its first call (lazy modules): call it once to train it"
             )
         if not parameters:
-            raise UserError(f"{self._name} has no parameters that could be trained; measure it with mode=inference.")
-        largest_norm, is_scheduled = settings.pop("clip_grad_norm", None), settings.pop("is_scheduled", False)
-        if is_scheduled and self._execution.cuda_graph:  # a graph would replay the number with which it was captured
-            settings |= {"lr": torch.tensor(float(settings["lr"]), device=self.device.identifier), "fused": True}
+            raise UserError(
+                f"{self._name} has no parameters that could be trained; measure it with mode=inference."
+            )
+        largest_norm, is_scheduled = (
+            settings.pop("clip_grad_norm", None),
+            settings.pop("is_scheduled", False),
+        )
+        if (
+            is_scheduled and self._execution.cuda_graph
+        ):  # a graph would replay the number with which it was captured
+            settings |= {
+                "lr": torch.tensor(float(settings["lr"]), device=self.device.identifier),
+                "fused": True,
+            }
         elif self._fuses(settings):
             settings = {"fused": True, **settings}
         try:
@@ -454,16 +552,34 @@ class TorchSession(Session):
                 f"The optimizer {name} does not take these settings: {error}. Take one out with "
                 "~mode.train.optimizer.NAME."
             ) from error
-        if name == "sgd" and settings.get("fused") and settings.get("momentum") and not settings.get("dampening"):
-            begin_momentum(optimizer, [one for group in optimizer.param_groups for one in group["params"]])
+        if (
+            name == "sgd"
+            and settings.get("fused")
+            and settings.get("momentum")
+            and not settings.get("dampening")
+        ):
+            begin_momentum(
+                optimizer, [one for group in optimizer.param_groups for one in group["params"]]
+            )
         own = [one for group in optimizer.param_groups for one in group["params"]]
-        clip = None if largest_norm is None else partial(torch.nn.utils.clip_grad_norm_, own, largest_norm)
+        clip = (
+            None
+            if largest_norm is None
+            else partial(torch.nn.utils.clip_grad_norm_, own, largest_norm)
+        )
         return self._updates(optimizer, clip)
 
-    def trainer(self, *, ema: float | None, batch_size: int, resume_from: str | None) -> TorchTrainer | None:
+    def trainer(
+        self, *, ema: float | None, batch_size: int, resume_from: str | None
+    ) -> TorchTrainer | None:
         assert self._optimizer is not None
         trainer = TorchTrainer(
-            self.module, self._optimizer, self._scaler, self._restore_weights, decay=ema, batch_size=batch_size
+            self.module,
+            self._optimizer,
+            self._scaler,
+            self._restore_weights,
+            decay=ema,
+            batch_size=batch_size,
         )
         if resume_from is not None:
             trainer.resume(Path(resume_from).expanduser())

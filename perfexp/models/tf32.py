@@ -15,7 +15,9 @@ def allowed() -> tuple[bool, bool]:
     """Return whether matrix products, and cuDNN's convolutions, of float32 may use TF32."""
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
-    if hasattr(matmul, "fp32_precision"):  # the older flags raise an error where a program has set the newer ones
+    if hasattr(
+        matmul, "fp32_precision"
+    ):  # the older flags raise an error where a program has set the newer ones
         return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
     return matmul.allow_tf32, cudnn.allow_tf32
 

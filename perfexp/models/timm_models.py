@@ -31,14 +31,24 @@ class Timm:
         UserError: `kwargs` would load weights.
     """
 
-    def __init__(self, *, name: str, num_classes: int | None = None, kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, *, name: str, num_classes: int | None = None, kwargs: dict[str, Any] | None = None
+    ) -> None:
         self.name = name
         self._num_classes, self._kwargs = num_classes, dict(kwargs or {})
         if loading := [key for key in _LOADING if key in self._kwargs]:
-            raise UserError(f"model.kwargs.{loading[0]}: timm's models have random weights here; leave it out.")
+            raise UserError(
+                f"model.kwargs.{loading[0]}: timm's models have random weights here; leave it out."
+            )
 
     def open(
-        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+        self,
+        *,
+        device: Device,
+        precision: Precision,
+        execution: Execution,
+        num_classes: int | None,
+        seed: int,
     ) -> TorchSession:
         classes = self._num_classes or num_classes or _IMAGENET_CLASSES
         if num_classes is not None and num_classes > classes:

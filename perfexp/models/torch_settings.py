@@ -41,7 +41,9 @@ def apply_settings(execution: Execution, precision: Precision) -> list[Diagnosti
             torch.set_num_interop_threads(execution.interop_threads)
         except RuntimeError:  # torch accepts it only before its first parallel work
             actual = torch.get_num_interop_threads()
-            changes = f"torch had started with {actual} inter-op threads, not {execution.interop_threads}"
+            changes = (
+                f"torch had started with {actual} inter-op threads, not {execution.interop_threads}"
+            )
             return [diagnostics.make("settings_changed", changes=changes)]
     return []
 
@@ -50,7 +52,10 @@ def apply_settings(execution: Execution, precision: Precision) -> list[Diagnosti
 def unchanged_settings() -> Iterator[None]:
     """Restore the flags that `apply_settings` changes for the whole process afterwards."""
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    is_deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    is_deterministic, threads = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+    )
     with tf32.unchanged():
         try:
             yield
@@ -65,7 +70,9 @@ def unchanged(model: object) -> Iterator[None]:
     """Restore torch's settings and random numbers, and the modes and gradients of a module, afterwards."""
     parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     modes = [(part, part.training) for part in parts]
-    gradients = [(one, one.grad) for part in parts for one in torch.nn.Module.parameters(part, recurse=False)]
+    gradients = [
+        (one, one.grad) for part in parts for one in torch.nn.Module.parameters(part, recurse=False)
+    ]
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with unchanged_settings(), torch.random.fork_rng(devices):
         try:
@@ -80,7 +87,9 @@ def unchanged(model: object) -> Iterator[None]:
 def torch_facts() -> dict[str, Any]:
     """Current versions, flags and threads, as JSON values."""
     matmul_tf32, cudnn_tf32 = tf32.allowed()
-    backend = re.search(r"parallel backend:(.*)", torch.__config__.parallel_info())  # OpenMP, native thread pool
+    backend = re.search(
+        r"parallel backend:(.*)", torch.__config__.parallel_info()
+    )  # OpenMP, native thread pool
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -101,13 +110,17 @@ def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, l
         return wanted, []
     if wanted.autocast and device.kind == "mps":
         reason = f"autocast is not used on {device.name}"
-        return Precision(name="fp32"), [diagnostics.make("precision_unavailable", precision=wanted.name, reason=reason)]
+        return Precision(name="fp32"), [
+            diagnostics.make("precision_unavailable", precision=wanted.name, reason=reason)
+        ]
     # gradients on the host would start autograd's threads of all devices, after which no forked process computes any
     why_no_data_type = isolated(_why_no_data_type) if device.kind == "cpu" else _why_no_data_type
     missing = _why_no_tf32(device) if wanted.tf32 else why_no_data_type(wanted, device)
     if missing is None:
         return wanted, []
-    return Precision(name="fp32"), [diagnostics.make("precision_unavailable", precision=wanted.name, reason=missing)]
+    return Precision(name="fp32"), [
+        diagnostics.make("precision_unavailable", precision=wanted.name, reason=missing)
+    ]
 
 
 def formats(precision: Precision, device: Device) -> Formats:
@@ -134,9 +147,16 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
         return f"torch has no fast float16 on {device.name}"
     storage = getattr(torch, wanted.storage)
     try:
-        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller of the Python interface has set
-            kernel = torch.ones(4, 3, 3, 3, device=device.identifier, dtype=storage, requires_grad=True)
-            weight = torch.ones(2, 4 * 36, device=device.identifier, dtype=storage, requires_grad=True)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):  # whatever the caller of the Python interface has set
+            kernel = torch.ones(
+                4, 3, 3, 3, device=device.identifier, dtype=storage, requires_grad=True
+            )
+            weight = torch.ones(
+                2, 4 * 36, device=device.identifier, dtype=storage, requires_grad=True
+            )
             inputs = torch.ones(2, 3, 8, 8, device=device.identifier, dtype=storage)
             with autocast(wanted, device):
                 outputs = linear(conv2d(inputs, kernel).flatten(1), weight)
@@ -145,7 +165,9 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
     except (RuntimeError, TypeError) as error:
         message = str(error).splitlines()[0]
         how = "autocast to" if wanted.autocast else "parameters of"
-        return f"a convolution and a matrix product with {how} {name} fail on {device.name}: {message}"
+        return (
+            f"a convolution and a matrix product with {how} {name} fail on {device.name}: {message}"
+        )
     return None
 
 
@@ -160,7 +182,9 @@ def autocast(precision: Precision, device: Device) -> AbstractContextManager[obj
     if precision.autocast is None:
         return nullcontext()
     assert device.identifier is not None
-    return torch.autocast(torch.device(device.identifier).type, dtype=getattr(torch, precision.autocast))
+    return torch.autocast(
+        torch.device(device.identifier).type, dtype=getattr(torch, precision.autocast)
+    )
 
 
 def make_channels_last(module: torch.nn.Module) -> None:

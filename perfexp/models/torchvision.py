@@ -52,10 +52,18 @@ class Torchvision:
         self.stem = Stem(self.stem)  # a plan has its name
 
     def open(
-        self, *, device: Device, precision: Precision, execution: Execution, num_classes: int | None, seed: int
+        self,
+        *,
+        device: Device,
+        precision: Precision,
+        execution: Execution,
+        num_classes: int | None,
+        seed: int,
     ) -> TorchSession:
         package, published = self._package(), self._published_weights()
-        file = find_weights(self.name, self.weights, self.weights_dir) if published is None else None
+        file = (
+            find_weights(self.name, self.weights, self.weights_dir) if published is None else None
+        )
         own = len(published.meta["categories"]) if published is not None else num_classes
         classes = self.num_classes or own or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
         if num_classes is not None and num_classes > classes:
@@ -64,13 +72,19 @@ class Torchvision:
                 "Leave model.num_classes and model.weights empty to have as many as the data has."
             )
         if published is not None and self.stem is Stem.cifar:
-            raise UserError(f"The weights {published} are for model.stem=imagenet; leave one of the two out.")
+            raise UserError(
+                f"The weights {published} are for model.stem=imagenet; leave one of the two out."
+            )
         settings = self.name, published, classes, self.stem, self.kwargs or {}
         module = initialized(partial(self._build, published, classes), *settings, seed=seed)
         if file is not None:
             load_weights(module, file)
         plain = self.name.removeprefix("quantized_")
-        doubts = [diagnostics.make("not_quantized", model=self.name, plain=plain)] if package == "quantization" else []
+        doubts = (
+            [diagnostics.make("not_quantized", model=self.name, plain=plain)]
+            if package == "quantization"
+            else []
+        )
         return TorchSession(
             module,
             kind=self._kind(package, classes),
@@ -86,12 +100,18 @@ class Torchvision:
         """The part of torchvision.models with the builder (`segmentation`, `resnet`, …)."""
         names = models.list_models()
         if self.name not in names:
-            raise UserError(f"torchvision builds no model {self.name!r}. {did_you_mean(self.name, names)}")
+            raise UserError(
+                f"torchvision builds no model {self.name!r}. {did_you_mean(self.name, names)}"
+            )
         package = str(models.get_model_builder(self.name).__module__).split(".")[2]
         if package in REFUSED:
-            raise UserError(f"{self.name} {REFUSED[package]}, which perfexp does not measure; choose another model.")
+            raise UserError(
+                f"{self.name} {REFUSED[package]}, which perfexp does not measure; choose another model."
+            )
         if (self.kwargs or {}).get("quantize"):
-            raise UserError(f"model.kwargs.quantize: int8 is not a precision of perfexp; {self.name} runs without it.")
+            raise UserError(
+                f"model.kwargs.quantize: int8 is not a precision of perfexp; {self.name} runs without it."
+            )
         return package
 
     def _published_weights(self) -> Any:
@@ -108,7 +128,10 @@ class Torchvision:
             settings["weights_backbone"] = None
         try:
             with warnings.catch_warnings():
-                for kind in (FutureWarning, DeprecationWarning):  # a builder's new default, torch's end of quantization
+                for kind in (
+                    FutureWarning,
+                    DeprecationWarning,
+                ):  # a builder's new default, torch's end of quantization
                     warnings.simplefilter("ignore", kind)
                 module = builder(progress=False, **settings, **(self.kwargs or {}))
         except OSError as error:
@@ -117,7 +140,9 @@ class Torchvision:
                 "the file by model.weights and model.weights_dir, or leave model.weights empty for random ones."
             ) from error
         except (TypeError, ValueError) as error:
-            raise UserError(f"torchvision's {self.name} does not take these settings: {error}.") from error
+            raise UserError(
+                f"torchvision's {self.name} does not take these settings: {error}."
+            ) from error
         assert isinstance(module, torch.nn.Module)
         if self.stem is Stem.cifar:
             self._give_small_stem(module)
@@ -126,8 +151,12 @@ class Torchvision:
     def _give_small_stem(self, module: torch.nn.Module) -> None:
         """Replace the first layers by those for images of 32 × 32, initialized as torchvision's."""
         if not isinstance(module, models.ResNet):
-            raise UserError(f"model.stem=cifar is for ResNets; {self.name} has its own stem: leave it out.")
-        module.conv1 = torch.nn.Conv2d(3, module.conv1.out_channels, kernel_size=3, padding=1, bias=False)
+            raise UserError(
+                f"model.stem=cifar is for ResNets; {self.name} has its own stem: leave it out."
+            )
+        module.conv1 = torch.nn.Conv2d(
+            3, module.conv1.out_channels, kernel_size=3, padding=1, bias=False
+        )
         torch.nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
         module.maxpool = torch.nn.Identity()
 

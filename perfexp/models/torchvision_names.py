@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 #: Packages whose models perfexp does not measure, and why.
-REFUSED = {"detection": "learns from boxes and takes a list of images", "optical_flow": "takes pairs of images"}
+REFUSED = {
+    "detection": "learns from boxes and takes a list of images",
+    "optical_flow": "takes pairs of images",
+}
 #: Prefix of models of timm.
 TIMM = "timm:"
 _TIMM_NAME = re.compile(rf"{TIMM}\w+")
-_BUILDER = re.compile(r"^@register_model\((?:name=)?(?:[\"'](\w+)[\"'])?\)\n.*?^def (\w+)", re.MULTILINE | re.DOTALL)
+_BUILDER = re.compile(
+    r"^@register_model\((?:name=)?(?:[\"'](\w+)[\"'])?\)\n.*?^def (\w+)", re.MULTILINE | re.DOTALL
+)
 
 
 @cache
@@ -44,4 +49,7 @@ def is_name(option: str) -> bool:
 @cache
 def node(option: str) -> dict[str, Any]:
     """Return the configuration of an option without a file; the same object each time."""
-    return {"defaults": ["timm" if option.startswith(TIMM) else "torchvision", "_self_"], "name": option}
+    return {
+        "defaults": ["timm" if option.startswith(TIMM) else "torchvision", "_self_"],
+        "name": option,
+    }

@@ -44,8 +44,15 @@ class TorchTrainer(Trainer):
         decay: float | None,
         batch_size: int,
     ) -> None:
-        self._module, self._optimizer, self._scaler, self._restore = module, optimizer, scaler, restore
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._module, self._optimizer, self._scaler, self._restore = (
+            module,
+            optimizer,
+            scaler,
+            restore,
+        )
+        self._parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         self._highest = [float(group["lr"]) for group in optimizer.param_groups]
         self._first_scale = scaler.state_dict()
         self._batch_size, self._step, self._file = batch_size, 0, Path()
@@ -56,7 +63,9 @@ class TorchTrainer(Trainer):
         if decay is not None:
             state = module.state_dict()
             tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
-            self._weights = {name: value.detach() for name, value in tensors.items() if value.is_floating_point()}
+            self._weights = {
+                name: value.detach() for name, value in tensors.items() if value.is_floating_point()
+            }
             self._add_to_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average = {name: value.clone() for name, value in self._weights.items()}
         self._writer = ThreadPoolExecutor(2, "checkpoint")  # of the last checkpoint and the weights
@@ -112,9 +121,15 @@ class TorchTrainer(Trainer):
             torch._foreach_copy_(now, own)
 
     def prepare_saving(self) -> None:
-        last = self._checkpoint({}), self._module.state_dict(), self._average  # which are written at the same time
+        last = (
+            self._checkpoint({}),
+            self._module.state_dict(),
+            self._average,
+        )  # which are written at the same time
         content = self._on_host(last)[0]  # torch keeps the pinned memory that it frees
-        self._writer.submit(torch.save, content["random"], BytesIO()).result()  # starts a thread, and imports modules
+        self._writer.submit(
+            torch.save, content["random"], BytesIO()
+        ).result()  # starts a thread, and imports modules
 
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
         self.finish()
@@ -133,7 +148,11 @@ class TorchTrainer(Trainer):
     def _checkpoint(self, facts: dict[str, Any]) -> dict[str, Any]:
         content = {
             "format": _FORMAT,
-            "facts": {**facts, "batch_size": self._batch_size, "optimizer": type(self._optimizer).__name__},
+            "facts": {
+                **facts,
+                "batch_size": self._batch_size,
+                "optimizer": type(self._optimizer).__name__,
+            },
             "model": self._module.state_dict(),
             "optimizer": self._optimizer.state_dict()["state"],
             "scaler": self._scaler.state_dict(),
@@ -157,7 +176,9 @@ class TorchTrainer(Trainer):
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             try:
-                own = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+                own = torch.empty_like(
+                    tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False
+                )
             except RuntimeError:  # the host limits pinned memory
                 own = torch.empty_like(tensor, device="cpu", requires_grad=False)
             return own.copy_(tensor.detach(), non_blocking=True)
@@ -175,11 +196,17 @@ class TorchTrainer(Trainer):
             own = {"batch_size": self._batch_size, "optimizer": type(self._optimizer).__name__}
             for name, value in own.items():
                 if facts[name] != value:
-                    raise UserError(f"{file} is of a training with {name} {facts[name]}, this one has {value}.")
+                    raise UserError(
+                        f"{file} is of a training with {name} {facts[name]}, this one has {value}."
+                    )
             check_fit(self._module, content["model"], file)
             for index, state in content["optimizer"].items():
                 for value in state.values():
-                    if torch.is_tensor(value) and value.ndim and value.shape != self._parameters[index].shape:
+                    if (
+                        torch.is_tensor(value)
+                        and value.ndim
+                        and value.shape != self._parameters[index].shape
+                    ):
                         raise ValueError("the optimizer's state is of other shapes")
             if [type(facts[name]) for name in ("epoch", "stale")] != [int, int] or min(
                 facts["epoch"], facts["stale"]
@@ -187,12 +214,22 @@ class TorchTrainer(Trainer):
                 raise ValueError("its epochs are not numbers")
             # the plan's settings of the optimizer are the ones that count
             groups = self._optimizer.state_dict()["param_groups"]
-            own_state = deepcopy(content["optimizer"])  # torch would share its tensors, which training changes
+            own_state = deepcopy(
+                content["optimizer"]
+            )  # torch would share its tensors, which training changes
             self._optimizer.load_state_dict({"state": own_state, "param_groups": groups})
             before = deepcopy(self._module.state_dict())
             self._load()
             self._module.load_state_dict(before)
-        except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            OverflowError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{file} can't be resumed from: {reason}. {_ADVICE}") from error
 
@@ -205,7 +242,9 @@ class TorchTrainer(Trainer):
             for name, value in state.items():
                 if torch.is_tensor(own.get(name)):
                     own[name].copy_(value)
-        self._scaler.load_state_dict(content["scaler"] or self._first_scale)  # a training without one leaves it empty
+        self._scaler.load_state_dict(
+            content["scaler"] or self._first_scale
+        )  # a training without one leaves it empty
         if self._average:
             averages = content.get("state_dict", content["model"])
             for name, value in self._average.items():
@@ -218,7 +257,9 @@ class TorchTrainer(Trainer):
         numpy = (name, np.asarray(keys).tolist(), *rest)
         states = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
         device = self._parameters[0].device
-        return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+        return states | (
+            {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+        )
 
     def _set_random_states(self, states: dict[str, Any]) -> None:
         torch.set_rng_state(states["torch"])
@@ -235,7 +276,9 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     """Read a checkpoint on the host; raises UserError for any other file, such as one of weights alone."""
     content = read_content(file, "a checkpoint", _ADVICE)
     if not (isinstance(content, dict) and content.get("format") == _FORMAT):
-        raise UserError(f"{file} is not a checkpoint to resume from. {_ADVICE} model.weights=FILE takes weights alone.")
+        raise UserError(
+            f"{file} is not a checkpoint to resume from. {_ADVICE} model.weights=FILE takes weights alone."
+        )
     return content
 
 

@@ -47,7 +47,9 @@ class Block(nn.Module):
         parts = self.query_key_value(inputs).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        attended = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=self.is_causal)
+        attended = scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=self.is_causal
+        )
         return self.output(attended.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
 
 
@@ -59,10 +61,14 @@ class Transformer(nn.Module):
 
     positions: Tensor
 
-    def __init__(self, width: int, layers: int, heads: int, dropout: float, *, is_causal: bool = False) -> None:
+    def __init__(
+        self, width: int, layers: int, heads: int, dropout: float, *, is_causal: bool = False
+    ) -> None:
         super().__init__()
         self.register_buffer("positions", sines(LONGEST, width), persistent=False)
-        self.blocks = nn.Sequential(*(Block(width, heads, dropout, is_causal=is_causal) for _ in range(layers)))
+        self.blocks = nn.Sequential(
+            *(Block(width, heads, dropout, is_causal=is_causal) for _ in range(layers))
+        )
         self.norm = nn.LayerNorm(width)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -82,10 +88,15 @@ def sines(length: int, width: int) -> Tensor:
 class SequenceEncoder(nn.Module):
     """Encodes sequences (batch, frames, columns) by a linear embedding, a transformer and the mean over the frames."""
 
-    def __init__(self, columns: int, width: int, layers: int, heads: int, dropout: float, embedding: int) -> None:
+    def __init__(
+        self, columns: int, width: int, layers: int, heads: int, dropout: float, embedding: int
+    ) -> None:
         super().__init__()
         self.columns, self.shape = columns, f"FRAMESx{columns}"
-        self.embed, self.project = nn.Linear(columns, width), nn.Linear(width, embedding, bias=False)
+        self.embed, self.project = (
+            nn.Linear(columns, width),
+            nn.Linear(width, embedding, bias=False),
+        )
         self.transformer = Transformer(width, layers, heads, dropout)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -105,7 +116,9 @@ class FrameEncoder(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map clips to (batch, embedding)."""
         if inputs.ndim != 5 or inputs.shape[3:] != (IMAGE_SIDE, IMAGE_SIDE):
-            raise ValueError(f"a frame has {IMAGE_SIDE} × {IMAGE_SIDE} pixels, set input_size={self.shape}")
+            raise ValueError(
+                f"a frame has {IMAGE_SIDE} × {IMAGE_SIDE} pixels, set input_size={self.shape}"
+            )
         batch, _, frames = inputs.shape[:3]
         return self.images(inputs.transpose(1, 2).flatten(0, 1)).view(batch, frames, -1).mean(dim=1)  # type: ignore[no-any-return]
 
@@ -116,13 +129,18 @@ class TextEncoder(nn.Module):
     tokens: Tensor
     ends: Tensor
 
-    def __init__(self, texts: Sequence[str], width: int, layers: int, heads: int, embedding: int) -> None:
+    def __init__(
+        self, texts: Sequence[str], width: int, layers: int, heads: int, embedding: int
+    ) -> None:
         super().__init__()
         tokens, ends = padded(texts)
         positions = [row * len(tokens[0]) + end for row, end in enumerate(ends)]
         self.register_buffer("tokens", torch.tensor(tokens), persistent=False)
         self.register_buffer("ends", torch.tensor(positions), persistent=False)
-        self.embed, self.project = nn.Embedding(NUM_TOKENS, width), nn.Linear(width, embedding, bias=False)
+        self.embed, self.project = (
+            nn.Embedding(NUM_TOKENS, width),
+            nn.Linear(width, embedding, bias=False),
+        )
         self.transformer = Transformer(width, layers, heads, 0.0, is_causal=True)
 
     def forward(self) -> Tensor:
@@ -139,9 +157,16 @@ class ClipClassifier(nn.Module):
 
     text_features: Tensor
 
-    def __init__(self, inputs: nn.Module, texts: TextEncoder, *, num_classes: int, temperature: float) -> None:
+    def __init__(
+        self, inputs: nn.Module, texts: TextEncoder, *, num_classes: int, temperature: float
+    ) -> None:
         super().__init__()
-        self.inputs, self.texts, self.temperature, self.num_classes = inputs, texts, temperature, num_classes
+        self.inputs, self.texts, self.temperature, self.num_classes = (
+            inputs,
+            texts,
+            temperature,
+            num_classes,
+        )
         size = texts.project.out_features
         self.register_buffer("text_features", torch.zeros(num_classes, size), persistent=False)
 

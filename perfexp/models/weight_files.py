@@ -20,17 +20,28 @@ def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Pa
         return None
     folder = Path(weights_dir or ".").expanduser()
     if not folder.is_dir():
-        raise UserError(f"model.weights_dir is not a folder: {folder}. Name the folder of the weights.")
+        raise UserError(
+            f"model.weights_dir is not a folder: {folder}. Name the folder of the weights."
+        )
     candidates = sorted(file.name for file in folder.iterdir() if file.suffix in SUFFIXES)
     if weights is not None:
         file = folder / Path(weights).expanduser()
         if not file.is_file():
-            hint = did_you_mean(Path(weights).name, candidates) or f"It holds no {' or '.join(SUFFIXES)} file."
+            hint = (
+                did_you_mean(Path(weights).name, candidates)
+                or f"It holds no {' or '.join(SUFFIXES)} file."
+            )
             raise UserError(f"There are no weights {weights} in {folder.resolve()}. {hint}")
         return file
-    fitting = [name for name in candidates if re.fullmatch(rf"{re.escape(model)}(-.*)?\.pth?", name)]
+    fitting = [
+        name for name in candidates if re.fullmatch(rf"{re.escape(model)}(-.*)?\.pth?", name)
+    ]
     if len(fitting) == 1:
         return folder / fitting[0]
-    content = f"{len(fitting)} files for {model}: {', '.join(fitting)}" if fitting else f"no {model}.pth"
+    content = (
+        f"{len(fitting)} files for {model}: {', '.join(fitting)}" if fitting else f"no {model}.pth"
+    )
     hint = "" if fitting else did_you_mean(f"{model}.pth", candidates)
-    raise UserError(f"{folder.resolve()} holds {content}. Name the file by model.weights=FILE. {hint}".strip())
+    raise UserError(
+        f"{folder.resolve()} holds {content}. Name the file by model.weights=FILE. {hint}".strip()
+    )

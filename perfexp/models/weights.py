@@ -28,11 +28,17 @@ _DENSENET_NAME = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)"
 _SAFE_TORCH = Version("2.6")
 #: Beginnings of files that torch.save does not write, each with the cause and the remedy.
 _OTHERS = {
-    b"version https://git-lfs": ("it is a pointer of Git LFS", "Fetch the file itself: git lfs pull"),
+    b"version https://git-lfs": (
+        "it is a pointer of Git LFS",
+        "Fetch the file itself: git lfs pull",
+    ),
     b"<": ("it is a web page, not the file", "Download the file itself, without a page around it"),
     b"\x93NUMPY": ("it is an array of NumPy", "Convert it with torch.from_numpy"),
     b"\x1f\x8b": ("it is compressed by gzip", "Unpack it"),
-    b"\x89HDF": ("it is an HDF5 file, as of Keras", "Convert its arrays to tensors with torch.from_numpy"),
+    b"\x89HDF": (
+        "it is an HDF5 file, as of Keras",
+        "Convert its arrays to tensors with torch.from_numpy",
+    ),
 }
 #: Beginning of a pickle, and of one that torch.save wrote before torch 1.6.
 _PICKLE, _OLD_FILE = b"\x80", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
@@ -46,7 +52,9 @@ _SHOWN = 3
 def read_content(file: Path, kind: str, advice: str) -> Any:
     """The content of a file of torch.save, on the host; `UserError` for one that is unreadable, or would run code."""
     if parse(torch.__version__) < _SAFE_TORCH:
-        raise UserError(f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code.")
+        raise UserError(
+            f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code."
+        )
     try:
         _refuse_inflated(file)
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -79,36 +87,63 @@ def _cause(file: Path, error: Exception) -> tuple[str, str]:
         if start.lstrip().startswith(beginning):
             return described
     if start.startswith(_PICKLE) and not start.startswith(_OLD_FILE):
-        return "it is a pickle of Python, not of torch.save", "Save its arrays as tensors with torch.save"
+        return (
+            "it is a pickle of Python, not of torch.save",
+            "Save its arrays as tensors with torch.save",
+        )
     message = str(error)
     if forbidden := _FORBIDDEN.search(message):
         name = forbidden[1]
         if name.startswith("torch.nn."):
-            return f"it is a pickled model ({name})", "Save its state dict where the model's code is"
+            return (
+                f"it is a pickled model ({name})",
+                "Save its state dict where the model's code is",
+            )
         what = "numbers of NumPy" if name.startswith("numpy.") else "an object of a class"
-        return f"it holds {what} ({name})", "Save its tensors alone: torch.save(checkpoint['state_dict'], FILE)"
+        return (
+            f"it holds {what} ({name})",
+            "Save its tensors alone: torch.save(checkpoint['state_dict'], FILE)",
+        )
     if start[8:9] == b"{":
-        return "it is a safetensors file", "Convert it: torch.save(safetensors.torch.load_file(FILE), NEW)"
+        return (
+            "it is a safetensors file",
+            "Convert it: torch.save(safetensors.torch.load_file(FILE), NEW)",
+        )
     if "central directory" in message or isinstance(error, zipfile.BadZipFile):
         return "it is cut off or damaged", "Copy or download it again"
     if "TorchScript" in message:
-        return "it is a TorchScript archive", "Save its state dict: torch.jit.load(FILE).state_dict()"
+        return (
+            "it is a TorchScript archive",
+            "Save its state dict: torch.jit.load(FILE).state_dict()",
+        )
     if start.startswith(b"PK"):
-        return "it is an archive of another program, as .npz", "Save its arrays as tensors with torch.save"
+        return (
+            "it is an archive of another program, as .npz",
+            "Save its arrays as tensors with torch.save",
+        )
     if start.isascii() and b"\0" not in start:
         return "it is text", "Choose another file"
-    words = message.strip().partition(". ")[0].split()  # the rest is torch's advice to trust the file
+    words = (
+        message.strip().partition(". ")[0].split()
+    )  # the rest is torch's advice to trust the file
     return " ".join(words) or type(error).__name__, "Copy it again, or choose another file"
 
 
-def _state_dicts(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def _state_dicts(
+    content: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Yield the state dicts in a checkpoint with the keys that lead to them: mappings with parameters.
 
     A mapping with another one in it is not a state dict, but has other tensors, for example a random state.
     """
     if not isinstance(content, Mapping):
         return
-    below = [found for key in content if len(path) < _DEPTH for found in _state_dicts(content[key], (*path, str(key)))]
+    below = [
+        found
+        for key in content
+        if len(path) < _DEPTH
+        for found in _state_dicts(content[key], (*path, str(key)))
+    ]
     tensors = (value for value in content.values() if isinstance(value, torch.Tensor))
     if not below and any(tensor.ndim and tensor.is_floating_point() for tensor in tensors):
         yield path, dict(content)
@@ -116,7 +151,9 @@ def _state_dicts(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def _read_weights(file: Path) -> dict[str, torch.Tensor]:
-    content = read_content(file, "weights", "Save a state dict: torch.save(model.state_dict(), FILE).")
+    content = read_content(
+        file, "weights", "Save a state dict: torch.save(model.state_dict(), FILE)."
+    )
     found = dict(_state_dicts(content))
     usual = [path for path in found if path[-1:] and path[-1] in _NESTED]
     first = sorted(usual, key=lambda path: (len(path), _NESTED.index(path[-1])))[:1] or list(found)
@@ -126,15 +163,24 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
         )
     if len(first) > 1:
         names = _first([".".join(path) for path in first])
-        raise UserError(f"{file} holds {len(first)} state dicts: {names}. Save one of them: torch.save(…, FILE).")
+        raise UserError(
+            f"{file} holds {len(first)} state dicts: {names}. Save one of them: torch.save(…, FILE)."
+        )
     state = found[first[0]]
-    return {_plain_name(str(name)): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {
+        _plain_name(str(name)): value
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _unwrapped(tensors: dict[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:
     """Remove prefixes that all names share, until a name is one of the module's own."""
     while not any(name in own for name in tensors):
-        shared = next((prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)), None)
+        shared = next(
+            (prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)),
+            None,
+        )
         if shared is None:
             break
         tensors = {name.removeprefix(shared): tensor for name, tensor in tensors.items()}
@@ -149,14 +195,18 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
     tensors = _unwrapped(_read_weights(file), module.state_dict())
     check_fit(module, tensors, file)
     if any(tensor.is_meta for tensor in tensors.values()):
-        raise UserError(f"{file} holds shapes without numbers (meta tensors). Save the weights of a model on a device.")
+        raise UserError(
+            f"{file} holds shapes without numbers (meta tensors). Save the weights of a model on a device."
+        )
     module.load_state_dict({**module.state_dict(), **tensors})
 
 
 def load_trained(module: torch.nn.Module, file: Path) -> None:
     """Load the weights that a run's own training wrote; raises `PerfexpError` if there are none."""
     if not untrusted.is_regular(file):
-        raise PerfexpError(f"there are no weights {file.name}: the training of this run did not end")
+        raise PerfexpError(
+            f"there are no weights {file.name}: the training of this run did not end"
+        )
     load_weights(module, file)
 
 
@@ -164,7 +214,9 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
     """Raise `UserError` if entries of a module's weights are missing, unexpected or of another shape."""
     own = module.state_dict()
     # BatchNorm's call counter has been saved since torch 0.4.1; older files, some of torchvision's too, lack it.
-    missing = [name for name in own if name not in tensors and not name.endswith(".num_batches_tracked")]
+    missing = [
+        name for name in own if name not in tensors and not name.endswith(".num_batches_tracked")
+    ]
     unexpected = [name for name in tensors if name not in own]
     misshapen = [
         f"{name} (file {tuple(tensors[name].shape)}, model {tuple(own[name].shape)})"
@@ -172,7 +224,9 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
         if name in tensors and tensors[name].shape != own[name].shape
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
-    complaints = [f"{len(names)} {what}: {_first(names)}" for what, names in problems.items() if names]
+    complaints = [
+        f"{len(names)} {what}: {_first(names)}" for what, names in problems.items() if names
+    ]
     if complaints:
         raise UserError(
             f"The weights in {file} do not fit the {type(module).__name__}: {'; '.join(complaints)}. "

@@ -46,4 +46,10 @@ class Inference:
                 forward()
 
             call, segments = both, [("data", data), ("forward", forward)]
-        return Step(call=call, segments=tuple(segments), active=session.inferring, batch_size=batch_size, state=state)
+        return Step(
+            call=call,
+            segments=tuple(segments),
+            active=session.inferring,
+            batch_size=batch_size,
+            state=state,
+        )

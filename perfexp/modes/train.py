@@ -74,15 +74,22 @@ class Train:
     batch_size: Any = None
 
     def __post_init__(self) -> None:
-        self.optimizer, self.schedule = _checked(self.optimizer), Schedule(self.schedule)  # a plan has its name
+        self.optimizer, self.schedule = (
+            _checked(self.optimizer),
+            Schedule(self.schedule),
+        )  # a plan has its name
         for key, (least, most, allowed) in _POSSIBLE.items():
             if (value := getattr(self, key)) is not None and not least <= value <= most:
                 raise UserError(f"mode.train.{key}={value}: set {allowed}.")
         self.eval_every = self.eval_every or (1 if self.patience else None)
         if self.save_every and not self.checkpoints:
-            raise UserError(f"mode.train.save_every={self.save_every} needs mode.train.checkpoints=true.")
+            raise UserError(
+                f"mode.train.save_every={self.save_every} needs mode.train.checkpoints=true."
+            )
         if self.warmup_steps and self.warmup_epochs:
-            raise UserError("mode.train.warmup_steps and warmup_epochs are two forms of one setting: use one of them.")
+            raise UserError(
+                "mode.train.warmup_steps and warmup_epochs are two forms of one setting: use one of them."
+            )
 
     @property
     def of_epochs(self) -> list[str]:
@@ -122,7 +129,9 @@ class Train:
             decay_factor=self.decay_factor,
         )
 
-    def updating(self, session: Session, batch_size: int) -> tuple[Callable[[], None], Trainer | None]:
+    def updating(
+        self, session: Session, batch_size: int
+    ) -> tuple[Callable[[], None], Trainer | None]:
         """The optimizer's part of a step, and the state of the training.
 
         Raises `UserError` for settings that the session does not take, and for a checkpoint that does not fit.
@@ -138,7 +147,11 @@ class Train:
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
         state = State(source=batches.next)
         update, trainer = self.updating(session, batch_size)
-        loss_of = partial(session.loss, label_smoothing=self.label_smoothing) if self.label_smoothing else session.loss
+        loss_of = (
+            partial(session.loss, label_smoothing=self.label_smoothing)
+            if self.label_smoothing
+            else session.loss
+        )
 
         def data() -> None:
             state.batch = state.source()
@@ -154,7 +167,11 @@ class Train:
         def backward() -> None:
             session.backward(state.loss)
 
-        parts: list[tuple[str, Callable[[], object]]] = [("data", data), ("forward", forward), ("loss", loss)]
+        parts: list[tuple[str, Callable[[], object]]] = [
+            ("data", data),
+            ("forward", forward),
+            ("loss", loss),
+        ]
         parts += [("backward", backward), ("optimizer", update)]
         if trainer is not None and self.is_scheduled:
             parts.append(("schedule", trainer.advance))
@@ -191,13 +208,19 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of an optimizer, those of SGD only for SGD; raises `UserError` for impossible ones."""
     is_sgd = settings.get("name", "sgd") == "sgd"
     settings = {key: value for key, value in settings.items() if is_sgd or key not in _OF_SGD}
-    for key, least, most in (("lr", 0.0, math.inf), ("momentum", 0.0, 1.0), ("weight_decay", 0.0, math.inf)):
+    for key, least, most in (
+        ("lr", 0.0, math.inf),
+        ("momentum", 0.0, 1.0),
+        ("weight_decay", 0.0, math.inf),
+    ):
         value = settings.get(key, least)
         if not (isinstance(value, int | float) and least <= value < most):
             allowed = f"from 0, below {most:g}" if most == 1.0 else "of 0 or more"
             raise UserError(f"mode.train.optimizer.{key}={value}: set a number {allowed}.")
     if settings.get("nesterov") and not settings.get("momentum"):
-        raise UserError("mode.train.optimizer.nesterov=true needs mode.train.optimizer.momentum above 0.")
+        raise UserError(
+            "mode.train.optimizer.nesterov=true needs mode.train.optimizer.momentum above 0."
+        )
     if not settings.get("nesterov", True):  # torch's default, which need not be passed on
         settings.pop("nesterov")
     return settings

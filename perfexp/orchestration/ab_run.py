@@ -72,12 +72,17 @@ class AbRun:
                 run.assignment.sweep.level = sequential.level(measured)
         if any(len(_replicates(record)) < processes for record in records):
             return True  # the report of the run has the reason
-        sides = [Side.of(name, name, [Analysis.of(one)]) for name, one in zip("AB", records, strict=False)]
+        sides = [
+            Side.of(name, name, [Analysis.of(one)])
+            for name, one in zip("AB", records, strict=False)
+        ]
         pairs = self._decisive(judging.compare(sides, self._settings).pairs)
         is_late = next_end - self._start > self._max_seconds
         if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in pairs):
             return True
-        if measured > processes or processes < sequential.LEAST:  # a continued run was looked at before
+        if (
+            measured > processes or processes < sequential.LEAST
+        ):  # a continued run was looked at before
             return is_late
         self._console.note(_look(processes, pairs))
         is_decided = all(pair.verdict is not Verdict.UNDECIDED for pair in pairs)
@@ -86,7 +91,9 @@ class AbRun:
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         if isinstance(outcome, PerfexpError):
             self._console.error(str(outcome))
-        self.exit_codes.append(outcome.exit_code if isinstance(outcome, PerfexpError) else exit_code(outcome))
+        self.exit_codes.append(
+            outcome.exit_code if isinstance(outcome, PerfexpError) else exit_code(outcome)
+        )
         if assignment.sweep is not None:
             self._sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
 

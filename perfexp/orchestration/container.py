@@ -24,17 +24,23 @@ def engine_path(name: str | None) -> str:
     names = (name,) if name else ENGINES
     found = next((path for one in names if (path := shutil.which(one))), None)
     if found is None:
-        raise UserError(f"No container engine found ({', '.join(names)}). Install one, or name it with --engine.")
+        raise UserError(
+            f"No container engine found ({', '.join(names)}). Install one, or name it with --engine."
+        )
     return found
 
 
 def image_digest(engine: str, image: str) -> str:
     """Return the digest of an image that is on this machine; raises UserError if there is none."""
     if image.startswith("-"):
-        raise UserError(f"--image {image}: this is an option of the engine, not the name of an image.")
+        raise UserError(
+            f"--image {image}: this is an option of the engine, not the name of an image."
+        )
     query = [engine, "image", "inspect", "--format", "{{.Id}}", image]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=False)
+        answer = subprocess.run(
+            query, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"{engine} does not answer: {error}.") from error
     if answer.returncode or not answer.stdout.strip():
@@ -60,12 +66,32 @@ def command(
     paths, and the locks that keep two measurements off one device.
     """
     is_podman = Path(engine).name == "podman"
-    gpus = ["--device=nvidia.com/gpu=all" if is_podman else "--gpus=all", *_LIMITS] if has_gpus else []
-    own = ["--userns=keep-id"] if is_podman and os.getuid() else [f"--user={os.getuid()}:{os.getgid()}"]
-    mounts = [_mount(writable), _mount(locks.private_folder()), *(_mount(path, ",readonly") for path in readable)]
+    gpus = (
+        ["--device=nvidia.com/gpu=all" if is_podman else "--gpus=all", *_LIMITS] if has_gpus else []
+    )
+    own = (
+        ["--userns=keep-id"]
+        if is_podman and os.getuid()
+        else [f"--user={os.getuid()}:{os.getgid()}"]
+    )
+    mounts = [
+        _mount(writable),
+        _mount(locks.private_folder()),
+        *(_mount(path, ",readonly") for path in readable),
+    ]
     environment = [f"--env={IMAGE_VARIABLE}={image}@{digest}", "--env=HOME=/tmp"]
     return [
-        *(engine, "run", "--rm", "--network=none", "--ipc=host", *gpus, *own, *mounts, *environment),
+        *(
+            engine,
+            "run",
+            "--rm",
+            "--network=none",
+            "--ipc=host",
+            *gpus,
+            *own,
+            *mounts,
+            *environment,
+        ),
         *("--entrypoint=perfexp", digest, *arguments),
     ]
 
@@ -81,5 +107,7 @@ def run(argv: Sequence[str]) -> int:
 def _mount(path: Path, access: str = "") -> str:
     place = path.absolute()
     if "," in str(place) or '"' in str(place):
-        raise UserError(f"{place}: an engine cannot mount a path with a comma or a quotation mark. Rename it.")
+        raise UserError(
+            f"{place}: an engine cannot mount a path with a comma or a quotation mark. Rename it."
+        )
     return f"--mount=type=bind,source={place},target={place}{access}"

@@ -22,7 +22,9 @@ Ended = Callable[[Assignment, Record | PerfexpError], None]
 Turns = Callable[[Sequence[Run]], Iterator[tuple[Run, int | None]]]
 
 
-def run(assignment: Assignment, console: Console, measure_here: Callable[[], None] | None = None) -> Record:
+def run(
+    assignment: Assignment, console: Console, measure_here: Callable[[], None] | None = None
+) -> Record:
     """Measure a plan, and return its record, which has been written, sent and shown.
 
     Finished points are in the record before an error or KeyboardInterrupt is raised.
@@ -31,7 +33,12 @@ def run(assignment: Assignment, console: Console, measure_here: Callable[[], Non
         measure_here: measures in this process; None for workers.
     """
     outcomes: list[Record | PerfexpError] = []
-    measure([assignment], console, lambda _, outcome: outcomes.append(outcome), measure_here=measure_here)
+    measure(
+        [assignment],
+        console,
+        lambda _, outcome: outcomes.append(outcome),
+        measure_here=measure_here,
+    )
     if isinstance(outcomes[-1], PerfexpError):
         raise outcomes[-1]
     return outcomes[-1]
@@ -116,8 +123,12 @@ def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
     if len(runs) == 1:
         yield runs[0], None
     else:
-        for replicate in range(max((run.assignment.plan.least_processes for run in runs), default=0)):
-            for run in order([run for run in runs if run.assignment.plan.least_processes > replicate], replicate):
+        for replicate in range(
+            max((run.assignment.plan.least_processes for run in runs), default=0)
+        ):
+            for run in order(
+                [run for run in runs if run.assignment.plan.least_processes > replicate], replicate
+            ):
                 yield run, replicate
     while further := {run: number for run in runs if (number := run.further()) is not None}:
         for run in order(list(further), max(further.values())):

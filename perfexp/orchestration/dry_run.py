@@ -21,7 +21,11 @@ _MOST_LINES = 20
 
 
 def show(
-    assignments: Sequence[Assignment], sweep_run: SweepRun | None, console: Console, *, is_here: bool = True
+    assignments: Sequence[Assignment],
+    sweep_run: SweepRun | None,
+    console: Console,
+    *,
+    is_here: bool = True,
 ) -> None:
     """Print points, time and folder of one run, or of the runs of a sweep; warn of a missing energy meter.
 
@@ -36,15 +40,25 @@ def show(
         folders = [assignments[0].folder]
     else:
         runs = zip(assignments, left, times, strict=True)
-        listed = [f"{assignment.name}: {_text([keys], seconds)}" for assignment, keys, seconds in runs]
-        lines = [f"sweep over {sweep_run.sweep.name}", *(listed if len(listed) <= _MOST_LINES else [])]
+        listed = [
+            f"{assignment.name}: {_text([keys], seconds)}" for assignment, keys, seconds in runs
+        ]
+        lines = [
+            f"sweep over {sweep_run.sweep.name}",
+            *(listed if len(listed) <= _MOST_LINES else []),
+        ]
         lines += [f"{units.counted(len(listed), 'run')}, {total}"]
-        folders = [sweep_run.paths.root, *(assignment.folder.parent.absolute() for assignment in assignments)]
+        folders = [
+            sweep_run.paths.root,
+            *(assignment.folder.parent.absolute() for assignment in assignments),
+        ]
     into = ", ".join(f"{folder}{os.sep}" for folder in dict.fromkeys(folders))
     title, *details = map(one_line, (*lines, f"into {into}"))
     for line in (title, *(f"  {detail}" for detail in details), "Nothing has been measured."):
         console.note(line)
-    for reason in dict.fromkeys(_why_no_energy(one.plan) for one in assignments if is_here and one.plan.probes.energy):
+    for reason in dict.fromkeys(
+        _why_no_energy(one.plan) for one in assignments if is_here and one.plan.probes.energy
+    ):
         if reason:
             console.warning(
                 f"no energy would be measured, {reason} (meter_missing)\n"
@@ -54,7 +68,9 @@ def show(
 
 def _why_no_energy(plan: config.Plan) -> str:
     """Why the device has no meter; empty if it has one, or nothing is known without the device."""
-    if not str(plan.gpu["_target_"]).startswith(tuple(f"perfexp.devices.{kind}." for kind in ("auto", "cpu", "cuda"))):
+    if not str(plan.gpu["_target_"]).startswith(
+        tuple(f"perfexp.devices.{kind}." for kind in ("auto", "cpu", "cuda"))
+    ):
         return ""
     first = plan.gpu.get("index") or 0
     found = auto.predicted_meters(plan.gpu_name, range(first, first + plan.devices))
@@ -72,4 +88,8 @@ def _text(left: Sequence[Collection[Key]], seconds: float | None) -> str:
     points = counted_points(*left)
     if seconds is None:
         return f"{points}, time unknown"
-    return f"{points}, about {units.format_seconds(seconds, 2)}" if any(left) else "nothing is left to measure"
+    return (
+        f"{points}, about {units.format_seconds(seconds, 2)}"
+        if any(left)
+        else "nothing is left to measure"
+    )

@@ -83,7 +83,12 @@ class ProgressRelay:
         follow: Callable[[Point], None],
     ) -> None:
         self._progress, self._keys, self._left = progress, list(keys), set(left)
-        self._assignment, self._points, self._begun, self._follow = assignment, points, begun, follow
+        self._assignment, self._points, self._begun, self._follow = (
+            assignment,
+            points,
+            begun,
+            follow,
+        )
         self._count = assignment.plan.epochs or 0
         self._epoch_seconds: list[float] = []
         self._seconds = measured_seconds(read_points(self._points))
@@ -132,8 +137,12 @@ class ProgressRelay:
 
     def _estimate(self) -> None:
         whole = self._assignment.whole
-        is_known = self._seconds or not (whole and whole.seconds)  # other runs are a better guide than the plan
-        self._progress.remaining(self._assignment.seconds(self._left, self._seconds) if is_known else None)
+        is_known = self._seconds or not (
+            whole and whole.seconds
+        )  # other runs are a better guide than the plan
+        self._progress.remaining(
+            self._assignment.seconds(self._left, self._seconds) if is_known else None
+        )
 
     def _result(self, key: Key) -> str:
         """The median of a point by all processes so far; empty if it failed."""
@@ -144,7 +153,9 @@ class ProgressRelay:
         row = summary.row(alike, ()) if is_ok else None
         if row is None or row.time_kind is None:
             return ""
-        return f"{CAPTIONS[row.time_kind]}{' so far' if row.processes > 1 else ''} {median_text(row)}"
+        return (
+            f"{CAPTIONS[row.time_kind]}{' so far' if row.processes > 1 else ''} {median_text(row)}"
+        )
 
 
 class Run(supervisor.Job):
@@ -171,7 +182,9 @@ class Run(supervisor.Job):
             paths.remove_leftovers()
             if assignment.overwrites and paths.plan.exists():
                 if not is_of_perfexp(paths):
-                    raise UserError(f"{paths.manifest} is not that of the run beside it: --overwrite removes nothing.")
+                    raise UserError(
+                        f"{paths.manifest} is not that of the run beside it: --overwrite removes nothing."
+                    )
                 self.paths = paths = paths.replacement()
                 if holds_other_plan(paths, assignment.plain):
                     paths.remove()
@@ -182,7 +195,9 @@ class Run(supervisor.Job):
             self._before = {point.key for point in read_points(paths.points)}
             if not self.left():
                 place = assignment.folder.absolute()
-                self._console.note(f"Nothing is left to measure in {place}: this is what was measured.")
+                self._console.note(
+                    f"Nothing is left to measure in {place}: this is what was measured."
+                )
             self._stack = stack.pop_all()
         return self
 
@@ -203,15 +218,21 @@ class Run(supervisor.Job):
         self.assignment.begun()
         progress.begun()
         assignment = self.assignment
-        for warning in _warnings_of_earlier_stages(assignment.plan.stage, assignment.folder.absolute()):
+        for warning in _warnings_of_earlier_stages(
+            assignment.plan.stage, assignment.folder.absolute()
+        ):
             self._console.note(warning)
         measured = measured_seconds(read_points(self.paths.points))
         seconds = assignment.seconds(self.left(), measured) if self.profiler.times else None
-        points = counted_points(self.timed) if self.timed else units.counted(len(self.profiles), "point")
+        points = (
+            counted_points(self.timed) if self.timed else units.counted(len(self.profiles), "point")
+        )
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
             facts, _ = supervisor.recorded_environment(self)
-            self._console.header(assignment.plain, facts, points=points, seconds=seconds, keys=self.timed)
+            self._console.header(
+                assignment.plain, facts, points=points, seconds=seconds, keys=self.timed
+            )
 
     def measure(self, replicate: int | None = None) -> None:
         """Measure the points without a result, of all replicates or that of this number.
@@ -228,7 +249,9 @@ class Run(supervisor.Job):
         with self._console.progress(whole=whole) as progress, self._following(left) as follow:
             progress.started(len(keys), len(keys) - sum(key in left for key in keys))
             announce = partial(self._announce, progress)
-            self.listener = ProgressRelay(progress, keys, left, self.assignment, self.paths.points, announce, follow)
+            self.listener = ProgressRelay(
+                progress, keys, left, self.assignment, self.paths.points, announce, follow
+            )
             for number in numbers:
                 supervisor.measure(self, number)
                 self._measured.add(number)
@@ -240,9 +263,18 @@ class Run(supervisor.Job):
         """The number of another replicate that the results so far ask for; None if they are precise enough."""
         if not self.plan.is_adaptive:
             return None
-        with suppress(PerfexpError):  # what can't be read or written is reported when the record is saved
+        with suppress(
+            PerfexpError
+        ):  # what can't be read or written is reported when the record is saved
             self.extend()
-        return next((number for number in supervisor.replicates(self.timed) if number not in self._measured), None)
+        return next(
+            (
+                number
+                for number in supervisor.replicates(self.timed)
+                if number not in self._measured
+            ),
+            None,
+        )
 
     def ended_by(self, error: PerfexpError) -> None:
         """Remember the error that ended the measurement: the folder of a run that was refused is removed."""
@@ -284,9 +316,13 @@ class Run(supervisor.Job):
             uid=before.uid if before else self.paths.uid or uuid.uuid4().hex,
             name=self.assignment.name,
             perfexp_version=__version__,
-            status=overall_status([point for point in points if not is_profile(point.key)] or points),
+            status=overall_status(
+                [point for point in points if not is_profile(point.key)] or points
+            ),
             started=min((point.started for point in points if point.started), default=ended),
-            ended=before.ended if before and before.points == points else ended,  # nothing was measured this time
+            ended=before.ended
+            if before and before.points == points
+            else ended,  # nothing was measured this time
             command=self.plain["command"],
             plan=self.plain,
             plan_hash=plan_file.plan_hash(self.plain),
@@ -303,7 +339,10 @@ class Run(supervisor.Job):
         """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
         self.extend()
         record = self.assembled()
-        if any(point.key not in self._before and point.status is not Status.INTERRUPTED for point in record.points):
+        if any(
+            point.key not in self._before and point.status is not Status.INTERRUPTED
+            for point in record.points
+        ):
             machine_priors.add(record)  # a folder may be somebody else's
         try:
             write_atomically(self.paths.record, record.to_json())
@@ -314,7 +353,9 @@ class Run(supervisor.Job):
             raise disk_error(error) from error
         self.paths = RunPaths(self.assignment.folder)
         if self.plan.is_sparse:  # on disk with the artifacts, when it is published
-            record.doubts += self._optional("The curves could not be checked for stairs", partial(_stairs, record))
+            record.doubts += self._optional(
+                "The curves could not be checked for stairs", partial(_stairs, record)
+            )
         return record
 
     def publish(self, record: Record, console: Console | None = None) -> Record:
@@ -331,24 +372,32 @@ class Run(supervisor.Job):
         try:
             return action(self.paths.root)
         except Exception as error:
-            self._console.error(f"{what}: {one_line(repr(error))}. The record is safe: {self.paths.record}")
+            self._console.error(
+                f"{what}: {one_line(repr(error))}. The record is safe: {self.paths.record}"
+            )
             return []
 
     def _write_files(self, analysis: Analysis, console: Console) -> None:
         record = analysis.record
         try:
             if profile_summary.profiles(record):
-                roofline_files.write_profiled(record, self.paths, gpu_sheets.read([installation.conf_dir()]))
+                roofline_files.write_profiled(
+                    record, self.paths, gpu_sheets.read([installation.conf_dir()])
+                )
             forecasts: list[Forecast] = []
             if self.plan.is_sparse:
-                forecasts = self._optional("Other points could not be predicted", partial(_forecasts, record))
+                forecasts = self._optional(
+                    "Other points could not be predicted", partial(_forecasts, record)
+                )
             for forecast in forecasts if not console.quiet else ():
                 console.note(predictions.summary(forecast))
             record.artifacts = run_files.write(analysis, self.paths, forecasts)
             write_atomically(self.paths.record, record.to_json())
         except OSError as error:
             place = self.paths.record
-            console.error(f"Some tables and plots could not be written: {error}. The record is safe: {place}")
+            console.error(
+                f"Some tables and plots could not be written: {error}. The record is safe: {place}"
+            )
 
     def _send(self, analysis: Analysis, console: Console) -> str | None:
         try:
@@ -367,17 +416,23 @@ def _stairs(record: Record, folder: Path) -> list[Diagnostic]:
 
 def _forecasts(record: Record, folder: Path) -> list[Forecast]:
     """Predict the unmeasured points of a sparse sweep, with the runs beside it as calibration."""
-    return predictions.of_record(record, corpus.of_record(record, folder), corpus.Corpus(corpus.sibling_curves(folder)))
+    return predictions.of_record(
+        record, corpus.of_record(record, folder), corpus.Corpus(corpus.sibling_curves(folder))
+    )
 
 
-def show_results(analysis: Analysis, assignment: Assignment, console: Console, *, tracking: str | None = None) -> None:
+def show_results(
+    analysis: Analysis, assignment: Assignment, console: Console, *, tracking: str | None = None
+) -> None:
     """Print the results of a run, those of a run of a sweep in a line: the sweep's table and link come at its end."""
     sweep = assignment.sweep
     if sweep is None:
         console.show(analysis, assignment.folder, tracking=tracking)
     else:
         name = " ".join(f"{axis}={value}" for axis, value in sweep.axes.items()) or assignment.name
-        console.show_in_sweep(analysis, assignment.folder, number=sweep.job + 1, runs=sweep.jobs, name=name)
+        console.show_in_sweep(
+            analysis, assignment.folder, number=sweep.job + 1, runs=sweep.jobs, name=name
+        )
 
 
 def _remove_empty(replacement: RunPaths) -> None:
@@ -413,7 +468,10 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         if not isinstance(error, (PerfexpError, OSError, MemoryError, *FOREIGN_ERRORS)):
             raise crash_report.failure(error, paths.root) from error
         story = "".join(traceback.format_exception(error)).encode(errors="replace")
-        with suppress(OSError), untrusted.open_append(paths.log) as log:  # a full disk has no room for it
+        with (
+            suppress(OSError),
+            untrusted.open_append(paths.log) as log,
+        ):  # a full disk has no room for it
             log.write(story)
         if isinstance(error, OSError):
             raise disk_error(error) from error
@@ -431,10 +489,16 @@ def _merged(points: list[Point]) -> list[Point]:
     """Add metrics and diagnostics of layers and profiles to the timed points."""
     by_key = {point.key: point for point in points}
     for other in points:
-        point = by_key.get(timed_key(other.key) if is_layers(other.key) else profiled_key(other.key), other)
+        point = by_key.get(
+            timed_key(other.key) if is_layers(other.key) else profiled_key(other.key), other
+        )
         if point is not other:
             codes = {doubt.code for doubt in point.doubts if doubt.rule.shared}
-            names = {metric.name for metric in point.metrics}  # a point from a record has them already
+            names = {
+                metric.name for metric in point.metrics
+            }  # a point from a record has them already
             point.metrics += [metric for metric in other.metrics if metric.name not in names]
-            point.doubts += [one for one in other.doubts if one.code not in codes and one not in point.doubts]
+            point.doubts += [
+                one for one in other.doubts if one.code not in codes and one not in point.doubts
+            ]
     return points

@@ -44,7 +44,9 @@ def _cache(record: Record) -> JsonCache | None:
     device = record.environment.get("device", {})
     if not (device.get("uuid") or device.get("kind") in _SINGLE):
         return None
-    return cache_of(record.environment, str(device.get("uuid") or device["name"]), device.get("driver"))
+    return cache_of(
+        record.environment, str(device.get("uuid") or device["name"]), device.get("driver")
+    )
 
 
 def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> dict[str, Prior]:
@@ -58,7 +60,10 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
             continue
         for name, variance, degrees in of_run:
             figures.setdefault(name, []).append(Component(variance=variance, degrees=degrees))
-    return {name: prior.on(figures.get(name, ())[-_MOST_FIGURES:]) for name, prior in priors.of_kind(kind).items()}
+    return {
+        name: prior.on(figures.get(name, ())[-_MOST_FIGURES:])
+        for name, prior in priors.of_kind(kind).items()
+    }
 
 
 def _shown(record: Record) -> list[_Figure]:
@@ -81,4 +86,6 @@ def cache_of(facts: Mapping[str, Any], device: str, driver: str | None) -> JsonC
         driver: version of the GPU's driver.
     """
     torch = fact_at(dict(facts), "packages.torch")
-    return JsonCache(cache_folder("processes"), {"device": device, "driver": driver, "torch": torch})
+    return JsonCache(
+        cache_folder("processes"), {"device": device, "driver": driver, "torch": torch}
+    )

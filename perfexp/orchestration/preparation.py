@@ -65,7 +65,9 @@ _PROCESSES = "processes"
 _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 
 
-def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again: Collection[Key]) -> str:
+def prepare(
+    paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again: Collection[Key]
+) -> str:
     """Write plan.yaml and expected.json, and forget failed points of the same plan; returns the plan's SHA-256.
 
     The results of profiles that are made `again` stay until there are new ones. Raises UserError if the folder has
@@ -75,7 +77,9 @@ def prepare(paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again:
     if paths.record.exists():
         _recover_points(paths, plan_file.plan_hash(_with_fewer_processes(paths, plain)))
     finished = read_points(paths.points)
-    forgotten = {point.key for point in finished if point.status not in _FINAL and point.key not in again}
+    forgotten = {
+        point.key for point in finished if point.status not in _FINAL and point.key not in again
+    }
     if paths.plan.exists() and forgotten:
         write_atomically(paths.points, b"".join(other_lines(paths, forgotten)))
         finished = read_points(paths.points)
@@ -90,7 +94,9 @@ def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point
     keys = plan.keys(results)
     if not config.build(plan.profiler).times:  # earlier times count as well
         keys = list(dict.fromkeys([*(point.key for point in results), *keys]))
-    write_atomically(paths.expected, Expected(keys=keys, point_seconds=plan.point_seconds).to_json())
+    write_atomically(
+        paths.expected, Expected(keys=keys, point_seconds=plan.point_seconds).to_json()
+    )
 
 
 def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
@@ -109,7 +115,9 @@ def _recover_points(paths: RunPaths, plan_hash: str) -> None:
     try:
         record = Record.load(paths.record)
     except UserError as error:
-        raise UserError(f"{error} It would be overwritten: move it away, or choose another output_dir.") from error
+        raise UserError(
+            f"{error} It would be overwritten: move it away, or choose another output_dir."
+        ) from error
     done = {point.key for point in read_points(paths.points)}
     if record.plan_hash == plan_hash:
         for point in record.points:
@@ -125,7 +133,10 @@ def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
         point.key
         for point in results
         if point.key in keys
-        and (point.status not in _FINAL or _is_stale(point.facts.get("profile") or {}, paths.root, settings))
+        and (
+            point.status not in _FINAL
+            or _is_stale(point.facts.get("profile") or {}, paths.root, settings)
+        )
     )
 
 
@@ -144,7 +155,11 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a profiler's node as JSON values; nothing for profiler=none."""
-    return {} if node.get("name") == "none" else {key: value for key, value in node.items() if key != "_target_"}
+    return (
+        {}
+        if node.get("name") == "none"
+        else {key: value for key, value in node.items() if key != "_target_"}
+    )
 
 
 def is_of_perfexp(paths: RunPaths) -> bool:
@@ -195,7 +210,9 @@ def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     before, now = plan_file.read_to_resume(paths.plan), _with_fewer_processes(paths, plain)
     if changed := plan_file.differences(before, now):
         if why := plan_file.refusal_of_sources(before, now):
-            raise OtherCode(f"{paths.root} has results of other code: {why} --overwrite replaces the results.")
+            raise OtherCode(
+                f"{paths.root} has results of other code: {why} --overwrite replaces the results."
+            )
         listed = "\n  ".join(changed[:20])
         raise UserError(
             f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"

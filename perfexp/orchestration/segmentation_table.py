@@ -23,8 +23,19 @@ from perfexp.tables import speed_files
 #: Devices that are not GPUs.
 _NO_GPUS = ("cpu", "mps", "fake")
 _COUNT = "gpu.count"
-_SYNTHETIC = "images are synthetic, loading is not included; for real images: data=cityscapes data.root=DIR"
-_COLUMNS = ("model", "GPUs", "precision", "batch per GPU", "images/s ± CI95", "per GPU", "speed file", "remarks")
+_SYNTHETIC = (
+    "images are synthetic, loading is not included; for real images: data=cityscapes data.root=DIR"
+)
+_COLUMNS = (
+    "model",
+    "GPUs",
+    "precision",
+    "batch per GPU",
+    "images/s ± CI95",
+    "per GPU",
+    "speed file",
+    "remarks",
+)
 #: Columns of prose.
 _PROSE = ("model", "speed file", "remarks")
 
@@ -44,7 +55,9 @@ class SegmentationTable:
         """Announce what is skipped before anything is measured."""
         keys = (text.lstrip("+").partition("=")[0] for text in config.hydra.overrides.task)
         if _COUNT not in keys and "," not in (counts(config.gpu.name)):
-            _console(config).note(f"mp is skipped: {_visible(config.gpu.name)}. To measure 1 and N: {_COUNT}=1,N.")
+            _console(config).note(
+                f"mp is skipped: {_visible(config.gpu.name)}. To measure 1 and N: {_COUNT}=1,N."
+            )
 
     def on_multirun_end(self, config: Any, **_: Any) -> None:
         """Show the table; the sweep's own summary comes after it."""
@@ -86,16 +99,26 @@ def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | N
     lines: list[dict[str, str]] = []
     for child, one in SweepAnalysis.of(sweep, records).runs:
         if one is not None:
-            lines += [_of_speed(*training) for training in speed_files.where(one.record, folder / child.directory)]
+            lines += [
+                _of_speed(*training)
+                for training in speed_files.where(one.record, folder / child.directory)
+            ]
         elif child.status is not Status.OK:
             lines.append(_refused(child))
     if not lines:
         return None
     columns = [
-        Column(title, [line.get(title, "") for line in lines], prose=title in _PROSE, rank=int(title == "speed file"))
+        Column(
+            title,
+            [line.get(title, "") for line in lines],
+            prose=title in _PROSE,
+            rank=int(title == "speed file"),
+        )
         for title in _COLUMNS
     ]
-    synthetic = any("synthetic" in str(record.plan.get("choices", {}).get("data", "")) for record in records)
+    synthetic = any(
+        "synthetic" in str(record.plan.get("choices", {}).get("data", "")) for record in records
+    )
     return Grid(columns, [_SYNTHETIC] if synthetic else []).without_empty()
 
 

@@ -106,7 +106,9 @@ class Job:
         if not self.profiler.times:  # calls are only marked
             for keys in self.keys.values():
                 keys[:] = [key for key in keys if key in finished]
-        elif before and before != self.timed and not plan.is_sparse:  # `perfexp status` counts what was chosen
+        elif (
+            before and before != self.timed and not plan.is_sparse
+        ):  # `perfexp status` counts what was chosen
             write_expected(self.paths, plan, results)
 
     def measured(self) -> list[Point]:
@@ -182,7 +184,9 @@ def results(job: Job) -> list[Point]:
 
     planned = set(job.timed)
     chosen = [point for key, point in measured.items() if key not in planned]
-    further = [point for point in chosen if not point.facts.keys().isdisjoint(("shrunk_from", TRIALS))]
+    further = [
+        point for point in chosen if not point.facts.keys().isdisjoint(("shrunk_from", TRIALS))
+    ]
     others = [*job.keys["ttfp"], *job.keys["layers"], *job.profiles]
     return [*map(result, job.timed), *further, *map(result, others)]
 
@@ -190,7 +194,9 @@ def results(job: Job) -> list[Point]:
 def _measure(job: Job, what: str, replicate: int) -> None:
     fruitless = 0  # workers in a row without a result
     while left := _left(job, what, replicate):
-        if what == "timed" and job.keys["trials"]:  # a batch of these points is not known yet, or not any more
+        if (
+            what == "timed" and job.keys["trials"]
+        ):  # a batch of these points is not known yet, or not any more
             _measure(job, "trials", replicate)
             continue
         if failed := failures(left, job.measured()):
@@ -202,7 +208,9 @@ def _measure(job: Job, what: str, replicate: int) -> None:
         if ending.current is not None and (ending.current in still or is_trial(ending.current)):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.status is not Status.KILLED or fruitless >= _STARTS):
-            _abandon(job.paths, still[:1] if what == "trials" else still, ending)  # a worker makes one trial
+            _abandon(
+                job.paths, still[:1] if what == "trials" else still, ending
+            )  # a worker makes one trial
 
 
 def _left(job: Job, what: str, replicate: int) -> list[Key]:
@@ -214,12 +222,18 @@ def _left(job: Job, what: str, replicate: int) -> list[Key]:
 
 def _pass_over(job: Job, what: str, replicate: int) -> None:
     """Give points that another process could not measure for lasting reasons the same status, cold starts included."""
-    failed = {without_replicate(point.key): point for point in job.measured() if point.status in _LASTING}
+    failed = {
+        without_replicate(point.key): point for point in job.measured() if point.status in _LASTING
+    }
     points = []
     for key in _left(job, what, replicate):
         call = msgspec.structs.replace(key, phase="inference") if what == "ttfp" else key
         if before := failed.get(without_replicate(call)):
-            points.append(Point(key=key, status=before.status, error=f"not tried: {before.error or before.key}"))
+            points.append(
+                Point(
+                    key=key, status=before.status, error=f"not tried: {before.error or before.key}"
+                )
+            )
     _append(job.paths, points)
 
 
@@ -232,7 +246,10 @@ def _profiled(job: Job, key: Key) -> Point:
         point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"
         return point
     start, folder = time.perf_counter_ns(), job.paths.profile
-    point.facts["profile"] = {"profiler": job.profiler.name, "settings": profiler_settings(job.plan.profiler)}
+    point.facts["profile"] = {
+        "profiler": job.profiler.name,
+        "settings": profiler_settings(job.plan.profiler),
+    }
     place = place_of(key, job.profiles, folder)
     refuse_link(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -273,7 +290,9 @@ def _keep_files(job: Job, point: Point, place: Place) -> None:
         for path in outputs:
             if path not in made:
                 (root / path.name).unlink(missing_ok=True)
-    elif earlier := {path.name for path in outputs if (root / path.name).is_file()} & {*job.paths.claimed()}:
+    elif earlier := {path.name for path in outputs if (root / path.name).is_file()} & {
+        *job.paths.claimed()
+    }:
         facts["files"] = sorted(earlier)
         point.error = f"{point.error}; the files of the earlier profile are unchanged"
 
@@ -324,7 +343,10 @@ def _one_worker(
         prefix: command of a profiler.
         profile: dictionary for the worker's report on its profile.
     """
-    command = [*prefix, *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what)]
+    command = [
+        *prefix,
+        *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what),
+    ]
     job.paths.refusal.unlink(missing_ok=True)
     imports = None if prefix or _COLD_START in what else config.imports(job.plain)
     process = WorkerProcess(command, job.paths.log, imports=imports)
@@ -359,7 +381,9 @@ def _one_worker(
 def _judged(heard: Heard) -> tuple[Status, str]:
     """Return the status of a point during which a worker ended, and the reason."""
     if heard.termination:
-        status, why = (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
+        status, why = (
+            (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
+        )
         return status, f"the worker {heard.termination}{why}"
     if heard.code < 0:
         hint = "; the system may have run out of memory" if heard.code == -signal.SIGKILL else ""
@@ -388,6 +412,8 @@ def _replace(job: Job, point: Point) -> None:
         _append(job.paths, [point])
         return
     try:
-        write_atomically(job.paths.points, b"".join([*other_lines(job.paths, {point.key}), point_to_line(point)]))
+        write_atomically(
+            job.paths.points, b"".join([*other_lines(job.paths, {point.key}), point_to_line(point)])
+        )
     except OSError as error:
         raise disk_error(error) from error

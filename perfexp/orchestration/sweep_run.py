@@ -102,9 +102,13 @@ class SweepRun:
         if not self.paths.summary.exists():
             return None
         sweep = Sweep.load(self.paths.root)
-        orders = [[key for key in map(key_of, words) if key in self.axes] for words in (sweep.command, command)]
+        orders = [
+            [key for key in map(key_of, words) if key in self.axes]
+            for words in (sweep.command, command)
+        ]
         if (
-            not measures_the_same(sweep.command, _as_stored(command, sweep.command)) or orders[0] != orders[1]
+            not measures_the_same(sweep.command, _as_stored(command, sweep.command))
+            or orders[0] != orders[1]
         ):  # runs are numbered by the order
             keys = ", ".join(differing_keys(sweep.command, command))
             raise UserError(
@@ -116,8 +120,14 @@ class SweepRun:
 
     def refuse_other_runs(self, folder: Path) -> None:
         """Raise UserError if a folder, such as a stage's, holds a run that this sweep did not begin."""
-        if folder.parent.absolute() != self.paths.root and folder.exists() and RunPaths(folder).sweep != self.sweep.uid:
-            raise UserError(f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's.")
+        if (
+            folder.parent.absolute() != self.paths.root
+            and folder.exists()
+            and RunPaths(folder).sweep != self.sweep.uid
+        ):
+            raise UserError(
+                f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's."
+            )
 
     def accept(self, assignment: Assignment) -> None:
         """Take tracker, points and estimated time from the first valid run; raises UserError if its settings clash."""
@@ -130,7 +140,9 @@ class SweepRun:
         if self._has_begun:
             self._settle_store(self._tracker)
         in_all = seconds and seconds * (self.sweep.jobs or 1)
-        self._header = partial(self._console.sweep_header, self.sweep, points=points, seconds=in_all)
+        self._header = partial(
+            self._console.sweep_header, self.sweep, points=points, seconds=in_all
+        )
 
     def announce(self) -> None:
         """Print the header once, when the first measurement starts."""
@@ -143,7 +155,9 @@ class SweepRun:
         uri = tracker.settings.get("uri")
         if uri is None or any(axis.partition(".")[0] == "tracking" for axis in self.axes):
             return
-        if self.sweep.store is None or any(text.startswith("tracking.uri=") for text in self._command):
+        if self.sweep.store is None or any(
+            text.startswith("tracking.uri=") for text in self._command
+        ):
             self.sweep.store = uri
             self._write()
             remember_store(self.sweep.uid, self.paths.root, tracker.settings)
@@ -156,11 +170,15 @@ class SweepRun:
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
         """Return the description of the sweep for a run's record."""
         directory = _relative(self.paths.root, folder)
-        return SweepMembership(uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory)
+        return SweepMembership(
+            uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory
+        )
 
     def plan(self, assignments: Sequence[Assignment]) -> None:
         """Enter the runs that are going to be measured, before the first of them begins."""
-        self.sweep.planned = [self._planned(one, one.sweep) for one in assignments if one.sweep is not None]
+        self.sweep.planned = [
+            self._planned(one, one.sweep) for one in assignments if one.sweep is not None
+        ]
         self._write()
 
     def _planned(self, assignment: Assignment, membership: SweepMembership) -> PlannedRun:
@@ -190,7 +208,9 @@ class SweepRun:
                 self._enter(child)
         self._write()
 
-    def ended(self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError) -> None:
+    def ended(
+        self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError
+    ) -> None:
         """Enter a run that has ended, with its record or the error that ended it."""
         if isinstance(outcome, Record):
             self._is_refused = False
@@ -202,10 +222,17 @@ class SweepRun:
         self._write()
 
     def _child(
-        self, run: SweepMembership, name: str, folder: Path, status: Status, error: str | None = None
+        self,
+        run: SweepMembership,
+        name: str,
+        folder: Path,
+        status: Status,
+        error: str | None = None,
     ) -> SweepChild:
         directory = _relative(folder, self.paths.root)
-        return SweepChild(job=run.job, name=name, directory=directory, status=status, axes=run.axes, error=error)
+        return SweepChild(
+            job=run.job, name=name, directory=directory, status=status, axes=run.axes, error=error
+        )
 
     def _enter(self, child: SweepChild) -> None:
         others = (other for other in self.sweep.children if other.job != child.job)
@@ -266,7 +293,9 @@ def _relative(target: Path, start: Path) -> str:
 
 def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> None:
     """Cache the store of a sweep for resuming it from elsewhere; another folder with its uid is a copy, or foreign."""
-    JsonCache(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(_STORE, dict(settings))
+    JsonCache(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(
+        _STORE, dict(settings)
+    )
 
 
 def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[str, str]:
@@ -278,7 +307,11 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
     if "tracking" in typed or store is None:
         return {}
     texts = {f"tracking.{name}": str(text) for name, text in store.items()}
-    return {key: text for key, text in texts.items() if key not in typed and not credentials.is_masked(text)}
+    return {
+        key: text
+        for key, text in texts.items()
+        if key not in typed and not credentials.is_masked(text)
+    }
 
 
 def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:

@@ -53,7 +53,9 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def listen(process: WorkerProcess, silence_seconds: float | None, take: Callable[[Event], None]) -> Heard:
+def listen(
+    process: WorkerProcess, silence_seconds: float | None, take: Callable[[Event], None]
+) -> Heard:
     """Pass on the events of a worker until it has ended, and end what it started.
 
     Args:
@@ -78,7 +80,9 @@ def listen(process: WorkerProcess, silence_seconds: float | None, take: Callable
 
 def error_of(event: Event) -> PerfexpError:
     """Return the error of a worker that refused or failed, by its event."""
-    return (UserError if event.get("exit_code") == UserError.exit_code else PerfexpError)(event["message"])
+    return (UserError if event.get("exit_code") == UserError.exit_code else PerfexpError)(
+        event["message"]
+    )
 
 
 def _ask(
@@ -104,7 +108,9 @@ def _ask(
     heard = listen(WorkerProcess(command, log, imports=imports), silence_seconds, take)
     if "finished" in heard.last and not heard.termination:
         return parts, heard.last, None
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()]
+    lines = [
+        line.strip() for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()
+    ]
     why = f" ({lines[-1]})" if lines and not heard.termination and heard.code >= 0 else ""
     return parts, heard.last, f"{heard.ending}{why}"
 
@@ -122,8 +128,12 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         content = plan_file.to_yaml(plain)
         (Path(folder) / "plan.yaml").write_bytes(content)
-        command = worker_command(folder, f"--what={what}", f"--plan-sha256={hashlib.sha256(content).hexdigest()}")
-        parts, last, ending = _ask(command, folder, plain["timeout_seconds"], config.imports(plain), waiting)
+        command = worker_command(
+            folder, f"--what={what}", f"--plan-sha256={hashlib.sha256(content).hexdigest()}"
+        )
+        parts, last, ending = _ask(
+            command, folder, plain["timeout_seconds"], config.imports(plain), waiting
+        )
     if event := last.get("refused") or last.get("failed"):
         raise error_of(event)
     if ending or what not in parts:
@@ -158,5 +168,7 @@ def visible_gpus() -> int:
     cuda = surveyed["parts"].get("cuda", {})
     if "devices" not in cuda:
         why = cuda.get("error") or (surveyed["failure"] or {}).get("text") or "no answer"
-        raise PerfexpError(f"Cannot count the visible GPUs: {why}. Run `perfexp doctor` for details.")
+        raise PerfexpError(
+            f"Cannot count the visible GPUs: {why}. Run `perfexp doctor` for details."
+        )
     return len(cuda["devices"])

@@ -76,7 +76,10 @@ class Plan(PlanSchema):
 
     def _name(self, group: str) -> str:
         node = getattr(self, group)
-        return str((node.get("name") if isinstance(node, Mapping) else None) or self.choices.get(group, group))
+        return str(
+            (node.get("name") if isinstance(node, Mapping) else None)
+            or self.choices.get(group, group)
+        )
 
     @property
     def nodes(self) -> int:
@@ -108,13 +111,19 @@ class Plan(PlanSchema):
     @property
     def _repeats(self) -> bool:
         """Whether several processes measure by default."""
-        return not self.epochs and self.ranks == 1 and self.profiler["_target_"].endswith(".NoProfiler")
+        return (
+            not self.epochs
+            and self.ranks == 1
+            and self.profiler["_target_"].endswith(".NoProfiler")
+        )
 
     @property
     def is_adaptive(self) -> bool:
         """Whether further processes are added until the times are precise enough."""
         least, most = self.least_processes, int(self.stopping.get("most_processes") or 0)
-        return self.processes is None and 1 <= least < most and self._repeats and not self.seeks_batch
+        return (
+            self.processes is None and 1 <= least < most and self._repeats and not self.seeks_batch
+        )
 
     def processes_by(self, results: Collection[Point]) -> int:
         """Number of processes that measure the times, by the results so far."""
@@ -123,8 +132,14 @@ class Plan(PlanSchema):
 
         state = frozenset((point.key, point.status) for point in results if point.key.is_timed)
         if state not in self._counts:
-            pairs = {phase: self._sweep.points(self.input_size, self._batch_sizes(phase)) for phase in self.phases}
-            planned = {without_replicate(key) for key in timed_keys(pairs, precision=self.precision.name, replicate=1)}
+            pairs = {
+                phase: self._sweep.points(self.input_size, self._batch_sizes(phase))
+                for phase in self.phases
+            }
+            planned = {
+                without_replicate(key)
+                for key in timed_keys(pairs, precision=self.precision.name, replicate=1)
+            }
             self._counts[state] = process_count.wanted(results, build(self.stopping), planned)
         return self._counts[state]
 
@@ -153,7 +168,9 @@ class Plan(PlanSchema):
         takes_all = self.probes.call_times
         series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
         # processes after the first repeat the times only
-        energy = (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if self.probes.energy else 0.0
+        energy = (
+            (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS if self.probes.energy else 0.0
+        )
         has_phases = takes_all and (not is_cpu or "train" in self.phases)  # or the times as a graph
         phases = series_seconds if has_phases else 0.0
         keys = self.timed_keys()
@@ -169,7 +186,9 @@ class Plan(PlanSchema):
 
     def config_dirs(self) -> list[Path]:
         """Folders that offer options to the plan: conf/, and those of `--config-dir`."""
-        named = [text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")]
+        named = [
+            text.partition("=")[2] for text in self.command if text.startswith("--config-dir=")
+        ]
         return [conf_dir(), *map(Path, named)]
 
     def sheet(self, product: str | None) -> tuple[str, gpu_sheets.GpuFacts]:
@@ -212,9 +231,14 @@ class Plan(PlanSchema):
         sweep = self._sweep
         if not isinstance(sweep, Sparse):
             return ""
-        numbers = [len(sweep.candidates(self.input_size, self._batch_sizes(phase))) for phase in self.phases]
+        numbers = [
+            len(sweep.candidates(self.input_size, self._batch_sizes(phase)))
+            for phase in self.phases
+        ]
         most = sum(min(sweep.measured, number) for number in numbers)
-        return f"; then up to {most} of {sum(numbers)} points by their results, the others predicted"
+        return (
+            f"; then up to {most} of {sum(numbers)} points by their results, the others predicted"
+        )
 
     @property
     def traces_memory(self) -> bool:
@@ -241,7 +265,9 @@ class Plan(PlanSchema):
 
     def trial_keys(self, results: Collection[Point]) -> list[Key]:
         """Trials whether a batch fits that are due; see `largest_batch.trial_keys`."""
-        return largest_batch.trial_keys(self._keys_of_sweep(results) if self.seeks_batch else (), results)
+        return largest_batch.trial_keys(
+            self._keys_of_sweep(results) if self.seeks_batch else (), results
+        )
 
     def _keys_of_sweep(self, results: Collection[Point]) -> list[Key]:
         """The timed points of the sweep; those of the largest batch have `LARGEST`."""
@@ -250,14 +276,20 @@ class Plan(PlanSchema):
         chosen = {}
         if isinstance(sweep, Sparse):  # phases of the same sizes and batch sizes choose together
             for phase, of in sizes.items():
-                chosen[phase] = sweep.chosen(*of, [one for one in results if sizes.get(one.key.phase) == of])
+                chosen[phase] = sweep.chosen(
+                    *of, [one for one in results if sizes.get(one.key.phase) == of]
+                )
         keys = timed_keys(
             {phase: sweep.points(*of) for phase, of in sizes.items()},
             chosen=chosen,
             precision=self.precision.name,
             replicate=self.processes_by(results),
         )
-        return [key for key in keys if not (self.infers_trained and key.replicate and key.phase == "train")]
+        return [
+            key
+            for key in keys
+            if not (self.infers_trained and key.replicate and key.phase == "train")
+        ]
 
     def _batch_sizes(self, phase: str) -> list[int]:
         """Batch sizes of a phase: its own, or those of all phases."""
@@ -275,7 +307,13 @@ class Plan(PlanSchema):
             if key.phase == "inference" and not (self.processes is None and key.replicate):
                 first.setdefault(key.replicate, key)
         return [
-            Key(phase="ttfp", input_size=k.input_size, batch_size=k.batch_size, precision=k.precision, replicate=r)
+            Key(
+                phase="ttfp",
+                input_size=k.input_size,
+                batch_size=k.batch_size,
+                precision=k.precision,
+                replicate=r,
+            )
             for r, k in first.items()
         ]
 
@@ -291,7 +329,11 @@ class Plan(PlanSchema):
 
     def keys(self, results: Collection[Point] = ()) -> list[Key]:
         """All points; profiles alone if the profiler only marks calls. See `timed_keys` for the results."""
-        timed = [*self.timed_keys(results), *self.first_prediction_keys(results), *self.layer_keys(results)]
+        timed = [
+            *self.timed_keys(results),
+            *self.first_prediction_keys(results),
+            *self.layer_keys(results),
+        ]
         return [*(timed if self._profiler.times else ()), *self.profile_keys(results)]
 
 
@@ -305,10 +347,14 @@ def register(scratch: Path | None = None, models: Mapping[str, Any] | None = Non
         store.store(group="model", name=model, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
     OmegaConf.register_new_resolver("perfexp_speed_dir", placing.default_folder, replace=True)
-    OmegaConf.register_new_resolver("perfexp_training_batch", model_settings.training_batch, replace=True)
+    OmegaConf.register_new_resolver(
+        "perfexp_training_batch", model_settings.training_batch, replace=True
+    )
 
 
-def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
+def plan_of(
+    composed: DictConfig, choices: Mapping[str, Any], command: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the plan of a composed configuration as plain data; raises UserError if a required value is missing.
 
     Args:
@@ -323,8 +369,12 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
         raise UserError(f"{key} is required; set {key}=VALUE.") from error
     written = set(targets(OmegaConf.to_container(composed, resolve=False)))
     if (made := set(targets(plain)) - written) or any("${" in target for _, target in written):
-        raise UserError(f"_target_ is honored only if a file spells it out, not by interpolation: {sorted(made)}.")
-    plain = credentials.hide(old_names.plan_of_today(plain, {text.lstrip("+~").partition("=")[0] for text in command}))
+        raise UserError(
+            f"_target_ is honored only if a file spells it out, not by interpolation: {sorted(made)}."
+        )
+    plain = credentials.hide(
+        old_names.plan_of_today(plain, {text.lstrip("+~").partition("=")[0] for text in command})
+    )
     plain.pop("cluster", None)
     groups = [field.name for field in fields(PlanSchema)]
     if plain["timeout_seconds"] == math.inf:
@@ -332,7 +382,11 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
     model_settings.settle(plain)
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
-    own = [plain["model"]["config"]] if isinstance(plain["model"], dict) and plain["model"].get("config") else []
+    own = (
+        [plain["model"]["config"]]
+        if isinstance(plain["model"], dict) and plain["model"].get("config")
+        else []
+    )
     plain["sources"] = sources.hashes({target for _, target in targets(plain)}, map(Path, own))
     plain["format"] = FORMAT
     return plain
@@ -341,7 +395,9 @@ def plan_of(composed: DictConfig, choices: Mapping[str, Any], command: Sequence[
 def typed(plain: Mapping[str, Any]) -> Plan:
     """Turn plain data into a Plan; raises UserError for an unknown key, or a value of the wrong type."""
     try:
-        plan = OmegaConf.to_object(OmegaConf.unsafe_merge(OmegaConf.structured(PlanSchema), dict(plain)))
+        plan = OmegaConf.to_object(
+            OmegaConf.unsafe_merge(OmegaConf.structured(PlanSchema), dict(plain))
+        )
     except OmegaConfBaseException as error:
         raise UserError(f"The plan is not valid: {str(error).splitlines()[0]}.") from error
     assert isinstance(plan, PlanSchema)
@@ -366,7 +422,9 @@ def build(node: Any, **extra: Any) -> Any:
     """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     if not target:
-        raise UserError(f"A node of the configuration needs a _target_ that names its class; given: {node!r}.")
+        raise UserError(
+            f"A node of the configuration needs a _target_ that names its class; given: {node!r}."
+        )
     try:
         return instantiate(dict(node), _convert_="all", **extra)
     except InstantiationException as error:
@@ -383,7 +441,9 @@ def locate(node: Mapping[str, Any]) -> Any:
     try:
         return get_object(node["_target_"])
     except Exception as error:
-        raise UserError(f"{node['_target_']} can't be imported: {why_not_imported(error)}") from error
+        raise UserError(
+            f"{node['_target_']} can't be imported: {why_not_imported(error)}"
+        ) from error
 
 
 def imports(plain: Mapping[str, Any]) -> list[str] | None:
@@ -398,7 +458,9 @@ def imports(plain: Mapping[str, Any]) -> list[str] | None:
         modules += _OF_TORCH
     if ".timm_models." in str(plain["model"]["_target_"]):
         modules.append("timm")
-    named = (target.rpartition(".")[0] for _, target in targets(plain) if target.startswith("perfexp."))
+    named = (
+        target.rpartition(".")[0] for _, target in targets(plain) if target.startswith("perfexp.")
+    )
     return list(dict.fromkeys([*modules, *named]))
 
 

@@ -66,14 +66,18 @@ def user_error(error: BaseException) -> UserError:
         if isinstance(link, yaml.YAMLError):
             return UserError(f"A configuration file is not YAML: {_place_in_file(link)}.")
         if isinstance(link, UnicodeDecodeError):
-            return UserError("A configuration file in --config-dir is not UTF-8 text: save it as UTF-8.")
+            return UserError(
+                "A configuration file in --config-dir is not UTF-8 text: save it as UTF-8."
+            )
         if isinstance(link, MissingConfigException):
             return _missing_option(link)
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
             return _unknown_key(link)
         if isinstance(link, OverrideParseException):
             key = str(link.override).partition("=")[0]
-            shown = "tracking.uri=…" if key.endswith("tracking.uri") else str(link.override)  # it may hold a password
+            shown = (
+                "tracking.uri=…" if key.endswith("tracking.uri") else str(link.override)
+            )  # it may hold a password
             reason = re.sub("^Lexer.*", "a character in it needs quotes", _first_line(link))
             return UserError(f"'{shown}' can't be read: {reason}. {_quoted(shown)}")
         if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
@@ -132,7 +136,14 @@ def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpErr
 
 def why_not_imported(error: BaseException) -> str:
     """Return why a `_target_` can't be imported or built; that of a module in the current folder has a remedy."""
-    missing = next((link.name for link in _chain(error) if isinstance(link, ModuleNotFoundError) and link.name), "")
+    missing = next(
+        (
+            link.name
+            for link in _chain(error)
+            if isinstance(link, ModuleNotFoundError) and link.name
+        ),
+        "",
+    )
     top, parent = missing.partition(".")[0], sys.modules.get(missing.rpartition(".")[0])
     if parent is not None:
         name, known = missing.rpartition(".")[2], [word for word in vars(parent) if word[0] != "_"]
@@ -140,7 +151,9 @@ def why_not_imported(error: BaseException) -> str:
     here = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
     if here and not is_here_on_path():
         return f"{here} is in this folder, which perfexp does not search: run python -m perfexp, or set PYTHONPATH=."
-    return str(error.__cause__ or error) if isinstance(error, InstantiationException) else str(error)
+    return (
+        str(error.__cause__ or error) if isinstance(error, InstantiationException) else str(error)
+    )
 
 
 def _place_in_file(error: yaml.YAMLError) -> str:
@@ -155,23 +168,37 @@ def _missing_option(error: MissingConfigException) -> UserError:
     options = [name for name in (error.options or []) if isinstance(name, str)]
     if not options:
         return UserError(f"configuration '{missing}' not found: {_first_line(error)}.")
-    if group == "precision" and (same := [name for name in OF_TORCH.get(option, ()) if name in options]):
+    if group == "precision" and (
+        same := [name for name in OF_TORCH.get(option, ()) if name in options]
+    ):
         chosen = " or ".join(f"precision={name}" for name in same)
         return UserError(f"precision={option}: set {chosen}; perfexp help precision explains them.")
-    hint = did_you_mean(option, [*options, *torchvision_names.names()] if group == "model" else options)
-    return UserError(f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}")
+    hint = did_you_mean(
+        option, [*options, *torchvision_names.names()] if group == "model" else options
+    )
+    return UserError(
+        f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}"
+    )
 
 
 def _unknown_key(error: OmegaConfBaseException) -> UserError:
     full_key = str(error.full_key)
     parent, _, key = full_key.rpartition(".")
     node = error.parent_node
-    keys = [str(name) for name in node] if isinstance(node, Container) and hasattr(node, "keys") else []
+    keys = (
+        [str(name) for name in node]
+        if isinstance(node, Container) and hasattr(node, "keys")
+        else []
+    )
     valid = [name for name in keys if not name.startswith("_") and name not in ("hydra", "choices")]
     nested = _nested(node) if isinstance(node, Container) and not parent else []
     # a key of a section or group that was set without its prefix
     exact = [name for name in nested if name.endswith(f".{key}")]
-    similar = [name for name in nested if SequenceMatcher(None, key, name.rpartition(".")[2]).ratio() >= _SIMILAR]
+    similar = [
+        name
+        for name in nested
+        if SequenceMatcher(None, key, name.rpartition(".")[2]).ratio() >= _SIMILAR
+    ]
     close = exact or ([] if nearest(key, valid) else similar)
     hint = f"Did you mean {' or '.join(sorted(close)[:3])}?" if close else did_you_mean(key, valid)
     where = f"{parent} has no key '{key}'" if parent else f"there is no key or group '{key}'"
@@ -182,7 +209,12 @@ def _nested(node: Container) -> list[str]:
     """Return the keys of all sections and groups of a configuration."""
     plain = OmegaConf.to_container(node)
     sections = plain.items() if isinstance(plain, dict) else ()
-    keys = [f"{section!s}.{key!s}" for section, below in sections if isinstance(below, dict) for key in below]
+    keys = [
+        f"{section!s}.{key!s}"
+        for section, below in sections
+        if isinstance(below, dict)
+        for key in below
+    ]
     return [key for key in keys if "._" not in key]
 
 

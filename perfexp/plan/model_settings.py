@@ -26,7 +26,9 @@ def settle(plain: dict[str, Any]) -> None:
         columns = 3 * int(model["joints"])
         sizes = plain["input_size"]
         plain["input_size"] = (
-            [_as_skeleton(size, columns) for size in sizes] if isinstance(sizes, list) else _as_skeleton(sizes, columns)
+            [_as_skeleton(size, columns) for size in sizes]
+            if isinstance(sizes, list)
+            else _as_skeleton(sizes, columns)
         )
 
 
@@ -49,5 +51,7 @@ def _settings_of_trainer(node: Any) -> list[str]:
 
 def _as_skeleton(size: Any, columns: int) -> Any:
     """Return FRAMES as FRAMESx75; any other size unchanged."""
-    is_number = isinstance(size, int | str) and not isinstance(size, bool) and str(size).strip().isdecimal()
+    is_number = (
+        isinstance(size, int | str) and not isinstance(size, bool) and str(size).strip().isdecimal()
+    )
     return f"{str(size).strip()}x{columns}" if is_number else size

@@ -24,7 +24,10 @@ _IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
 
 def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
     """Return the name of a run: values of its sweep's axes first, since lists cut names off, then the other parts."""
-    varying = [value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}" for axis, value in axes.items()]
+    varying = [
+        value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}"
+        for axis, value in axes.items()
+    ]
     fixed = [part for part in parts if part not in axes.values()]
     return "-".join([*varying, *fixed])
 
@@ -45,7 +48,9 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
     if plan is not None and plan.stage:
         return _stage_folder(plan, axes)
     folders = plan.config_dirs() if plan is not None else [conf_dir()]
-    values = [_device(value, 0, folders) if axis == "gpu" else value for axis, value in axes.items()]
+    values = [
+        _device(value, 0, folders) if axis == "gpu" else value for axis, value in axes.items()
+    ]
     return sweep / safe_name("_".join([str(job), *values]))[:100]
 
 
@@ -69,8 +74,15 @@ def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
     if number is None or folder.parent.name != safe_name(stage or ""):
         return []
     others = {other: _number_of(other.name) for other in folder.parent.parent.iterdir()}
-    before = [(earlier, other) for other, earlier in others.items() if earlier is not None and earlier < number]
-    names = (folder.name, re.sub(r"-\d+$", "", folder.name))  # another plan's folder ends in a number
+    before = [
+        (earlier, other)
+        for other, earlier in others.items()
+        if earlier is not None and earlier < number
+    ]
+    names = (
+        folder.name,
+        re.sub(r"-\d+$", "", folder.name),
+    )  # another plan's folder ends in a number
     candidates = [[other / name for name in names] for _, other in sorted(before, reverse=True)]
     return [path for paths in candidates if (path := next(filter(Path.is_dir, paths), None))]
 

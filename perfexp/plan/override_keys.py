@@ -9,13 +9,19 @@ from perfexp.plan.plan_file import NOT_MEASURED
 
 def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
     """Whether two commands differ only in the place and appearance of output."""
-    one, other = (sorted("-m" if text == "--multirun" else text for text in command) for command in (first, second))
+    one, other = (
+        sorted("-m" if text == "--multirun" else text for text in command)
+        for command in (first, second)
+    )
     return list(filter(is_measured, one)) == list(filter(is_measured, other))
 
 
 def differing_keys(first: Sequence[str], second: Sequence[str]) -> list[str]:
     """Keys of the overrides and options that only one of two commands has, or each with another value."""
-    one, other = ({text for text in command if "=" in text and is_measured(text)} for command in (first, second))
+    one, other = (
+        {text for text in command if "=" in text and is_measured(text)}
+        for command in (first, second)
+    )
     return sorted(set(map(key_of, one ^ other)))
 
 

@@ -102,7 +102,9 @@ class PlanSchema:
     algorithm: Any = MISSING
     gpu: Any = MISSING
     mode: ModeSettings = field(default_factory=ModeSettings)
-    profiler: Any = field(default_factory=lambda: {"_target_": "perfexp.profilers.NoProfiler", "name": "none"})
+    profiler: Any = field(
+        default_factory=lambda: {"_target_": "perfexp.profilers.NoProfiler", "name": "none"}
+    )
     precision: Precision = MISSING
     execution: Execution = field(default_factory=Execution)
     data: Any = MISSING

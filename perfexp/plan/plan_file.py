@@ -20,7 +20,16 @@ from perfexp.records import old_names
 #: Keys that concern output, appearance or profiling, and not the measurement.
 NOT_MEASURED = (
     *("profiler", "output_dir", "speed_dir", "export", "compare", "stage", "tracking", "quiet"),
-    *("choices", "command", "uid", "format", "timeout_seconds", "device_lock", "host_sharing", "cluster"),
+    *(
+        "choices",
+        "command",
+        "uid",
+        "format",
+        "timeout_seconds",
+        "device_lock",
+        "host_sharing",
+        "cluster",
+    ),
 )
 #: Characters of a value that are shown where two plans differ.
 _LONGEST, _LONGEST_HASH = 200, 8
@@ -91,7 +100,11 @@ def read_to_resume(path: Path) -> dict[str, Any]:
 
 def plan_hash(plain: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the keys that concern the measurement."""
-    measured = {key: value for key, value in old_names.plan_as_first_named(plain).items() if key not in NOT_MEASURED}
+    measured = {
+        key: value
+        for key, value in old_names.plan_as_first_named(plain).items()
+        if key not in NOT_MEASURED
+    }
     return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -131,7 +144,9 @@ def changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
     before, after = old.get("sources"), new.get("sources")
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return []
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
 
 
 def _is_set(key: str, command: Iterable[str]) -> bool:
@@ -139,7 +154,9 @@ def _is_set(key: str, command: Iterable[str]) -> bool:
     typed = {text.lstrip("+~").partition("=")[0] for text in command}
     if key.startswith("sources"):
         return False
-    return "experiment" in typed or any(f"{key}.".startswith(f"{one}.") for one in typed if "." in one or one == key)
+    return "experiment" in typed or any(
+        f"{key}.".startswith(f"{one}.") for one in typed if "." in one or one == key
+    )
 
 
 def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -25,11 +25,15 @@ def check_here(plan: config.Plan) -> None:
     """Raise UserError for a plan that cannot be measured on this machine; reads no device, and imports no torch."""
     check_kind(plan, plan.gpu_name)
     if plan.gpu_name == "mps" and SYSTEM != "Darwin":
-        raise DeviceMismatch("gpu=mps asks for Apple's GPU, which this machine does not have. Choose gpu=auto.")
+        raise DeviceMismatch(
+            "gpu=mps asks for Apple's GPU, which this machine does not have. Choose gpu=auto."
+        )
     if plan.gpu_name == "auto" and auto.predicted_name(plan.gpu.get("index") or 0) == "cpu":
         check_kind(plan, "cpu")
         if plan.ranks > 1:
-            raise DeviceMismatch(f"{plan.ranks} ranks need GPUs, and torch finds none: add gpu=cpu to share a CPU.")
+            raise DeviceMismatch(
+                f"{plan.ranks} ranks need GPUs, and torch finds none: add gpu=cpu to share a CPU."
+            )
     _check_data(plan)
     node = plan.mode.train
     file = node.get("resume_from") if isinstance(node, Mapping) else None
@@ -48,13 +52,19 @@ def check_kind(plan: config.Plan, kind: str) -> None:
     if name is None:
         return
     if plan.execution.cuda_graph:
-        raise UserError(f"execution.cuda_graph=true needs a CUDA device, and this is {name}: leave it out.")
+        raise UserError(
+            f"execution.cuda_graph=true needs a CUDA device, and this is {name}: leave it out."
+        )
     if plan.seeks_batch and kind == "cpu":
-        raise UserError("batch_size=max needs a device with a memory of its own, and a CPU has none: set batch_size=N.")
+        raise UserError(
+            "batch_size=max needs a device with a memory of its own, and a CPU has none: set batch_size=N."
+        )
     if config.build(plan.profiler).needs_nvidia:
         raise UserError(f"profiler={plan.profiler_name}: {why_not_cuda(kind, name, rocm=False)}.")
     for setting in _settings_of_nvidia(plan):
-        raise UserError(f"{setting} needs an NVIDIA GPU, and this is {name}: choose algorithm=default.")
+        raise UserError(
+            f"{setting} needs an NVIDIA GPU, and this is {name}: choose algorithm=default."
+        )
 
 
 def _settings_of_nvidia(plan: config.Plan) -> Iterator[str]:
@@ -66,7 +76,11 @@ def _settings_of_nvidia(plan: config.Plan) -> Iterator[str]:
         return  # which ignores the settings of the others
     if node.get("name") in _OF_CUDNN:
         yield f"algorithm={node['name']}"
-    yield from (f"algorithm.layers: {name} for {layer}" for layer, name in layers.items() if name in _OF_CUDNN)
+    yield from (
+        f"algorithm.layers: {name} for {layer}"
+        for layer, name in layers.items()
+        if name in _OF_CUDNN
+    )
     if node.get("backend") in _OF_NVIDIA:
         yield f"algorithm.backend={node['backend']}"
     if node.get("verify"):
@@ -82,7 +96,9 @@ def _check_data(plan: config.Plan) -> None:
     remedies = ["Set it to the folder of the data set"]
     remedies += ["add data.download=true"] if "download" in node else []
     remedies += [f"try a small one out: perfexp make-data {option} DIR"] if option in _MADE else []
-    raise UserError(f"data.root is not a folder: {Path(root).expanduser().absolute()}. {', or '.join(remedies)}.")
+    raise UserError(
+        f"data.root is not a folder: {Path(root).expanduser().absolute()}. {', or '.join(remedies)}."
+    )
 
 
 def _check_weights(plan: config.Plan) -> None:
@@ -90,5 +106,7 @@ def _check_weights(plan: config.Plan) -> None:
     weights, folder = node.get("weights"), node.get("weights_dir")
     # torchvision's own weights have names without an ending
     is_file = isinstance(weights, str) and weights.endswith(SUFFIXES)
-    if str(node.get("_target_")).startswith("perfexp.models.") and (is_file or (folder and weights is None)):
+    if str(node.get("_target_")).startswith("perfexp.models.") and (
+        is_file or (folder and weights is None)
+    ):
         find_weights(plan.model_name, weights, folder)

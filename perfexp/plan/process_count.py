@@ -30,7 +30,9 @@ def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) ->
     groups = [[of_process[number][key] for number in range(done)] for key in planned]
     if all(_is_precise(points, rule.target) for points in groups):
         return done
-    one = median(sum(_seconds(of_process[number][key]) for key in planned) for number in range(done))
+    one = median(
+        sum(_seconds(of_process[number][key]) for key in planned) for number in range(done)
+    )
     is_affordable = (done + 1) * one <= rule.budget_seconds * measurements(len(planned))
     return min(done + 1, rule.most_processes) if is_affordable else done
 

@@ -149,7 +149,10 @@ TARGETS = {
 _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {
-    **{kind.__name__: kind for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)},
+    **{
+        kind.__name__: kind
+        for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)
+    },
     **{kind.__name__: kind for kind in (Backbone, ClipSize, Oom, Pipeline, Schedule, Stem)},
     "Any": Any,
     "Mapping": Any,
@@ -201,7 +204,9 @@ def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     [owner] = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    constructors = [node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    constructors = [
+        node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    ]
     arguments: list[tuple[str, ast.expr | None, ast.expr | None]] = []
     for constructor in constructors:
         pairs = zip(constructor.args.kwonlyargs, constructor.args.kw_defaults, strict=True)

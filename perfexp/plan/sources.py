@@ -69,7 +69,9 @@ def _is_foreign(file: Path) -> bool:
     """Whether a file belongs to Python, an installed package, or perfexp."""
     own = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     own += [Path(__file__).parents[1], Path(sys.prefix) / "lib"]
-    return any(part in _INSTALLED for part in file.parts) or any(file.is_relative_to(folder) for folder in own)
+    return any(part in _INSTALLED for part in file.parts) or any(
+        file.is_relative_to(folder) for folder in own
+    )
 
 
 def _imports(file: Path, name: str) -> Iterator[str]:

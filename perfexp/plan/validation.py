@@ -15,7 +15,13 @@ from perfexp.speed import placing
 #: Modes of torch.compile.
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 #: Limits of realistic measurements; the seed's is that of torch's generators, and batches add to it.
-_MOST_SECONDS, _MOST_EPOCHS, _MOST_THREADS, _MOST_DEVICES, _MOST_SEED = 1_000_000_000, 1_000_000, 4096, 1024, 2**63 - 1
+_MOST_SECONDS, _MOST_EPOCHS, _MOST_THREADS, _MOST_DEVICES, _MOST_SEED = (
+    1_000_000_000,
+    1_000_000,
+    4096,
+    1024,
+    2**63 - 1,
+)
 #: A percentile closer to 0 or 100 needs more samples than a point can have.
 _LEAST_PERCENTILE = 0.001
 
@@ -32,18 +38,28 @@ def check(plan: config.Plan) -> None:
             f"epochs={plan.epochs} needs data with an end, and data=synthetic has none: set the samples of an epoch "
             "(data.num_samples=10000), or a data set (data=images, data=cifar10)."
         )
-    nodes = [node for phase in plan.phases if isinstance(node := getattr(plan.mode, phase), Mapping)]
-    if nodes and all(node.get("batch_size") is not None for node in nodes) and plan.batch_size not in ([], [1]):
+    nodes = [
+        node for phase in plan.phases if isinstance(node := getattr(plan.mode, phase), Mapping)
+    ]
+    if (
+        nodes
+        and all(node.get("batch_size") is not None for node in nodes)
+        and plan.batch_size not in ([], [1])
+    ):
         sizes = ",".join(str(size or "max") for size in plan.batch_size)
         raise UserError(
             f"batch_size=[{sizes}] would be used by no phase: set mode.train.batch_size and "
             "mode.inference.batch_size, or leave one of them null."
         )
     if plan.execution.cuda_graph and plan.cache is not Cache.warm:
-        raise UserError(f"cache={plan.cache} needs separate calls, which execution.cuda_graph=true fuses.")
+        raise UserError(
+            f"cache={plan.cache} needs separate calls, which execution.cuda_graph=true fuses."
+        )
     if plan.execution.compile not in (None, *_COMPILE_MODES):
         hint = did_you_mean(plan.execution.compile, _COMPILE_MODES)
-        raise UserError(f"execution.compile={plan.execution.compile}: torch.compile has no such mode. {hint}")
+        raise UserError(
+            f"execution.compile={plan.execution.compile}: torch.compile has no such mode. {hint}"
+        )
     if plan.gpu_name in ("cpu", "mps") and plan.gpu.get("index"):
         raise UserError(
             f"gpu.index={plan.gpu['index']} chooses among GPUs, and gpu={plan.gpu_name} is one: leave it out."
@@ -62,7 +78,9 @@ def check(plan: config.Plan) -> None:
 def _check_numbers(plan: config.Plan) -> None:
     """Raise UserError for numbers that cannot be measured, computed with or written; nan is never in range."""
     if plan.processes is not None and plan.processes < 1:
-        raise UserError(f"processes={plan.processes}: set at least 1 process, or null for the stopping rule's number.")
+        raise UserError(
+            f"processes={plan.processes}: set at least 1 process, or null for the stopping rule's number."
+        )
     for percentile in plan.percentiles:
         if not _LEAST_PERCENTILE <= percentile <= 100 - _LEAST_PERCENTILE:
             raise UserError(
@@ -75,9 +93,13 @@ def _check_numbers(plan: config.Plan) -> None:
         ("probes.energy_seconds", plan.probes.energy_seconds, "or null"),
         ("tracking.request_timeout_seconds", timeout, "or leave it out"),
     ):
-        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds <= _MOST_SECONDS):
+        if seconds is not None and not (
+            isinstance(seconds, int | float) and 0 < seconds <= _MOST_SECONDS
+        ):
             shown = f"{seconds:g}" if isinstance(seconds, float) else seconds
-            raise UserError(f"{key}={shown}: set a positive time of at most {_MOST_SECONDS:,} s, {otherwise}.")
+            raise UserError(
+                f"{key}={shown}: set a positive time of at most {_MOST_SECONDS:,} s, {otherwise}."
+            )
     for key, value, least, most in (
         ("seed", plan.seed, 0, _MOST_SEED),
         ("epochs", plan.epochs, 1, _MOST_EPOCHS),
@@ -90,7 +112,10 @@ def _check_numbers(plan: config.Plan) -> None:
 
 
 def _is_endless(data: Mapping[str, Any]) -> bool:
-    return data.get("_target_") == "perfexp.data.synthetic.Synthetic" and data.get("num_samples") is None
+    return (
+        data.get("_target_") == "perfexp.data.synthetic.Synthetic"
+        and data.get("num_samples") is None
+    )
 
 
 def _check_training(plan: config.Plan) -> None:
@@ -111,10 +136,16 @@ def _check_training(plan: config.Plan) -> None:
         )
     if mode.of_epochs and plan.epochs is None:
         raise UserError(f"{mode.of_epochs[0]} is for whole epochs: set epochs=N, or leave it out.")
-    saves = [text for text in mode.of_epochs if text.startswith(("mode.train.checkpoints", "mode.train.resume"))]
+    saves = [
+        text
+        for text in mode.of_epochs
+        if text.startswith(("mode.train.checkpoints", "mode.train.resume"))
+    ]
     trainings = sum(key.phase == "train" for key in plan.timed_keys()) if saves else 0
     if trainings > 1:
-        raise UserError(f"{saves[0]} is for one training, and this plan has {trainings}: one size, batch and process.")
+        raise UserError(
+            f"{saves[0]} is for one training, and this plan has {trainings}: one size, batch and process."
+        )
 
 
 def _check_largest_batch(plan: config.Plan) -> None:
@@ -129,7 +160,9 @@ def _check_largest_batch(plan: config.Plan) -> None:
         (not config.build(plan.profiler).times, f"profiler={plan.profiler_name}"),
     ):
         if is_set:
-            raise UserError(f"batch_size=max and {setting} are not possible together: set batch_size=N.")
+            raise UserError(
+                f"batch_size=max and {setting} are not possible together: set batch_size=N."
+            )
 
 
 def _check_ranks(plan: config.Plan) -> None:
@@ -137,24 +170,38 @@ def _check_ranks(plan: config.Plan) -> None:
     for name, number in (("count", plan.devices), ("nodes", plan.nodes)):
         if not 1 <= number <= _MOST_DEVICES:
             of = "devices" if name == "count" else "nodes"
-            raise UserError(f"gpu.{name}={number}: set a number of {of} from 1 to {_MOST_DEVICES:,}.")
+            raise UserError(
+                f"gpu.{name}={number}: set a number of {of} from 1 to {_MOST_DEVICES:,}."
+            )
     if plan.ranks == 1:
         if plan.gpu.get("port") is not None:
-            raise UserError(f"gpu.port={plan.gpu['port']} is for several devices: set gpu.count=N, or leave it out.")
+            raise UserError(
+                f"gpu.port={plan.gpu['port']} is for several devices: set gpu.count=N, or leave it out."
+            )
         return
     port = plan.gpu.get("port")
     most = 65535 if plan.nodes == 1 else 65534  # several nodes use the next one, too
     if port is not None and not 0 < port <= most:
-        raise UserError(f"gpu.port={port}: set a port from 1 to {most}, or leave it out for a free one.")
+        raise UserError(
+            f"gpu.port={port}: set a port from 1 to {most}, or leave it out for a free one."
+        )
     for is_set, setting, remedy in (
         (plan.execution.cuda_graph, "execution.cuda_graph=true", "leave it out"),
-        (plan.epochs is not None, f"epochs={plan.epochs}", "leave it out: an epoch is extrapolated from the step"),
+        (
+            plan.epochs is not None,
+            f"epochs={plan.epochs}",
+            "leave it out: an epoch is extrapolated from the step",
+        ),
         (plan.probes.layers, "probes.layers=true", "set probes.layers=false"),
         (bool(plan.probe), "a probe of your own", "leave it out"),
         (plan.profile_keys(), f"profiler={plan.profiler_name}", "set profiler=none"),
     ):
         if is_set:
-            several = f"gpu.count={plan.devices}" + (f" gpu.nodes={plan.nodes}" if plan.nodes > 1 else "")
+            several = f"gpu.count={plan.devices}" + (
+                f" gpu.nodes={plan.nodes}" if plan.nodes > 1 else ""
+            )
             raise UserError(f"{setting} is for one device, and {several}: {remedy}.")
     if plan.nodes > 1 and plan.probes.energy:
-        raise UserError(f"probes.energy=true is for one node, and gpu.nodes={plan.nodes}: set probes.energy=false.")
+        raise UserError(
+            f"probes.energy=true is for one node, and gpu.nodes={plan.nodes}: set probes.energy=false."
+        )

@@ -31,7 +31,9 @@ import matplotlib.patheffects
 import matplotlib.ticker
 
 matplotlib.rcdefaults()
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports the fonts that it does not find
+logging.getLogger("matplotlib").setLevel(
+    logging.ERROR
+)  # it reports the fonts that it does not find
 
 #: Color of words beside the data, and of a diagnostic.
 DARK, _WARNING = "#5f5f5f", "#a33c00"
@@ -54,7 +56,9 @@ def columns(heights: Sequence[float], around: float, **settings: Any) -> tuple[A
     """Return a figure and its axes, one below the other with these heights in inches; `around` is for titles."""
     figure = new_figure(around + sum(heights), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    return figure, figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **settings)[:, 0]
+    return figure, figure.subplots(
+        len(heights), 1, squeeze=False, height_ratios=heights, **settings
+    )[:, 0]
 
 
 def save(figure: Any, form: str = "png") -> bytes:
@@ -87,7 +91,9 @@ def caption_of(figure: Any, caption: Caption) -> None:
     top = 1 - (0.15 + _TITLE_LINE * (title.count("\n") + 1)) / figure.get_figheight()
     figure.text(0.01, top, subtitle, ha="left", va="top", fontsize=11.5, color=DARK)
     if caption.footer:
-        figure.supxlabel(wrapped(caption.footer, 150), x=0.01, ha="left", fontsize=11, color=_WARNING)
+        figure.supxlabel(
+            wrapped(caption.footer, 150), x=0.01, ha="left", fontsize=11, color=_WARNING
+        )
 
 
 def style(axes: Any, *, axis: Any = "both") -> None:

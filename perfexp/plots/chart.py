@@ -173,4 +173,7 @@ def spans_decades(values: Sequence[float]) -> bool:
 
 def unit_of(unit: str, most: float) -> tuple[float, str]:
     """A factor, and the name of the unit in which a value times it is at least 1."""
-    return next(((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1), (1.0, unit))
+    return next(
+        ((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1),
+        (1.0, unit),
+    )

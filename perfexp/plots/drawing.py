@@ -105,15 +105,33 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
     values = [y.value for line in panel.lines for y in line.y]
     factor, unit = unit_of(panel.unit, max(values, default=0.0))
     # the intervals of light lines do not set the scale
-    own = [y for line in panel.lines if not line.is_light for y in (*line.y, *line.predicted.values())]
-    ends = [*(y.high for y in own if y.high), *(value for curve in panel.curves for value in curve.y)]
+    own = [
+        y for line in panel.lines if not line.is_light for y in (*line.y, *line.predicted.values())
+    ]
+    ends = [
+        *(y.high for y in own if y.high),
+        *(value for curve in panel.curves for value in curve.y),
+    ]
     most = max([_HEADROOM * max(values, default=0.0), *(1.02 * end for end in ends)])
-    _vertical_scale(axes, [value * factor for value in values], most * factor, base=2 if panel.unit == "bytes" else 10)
+    _vertical_scale(
+        axes,
+        [value * factor for value in values],
+        most * factor,
+        base=2 if panel.unit == "bytes" else 10,
+    )
     axes.set_ylabel(f"{panel.title} ({unit})", fontsize=12)
     style(axes)
     for curve in panel.curves:
         y = numpy.array(curve.y) * factor
-        axes.plot(curve.x, y, color=DARK, linewidth=1.2, linestyle="--", zorder=1.5, label=plain(curve.label))
+        axes.plot(
+            curve.x,
+            y,
+            color=DARK,
+            linewidth=1.2,
+            linestyle="--",
+            zorder=1.5,
+            label=plain(curve.label),
+        )
     for line in panel.lines:
         _line(axes, line, factor)
         for x, one in zip(line.x, line.y, strict=True):
@@ -131,10 +149,17 @@ def _line(axes: Any, line: Line, factor: float) -> None:
     marker = _MARKERS[(line.color + line.color // len(COLORS)) % len(_MARKERS)]
     x, (values, low, high) = numpy.array(line.x), _scaled(line.y, factor)
     alpha, size, width = (0.45, 4, 1.4) if line.is_light else (1.0, 6, 2.0)
-    look = {"color": color, "alpha": alpha, "markersize": size, "linewidth": 0 if line.predicted else width}
+    look = {
+        "color": color,
+        "alpha": alpha,
+        "markersize": size,
+        "linewidth": 0 if line.predicted else width,
+    }
     axes.plot(x, values, marker=marker, label=plain(line.label), **look)
     caps = {"elinewidth": 1.5, "capsize": 0 if line.is_light else 5}
-    axes.errorbar(x, values, yerr=(values - low, high - values), fmt="none", ecolor=color, alpha=alpha, **caps)
+    axes.errorbar(
+        x, values, yerr=(values - low, high - values), fmt="none", ecolor=color, alpha=alpha, **caps
+    )
     for reason in dict.fromkeys(filter(None, line.rough)):
         hollow = numpy.array(line.rough) == reason
         look = {"markersize": 6, "markerfacecolor": "white", "zorder": 2.5, "label": f"≈ {reason}"}
@@ -146,30 +171,56 @@ def _line(axes: Any, line: Line, factor: float) -> None:
         axes.plot(list(line.predicted), predicted, color=color, linewidth=1, zorder=1.5)
     for place, text in line.odd.items():
         at = place, values[line.x.index(place)]
-        axes.plot(*at, "o", color="black", fillstyle="none", markersize=15, markeredgewidth=1.6, zorder=5)
+        axes.plot(
+            *at, "o", color="black", fillstyle="none", markersize=15, markeredgewidth=1.6, zorder=5
+        )
         _above(axes, text, at, 11, axes.transData, fontsize=11)
     if (is_beyond := high > axes.get_ylim()[1]).any():
-        look = {"transform": axes.get_xaxis_transform(), "color": DARK, "markersize": 5, "clip_on": False}
+        look = {
+            "transform": axes.get_xaxis_transform(),
+            "color": DARK,
+            "markersize": 5,
+            "clip_on": False,
+        }
         axes.plot(x[is_beyond], numpy.ones(is_beyond.sum()), "^", label="beyond the axis", **look)
 
 
-def _above(axes: Any, text: str, place: tuple[float, float], points: float, coordinates: Any, **look: Any) -> None:
+def _above(
+    axes: Any, text: str, place: tuple[float, float], points: float, coordinates: Any, **look: Any
+) -> None:
     """Write words some points above a place."""
-    look |= {"textcoords": "offset points", "ha": "center", "va": "bottom", "path_effects": HALO, "zorder": 6}
+    look |= {
+        "textcoords": "offset points",
+        "ha": "center",
+        "va": "bottom",
+        "path_effects": HALO,
+        "zorder": 6,
+    }
     axes.annotate(plain(text), place, (0, points), xycoords=coordinates, **look)
 
 
 def _gaps(axes: Any, gaps: Mapping[float, str]) -> None:
     foot = axes.get_xaxis_transform()
     if gaps:
-        look = {"transform": foot, "color": DARK, "markersize": 9, "markeredgewidth": 2, "label": "not measured"}
+        look = {
+            "transform": foot,
+            "color": DARK,
+            "markersize": 9,
+            "markeredgewidth": 2,
+            "label": "not measured",
+        }
         axes.plot(list(gaps), [0.04] * len(gaps), "x", **look)
     for position, status in gaps.items():
-        _above(axes, status, (position, 0.04), 9, foot, color=DARK, rotation=90 if len(gaps) > 3 else 0)
+        _above(
+            axes, status, (position, 0.04), 9, foot, color=DARK, rotation=90 if len(gaps) > 3 else 0
+        )
 
 
 def _bars(bars: Bars) -> Any:
-    rows = [sum(len(group) + bool(name) for name, group in facet.groups.items()) for facet in bars.facets]
+    rows = [
+        sum(len(group) + bool(name) for name, group in facet.groups.items())
+        for facet in bars.facets
+    ]
     figure, column = columns([_BAR * (number + 1.5) for number in rows], _AROUND)
     for axes, facet in zip(column, bars.facets, strict=True):
         _facet(axes, facet)
@@ -179,7 +230,13 @@ def _bars(bars: Bars) -> Any:
 
 def _facet(axes: Any, facet: Facet) -> None:
     """Bars from zero with their words at the end; the groups one below the other, each under its name."""
-    known = [one for group in facet.groups.values() for bar in group for one in (bar.value, bar.behind) if one]
+    known = [
+        one
+        for group in facet.groups.values()
+        for bar in group
+        for one in (bar.value, bar.behind)
+        if one
+    ]
     most = max((one.high or one.value for one in known), default=1.0)
     factor, unit = unit_of("seconds", most)
     labels, headings = list[str](), list[int]()
@@ -200,17 +257,29 @@ def _bar(axes: Any, bar: Bar, position: int, factor: float, most: float) -> None
     look = {"edgecolor": COLORS[0], "linewidth": 1.5, **title_of(bar.label, bar.text)}
     if bar.value is None:
         end, words = _STUB * most, {"fontsize": 10, "color": DARK}
-        axes.barh(position, end, height=0.62, **look | {"color": "white", "edgecolor": GREY, "hatch": "////"})
+        axes.barh(
+            position,
+            end,
+            height=0.62,
+            **look | {"color": "white", "edgecolor": GREY, "hatch": "////"},
+        )
     else:
-        end, words = factor * max(one.high or one.value for one in (bar.value, bar.behind) if one), {"fontsize": 11}
+        end, words = (
+            factor * max(one.high or one.value for one in (bar.value, bar.behind) if one),
+            {"fontsize": 11},
+        )
         if bar.behind:
             axes.barh(position, bar.behind.value * factor, height=0.8, color=COLORS[0], alpha=0.22)
             faint = {"ecolor": COLORS[0], "elinewidth": 1.2, "capsize": 2, "alpha": 0.6}
             _whisker(axes, bar.behind, position + 0.33, factor, **faint)
-        face = {"color": "white", "label": "≈ no interval"} if bar.is_hollow else {"color": COLORS[0]}
+        face = (
+            {"color": "white", "label": "≈ no interval"} if bar.is_hollow else {"color": COLORS[0]}
+        )
         axes.barh(position, bar.value.value * factor, height=0.5, **look, **face)
         _whisker(axes, bar.value, position, factor, ecolor="black", elinewidth=1.5, capsize=4)
-    axes.text(end + 0.012 * most, position, plain(cut(bar.text, _LONGEST_REASON)), va="center", **words)
+    axes.text(
+        end + 0.012 * most, position, plain(cut(bar.text, _LONGEST_REASON)), va="center", **words
+    )
 
 
 def _whisker(axes: Any, one: Interval, position: float, factor: float, **look: Any) -> None:
@@ -232,7 +301,10 @@ def _strips(strips: Strips) -> Any:
 
 def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
     """One row for each time: its samples, their center with the interval, and the figures at the right."""
-    ends = [max(float(numpy.percentile(one.series.measured, _MOST_SHOWN)), one.time.median.value) for one in taken]
+    ends = [
+        max(float(numpy.percentile(one.series.measured, _MOST_SHOWN)), one.time.median.value)
+        for one in taken
+    ]
     factor, unit = unit_of("seconds", max(ends))
     edge = 1.1 * factor * max(ends)
     for position, one in enumerate(taken):
@@ -242,14 +314,30 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
         ends_of_center = [position - 0.36, position + 0.36]
         _dots(axes, samples, heights, color, alpha=0.45)
         if (beyond := samples > edge).any():
-            axes.plot(numpy.full(beyond.sum(), edge), heights[beyond], ">", color=color, clip_on=False, markersize=5)
+            axes.plot(
+                numpy.full(beyond.sum(), edge),
+                heights[beyond],
+                ">",
+                color=color,
+                clip_on=False,
+                markersize=5,
+            )
         if median.low is not None and median.high is not None:
             low, high = max(median.low, 0.0) * factor, min(median.high * factor, edge)
             axes.fill_betweenx(ends_of_center, low, high, color="black", alpha=0.25, linewidth=0)
         dash = ":" if one.is_dotted else "-"
-        axes.plot([median.value * factor] * 2, ends_of_center, color="black", linewidth=2, linestyle=dash)
+        axes.plot(
+            [median.value * factor] * 2, ends_of_center, color="black", linewidth=2, linestyle=dash
+        )
         tip(axes, median.value * factor, position, one.name, one.text, f"{samples.size} samples")
-        axes.text(1.015, position, plain(one.text), transform=axes.get_yaxis_transform(), va="center", fontsize=12)
+        axes.text(
+            1.015,
+            position,
+            plain(one.text),
+            transform=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=12,
+        )
     centers = " or ".join(dict.fromkeys(one.center for one in taken))
     dotted = "; dotted, ≈: no interval" if any(one.is_dotted for one in taken) else ""
     prefix = f"{name}: " if name else ""
@@ -262,27 +350,45 @@ def _over_time(axes: Any, one: Taken) -> None:
     series, samples = one.series, numpy.array(one.series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
     percent = (samples / one.time.median.value - 1) * 100
-    most = max(_LEAST_PERCENT, 1.2 * float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN)))
+    most = max(
+        _LEAST_PERCENT,
+        1.2 * float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN)),
+    )
     start, end = float(seconds[series.warmup - 1]) if series.warmup else 0.0, float(seconds[-1])
     first = max(0.0, start - _MOST_WARMUP * (end - start))
     is_warmup, is_shown = numpy.arange(samples.size) < series.warmup, seconds >= first
     for chosen, color in ((is_warmup & is_shown, GREY), (~is_warmup, COLORS[0])):
-        _dots(axes, seconds[chosen], numpy.where(numpy.abs(percent) > most, numpy.nan, percent)[chosen], color)
+        _dots(
+            axes,
+            seconds[chosen],
+            numpy.where(numpy.abs(percent) > most, numpy.nan, percent)[chosen],
+            color,
+        )
     for marker, side in (("^", 1), ("v", -1)):
         if (beyond := is_shown & (side * percent > most)).any():
             ends = numpy.full(beyond.sum(), side * most)
-            axes.plot(seconds[beyond], ends, marker, color=DARK, markersize=5, label="beyond the axis")
+            axes.plot(
+                seconds[beyond], ends, marker, color=DARK, markersize=5, label="beyond the axis"
+            )
     if series.warmup:
         name = f"end of the {format_seconds(start, 2)} warm-up" if first else "warm-up"
-        axes.axvspan(first, start, color="#d9d9d9", alpha=0.6, linewidth=0, label=f"{name}, not counted")
+        axes.axvspan(
+            first, start, color="#d9d9d9", alpha=0.6, linewidth=0, label=f"{name}, not counted"
+        )
     for block in series.blocks[1:]:
-        axes.axvline(seconds[block - 1], color=DARK, linewidth=1, linestyle="--", label="next process")
+        axes.axvline(
+            seconds[block - 1], color=DARK, linewidth=1, linestyle="--", label="next process"
+        )
     axes.axhline(0, color="black", linewidth=1)
     axes.set_ylim(-1.08 * min(most, 100.0), 1.08 * most)  # no time is below zero
     axes.set_xlim(first, end + 0.01 * (end - first) or None)
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:+g} %" if value else one.center.partition(" ")[0])
-    axes.set_xlabel(f"samples of {one.name} against the {one.center}, over the seconds that the calls took")
+    axes.yaxis.set_major_formatter(
+        lambda value, _: f"{value:+g} %" if value else one.center.partition(" ")[0]
+    )
+    axes.set_xlabel(
+        f"samples of {one.name} against the {one.center}, over the seconds that the calls took"
+    )
     style(axes)
     legend(axes)
 
@@ -304,4 +410,7 @@ def _vertical_scale(axes: Any, values: Sequence[float], highest: float, *, base:
 
 def _scaled(intervals: Sequence[Interval], factor: float) -> Any:
     """Values, lower and upper ends in another unit; NaN for an end that is unknown."""
-    return factor * numpy.array([(y.value, y.low, y.high) for y in intervals], dtype=float).reshape(-1, 3).T
+    return (
+        factor
+        * numpy.array([(y.value, y.low, y.high) for y in intervals], dtype=float).reshape(-1, 3).T
+    )

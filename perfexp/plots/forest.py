@@ -6,7 +6,16 @@ from typing import Any
 
 from perfexp.comparison.comparison_table import confidence, ratio_of, title, verdict_of
 from perfexp.comparison.document import Comparison, SideFacts, Verdict
-from perfexp.plots.canvas import DARK, caption_of, columns, legend, matplotlib, name_rows, name_ticks, title_of
+from perfexp.plots.canvas import (
+    DARK,
+    caption_of,
+    columns,
+    legend,
+    matplotlib,
+    name_rows,
+    name_ticks,
+    title_of,
+)
 from perfexp.plots.chart import GREY, Caption
 from perfexp.roofline.kernel_names import cut
 
@@ -35,8 +44,13 @@ def compose(comparison: Comparison, side: SideFacts) -> Any:
         color, marker = _STYLES[pair.verdict]
         if pair.low is not None and pair.high is not None:
             axes.plot([pair.low, pair.high], [position] * 2, color=color, linewidth=1.5)
-        words = title_of(pair.measure, pair.point, ratio_of(pair), verdict_of(pair), *pair.confounders)
-        look = {"linestyle": "none", "markerfacecolor": "white" if pair.verdict is Verdict.UNDECIDED else color}
+        words = title_of(
+            pair.measure, pair.point, ratio_of(pair), verdict_of(pair), *pair.confounders
+        )
+        look = {
+            "linestyle": "none",
+            "markerfacecolor": "white" if pair.verdict is Verdict.UNDECIDED else color,
+        }
         axes.plot([pair.ratio], [position], marker, color=color, label=pair.word, **look, **words)
     labels = [cut(f"{pair.measure} · {pair.point}", _LONGEST) for pair in pairs]
     name_rows(axes, labels, margin, f"{side.name}/{comparison.sides[0].name}")
@@ -44,7 +58,9 @@ def compose(comparison: Comparison, side: SideFacts) -> Any:
     axes.autoscale(axis="x")
     low, high = axes.get_xlim()
     ticker = matplotlib.ticker
-    name_ticks(axes.xaxis, ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else ticker.MaxNLocator(7))
+    name_ticks(
+        axes.xaxis, ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else ticker.MaxNLocator(7)
+    )
     legend(axes)
     about = f"ratios with their {confidence(side.level)} intervals; the band is the margin"
     left = f"; {len(pairs)} of {len(known)}, the table has all" if len(pairs) < len(known) else ""

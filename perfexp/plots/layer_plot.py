@@ -13,7 +13,16 @@ from perfexp.records.record import Point, Record, timed_key
 from perfexp.records.units import format_seconds
 from perfexp.roofline.kernel_names import cut
 from perfexp.summaries.subject import subject
-from perfexp.tables.layer_groups import GAPS, OTHERS, Layer, Stretch, by_kind, call_seconds, in_order, merged
+from perfexp.tables.layer_groups import (
+    GAPS,
+    OTHERS,
+    Layer,
+    Stretch,
+    by_kind,
+    call_seconds,
+    in_order,
+    merged,
+)
 from perfexp.tables.layer_tables import doubt_text, representative_point
 
 #: Color of gaps, and those of neighbors that have no kind, in turns.
@@ -38,10 +47,19 @@ def draw(record: Record) -> bytes | None:
 
 def caption(record: Record, chosen: Point) -> Caption:
     """The words around the layers of a point."""
-    about, key, footer = subject(record.plan, record.environment), timed_key(chosen.key), footer_of(chosen.doubts)
-    which, where = f"{key.phase} {key.size_label}, batch {key.batch_size}", about.device or "an unknown device"
+    about, key, footer = (
+        subject(record.plan, record.environment),
+        timed_key(chosen.key),
+        footer_of(chosen.doubts),
+    )
+    which, where = (
+        f"{key.phase} {key.size_label}, batch {key.batch_size}",
+        about.device or "an unknown device",
+    )
     if doubt := disagreement(chosen):
-        message = doubt.message.partition(");")[0].removesuffix(")") + ")"  # without the part after its parentheses
+        message = (
+            doubt.message.partition(");")[0].removesuffix(")") + ")"
+        )  # without the part after its parentheses
         why = f"{which}: {message}, on {where}: {doubt.help or ''}".removesuffix(": ")
         return Caption(title=f"{about} · {doubt_text(chosen)}", subtitle=why, footer=footer)
     text = f"{which}: {format_seconds(call_seconds(chosen))} a call on {where}; medians, times are share × call"
@@ -101,7 +119,12 @@ def compose(record: Record) -> Any:
     return figure
 
 
-def _kinds(axes: Any, kinds: Mapping[str, Mapping[str, float]], colors: Mapping[str, str], measure: _Measure) -> None:
+def _kinds(
+    axes: Any,
+    kinds: Mapping[str, Mapping[str, float]],
+    colors: Mapping[str, str],
+    measure: _Measure,
+) -> None:
     """A bar for each kind, its passes one after the other and ever paler, with the time and the share at its end."""
     has_passes = len({which for of_kind in kinds.values() for which in of_kind}) > 1
     for position, (kind, of_kind) in enumerate(kinds.items()):
@@ -110,16 +133,28 @@ def _kinds(axes: Any, kinds: Mapping[str, Mapping[str, float]], colors: Mapping[
             alpha = _OPACITIES[min(number, len(_OPACITIES) - 1)]
             words = title_of(kind, which, measure.text(seconds))
             color = colors.get(kind, GREY)
-            axes.barh(position, seconds * measure.factor, left=left, height=0.7, color=color, alpha=alpha, **words)
+            axes.barh(
+                position,
+                seconds * measure.factor,
+                left=left,
+                height=0.7,
+                color=color,
+                alpha=alpha,
+                **words,
+            )
             left += seconds * measure.factor
             parts += [f"{which} {measure.brief(seconds)}"] * (seconds > 0)
-        text = measure.text(sum(of_kind.values())) + (f"  ({', '.join(parts)})" if has_passes else "")
+        text = measure.text(sum(of_kind.values())) + (
+            f"  ({', '.join(parts)})" if has_passes else ""
+        )
         axes.text(left, position, f"  {plain(text)}", va="center", fontsize=11)
     most = max(sum(of_kind.values()) for of_kind in kinds.values()) * measure.factor
     name_rows(axes, list(kinds), (1.8 if has_passes else 1.3) * most, f"by kind ({measure.unit})")
 
 
-def _longest(axes: Any, layers: Sequence[Layer], colors: Mapping[str, str], measure: _Measure) -> list[str]:
+def _longest(
+    axes: Any, layers: Sequence[Layer], colors: Mapping[str, str], measure: _Measure
+) -> list[str]:
     """A bar for each of the longest layers; their names are returned."""
     most = max(layer.seconds for layer in layers) * measure.factor
     for position, layer in enumerate(layers):
@@ -128,7 +163,9 @@ def _longest(axes: Any, layers: Sequence[Layer], colors: Mapping[str, str], meas
         axes.barh(position, length, height=0.66, color=colors.get(layer.kind, GREY), **words)
         axes.text(length + 0.01 * most, position, f"{text}  {plain(layer.kind)}", va="center")
     several = len({layer.which for layer in layers}) > 1
-    names = [cut(layer.label, _LONGEST) + (f" · {layer.which}" if several else "") for layer in layers]
+    names = [
+        cut(layer.label, _LONGEST) + (f" · {layer.which}" if several else "") for layer in layers
+    ]
     title = f"the longest, identical layers together ({measure.unit}); % with the gaps before them"
     name_rows(axes, names, 1.3 * most, title)
     axes.tick_params(axis="y", labelsize=10)
@@ -136,7 +173,12 @@ def _longest(axes: Any, layers: Sequence[Layer], colors: Mapping[str, str], meas
 
 
 def _strip(
-    axes: Any, rows: list[tuple[str, list[Stretch]]], colors: Mapping[str, str], measure: _Measure, *, room: float
+    axes: Any,
+    rows: list[tuple[str, list[Stretch]]],
+    colors: Mapping[str, str],
+    measure: _Measure,
+    *,
+    room: float,
 ) -> None:
     """Rows of neighbors as wide as their times, with their names where they fit; `room` is the width in characters."""
     whole = max(stretch.start + stretch.seconds for _, row in rows for stretch in row)
@@ -144,12 +186,30 @@ def _strip(
         for number, one in enumerate(row):
             is_layer = title == "layer"
             color = colors.get(one.name, GREY) if is_layer else _SHADES[number % 2]
-            look = {"height": 0.92, "color": color, "edgecolor": "white", "linewidth": 0.4 if is_layer else 1.0}
+            look = {
+                "height": 0.92,
+                "color": color,
+                "edgecolor": "white",
+                "linewidth": 0.4 if is_layer else 1.0,
+            }
             look |= title_of(one.path or one.name, one.which, one.name, measure.text(one.seconds))
-            axes.barh(position, one.seconds * measure.factor, left=one.start * measure.factor, **look)
+            axes.barh(
+                position, one.seconds * measure.factor, left=one.start * measure.factor, **look
+            )
             if len(one.label) + 1 < room * one.seconds / whole:
-                words = {"ha": "center", "va": "center", "fontsize": 9, "clip_on": True, "color": _ink(color)}
-                axes.text((one.start + one.seconds / 2) * measure.factor, position, plain(one.label), **words)
+                words = {
+                    "ha": "center",
+                    "va": "center",
+                    "fontsize": 9,
+                    "clip_on": True,
+                    "color": _ink(color),
+                }
+                axes.text(
+                    (one.start + one.seconds / 2) * measure.factor,
+                    position,
+                    plain(one.label),
+                    **words,
+                )
     title = f"in the order of execution ({measure.unit})"
     name_rows(axes, [title for title, _ in rows], whole * measure.factor, title)
     axes.grid(False)

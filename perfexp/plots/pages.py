@@ -81,10 +81,15 @@ def of_roofline(roofline: Roofline, svg: bytes) -> bytes:
     return _page(roofline.title, parts)
 
 
-def _results(name: str, sections: Sequence[Section], figures: Iterable[Any], *, after: int) -> bytes:
+def _results(
+    name: str, sections: Sequence[Section], figures: Iterable[Any], *, after: int
+) -> bytes:
     """The sections, the first of which has the headline, with figures after some of them."""
     title = sections[0][0] if sections else name
-    parts = ["".join(_section(heading * bool(number), lines)) for number, (heading, lines) in enumerate(sections)]
+    parts = [
+        "".join(_section(heading * bool(number), lines))
+        for number, (heading, lines) in enumerate(sections)
+    ]
     return _page(title, [*parts[:after], *map(_svg, figures), *parts[after:]])
 
 
@@ -108,10 +113,14 @@ def table(grid: Grid, ids: Sequence[str] = ()) -> str:
     classes = [" class=prose" if column.prose else "" for column in grid.columns]
 
     def cells(tag: str, texts: Iterable[str]) -> str:
-        return "".join(f"<{tag}{one}>{text(cell)}</{tag}>" for one, cell in zip(classes, texts, strict=True))
+        return "".join(
+            f"<{tag}{one}>{text(cell)}</{tag}>" for one, cell in zip(classes, texts, strict=True)
+        )
 
     names = [f" id='{text(name)}'" if name else "" for name in ids or [""] * len(grid.lines)]
-    rows = "".join(f"<tr{name}>{cells('td', line)}</tr>" for name, line in zip(names, grid.lines, strict=True))
+    rows = "".join(
+        f"<tr{name}>{cells('td', line)}</tr>" for name, line in zip(names, grid.lines, strict=True)
+    )
     head = cells("th", (column.title for column in grid.columns))
     notes = "".join(f"<p class=note>{text(note)}</p>" for note in grid.notes)
     return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"

@@ -31,7 +31,10 @@ from perfexp.summaries.wording import (
 #: Fields that make an axis if they vary.
 NUMERIC = ("input_size", "batch_size")
 #: Panels below the times, if measured: title, metric, unit, quantity of a forecast.
-_PANELS = (("peak memory", PEAK_MEMORY, "bytes", ""), ("energy per call", ENERGY, "joules", "energy"))
+_PANELS = (
+    ("peak memory", PEAK_MEMORY, "bytes", ""),
+    ("energy per call", ENERGY, "joules", "energy"),
+)
 #: Names of lines, points and their predictions by phase and quantity; and with their positions, by quantity.
 _Predicted = Mapping[tuple[str, str], Sequence[tuple[str, Key, Interval]]]
 _Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
@@ -64,7 +67,9 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     if not timed:
         return None
     title = " · ".join(filter(None, (str(about), shape(row.key for row in table))))
-    caption = Caption(title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [analysis.record]))
+    caption = Caption(
+        title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [analysis.record])
+    )
     fields, axis = axes_of(table)
     if not axis:
         of = f"; 95 % intervals of {scope}" if (scope := wording.scope(timed)) else ""
@@ -72,7 +77,13 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
         points = tuple(_strips(timed, fields))
         return Strips(caption=replace(caption, subtitle=where), points=points)
     named = [(line_name(row.key, fields, axis), row) for row in table]
-    return chart_of(caption, named, axis, fitted=not forecasts, predicted=_predicted(forecasts, named, fields, axis))
+    return chart_of(
+        caption,
+        named,
+        axis,
+        fitted=not forecasts,
+        predicted=_predicted(forecasts, named, fields, axis),
+    )
 
 
 def axes_of(table: Sequence[Row]) -> tuple[tuple[str, ...], str | None]:
@@ -102,7 +113,10 @@ def _strips(timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _predicted(
-    forecasts: Sequence[Forecast], named: Sequence[tuple[str, Row]], fields: Sequence[str], axis: str
+    forecasts: Sequence[Forecast],
+    named: Sequence[tuple[str, Row]],
+    fields: Sequence[str],
+    axis: str,
 ) -> _Predicted:
     found: dict[tuple[str, str], list[tuple[str, Key, Interval]]] = {}
     for curve, points in ((one.curve, one.points) for one in forecasts):
@@ -129,7 +143,9 @@ def chart_of(
         fitted: whether times over input sizes have their scaling model.
     """
     keys, predicted = [row.key for _, row in named], predicted or {}
-    title, place = _scale([*keys, *(key for points in predicted.values() for _, key, _ in points)], axis)
+    title, place = _scale(
+        [*keys, *(key for points in predicted.values() for _, key, _ in points)], axis
+    )
     placed = [Placed(name, place(row.key), row, row.status.value) for name, row in named]
     panels, phases = list[Panel](), dict.fromkeys(row.key.phase for _, row in named if row.time)
     for phase in phases:
@@ -144,7 +160,9 @@ def chart_of(
         panels += (replace(panel, title=prefix + panel.title) for panel in of_phase)
     ticks: dict[float, dict[str, None]] = {}
     for key in keys:
-        ticks.setdefault(place(key), {})[str(key.batch_size) if axis == "batch_size" else key.size_label] = None
+        ticks.setdefault(place(key), {})[
+            str(key.batch_size) if axis == "batch_size" else key.size_label
+        ] = None
     return Chart(
         caption=caption,
         axis=title,
@@ -168,15 +186,24 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
     """The panels of one phase."""
     for kind in dict.fromkeys(one.row.time_kind or "" for one in placed if one.row):
         own = [one for one in placed if one.row and one.row.time_kind == kind]
-        lines = lines_of(own, lambda row: row.time.median if row.time else None, bands.get("time", ()), is_judged=True)
+        lines = lines_of(
+            own,
+            lambda row: row.time.median if row.time else None,
+            bands.get("time", ()),
+            is_judged=True,
+        )
         curves = _curves(own) if fitted and axis == "input_size" else ()
         title = f"{time_title(kind)} per call"
-        yield Panel(title=title, lines=_with_latency(own, lines, kind), unit="seconds", curves=curves)
+        yield Panel(
+            title=title, lines=_with_latency(own, lines, kind), unit="seconds", curves=curves
+        )
     lines = lines_of(placed, lambda row: row.samples_per_second)
     marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
     yield Panel(title="throughput", lines=lines, marks=marks)
     for title, metric, unit, quantity in _PANELS:
-        if lines := lines_of(placed, partial(_metric, metric), bands.get(quantity, ()), metric=metric):
+        if lines := lines_of(
+            placed, partial(_metric, metric), bands.get(quantity, ()), metric=metric
+        ):
             yield Panel(title=title, lines=lines, unit=unit)
 
 
@@ -184,10 +211,19 @@ def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) 
     """Add the latencies behind the times of a device."""
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
-    latencies = lines_of(placed, lambda row: row.times["latency"].median if "latency" in row.times else None)
-    behind = (replace(line, label=f"{line.label} · latency".removeprefix(" · "), is_light=True) for line in latencies)
+    latencies = lines_of(
+        placed, lambda row: row.times["latency"].median if "latency" in row.times else None
+    )
+    behind = (
+        replace(line, label=f"{line.label} · latency".removeprefix(" · "), is_light=True)
+        for line in latencies
+    )
     # a line alone has no name in other panels
-    return (*behind, *(replace(line, label=line.label or kind) for line in lines)) if latencies else lines
+    return (
+        (*behind, *(replace(line, label=line.label or kind) for line in lines))
+        if latencies
+        else lines
+    )
 
 
 def _knee(rates: Line) -> dict[float, str]:
@@ -196,7 +232,9 @@ def _knee(rates: Line) -> dict[float, str]:
     None if the rate falls in between, up to the last batch or the one before, or if intervals are too wide for it.
     """
     widths = [y.relative_half_width for y in rates.y]
-    if len(rates.x) < _LEAST_BATCHES or not all(width is not None and width <= (1 - _KNEE) / 2 for width in widths):
+    if len(rates.x) < _LEAST_BATCHES or not all(
+        width is not None and width <= (1 - _KNEE) / 2 for width in widths
+    ):
         return {}
     best = max(y.value for y in rates.y)
     far = [x for x, y in zip(rates.x, rates.y, strict=True) if y.value < _KNEE * best]
@@ -214,14 +252,22 @@ def _metric(name: str, row: Row) -> Interval | None:
 def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
     """Growth of the times from the smallest size to the largest; sizes are sides if all are squares."""
     where = {one.row.key: one.x for one in placed if one.row}
-    models = [scaling for scaling in scalings([one.row for one in placed if one.row]) if not scaling.doubt]
+    models = [
+        scaling for scaling in scalings([one.row for one in placed if one.row]) if not scaling.doubt
+    ]
     curves = list[Curve]()
     for scaling in models:
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
         power = 1 if end == scaling.key.pixels else 2
         x = numpy.linspace(start, end, _CURVE_SEGMENTS + 1).tolist()
         y = tuple(scaling.fit.at(position**power / scaling.key.pixels) for position in x)
-        curves.append(Curve(label=scaling_text(scaling) if len(models) == 1 else "scaling model", x=tuple(x), y=y))
+        curves.append(
+            Curve(
+                label=scaling_text(scaling) if len(models) == 1 else "scaling model",
+                x=tuple(x),
+                y=y,
+            )
+        )
     return tuple(curves)
 
 
@@ -230,8 +276,13 @@ def gaps_of(placed: Sequence[Placed]) -> dict[float, str]:
     several, failures = len({one.name for one in placed}) > 1, dict[float, list[str]]()
     for one in placed:
         if not one.row or not one.row.time:
-            failures.setdefault(one.x, []).append(f"{one.name}: {one.status}" if several else one.status)
-    return {position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3)) for position, texts in failures.items()}
+            failures.setdefault(one.x, []).append(
+                f"{one.name}: {one.status}" if several else one.status
+            )
+    return {
+        position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3))
+        for position, texts in failures.items()
+    }
 
 
 def lines_of(
@@ -251,7 +302,10 @@ def lines_of(
     """
     lines = []
     for color, name in enumerate(dict.fromkeys(one.name for one in placed)):
-        own = sorted(((one.x, one.row) for one in placed if one.name == name and one.row), key=lambda point: point[0])
+        own = sorted(
+            ((one.x, one.row) for one in placed if one.name == name and one.row),
+            key=lambda point: point[0],
+        )
         points = [(x, row, known) for x, row in own if (known := value(row))]
         odd = odd_sizes([row for _, row in own]) if is_judged else {}
         if points:
@@ -288,7 +342,9 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
 
 
-def footer(table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()) -> str:
+def footer(
+    table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()
+) -> str:
     """The codes of the errors and warnings of records, rows and a sweep."""
     of_records = [doubt for record in records for doubt in record.doubts]
     return footer_of([*of_records, *(doubt for row in table for doubt in row.doubts), *of_sweep])

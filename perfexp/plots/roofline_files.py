@@ -36,7 +36,9 @@ def files(stem: Path) -> dict[str, Path]:
 
 def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
     """The rooflines of a record's phases by the names of their files, without suffix."""
-    return {f"roofline_{phase}" if len(layers) > 1 else "roofline": one for phase, one in layers.items()}
+    return {
+        f"roofline_{phase}" if len(layers) > 1 else "roofline": one for phase, one in layers.items()
+    }
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
@@ -59,18 +61,31 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
     """Write the rooflines of a run under ncu; its profile gets their names, or a diagnostic. Raises `OSError`."""
     for point, _ in profile_summary.profiles(record):
         facts = point.facts["profile"]
-        if facts.get("profiler") != "ncu" or (point.status is Status.UNSUPPORTED and not _has_layers(record)):
+        if facts.get("profiler") != "ncu" or (
+            point.status is Status.UNSUPPORTED and not _has_layers(record)
+        ):
             continue  # the profile's own error names the profilers that support the device
         try:
             for stem, roofline in _rooflines(record, point, paths, sheets):
                 targets = files(paths.root / stem)
                 refuse_to_overwrite(list(targets.values()), paths.root, "the roofline is not drawn")
                 paths.claim(*targets.values())
-                facts["files"] = [*(facts.get("files") or ()), *(path.name for path in write(roofline, targets))]
+                facts["files"] = [
+                    *(facts.get("files") or ()),
+                    *(path.name for path in write(roofline, targets)),
+                ]
         except (ProfilerFailed, UserError) as error:
             is_foreign_file = isinstance(error, ProfilerFailed)
-            advice = "move it away and repeat the command" if is_foreign_file else _advice(record, point, sheets)
-            point.doubts.append(diagnostics.make("profile_incomplete", reason=f"no roofline: {error}", advice=advice))
+            advice = (
+                "move it away and repeat the command"
+                if is_foreign_file
+                else _advice(record, point, sheets)
+            )
+            point.doubts.append(
+                diagnostics.make(
+                    "profile_incomplete", reason=f"no roofline: {error}", advice=advice
+                )
+            )
 
 
 def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
@@ -97,7 +112,10 @@ def _rooflines(
         if name.endswith("_ncu.csv"):
             path = paths.root / name
             title = f"{record.name} · {path.stem}"
-            yield f"{path.stem}_roofline", of_csv(path, _peaks(record, sheets), sheets=sheets, title=title)
+            yield (
+                f"{path.stem}_roofline",
+                of_csv(path, _peaks(record, sheets), sheets=sheets, title=title),
+            )
 
 
 def _peaks(record: Record, sheets: Mapping[str, GpuFile]) -> Peaks:

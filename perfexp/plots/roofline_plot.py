@@ -63,15 +63,42 @@ def compose(roofline: Roofline) -> Any:
     slow = [row for row in parts if row.time_share >= _WORTH_A_NUMBER]
     for row in slow if roofline.peaks.l2_bytes_per_second else ():
         if row.load.l2_intensity:
-            places, rates = [row.load.l2_intensity, row.load.intensity], [row.load.flops_per_second] * 2
+            places, rates = (
+                [row.load.l2_intensity, row.load.intensity],
+                [row.load.flops_per_second] * 2,
+            )
             axes.plot(places, rates, color=_COLORS[row.limit], linewidth=0.7, alpha=0.5)
-            ring = {"markersize": 5, "markerfacecolor": "white", "label": "at its intensity by L2 bytes"}
-            axes.plot(places[:1], rates[:1], color=_COLORS[row.limit], marker="o", linestyle="none", **ring)
+            ring = {
+                "markersize": 5,
+                "markerfacecolor": "white",
+                "label": "at its intensity by L2 bytes",
+            }
+            axes.plot(
+                places[:1],
+                rates[:1],
+                color=_COLORS[row.limit],
+                marker="o",
+                linestyle="none",
+                **ring,
+            )
     for row in parts:
-        disc = {"color": _COLORS[row.limit], "markeredgecolor": "white", "markeredgewidth": 0.8, "alpha": 0.6}
+        disc = {
+            "color": _COLORS[row.limit],
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.8,
+            "alpha": 0.6,
+        }
         _marker(axes, roofline, row, marker="o", zorder=4, **disc)
     for row in ranges:
-        _marker(axes, roofline, row, marker="D", markerfacecolor="white", markeredgecolor="black", zorder=5)
+        _marker(
+            axes,
+            roofline,
+            row,
+            marker="D",
+            markerfacecolor="white",
+            markeredgecolor="black",
+            zorder=5,
+        )
     if roofline.total.has_place and len(roofline.parts) > 1:
         star = {"marker": "*", "color": "black", "markeredgecolor": "white"}
         _marker(axes, roofline, roofline.total, zorder=6, **star)
@@ -87,7 +114,11 @@ def _parts(roofline: Roofline) -> list[Row]:
     """The parts with a place, the slowest first; layers that do the same work are one, with the number of the first."""
     groups: dict[object, list[Row]] = {}
     for row in roofline.parts:
-        work = (tuple((row.load.flops or {}).items()), row.load.dram_bytes, NUMBER.sub("0", row.label))
+        work = (
+            tuple((row.load.flops or {}).items()),
+            row.load.dram_bytes,
+            NUMBER.sub("0", row.label),
+        )
         groups.setdefault(work if roofline.analytic else row.number, []).append(row)
     rows = [_merged(group, roofline) for group in groups.values() if group[0].has_place]
     return sorted(rows, key=lambda row: -row.time_share)
@@ -96,28 +127,51 @@ def _parts(roofline: Roofline) -> list[Row]:
 def _merged(rows: Sequence[Row], roofline: Roofline) -> Row:
     if len(rows) == 1:
         return rows[0]
-    load, label = together(row.load for row in rows), f"{name_of_all([row.label for row in rows])} ×{len(rows)}"
+    load, label = (
+        together(row.load for row in rows),
+        f"{name_of_all([row.label for row in rows])} ×{len(rows)}",
+    )
     share = sum(row.time_share for row in rows)
-    return replace(rows[0], label=label, load=load, shares=shares_of(load, roofline.peaks), time_share=share)
+    return replace(
+        rows[0], label=label, load=load, shares=shares_of(load, roofline.peaks), time_share=share
+    )
 
 
 def _ranges(roofline: Roofline) -> list[Row]:
     """The longest ranges, except those that are all of the time."""
-    ranges = [row for row in roofline.ranges if row.has_place and _WORTH_A_NUMBER <= row.time_share < 0.999]
+    ranges = [
+        row
+        for row in roofline.ranges
+        if row.has_place and _WORTH_A_NUMBER <= row.time_share < 0.999
+    ]
     return sorted(ranges, key=lambda row: -row.time_share)[:_MAX_RANGES]
 
 
 def _scales(axes: Any, roofline: Roofline) -> None:
     """Scale the axes to all parts and ranges, and to the ceilings in use with their ridges."""
     peaks = roofline.peaks
-    loads = [row.load for row in (*roofline.parts, *roofline.ranges, roofline.total) if row.has_place]
+    loads = [
+        row.load for row in (*roofline.parts, *roofline.ranges, roofline.total) if row.has_place
+    ]
     used = [height for _, height, is_used in _levels(roofline) if is_used]
-    slopes = [slope for slope in (peaks.dram_bytes_per_second or 1.0, peaks.l2_bytes_per_second) if slope]
+    slopes = [
+        slope for slope in (peaks.dram_bytes_per_second or 1.0, peaks.l2_bytes_per_second) if slope
+    ]
     x = [height / slope for height in (used[0], used[-1]) for slope in slopes]
-    x += [one for load in loads for one in (load.intensity, load.l2_intensity if len(slopes) > 1 else None) if one]
+    x += [
+        one
+        for load in loads
+        for one in (load.intensity, load.l2_intensity if len(slopes) > 1 else None)
+        if one
+    ]
     y = [*used, used[-1] / 10, *(load.flops_per_second or 0.0 for load in loads)]
     left, bottom = (max(min(places), max(places) / _DEPTH) / _MARGIN for places in (x, y))
-    axes.set(xscale="log", yscale="log", xlim=(left, 2 * _MARGIN * max(x)), ylim=(bottom, _MARGIN * max(y)))
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(left, 2 * _MARGIN * max(x)),
+        ylim=(bottom, _MARGIN * max(y)),
+    )
     style(axes)
     axes.set_xlabel("arithmetic intensity (FLOP per byte of DRAM)", fontsize=13)
     axes.set_ylabel("achieved rate (FLOP/s)", fontsize=13)
@@ -141,35 +195,52 @@ def _ceilings(axes: Any, roofline: Roofline) -> None:
 
     for name, height, is_used in levels:
         if is_used or height < top:
-            _ceiling(axes, f"{name} {pretty(height, 'FLOP/s', stated=True)}", level(height), is_used=is_used)
+            _ceiling(
+                axes,
+                f"{name} {pretty(height, 'FLOP/s', stated=True)}",
+                level(height),
+                is_used=is_used,
+            )
     l2 = peaks.l2_bytes_per_second
     _ceiling(axes, f"DRAM {pretty(memory, 'B/s', stated=True)}", slope(memory), is_below=bool(l2))
     if l2:
         _ceiling(axes, f"L2 {pretty(l2, 'B/s', stated=True)}", slope(l2))
     for kind, rate in peaks.measured.items():
-        stated, unit = (memory, "B/s") if kind == "dram" else (peaks.flops_per_second.get(kind), "FLOP/s")
+        stated, unit = (
+            (memory, "B/s") if kind == "dram" else (peaks.flops_per_second.get(kind), "FLOP/s")
+        )
         if not _is_equal(rate, stated):
             name = f"measured: {NAMES.get(kind, kind.upper())} {pretty(rate, unit, stated=True)}"
             ends = slope(rate) if kind == "dram" else level(rate)
             axes.plot(*zip(*ends, strict=True), label=name, **_MEASURED)
     if peaks.dram_bytes_per_second:
         height = next(height for _, height, is_used in levels if is_used)
-        look = {"color": DARK, "linestyle": ":", "linewidth": 1.2, "label": f"ridge: {digits(height / memory)} FLOP/B"}
+        look = {
+            "color": DARK,
+            "linestyle": ":",
+            "linewidth": 1.2,
+            "label": f"ridge: {digits(height / memory)} FLOP/B",
+        }
         axes.plot([height / memory] * 2, [bottom, height], zorder=1.5, **look)
 
 
 def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
     """Names, heights and use of the compute ceilings, the highest first; equal ones are merged."""
     peaks = roofline.peaks
-    flops = roofline.total.load.flops or {kind: 1.0 for row in roofline.parts for kind in row.load.flops or {}}
+    flops = roofline.total.load.flops or {
+        kind: 1.0 for row in roofline.parts for kind in row.load.flops or {}
+    }
     used = {ceiling[0] for kind, amount in flops.items() if amount and (ceiling := peaks.of(kind))}
     used = used or {ceiling[0] for ceiling in [peaks.reference] if ceiling}
     merged: dict[float, list[str]] = {}
     for name, height in sorted(peaks.flops_per_second.items(), key=lambda item: -item[1]):
         if name in used or name not in _RARE:
-            merged.setdefault(next((one for one in merged if _is_equal(one, height)), height), []).append(name)
+            merged.setdefault(
+                next((one for one in merged if _is_equal(one, height)), height), []
+            ).append(name)
     return [
-        (" = ".join(NAMES[name] for name in names), height, bool(used & set(names))) for height, names in merged.items()
+        (" = ".join(NAMES[name] for name in names), height, bool(used & set(names)))
+        for height, names in merged.items()
     ]
 
 
@@ -177,15 +248,25 @@ def _is_equal(one: float, other: float | None) -> bool:
     return other is not None and abs(one - other) <= _EQUAL * other
 
 
-def _ceiling(axes: Any, name: str, ends: Any, *, is_used: bool = True, is_below: bool = False) -> None:
+def _ceiling(
+    axes: Any, name: str, ends: Any, *, is_used: bool = True, is_below: bool = False
+) -> None:
     """Draw a line with its name beside it: of a level one at the right end, of a slope at the start."""
     look = _USED if is_used else _UNUSED
     axes.plot(*zip(*ends, strict=True), zorder=2, **look)
     (x0, y0), (x1, y1) = axes.transData.transform(ends)
     angle, beside = math.atan2(y1 - y0, x1 - x0), -4 if is_below else 4
     place, along, align = (ends[0], 20, "left") if angle else (ends[1], -4, "right")
-    shift = along * math.cos(angle) - beside * math.sin(angle), along * math.sin(angle) + beside * math.cos(angle)
-    turned = {"rotation": math.degrees(angle), "rotation_mode": "anchor", "ha": align, "color": look["color"]}
+    shift = (
+        along * math.cos(angle) - beside * math.sin(angle),
+        along * math.sin(angle) + beside * math.cos(angle),
+    )
+    turned = {
+        "rotation": math.degrees(angle),
+        "rotation_mode": "anchor",
+        "ha": align,
+        "color": look["color"],
+    }
     axes.annotate(name, place, shift, va="top" if is_below else "bottom", **turned, **_WORDS)
 
 
@@ -206,7 +287,9 @@ def _marker(axes: Any, roofline: Roofline, row: Row, **look: Any) -> None:
     x, y = _place(axes, row)
     figures = [f"{title} {text}" for title, text in figures_of(roofline, row).items()]
     words = title_of(f"{row.number} {row.label}", row.where, *figures, meaning(roofline, row))
-    axes.plot([x], [y], linestyle="none", markersize=_size(row), url=f"#{row.number}", **look, **words)
+    axes.plot(
+        [x], [y], linestyle="none", markersize=_size(row), url=f"#{row.number}", **look, **words
+    )
 
 
 def _numbers(axes: Any, rows: Sequence[Row]) -> None:
@@ -250,7 +333,11 @@ def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
 def _short(note: str) -> str:
     """A diagnostic by its code, and another note by its beginning."""
     is_diagnostic = note.partition(":")[0] in list(Severity)
-    return note.rpartition("(")[2].rstrip(")") if is_diagnostic else note.partition(": ")[0].rstrip(".")
+    return (
+        note.rpartition("(")[2].rstrip(")")
+        if is_diagnostic
+        else note.partition(": ")[0].rstrip(".")
+    )
 
 
 def caption(roofline: Roofline) -> Caption:

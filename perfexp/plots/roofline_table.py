@@ -23,7 +23,9 @@ _NAME_LENGTH = 44
 
 def lines(roofline: Roofline) -> list[Line]:
     """Total, ranges, parts and launches, every figure in full precision and its unit in the column's name."""
-    kinds = sorted({kind for row in (roofline.total, *roofline.parts) for kind in row.load.flops or {}})
+    kinds = sorted(
+        {kind for row in (roofline.total, *roofline.parts) for kind in row.load.flops or {}}
+    )
     ceilings = sorted({name for row in (roofline.total, *roofline.parts) for name in row.shares})
     rows = (roofline.total, *roofline.ranges, *roofline.parts, *roofline.launches)
     return [_line(roofline, row, kinds, ceilings) for row in rows]
@@ -55,7 +57,10 @@ def _line(roofline: Roofline, row: Row, kinds: Sequence[str], ceilings: Sequence
         "meaning": meaning(roofline, row),
         "notes": " ".join(roofline.notes) if row is roofline.total else None,
         **{f"flops_{kind.replace(' ', '_')}": (load.flops or {}).get(kind) for kind in kinds},
-        **{f"roof_{name.lower().replace(' ', '_')}_percent": _percent(row.shares.get(name)) for name in ceilings},
+        **{
+            f"roof_{name.lower().replace(' ', '_')}_percent": _percent(row.shares.get(name))
+            for name in ceilings
+        },
         "number": row.number,
     }
 
@@ -69,19 +74,31 @@ def console_grid(roofline: Roofline) -> Grid:
     rows = [roofline.total, *roofline.ranges[:_MAX_RANGES], *roofline.parts[:_MAX_PARTS]]
     left = roofline.parts[_MAX_PARTS:]
     share = sum(row.time_share for row in left)
-    notes = [f"{len(left)} more {roofline.noun} with {share:.1%} of the time are in the CSV"] if left else []
+    notes = (
+        [f"{len(left)} more {roofline.noun} with {share:.1%} of the time are in the CSV"]
+        if left
+        else []
+    )
     return grid(roofline, rows, notes, name_length=_NAME_LENGTH)
 
 
-def grid(roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int = 10_000) -> Grid:
+def grid(
+    roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int = 10_000
+) -> Grid:
     """Rows of a roofline as words; `≈` marks estimates."""
-    names = [cut(one_line(f"range {row.name}" if row.level == "range" else row.label), name_length) for row in rows]
+    names = [
+        cut(one_line(f"range {row.name}" if row.level == "range" else row.label), name_length)
+        for row in rows
+    ]
     columns = [
         Column("no.", [row.number for row in rows]),
         Column(roofline.noun[:-1], names, prose=True, is_key=True),
     ]
     figures = [figures_of(roofline, row) for row in rows]
-    columns += (Column(title, [one[title] for one in figures], rank=_RANKS.get(title, 0)) for title in figures[0])
+    columns += (
+        Column(title, [one[title] for one in figures], rank=_RANKS.get(title, 0))
+        for title in figures[0]
+    )
     return Grid(columns, tuple(notes))
 
 

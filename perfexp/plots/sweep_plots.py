@@ -12,7 +12,16 @@ from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.sweep_verdicts import TimeRatio
 from perfexp.plots.chart import Bar, Bars, Caption, Chart, Curve, Facet, Line, Panel
-from perfexp.plots.record_plots import NUMERIC, Placed, axes_of, chart_of, footer, gaps_of, lines_of, subtitle
+from perfexp.plots.record_plots import (
+    NUMERIC,
+    Placed,
+    axes_of,
+    chart_of,
+    footer,
+    gaps_of,
+    lines_of,
+    subtitle,
+)
 from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.quantities import time_title
@@ -61,7 +70,9 @@ class _Run(NamedTuple):
     @property
     def model(self) -> str:
         """The model, if it is an axis of the sweep; otherwise empty."""
-        return next((one_line(self.child.axes[name]) for name in MODEL_AXES if name in self.child.axes), "")
+        return next(
+            (one_line(self.child.axes[name]) for name in MODEL_AXES if name in self.child.axes), ""
+        )
 
 
 def plot(whole: SweepAnalysis) -> Chart | Bars | None:
@@ -71,14 +82,20 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
-    device = ", ".join(dict.fromkeys(one.about.device for one in whole.analyses if one.about.device))
+    device = ", ".join(
+        dict.fromkeys(one.about.device for one in whole.analyses if one.about.device)
+    )
     same = label(table[0].key, constant(row.key for row in table))
-    title = " · ".join(filter(None, (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))))
+    title = " · ".join(
+        filter(None, (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run")))
+    )
     warnings = footer(table, [one.record for one in whole.analyses], whole.slower.values())
     caption = Caption(title=title, subtitle=subtitle(table, device), footer=warnings)
     fields, axis = axes_of(table)
     if axis:
-        named = [(_label(run.child.axes, run.row.key, fields, axis), run.row) for run in runs if run.row]
+        named = [
+            (_label(run.child.axes, run.row.key, fields, axis), run.row) for run in runs if run.row
+        ]
         return chart_of(caption, named, axis)
     sharing = [run for run in runs if run.child.devices is not None]
     if len({run.child.devices for run in sharing}) > 1:
@@ -86,9 +103,13 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
         words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
         return _over_devices(replace(caption, subtitle=words), sharing, fields)
     ratios = sweep_verdicts.time_ratios(whole)
-    runs = [run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios) for run in runs]
+    runs = [
+        run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios) for run in runs
+    ]
     subtitles = [caption.subtitle, *_meaning([run.ratio for run in runs if run.ratio])]
-    return Bars(caption=replace(caption, subtitle="; ".join(subtitles)), facets=tuple(_facets(runs)))
+    return Bars(
+        caption=replace(caption, subtitle="; ".join(subtitles)), facets=tuple(_facets(runs))
+    )
 
 
 def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str]) -> Chart:
@@ -98,10 +119,14 @@ def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str])
     """
     placed = list[Placed]()
     for run in runs:
-        words = [_axis_text(name, value) for name, value in run.child.axes.items() if name != GPU_COUNT]
+        words = [
+            _axis_text(name, value) for name, value in run.child.axes.items() if name != GPU_COUNT
+        ]
         rest = [name for name in fields if name != "phase" and name not in run.child.axes]
         name = " · ".join(filter(None, [*words, label(run.row.key, rest) if run.row else ""]))
-        placed.append(Placed(name, run.child.devices or 0, run.row, (run.row or run.child).status.value))
+        placed.append(
+            Placed(name, run.child.devices or 0, run.row, (run.row or run.child).status.value)
+        )
     phases, panels = dict.fromkeys(one.row.key.phase for one in placed if one.row), list[Panel]()
     for phase in phases:
         own = [one for one in placed if one.row and one.row.key.phase == phase]
@@ -129,7 +154,9 @@ def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
     kinds: dict[str, str | None] = {}
     for phase in {run.phase for run in runs if run.kind}:
         own = [run.row for run in runs if run.row and run.kind and run.phase == phase]
-        kinds[phase] = next((kind for kind in TIME_KINDS if all(kind in row.times for row in own)), None)
+        kinds[phase] = next(
+            (kind for kind in TIME_KINDS if all(kind in row.times for row in own)), None
+        )
     made = []
     for run in runs:
         kind = kinds.get(run.phase) if run.kind else None
@@ -161,11 +188,17 @@ def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
 
 
 def _bar(run: _Run, left_out: Sequence[str]) -> Bar:
-    axes = (_axis_text(name, value) for name, value in run.child.axes.items() if name not in left_out)
+    axes = (
+        _axis_text(name, value) for name, value in run.child.axes.items() if name not in left_out
+    )
     name = " · ".join(axes) or one_line(run.child.name)
     if run.row is None or run.row.time is None:
         status, error = (run.row or run.child).status, (run.row or run.child).error
-        return Bar(label=name, value=None, text=f"{status.value}: {one_line(error)}" if error else status.value)
+        return Bar(
+            label=name,
+            value=None,
+            text=f"{status.value}: {one_line(error)}" if error else status.value,
+        )
     median, ratio = run.row.time.median, " · baseline" if run.is_baseline else ""
     if run.ratio:
         kind = "time per sample" if run.kind == "throughput" else run.kind
@@ -177,8 +210,12 @@ def _bar(run: _Run, left_out: Sequence[str]) -> Bar:
 def _meaning(ratios: Sequence[TimeRatio]) -> list[str]:
     """The meaning of the ratios at the ends of bars, and of `≈` before one; empty without any."""
     words = {Verdict.UNDECIDED: "undecided", Verdict.NOT_COMPARABLE: "not comparable"}
-    of = " or ".join(word for verdict, word in words.items() if any(ratio.verdict is verdict for ratio in ratios))
-    return [f"× is the ratio to the baseline{f', ≈ before it: {of}' if of else ''}"] if ratios else []
+    of = " or ".join(
+        word for verdict, word in words.items() if any(ratio.verdict is verdict for ratio in ratios)
+    )
+    return (
+        [f"× is the ratio to the baseline{f', ≈ before it: {of}' if of else ''}"] if ratios else []
+    )
 
 
 def _latency(run: _Run) -> Interval | None:
@@ -189,11 +226,19 @@ def _latency(run: _Run) -> Interval | None:
 
 def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:
     """The values of the axes that are not the horizontal one, then other differences of a point but its phase."""
-    words = [_axis_text(name, value) for name, value in axes.items() if name not in (*NUMERIC, "mode")]
-    rest = [name for name in fields if name not in (axis, "phase") and (name not in axes or name in NUMERIC)]
+    words = [
+        _axis_text(name, value) for name, value in axes.items() if name not in (*NUMERIC, "mode")
+    ]
+    rest = [
+        name
+        for name in fields
+        if name not in (axis, "phase") and (name not in axes or name in NUMERIC)
+    ]
     return " · ".join([*words, *filter(None, [label(key, rest)])])
 
 
 def _axis_text(name: str, value: str) -> str:
     """The value of an axis, with its name unless the value is a word."""
-    return one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")
+    return (
+        one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")
+    )

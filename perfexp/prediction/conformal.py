@@ -44,7 +44,9 @@ def calibrate(others: Sequence[Curve]) -> Calibration:
         return Calibration()
     prior = learn_prior(list(others))
     scores = [errors for curve in others if (errors := leave_one_out(curve, prior)).size]
-    normal = np.array([half_normal(number / (_NORMAL_VALUES + 1)) for number in range(1, _NORMAL_VALUES + 1)])
+    normal = np.array(
+        [half_normal(number / (_NORMAL_VALUES + 1)) for number in range(1, _NORMAL_VALUES + 1)]
+    )
     factor = _weighted_quantile([*scores, *[normal] * _NORMAL_CURVES], LEVEL)
     return Calibration(factor=factor, prior=prior, curves=len(scores))
 
@@ -52,7 +54,9 @@ def calibrate(others: Sequence[Curve]) -> Calibration:
 def _weighted_quantile(groups: Sequence[Samples], level: float) -> float:
     """Return the quantile of the pooled values, each group with the same weight."""
     values = np.concatenate(groups)
-    weights = np.concatenate([np.full(group.size, 1 / group.size / len(groups)) for group in groups])
+    weights = np.concatenate(
+        [np.full(group.size, 1 / group.size / len(groups)) for group in groups]
+    )
     order = np.argsort(values)
     place = np.searchsorted(np.cumsum(weights[order]), level)
     return float(values[order][min(int(place), values.size - 1)])

@@ -20,7 +20,10 @@ from perfexp.statistics.estimators import Samples
 GRID = np.array(
     list(
         product(
-            (0.01, 0.03, 0.1, 0.3), (0.16, 0.4, 1.0), (0.003, 0.01, 0.03, 0.1), (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+            (0.01, 0.03, 0.1, 0.3),
+            (0.16, 0.4, 1.0),
+            (0.003, 0.01, 0.03, 0.1),
+            (0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
         )
     )
 )
@@ -61,7 +64,10 @@ class Curve:
     def without(self, index: int) -> Curve:
         """Return the curve without one of its points."""
         return replace(
-            self, x=np.delete(self.x, index, 0), y=np.delete(self.y, index), errors=np.delete(self.errors, index)
+            self,
+            x=np.delete(self.x, index, 0),
+            y=np.delete(self.y, index),
+            errors=np.delete(self.errors, index),
         )
 
     def batch(self, at: Samples) -> Samples:
@@ -95,7 +101,11 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
     parts = []
     for part in np.split(at, range(_CHUNK, len(at), _CHUNK)):
         cross = _covariance(curve.x, part)[chosen]
-        means = level + np.log(floor + curve.batch(part)) + np.einsum("gnm,gn->gm", cross, alpha[chosen])
+        means = (
+            level
+            + np.log(floor + curve.batch(part))
+            + np.einsum("gnm,gn->gm", cross, alpha[chosen])
+        )
         explained = (np.linalg.solve(lower[chosen], cross) ** 2).sum(axis=1)
         own = (GRID[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + _plane(part)
         mean = weights @ means
@@ -107,7 +117,9 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
 
 def leave_one_out(curve: Curve, prior: Samples | None = None) -> Samples:
     """Return the errors of inner points, predicted from the others, in standard deviations, shape (m,)."""
-    inner = np.flatnonzero(((curve.x > curve.x.min(axis=0)) & (curve.x < curve.x.max(axis=0))).any(axis=1))
+    inner = np.flatnonzero(
+        ((curve.x > curve.x.min(axis=0)) & (curve.x < curve.x.max(axis=0))).any(axis=1)
+    )
     scores = []
     for index in map(int, inner if len(curve.y) > 3 else ()):
         one = predict(curve.without(index), curve.x[index : index + 1], prior)
@@ -153,10 +165,12 @@ def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:
     rest = curve.y - np.log(floor + curve.batch(curve.x))
     centered = np.broadcast_to((rest - rest.mean())[:, None], (len(GRID), len(rest), 1))
     whitened = np.linalg.solve(lower, centered)
-    alpha = np.asarray(np.linalg.solve(np.swapaxes(lower, 1, 2), whitened)[..., 0], dtype=np.float64)
-    evidence: Samples = -0.5 * (whitened[..., 0] ** 2).sum(axis=1) - np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(
-        axis=1
+    alpha = np.asarray(
+        np.linalg.solve(np.swapaxes(lower, 1, 2), whitened)[..., 0], dtype=np.float64
     )
+    evidence: Samples = -0.5 * (whitened[..., 0] ** 2).sum(axis=1) - np.log(
+        np.diagonal(lower, axis1=1, axis2=2)
+    ).sum(axis=1)
     return evidence, lower, alpha, float(rest.mean())
 
 
@@ -165,7 +179,9 @@ def _covariance(first: Samples, second: Samples) -> Samples:
     distance = np.sqrt(((first[:, None] - second[None]) ** 2).sum(axis=-1))
     smooth, length, lasting = (GRID[:, column, None, None] for column in range(3))
     ratio = np.sqrt(3) * distance / length
-    covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio) + lasting**2 * np.exp(-distance / _STAIR_LENGTH)
+    covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio) + lasting**2 * np.exp(
+        -distance / _STAIR_LENGTH
+    )
     covariance += _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
     return covariance
 

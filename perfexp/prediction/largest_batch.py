@@ -38,7 +38,11 @@ class Trial(NamedTuple):
 
 
 def next_batch(
-    trials: Sequence[Trial], *, start: int, capacity_bytes: float | None = None, most: int = MOST_TRIALS
+    trials: Sequence[Trial],
+    *,
+    start: int,
+    capacity_bytes: float | None = None,
+    most: int = MOST_TRIALS,
 ) -> int | None:
     """Return the batch to try next; None if the largest one is known, and after `most` trials.
 
@@ -58,7 +62,11 @@ def next_batch(
         return fails // 2 if len(trials) == 1 or fails == SMALLEST else SMALLEST
     is_bounded = fails <= MOST_SAMPLES
     lowest = fits + _step(trials, fits)
-    highest = fails - max(1, round(fails * _STEP_DOWN)) * _step(trials, fails) if is_bounded else MOST_SAMPLES
+    highest = (
+        fails - max(1, round(fails * _STEP_DOWN)) * _step(trials, fails)
+        if is_bounded
+        else MOST_SAMPLES
+    )
     guess = _crossing(trials, capacity_bytes)
     if lowest > highest or (guess is None and is_bounded):
         return (fits + fails) // 2
@@ -69,14 +77,18 @@ def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
     """Return the largest batch that fits, by default 0, and the smallest one that does not, by default beyond all."""
     trials = list(trials)
     fails = min((one.batch_size for one in trials if not one.fits), default=MOST_SAMPLES + 1)
-    return max((one.batch_size for one in trials if one.fits and one.batch_size < fails), default=0), fails
+    return max(
+        (one.batch_size for one in trials if one.fits and one.batch_size < fails), default=0
+    ), fails
 
 
 def _step(trials: Iterable[Trial], edge: int) -> int:
     """Return 1, doubled for each further trial near an edge of the bracket and with the same outcome."""
     trials = list(trials)
     outcome = next(one.fits for one in trials if one.batch_size == edge)
-    near = [one for one in trials if one.fits is outcome and abs(one.batch_size - edge) <= _NEAR * edge]
+    near = [
+        one for one in trials if one.fits is outcome and abs(one.batch_size - edge) <= _NEAR * edge
+    ]
     return 1 << (len(near) - 1)
 
 
@@ -101,14 +113,19 @@ def resolved(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
     """Return keys with the batch that was found in place of `LARGEST`, which stays until the search is over."""
     keys = list(keys)
     found = {key: _Search(key, results).found for key in _searches(keys)}
-    of_search = (key if key.batch_size != LARGEST else replace(key, batch_size=found[_search(key)]) for key in keys)
+    of_search = (
+        key if key.batch_size != LARGEST else replace(key, batch_size=found[_search(key)])
+        for key in keys
+    )
     return list(dict.fromkeys(of_search))
 
 
 def trial_keys(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
     """Return the next trial of each search that is not over; its batch is `LARGEST` if there was no trial yet."""
     upcoming = ((key, _Search(key, results).upcoming) for key in _searches(keys))
-    return [trial_key(replace(key, batch_size=batch)) for key, batch in upcoming if batch is not None]
+    return [
+        trial_key(replace(key, batch_size=batch)) for key, batch in upcoming if batch is not None
+    ]
 
 
 def trials_of(key: Key, results: Collection[Point]) -> list[dict[str, Any]]:
@@ -125,14 +142,21 @@ def failures(keys: Iterable[Key], results: Collection[Point]) -> list[Point]:
         search = _Search(_search(timed), results)
         if failed := search.failed:
             facts = {TRIALS: search.facts} if key.is_timed else {}
-            points.append(Point(key=key, status=Status(failed["status"]), error=failed.get("error"), facts=facts))
+            points.append(
+                Point(
+                    key=key, status=Status(failed["status"]), error=failed.get("error"), facts=facts
+                )
+            )
     return points
 
 
 def outcomes(facts: Iterable[Mapping[str, Any]]) -> list[Trial]:
     """Return the trials among facts that show whether their batch fits."""
     known = filter(_is_outcome, facts)
-    return [Trial(one["batch_size"], one["status"] == Status.OK, _valid_bytes(one.get("used_bytes"))) for one in known]
+    return [
+        Trial(one["batch_size"], one["status"] == Status.OK, _valid_bytes(one.get("used_bytes")))
+        for one in known
+    ]
 
 
 def _search(key: Key) -> Key:
@@ -151,11 +175,17 @@ class _Search:
 
     def __init__(self, key: Key, results: Collection[Point]) -> None:
         tried = [one for one in results if _search(one.key) == trial_key(key)]
-        timed = [one for one in results if _search(one.key) == key and isinstance(one.facts.get(TRIALS), list)]
+        timed = [
+            one
+            for one in results
+            if _search(one.key) == key and isinstance(one.facts.get(TRIALS), list)
+        ]
         with_batch = [one for one in timed if _is_batch(one.key.batch_size)]
         self._measured = [one.key.batch_size for one in with_batch if one.status not in _TOO_LARGE]
         facts = list(map(_fact, tried)) or (timed[0].facts[TRIALS] if timed else [])
-        again = [_fact(one) for one in with_batch if one.status in _TOO_LARGE and not one.key.replicate]
+        again = [
+            _fact(one) for one in with_batch if one.status in _TOO_LARGE and not one.key.replicate
+        ]
         self.facts = list(filter(_is_fact, [*facts, *again]))
         capacities = (_valid_bytes(one.facts.get("capacity_bytes")) for one in tried)
         self._capacity = next(filter(None, capacities), None)
@@ -167,7 +197,11 @@ class _Search:
     @property
     def failed(self) -> dict[str, Any] | None:
         """The trial that ended the search without a batch."""
-        return None if self._measured else next((one for one in self.facts if not _is_outcome(one)), None)
+        return (
+            None
+            if self._measured
+            else next((one for one in self.facts if not _is_outcome(one)), None)
+        )
 
     @property
     def upcoming(self) -> int | None:
@@ -180,7 +214,9 @@ class _Search:
         """The largest batch that fits, 1 if not even that one does; `LARGEST` while unknown, or if a trial failed."""
         if self._measured:
             return self._measured[0]
-        return LARGEST if self.failed or self.upcoming is not None else bracket(self._trials)[0] or 1
+        return (
+            LARGEST if self.failed or self.upcoming is not None else bracket(self._trials)[0] or 1
+        )
 
 
 def _is_batch(value: object) -> bool:

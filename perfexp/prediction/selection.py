@@ -47,7 +47,12 @@ def initial(x: Samples, number: int = INITIAL) -> list[int]:
 
 
 def following(
-    x: Samples, curves: Sequence[Curve], tried: Collection[int], *, target: float, impossible: Collection[int] = ()
+    x: Samples,
+    curves: Sequence[Curve],
+    tried: Collection[int],
+    *,
+    target: float,
+    impossible: Collection[int] = (),
 ) -> int | None:
     """Return the index of the point to measure next; None if the intervals of the others are narrow enough.
 

@@ -45,7 +45,9 @@ class Truth:
         places = sorted(chosen)
         x = selection.scaled(self.x, self.x)
         spans = np.ptp(self.x, axis=0)
-        return Curve(x=x[places], spans=spans, y=np.log(self.values[places]), errors=self.errors[places])
+        return Curve(
+            x=x[places], spans=spans, y=np.log(self.values[places]), errors=self.errors[places]
+        )
 
     def campaign(self, measured: int, target: float) -> list[int]:
         """Return the indices of the points that a sparse sweep of at most this many points measures."""
@@ -84,14 +86,23 @@ def score(truth: Truth, chosen: Collection[int], calibration: Calibration) -> di
         chosen: indices of the points that the methods see.
         calibration: calibration by other curves.
     """
-    seen, unseen = np.array(sorted(chosen)), np.setdiff1d(np.arange(len(truth.values)), list(chosen))
+    seen, unseen = (
+        np.array(sorted(chosen)),
+        np.setdiff1d(np.arange(len(truth.values)), list(chosen)),
+    )
     actual = np.log(truth.values[unseen])
-    predicted = predict(truth.curve(chosen), selection.scaled(truth.x, truth.x)[unseen], calibration.prior)
-    scores = {GAUSSIAN_PROCESS: _score(actual, predicted.mean, calibration.factor * predicted.deviation)}
+    predicted = predict(
+        truth.curve(chosen), selection.scaled(truth.x, truth.x)[unseen], calibration.prior
+    )
+    scores = {
+        GAUSSIAN_PROCESS: _score(actual, predicted.mean, calibration.factor * predicted.deviation)
+    }
     work, y = truth.x.sum(axis=1), np.log(truth.values)
     for name, method in BASELINES.items():
         mean = method(work[seen], y[seen], work[unseen])
-        scores[name] = _score(actual, mean, np.full(unseen.size, _own_half_width(method, work[seen], y[seen])))
+        scores[name] = _score(
+            actual, mean, np.full(unseen.size, _own_half_width(method, work[seen], y[seen]))
+        )
     fit = partial(_scaling_model, errors=truth.errors[seen])
     mean, scatter = fit(work[seen], y[seen], work[unseen])
     scores["scaling model"] = _score(actual, mean, np.full(unseen.size, NORMAL_FACTOR * scatter))
@@ -143,7 +154,9 @@ def _interpolated(work: Samples, y: Samples, at: Samples) -> Samples:
     return np.asarray(np.interp(at, work[order], y[order]), dtype=np.float64)
 
 
-def _scaling_model(work: Samples, y: Samples, at: Samples, *, errors: Samples) -> tuple[Samples, float]:
+def _scaling_model(
+    work: Samples, y: Samples, at: Samples, *, errors: Samples
+) -> tuple[Samples, float]:
     """Return the predictions of the scaling model and its scatter; the median where there are too few sizes."""
     top = work.max()
     try:
@@ -154,13 +167,18 @@ def _scaling_model(work: Samples, y: Samples, at: Samples, *, errors: Samples) -
 
 
 #: Methods whose intervals are those of their own leave-one-out errors.
-BASELINES: dict[str, _Method] = {"nearest": _nearest, "linear in pixels": _linear, "log interpolation": _interpolated}
+BASELINES: dict[str, _Method] = {
+    "nearest": _nearest,
+    "linear in pixels": _linear,
+    "log interpolation": _interpolated,
+}
 
 
 def _own_half_width(method: _Method, work: Samples, y: Samples) -> float:
     """Return the conformal quantile of the errors of inner points that are predicted from the others."""
     inner = np.flatnonzero((work > work.min()) & (work < work.max()))
     off = [
-        abs(y[place] - method(np.delete(work, place), np.delete(y, place), work[[place]])[0]) for place in inner
+        abs(y[place] - method(np.delete(work, place), np.delete(y, place), work[[place]])[0])
+        for place in inner
     ] or [0.0]
     return float(np.quantile(off, min(1.0, LEVEL * (1 + 1 / len(off)))))

@@ -45,9 +45,13 @@ class Sparse:
         skip_oom: bool = False,
     ) -> None:
         if not LEAST_MEASURED <= measured <= MOST_MEASURED:
-            raise UserError(f"sweep.measured={measured}: set a number from {LEAST_MEASURED} to {MOST_MEASURED}.")
+            raise UserError(
+                f"sweep.measured={measured}: set a number from {LEAST_MEASURED} to {MOST_MEASURED}."
+            )
         if not 0 < target < 1:
-            raise UserError(f"sweep.target={target:g}: set a relative half-width between 0 and 1, such as 0.03.")
+            raise UserError(
+                f"sweep.target={target:g}: set a relative half-width between 0 and 1, such as 0.03."
+            )
         self.skip_larger, self.skip_oom = skip_larger, skip_oom
         self.measured, self.target = measured, target
         self._every = Sizes(num_sizes=num_sizes, min_size=min_size, max_size=max_size)
@@ -63,7 +67,9 @@ class Sparse:
         x, number = selection.coordinates(pairs), min(selection.INITIAL, self.measured)
         return [pairs[index] for index in selection.initial(selection.scaled(x, x), number)]
 
-    def chosen(self, sizes: Sequence[Size], batch_sizes: Sequence[int], results: Iterable[Measured]) -> list[Pair]:
+    def chosen(
+        self, sizes: Sequence[Size], batch_sizes: Sequence[int], results: Iterable[Measured]
+    ) -> list[Pair]:
         """List the sizes and batch sizes to measure by the results so far: all that were tried, and the next one.
 
         There is no next one until the first points have a result.
@@ -71,13 +77,24 @@ class Sparse:
         pairs = self.candidates(sizes, batch_sizes)
         places = {pair: index for index, pair in enumerate(pairs)}
         first = {places[pair] for pair in self.points(sizes, batch_sizes)}
-        timed = [one for one in results if one.key.is_timed and not one.key.replicate and pair_of(one) in places]
+        timed = [
+            one
+            for one in results
+            if one.key.is_timed and not one.key.replicate and pair_of(one) in places
+        ]
         tried = {places[pair_of(one)] for one in timed}
         following = self._following(pairs, places, timed, tried) if first <= tried else None
-        return [pairs[index] for index in sorted(first | tried | ({following} if following is not None else set()))]
+        return [
+            pairs[index]
+            for index in sorted(first | tried | ({following} if following is not None else set()))
+        ]
 
     def _following(
-        self, pairs: Sequence[Pair], places: Mapping[Pair, int], timed: Sequence[Measured], tried: set[int]
+        self,
+        pairs: Sequence[Pair],
+        places: Mapping[Pair, int],
+        timed: Sequence[Measured],
+        tried: set[int],
     ) -> int | None:
         if len(tried) >= self.measured:
             return None
@@ -85,7 +102,9 @@ class Sparse:
         x, spans = selection.scaled(at, at), np.ptp(at, axis=0)
         phases = dict.fromkeys(one.key.phase for one in timed)
         medians = [medians_of([one for one in timed if one.key.phase == phase]) for phase in phases]
-        curves = [curve_of(x[[places[pair] for pair in of]], spans, list(of.values())) for of in medians]
+        curves = [
+            curve_of(x[[places[pair] for pair in of]], spans, list(of.values())) for of in medians
+        ]
         too_large = out_of_memory(timed)
         impossible = {index for index, pair in enumerate(pairs) if exceeds_memory(pair, too_large)}
         return selection.following(x, curves, tried, target=self.target, impossible=impossible)
@@ -102,7 +121,11 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
     for kind in _KINDS:
         medians = {pair_of(one): first_median_interval(one, kind) for one in successful}
         if medians and all(medians.values()):
-            return {pair: median for pair, median in medians.items() if median is not None and median.value > 0}
+            return {
+                pair: median
+                for pair, median in medians.items()
+                if median is not None and median.value > 0
+            }
     return {}
 
 
@@ -120,10 +143,14 @@ def standard_error(value: Interval) -> float:
 
 def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
     """Return the sizes and batch sizes that ran out of memory, or were predicted to."""
-    return frozenset(pair_of(one) for one in points if one.status in (Status.OOM, Status.OOM_PREDICTED))
+    return frozenset(
+        pair_of(one) for one in points if one.status in (Status.OOM, Status.OOM_PREDICTED)
+    )
 
 
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
     """Whether a point is not smaller in any way than one that ran out of memory."""
     size, batch = pair
-    return any(batch >= other_batch and all(map(ge, size, other)) for other, other_batch in too_large)
+    return any(
+        batch >= other_batch and all(map(ge, size, other)) for other, other_batch in too_large
+    )

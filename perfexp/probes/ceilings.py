@@ -22,7 +22,12 @@ _COPIED_BYTES = {"cuda": 2**30, "mps": 2**28, "cpu": 2**28}
 #: Name of the rate of copies.
 _COPY = "bytes_per_second"
 #: Data types by number format.
-_DATA_TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_DATA_TYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
 #: Work after which the clock has settled to the power limit, then work whose median call counts, and its blocks.
 _SETTLED_SECONDS, _COUNTED_SECONDS, _BLOCK_SECONDS = 1.0, 0.5, 0.1
 _WARMUP, _MOST_CALLS = 2, 100
@@ -31,10 +36,18 @@ _HOST_PRODUCTS = 10
 #: Length of a call from which its size is the last.
 _SLOW_SECONDS = 0.2
 #: Facts of a board that limit its rates; a lock of the clocks by nvidia-smi is not among them, as no driver reports it.
-_LIMITS = ("power_limit_watts", "max_sm_clock_hertz", "max_memory_clock_hertz", "application_clock_hertz", "auto_boost")
+_LIMITS = (
+    "power_limit_watts",
+    "max_sm_clock_hertz",
+    "max_memory_clock_hertz",
+    "application_clock_hertz",
+    "auto_boost",
+)
 
 
-def ceilings(device: Device, formats: Formats, *, cache: JsonCache | None = None) -> dict[str, float]:
+def ceilings(
+    device: Device, formats: Formats, *, cache: JsonCache | None = None
+) -> dict[str, float]:
     """Return the FLOP/s of a matrix product by number format, and the `bytes_per_second` read and written by a copy.
 
     They are sustained: the power limit has slowed the clock down as it does in long runs. Measuring them takes about
@@ -69,7 +82,9 @@ def _flops_per_second(device: Device, number_format: str) -> float:
     tf32.allow(number_format == "tf32")
     data_type, rates = _DATA_TYPES[number_format], []
     for side in _SIDES[device.kind]:
-        first, second = (torch.randn(side, side, device=device.identifier).to(data_type) for _ in range(2))
+        first, second = (
+            torch.randn(side, side, device=device.identifier).to(data_type) for _ in range(2)
+        )
         out = torch.empty_like(first)
         seconds = _sustained(partial(torch.mm, first, second, out=out), device)
         rates.append(2 * side**3 / seconds)
@@ -93,14 +108,20 @@ def host_flops_per_second(number_format: str) -> float:
 
 
 def _bytes_per_second(device: Device) -> float:
-    source = torch.empty(_COPIED_BYTES[device.kind], dtype=torch.uint8, device=device.identifier).fill_(1)
+    source = torch.empty(
+        _COPIED_BYTES[device.kind], dtype=torch.uint8, device=device.identifier
+    ).fill_(1)
     target = torch.empty_like(source)
     return 2 * source.numel() / _sustained(lambda: target.copy_(source), device)
 
 
 def _sustained(call: Callable[[], object], device: Device) -> float:
     """Return the median seconds of a call at a settled clock, by the device's own clock."""
-    block = queue.Chain(call, device, _MOST_CALLS) if device.asynchronous else timing.HostChain(call, device)
+    block = (
+        queue.Chain(call, device, _MOST_CALLS)
+        if device.asynchronous
+        else timing.HostChain(call, device)
+    )
     with torch.inference_mode(), timing.undisturbed():
         first = max(float(np.min(block(_WARMUP))), 1e-9)
         calls = min(max(int(_BLOCK_SECONDS / first), 1), _MOST_CALLS)

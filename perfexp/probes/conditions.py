@@ -34,20 +34,30 @@ class Observer:
     def block_ended(self, name: str, seconds: float) -> None:
         """Read the clock and the driver's counters right after a block of a series that took some seconds."""
         seen = self._series.setdefault(name, _Observed())
-        if name in DEVICE_TIMES and (clocks := self._device.clock_readings()):  # first, while the device is loaded
+        if name in DEVICE_TIMES and (
+            clocks := self._device.clock_readings()
+        ):  # first, while the device is loaded
             seen.clocks.append(clocks)
         before, after = self._last, self._device.conditions()
         self._last, seen.seconds = after, seen.seconds + seconds
         throttled: dict[str, float] | None = None
         if after.throttled_ns is not None:
             earlier = before.throttled_ns or {}
-            throttled = {name: (ns - earlier.get(name, ns)) * 1e-9 for name, ns in after.throttled_ns.items()}
+            throttled = {
+                name: (ns - earlier.get(name, ns)) * 1e-9 for name, ns in after.throttled_ns.items()
+            }
         elif after.reasons is not None:  # a sample stands for its block
             throttled = dict.fromkeys(after.reasons, seconds)
         if throttled is not None:
             sums = seen.throttled_seconds = seen.throttled_seconds or {}
-            sums |= {reason: sums.get(reason, 0.0) + more for reason, more in throttled.items() if more > 0}
-        seen.temperatures += [one.temperature for one in (before, after) if one.temperature is not None]
+            sums |= {
+                reason: sums.get(reason, 0.0) + more
+                for reason, more in throttled.items()
+                if more > 0
+            }
+        seen.temperatures += [
+            one.temperature for one in (before, after) if one.temperature is not None
+        ]
 
     def add_to(self, point: Point) -> None:
         """Add to the facts of a point, by series, all that the device reports."""
@@ -60,12 +70,19 @@ class Observer:
         for name, seen in self._series.items():
             found: dict[str, object] = {}
             if seen.throttled_seconds is not None:
-                shares = {reason: more / max(seen.seconds, 1e-9) for reason, more in seen.throttled_seconds.items()}
-                found["throttled_share"] = {reason: round(min(share, 1.0), 4) for reason, share in shares.items()}
+                shares = {
+                    reason: more / max(seen.seconds, 1e-9)
+                    for reason, more in seen.throttled_seconds.items()
+                }
+                found["throttled_share"] = {
+                    reason: round(min(share, 1.0), 4) for reason, share in shares.items()
+                }
             if seen.temperatures:
                 found["temperature_celsius"] = [seen.temperatures[0], seen.temperatures[-1]]
             if seen.clocks:
-                found["clock_hertz"] = [round(sum(clocks) / len(clocks), _CLOCK_DIGITS) for clocks in seen.clocks]
+                found["clock_hertz"] = [
+                    round(sum(clocks) / len(clocks), _CLOCK_DIGITS) for clocks in seen.clocks
+                ]
                 found["clock_noise"] = round(_noise(seen.clocks), 6)
             for fact, value in found.items():
                 facts.setdefault(fact, {})[name] = value

@@ -92,13 +92,20 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
     With `flush`, which is enqueued before each sample, every sample is one call.
     """
     # the first calls may still allocate memory, which synchronizes, and data from the host may be slow to issue
-    fits = (samples_in_queue(call, device, flush=flush, hold_seconds=seconds) for seconds in _PROBE_HOLDS_SECONDS)
+    fits = (
+        samples_in_queue(call, device, flush=flush, hold_seconds=seconds)
+        for seconds in _PROBE_HOLDS_SECONDS
+    )
     single = next(filter(None, fits), 0)
     if single == 0 or flush is not None:
         return Fit(1, single)
     # by the device's own time: a call that waits for its host seems longer than the clock has to resolve
-    rough = max(float(np.median(Chain(call, device, min(single, _ROUGH_CALLS))(_ROUGH_CALLS))), 1e-9)
-    k = min(single, estimators.calls_per_sample(rough, device.event_tick_seconds, device.record_seconds))
+    rough = max(
+        float(np.median(Chain(call, device, min(single, _ROUGH_CALLS))(_ROUGH_CALLS))), 1e-9
+    )
+    k = min(
+        single, estimators.calls_per_sample(rough, device.event_tick_seconds, device.record_seconds)
+    )
     return Fit(k, single // k, rough)
 
 

@@ -90,7 +90,9 @@ class EnergyProcedure:
     def rest(self) -> None:
         """Measure the idle power once more, after a pause for the power to settle."""
         window_seconds = min(self.rules.window_seconds, _REST_WINDOW_SECONDS)
-        self._rest(replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds))
+        self._rest(
+            replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds)
+        )
 
     def _rest(self, rules: Rules) -> None:
         self.device.synchronize()
@@ -115,12 +117,18 @@ class EnergyProcedure:
             feeder = Feeder(call, self.device, self.sleep)
             calls, taken = self.beside(watch, feeder)
         self._remember(tracks)
-        self._disagreed = self._disagreed + 1 if any(windows.disagrees for windows in watch.windows) else 0
-        if self._disagreed >= _MOST_DISAGREED:  # more windows were in vain, and would be so for every further point
+        self._disagreed = (
+            self._disagreed + 1 if any(windows.disagrees for windows in watch.windows) else 0
+        )
+        if (
+            self._disagreed >= _MOST_DISAGREED
+        ):  # more windows were in vain, and would be so for every further point
             self.rules = replace(self.rules, most_seconds=0.0)
         call_seconds = Reading(None, "no call was completed in the window")
         if calls:
-            call_seconds = Reading(taken / calls, half_width=feeder.half_width(watch.windows[0].edges))
+            call_seconds = Reading(
+                taken / calls, half_width=feeder.half_width(watch.windows[0].edges)
+            )
         return Plateau(power=Power(watch.windows, tracks), calls=calls, call_seconds=call_seconds)
 
     def measure(
@@ -134,7 +142,9 @@ class EnergyProcedure:
         worked_seconds: float = 0.0,
     ) -> Energy:
         """Measure the energy of a call at the pace of its loop alone; see `plateau` and `report`."""
-        calls_per = counts(images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch)
+        calls_per = counts(
+            images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch
+        )
         return self.report(self.plateau(call, worked_seconds), calls_per, clean=clean)
 
     def report(
@@ -156,11 +166,18 @@ class EnergyProcedure:
         if plateau is None:
             nothing = Reading(None, self.detected.reason)
             metrics = _metrics(nothing, nothing, nothing, calls_per, None, estimated=False)
-            doubts = [*self.detected.doubts, diagnostics.make("meter_missing", reason=self.detected.reason)]
+            doubts = [
+                *self.detected.doubts,
+                diagnostics.make("meter_missing", reason=self.detected.reason),
+            ]
             return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=doubts)
         power, call_seconds, idle = plateau.power, plateau.call_seconds, self._idle[-2:]
-        idle_watts = midway(idle[0].mean_watts, idle[-1].mean_watts) if len(idle) > 1 else idle[0].mean_watts
-        metrics = _metrics(power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated)
+        idle_watts = (
+            midway(idle[0].mean_watts, idle[-1].mean_watts) if len(idle) > 1 else idle[0].mean_watts
+        )
+        metrics = _metrics(
+            power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated
+        )
         metrics += _of_windows(plateau)
         facts = {"meters": power.facts(), "idle": idle[0].facts()}
         facts |= {"idle_last": idle[-1].facts()} if len(idle) > 1 else {}
@@ -172,29 +189,43 @@ class EnergyProcedure:
         if queued is not None or another_pace(call_seconds, clean):
             is_captured = queued is None or isinstance(queued, Plateau)
             advice = "a larger batch" + " or execution.cuda_graph=true" * is_captured
-            doubts.append(diagnostics.make("energy_pace", paces=_paces(plateau, clean, queued), advice=advice))
+            doubts.append(
+                diagnostics.make("energy_pace", paces=_paces(plateau, clean, queued), advice=advice)
+            )
         return Energy(metrics=metrics, facts=facts, doubts=doubts)
 
     def _tracks(self) -> list[Track]:
-        return [Track(meter, self._now, self._tick_seconds.get(meter.name)) for meter in self.detected.meters]
+        return [
+            Track(meter, self._now, self._tick_seconds.get(meter.name))
+            for meter in self.detected.meters
+        ]
 
     def _remember(self, tracks: list[Track]) -> None:
-        self._tick_seconds |= {track.meter.name: tick for track in tracks if (tick := track.tick_seconds) is not None}
+        self._tick_seconds |= {
+            track.meter.name: tick for track in tracks if (tick := track.tick_seconds) is not None
+        }
 
     def _now(self) -> float:
         return self.device.now_ns() * 1e-9
 
 
-def counts(*, images_per_call: int, trains: bool, calls_per_epoch: int | None) -> dict[str, Reading]:
+def counts(
+    *, images_per_call: int, trains: bool, calls_per_epoch: int | None
+) -> dict[str, Reading]:
     """Return the number of calls of each unit of energy.
 
     Args:
         trains: whether the energy of an epoch is reported as well.
         calls_per_epoch: None where the data has no end.
     """
-    calls_per = {"call": Reading(1.0, half_width=0.0), "image": Reading(1 / images_per_call, half_width=0.0)}
+    calls_per = {
+        "call": Reading(1.0, half_width=0.0),
+        "image": Reading(1 / images_per_call, half_width=0.0),
+    }
     if trains:
-        calls_per["epoch"] = Reading(calls_per_epoch, "the data has no end; set data.num_samples", half_width=0.0)
+        calls_per["epoch"] = Reading(
+            calls_per_epoch, "the data has no end; set data.num_samples", half_width=0.0
+        )
     return calls_per
 
 
@@ -288,7 +319,9 @@ def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnosti
     return doubts
 
 
-def rules_for(*, window_seconds: float | None = None, target: float | None = None, rules: Rules | None = None) -> Rules:
+def rules_for(
+    *, window_seconds: float | None = None, target: float | None = None, rules: Rules | None = None
+) -> Rules:
     """Return rules with windows of at least `window_seconds`, by default a length that suits the stopping rule.
 
     That is 1 s, or 5 s where the rule requires of the times a relative half-width of at most 0.5 % (`target`).

@@ -61,7 +61,12 @@ class Lead:
         """Return the result of the fill, once the device has finished it."""
         host_seconds = self.host_seconds
         behind = max(late - self._begins(begin) for begin, late in self._done)
-        return Filled(seconds, host_seconds, host_seconds if self._starved else max(behind, 0.0), self._starved)
+        return Filled(
+            seconds,
+            host_seconds,
+            host_seconds if self._starved else max(behind, 0.0),
+            self._starved,
+        )
 
     def _begins(self, event: Event) -> float:
         """Return when the device passed an event, in seconds after the start."""
@@ -133,7 +138,9 @@ class Loop:
                 call()
             record(events[index])
         device.synchronize()
-        between = [device.elapsed_seconds(events[index], events[index + 1]) for index in range(samples)]
+        between = [
+            device.elapsed_seconds(events[index], events[index + 1]) for index in range(samples)
+        ]
         return np.asarray(between) / k
 
 
@@ -177,7 +184,11 @@ class Chain:
             device.hold(hold_seconds)
         device.record(events[0])
         lead = Lead(device, events[0])
-        pairs = self._joined(samples, lead) if self.flush is None else self._flushed(samples, self.flush, lead)
+        pairs = (
+            self._joined(samples, lead)
+            if self.flush is None
+            else self._flushed(samples, self.flush, lead)
+        )
         with self.draining(hold_seconds - lead.host_seconds):
             device.synchronize()
         between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
@@ -226,7 +237,9 @@ class Segments:
         left, before = samples, len(self.taken)
         while left > 0:
             count = min(self.chunk or left, left)
-            self.taken.append(self.held.fill(self._pass, count) if self.chunk else self._pass(count, 0.0).seconds)
+            self.taken.append(
+                self.held.fill(self._pass, count) if self.chunk else self._pass(count, 0.0).seconds
+            )
             left -= count
         return np.concatenate([part.sum(axis=1) for part in self.taken[before:]])
 

@@ -39,7 +39,9 @@ class _Trace:
         ]
         recent = [
             celsius
-            for end, celsius in zip(self.ends, self.temperatures, strict=False)  # a device without has none
+            for end, celsius in zip(
+                self.ends, self.temperatures, strict=False
+            )  # a device without has none
             if end >= self.ends[-1] - _TEMPERATURE_SECONDS
         ]
         if recent and (change := max(recent) - min(recent)) > _CELSIUS:
@@ -48,7 +50,10 @@ class _Trace:
 
 
 def settle(
-    collectors: Sequence[Collector], device: Device, most_seconds: float, progress: Callable[[str], None]
+    collectors: Sequence[Collector],
+    device: Device,
+    most_seconds: float,
+    progress: Callable[[str], None],
 ) -> tuple[float, list[str]]:
     """Take blocks of several series in turns, as they will be measured, until the device is steady.
 
@@ -56,7 +61,11 @@ def settle(
     status line between blocks. Return the seconds that it took, and what still changed at the end.
     """
     judged = next((one for one in collectors if one.name == "device"), collectors[0])
-    counts, trace, start_ns = dict.fromkeys((one.name for one in collectors), 1), _Trace(), device.now_ns()
+    counts, trace, start_ns = (
+        dict.fromkeys((one.name for one in collectors), 1),
+        _Trace(),
+        device.now_ns(),
+    )
     with undisturbed():
         while True:
             for collector in collectors:
@@ -65,7 +74,9 @@ def settle(
                 counts[collector.name] = math.ceil(_BLOCK_SECONDS / sample_seconds)
                 if collector is judged:
                     trace.times.append(float(np.median(samples)))
-                    trace.clocks += [float(np.mean(clocks))] if (clocks := device.clock_readings()) else []
+                    trace.clocks += (
+                        [float(np.mean(clocks))] if (clocks := device.clock_readings()) else []
+                    )
             celsius = device.conditions().temperature
             trace.temperatures += [] if celsius is None else [celsius]
             seconds = (device.now_ns() - start_ns) * 1e-9
@@ -79,7 +90,11 @@ def settle(
 def _slope(values: Sequence[float]) -> float:
     """Return the relative change of the median from the middle third to the last one; 0 for too few values."""
     third = len(values) // 3
-    return float(np.median(values[-third:]) / np.median(values[-2 * third : -third])) - 1 if third else 0.0
+    return (
+        float(np.median(values[-third:]) / np.median(values[-2 * third : -third])) - 1
+        if third
+        else 0.0
+    )
 
 
 def _slope_error(values: Sequence[float]) -> float:
@@ -87,5 +102,8 @@ def _slope_error(values: Sequence[float]) -> float:
     third = len(values) // 3
     if not third:
         return 0.0
-    scatter = float(np.median(np.abs(np.diff(values[-2 * third :]))) / np.median(values[-2 * third :])) / 0.954
+    scatter = (
+        float(np.median(np.abs(np.diff(values[-2 * third :]))) / np.median(values[-2 * third :]))
+        / 0.954
+    )
     return math.sqrt(math.pi / third) * scatter

@@ -112,11 +112,15 @@ def collect(
         while going:
             for collector in list(going):
                 before = collector.elapsed_seconds
-                if collector.turn(now, busy_seconds + sum(other.busy_seconds for other in collectors)):
+                if collector.turn(
+                    now, busy_seconds + sum(other.busy_seconds for other in collectors)
+                ):
                     ended(collector.name, collector.elapsed_seconds - before)
                 else:
                     going.remove(collector)
-                if gc.get_count()[0] > gc.get_threshold()[0]:  # cycles of a model would fill the memory
+                if (
+                    gc.get_count()[0] > gc.get_threshold()[0]
+                ):  # cycles of a model would fill the memory
                     gc.collect(0)  # what the last blocks have made
 
 

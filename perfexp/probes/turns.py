@@ -43,13 +43,17 @@ class Turn:
         """Whether the host kept an asynchronous device waiting."""
         return self._held is not None and self._held.starved > 0
 
-    def _fitted(self, call: timing.Call, device: Device, is_short: bool) -> tuple[int, Callable[[int], timing.Samples]]:
+    def _fitted(
+        self, call: timing.Call, device: Device, is_short: bool
+    ) -> tuple[int, Callable[[int], timing.Samples]]:
         if not device.asynchronous:
             by_clock = timing.HostChain(call, device)
             by_clock(1)
             rough = max(float(by_clock(1)[0]), 1e-9)
             return max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough))), by_clock
-        fits = _MOST_SAMPLES if is_short else depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
+        fits = (
+            _MOST_SAMPLES if is_short else depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
+        )
         if not fits:  # thousands of launches exceed the queue: time them as the host issues them
             self._held = queue.Hold(starved=1)
             return 2, queue.Loop(call, device)

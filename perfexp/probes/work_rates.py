@@ -69,7 +69,9 @@ def add_work_metrics(
         point.metrics.append(_part(point, _least_seconds(work, formats, peaks), MFU, reason))
     if ceilings:
         least = _least_seconds(work, formats, ceilings)
-        highest = work.contraction_flops / least if least else max(ceilings[name] for name in formats)
+        highest = (
+            work.contraction_flops / least if least else max(ceilings[name] for name in formats)
+        )
         point.metrics += [
             Metric.of(FLOPS_CEILING, highest),
             Metric.of(BYTES_CEILING, ceilings["bytes_per_second"]),
@@ -86,7 +88,9 @@ def add_work_metrics(
         if metric.value is not None and metric.value > 1 and not saving_engines(point)
     ]
     if host_rate is not None:
-        shares.append(_part(point, work.contraction_flops / host_rate, "share of a matrix product's rate"))
+        shares.append(
+            _part(point, work.contraction_flops / host_rate, "share of a matrix product's rate")
+        )
     for metric in shares:
         if metric.value is not None and metric.value > _IMPOSSIBLE and not work.is_random:
             reason = f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do the model's work"
@@ -98,19 +102,25 @@ def _doubts(work: Work) -> Iterator[Diagnostic]:
     """Doubts about the count itself."""
     if work.parameters and not work.flops_model and not work.uncounted:
         yield diagnostics.make(
-            "work_uncounted", why="by the count, a call computes nothing with the model's parameters"
+            "work_uncounted",
+            why="by the count, a call computes nothing with the model's parameters",
         )
     if work.is_random:
-        yield diagnostics.make("work_uncounted", why="the model skips layers at random, and they are of one draw")
+        yield diagnostics.make(
+            "work_uncounted", why="the model skips layers at random, and they are of one draw"
+        )
     if work.uncounted:
         yield diagnostics.make(
-            "work_uncounted", why=f"no FLOP formula for {', '.join(work.uncounted)}; they are lower bounds"
+            "work_uncounted",
+            why=f"no FLOP formula for {', '.join(work.uncounted)}; they are lower bounds",
         )
 
 
 def _rate(point: Point, work: Work) -> Metric:
     seconds = first_median(point, *DEVICE_TIMES, "latency", "throughput")
-    value, reason = (None, "nothing was timed") if seconds is None else (work.flops_model / seconds, None)
+    value, reason = (
+        (None, "nothing was timed") if seconds is None else (work.flops_model / seconds, None)
+    )
     return Metric.of(WORK_RATE, value, reason=reason)
 
 
@@ -132,7 +142,9 @@ def _least_seconds(work: Work, formats: Formats, rates: Mapping[str, float | Non
     return None if products is None or convolutions is None else products + convolutions
 
 
-def _worth_of_tf32(work: Work, formats: Formats, peaks: Mapping[str, float | None]) -> list[Diagnostic]:
+def _worth_of_tf32(
+    work: Work, formats: Formats, peaks: Mapping[str, float | None]
+) -> list[Diagnostic]:
     """The note that most of the time would be shorter with TF32."""
     tf32, fp32 = (peaks.get(kind) for kind in ("tf32", "fp32"))
     if not (tf32 and fp32 and tf32 > _WORTH * fp32 and work.contraction_flops):
@@ -147,5 +159,7 @@ def _worth_of_tf32(work: Work, formats: Formats, peaks: Mapping[str, float | Non
 def _part(point: Point, least_seconds: float | None, name: str, reason: str = "") -> Metric:
     call = loop_interval(point)
     if least_seconds is None or call is None:
-        return Metric.of(name, None, reason=reason if least_seconds is None else "nothing was timed")
+        return Metric.of(
+            name, None, reason=reason if least_seconds is None else "nothing was timed"
+        )
     return Metric.of(name, least_seconds / call.value)

@@ -76,7 +76,9 @@ class Workspaces:
     ) -> None:
         self._device, self._start, self._progress = device, start, progress
         self._precision = precision
-        self._execution = Execution(cudnn_benchmark=execution.cudnn_benchmark, deterministic=execution.deterministic)
+        self._execution = Execution(
+            cudnn_benchmark=execution.cudnn_benchmark, deterministic=execution.deterministic
+        )
         self._dtypes = {"bfloat16": "float16"} if precision.autocast == "float16" else {}
         self._cache = JsonCache(cache_folder("workspaces"), self._context())
         self.device_name = device.name if device else _cached_name(self._cache.entries(), match)
@@ -86,7 +88,9 @@ class Workspaces:
 
     def of(self, calls: Collection[OperatorCall]) -> Found:
         """Return the workspaces of distinct calls; one that fails on the device stays unknown."""
-        cached = {call: self._cache.find(self._key(call)) for call in calls} if self.device_name else {}
+        cached = (
+            {call: self._cache.find(self._key(call)) for call in calls} if self.device_name else {}
+        )
         sizes = {call: size for call, size in cached.items() if type(size) is int}
         missing, reason = [call for call in calls if call not in sizes], None
         if self._device is not None and missing:
@@ -95,13 +99,18 @@ class Workspaces:
             sizes |= measured
         return Found(device=self.device_name, sizes=sizes, convolutions=len(calls), reason=reason)
 
-    def _measured(self, calls: Sequence[OperatorCall], device: Device) -> tuple[dict[OperatorCall, int], str | None]:
+    def _measured(
+        self, calls: Sequence[OperatorCall], device: Device
+    ) -> tuple[dict[OperatorCall, int], str | None]:
         """Return the workspaces of calls, and why the first of the others failed."""
         if not self._is_started and self._not_started is None:
             try:
                 self._start()
                 self._is_started = True
-            except (PerfexpError, RuntimeError) as error:  # another process measures, or the context has no memory
+            except (
+                PerfexpError,
+                RuntimeError,
+            ) as error:  # another process measures, or the context has no memory
                 self._not_started = _line(error)
         if self._not_started is not None:
             return {}, self._not_started
@@ -159,7 +168,9 @@ def _peak_bytes(device: Device) -> int:
 def _cached_name(entries: Mapping[str, Any], match: str | None) -> str | None:
     """Return the last device in a cache whose product name matches."""
     names = [key.partition(_SEPARATOR)[0] for key in entries]
-    return next((name for name in reversed(names) if match and re.search(match, name, re.IGNORECASE)), None)
+    return next(
+        (name for name in reversed(names) if match and re.search(match, name, re.IGNORECASE)), None
+    )
 
 
 def _line(error: BaseException) -> str:

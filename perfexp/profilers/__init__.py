@@ -71,13 +71,19 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
     """Location of a profile's files: `train`, or `train_224_b64` where a run has several profiles of a phase."""
     phase = profiled_key(key).phase
     alone = sum(other.phase == key.phase for other in keys) == 1
-    return Place(folder=folder, stem=phase if alone else f"{phase}_{key.size_label}_b{key.batch_size}")
+    return Place(
+        folder=folder, stem=phase if alone else f"{phase}_{key.size_label}_b{key.batch_size}"
+    )
 
 
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
     """Raise `ProfilerFailed` if a file exists that the folder's manifest does not name."""
     claimed = RunPaths(folder).claimed()
-    unclaimed = [path.name for path in files if path.name not in claimed and (path.is_symlink() or path.exists())]
+    unclaimed = [
+        path.name
+        for path in files
+        if path.name not in claimed and (path.is_symlink() or path.exists())
+    ]
     if unclaimed:
         raise ProfilerFailed(
             f"{', '.join(unclaimed)} would be overwritten, and no manifest says that a run left it: {way_out}"
@@ -227,7 +233,9 @@ class Profiler:
             refuse_other_devices(about.device)
         return []
 
-    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
+    def collect(
+        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
+    ) -> Found:
         """Results of the profile, after the worker has ended; raises `ProfilerFailed` if there is none.
 
         `said` is the log of tool and worker; `observations` are the worker's, empty if it failed before.

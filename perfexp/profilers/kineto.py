@@ -29,7 +29,9 @@ _FUNCTION = re.compile(r"(?P<path>[^<>]+\.py)\(\d+\): ")
 _BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S*?) ?(?:of .*)?>")
 #: Python modules of torch's profiler, and its C functions; the function without a name ends a range.
 _PROFILERS = ("torch/profiler/", "torch/autograd/profiler")
-_OF_THE_PROFILER = re.compile(r"|_record_function_\w+|_(?:en|dis)able_profiler\w*|_prepare_profiler|_add_metadata_json")
+_OF_THE_PROFILER = re.compile(
+    r"|_record_function_\w+|_(?:en|dis)able_profiler\w*|_prepare_profiler|_add_metadata_json"
+)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -50,13 +52,19 @@ class Torch(Profiler):
     _found = Found()
 
     def outputs(self, place: Place) -> list[Path]:
-        return [place.file(ending) for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self.memory else []))]
+        return [
+            place.file(ending)
+            for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self.memory else []))
+        ]
 
     @contextmanager
     def watching(self, place: Place, device: Any) -> Iterator[Marks]:
         from torch.profiler import ProfilerActivity, profile, record_function
 
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
+        activities = [
+            ProfilerActivity.CPU,
+            *([ProfilerActivity.CUDA] if device.kind == "cuda" else []),
+        ]
         device.synchronize()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Profiler clears events")
@@ -86,7 +94,10 @@ class Torch(Profiler):
         write_atomically(place.file(_OPERATORS), to_csv(operators, _COLUMNS))
         if self.memory:
             samples = list(memory_of(place.file(_TRACE)))
-            write_atomically(place.file(_MEMORY), to_csv(samples, ("seconds", "device", "bytes", "allocated_bytes")))
+            write_atomically(
+                place.file(_MEMORY),
+                to_csv(samples, ("seconds", "device", "bytes", "allocated_bytes")),
+            )
         found = Found(facts={"sorted_by": which, "operator_names": len(operators)})
         found.facts["operators"] = _ranked(operators, which)[: self.top]
         found.add_kernels(_ranked(kernels, "self_device_seconds"), self.top)
@@ -95,7 +106,9 @@ class Torch(Profiler):
     def observations(self) -> dict[str, Any]:
         return self._found.facts
 
-    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
+    def collect(
+        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
+    ) -> Found:
         files = [path.name for path in self.outputs(place) if has_content(path)]
         if place.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see run.log.", files)
@@ -120,7 +133,10 @@ def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
     """Allocations and frees of a trace: `seconds` since the first, `device`, `bytes`, and the memory then in use."""
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    samples = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    samples = sorted(
+        (event for event in events if event.get("name") == "[memory]"),
+        key=lambda event: event["ts"],
+    )
     for event in samples:
         about = event["args"]
         kind = "cpu" if about.get("Device Type") == 0 else f"device {about.get('Device Id')}"

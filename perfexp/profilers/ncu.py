@@ -46,31 +46,53 @@ _FAILURES = {
     "failed to find metric": "the chip has no such counter: see ncu --query-metrics",
 }
 #: Options for every profile.
-_OPTIONS = ("--target-processes=all", "--replay-mode=kernel", "--clock-control=none", "--profile-from-start=off")
+_OPTIONS = (
+    "--target-processes=all",
+    "--replay-mode=kernel",
+    "--clock-control=none",
+    "--profile-from-start=off",
+)
 _METRIC = re.compile(r"(?:regex:)?[\w.*\[\]|()^$+?-]+")
 _IMPORT_SECONDS = 1800.0
 _DURATION = "gpu__time_duration.sum"
 #: Counters for every chip; of several in one entry, the first available one.
 _WANTED: tuple[tuple[str, ...], ...] = (
     (_DURATION,),
-    *((f"smsp__sass_thread_inst_executed_op_{k}{do}_pred_on.sum",) for k in "fhd" for do in ("add", "mul", "fma")),
+    *(
+        (f"smsp__sass_thread_inst_executed_op_{k}{do}_pred_on.sum",)
+        for k in "fhd"
+        for do in ("add", "mul", "fma")
+    ),
     ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
     ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
     ("dram__bytes.sum",),
     ("lts__t_bytes.sum",),
     ("l1tex__t_bytes.sum",),
     ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
-    ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"),
+    (
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
     ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed",),
     *((f"{name}.sum.peak_sustained",) for name in ("dram__bytes", "lts__t_bytes")),
-    *((f"sm__sass_thread_inst_executed_op_{kind}fma_pred_on.sum.peak_sustained",) for kind in "fhd"),
+    *(
+        (f"sm__sass_thread_inst_executed_op_{kind}fma_pred_on.sum.peak_sustained",)
+        for kind in "fhd"
+    ),
     *((f"{unit}__cycles_elapsed.avg.per_second",) for unit in ("dram", "lts", "sm")),
 )
 #: Operations of the tensor cores by type, sparse and dense together; integer operations are not FLOPs.
 _OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
 #: Instructions of the tensor pipe, on chips without counters of operations.
 _INSTRUCTIONS = re.compile(r"sm__inst_executed_pipe_tensor(?:_op_[a-z]+)?")
-_CHIPS = {"7.0": "gv100", "7.2": "gv11b", "7.5": "tu102", "8.0": "ga100", "8.6": "ga102", "8.7": "ga10b"}
+_CHIPS = {
+    "7.0": "gv100",
+    "7.2": "gv11b",
+    "7.5": "tu102",
+    "8.0": "ga100",
+    "8.6": "ga102",
+    "8.7": "ga10b",
+}
 _CHIPS |= {"8.9": "ad102", "9.0": "gh100", "10.0": "gb100", "10.3": "gb110", "12.0": "gb202"}
 _NAME = re.compile(r"^\s*([a-z][a-z0-9]*__[a-z0-9_]+)", re.MULTILINE)
 _QUERY_SECONDS = 120.0
@@ -103,7 +125,9 @@ class Ncu(Profiler):
             raise UserError(f"profiler.cache_control={self.cache_control}: all or none.")
         for metric in self.metrics or ():
             if not _METRIC.fullmatch(metric):
-                raise UserError(f"profiler.metrics: '{metric}' is not a counter of ncu; see ncu --query-metrics.")
+                raise UserError(
+                    f"profiler.metrics: '{metric}' is not a counter of ncu; see ncu --query-metrics."
+                )
 
     def outputs(self, place: Place) -> list[Path]:
         return [place.file(".ncu-rep"), place.file("_ncu.csv")]
@@ -112,13 +136,26 @@ class Ncu(Profiler):
         super().command(place, about)
         tool = tools.find("ncu", self.tool)
         counters = list(self.metrics or ()) or roofline_counters(
-            available_counters(tool, about.device.get("compute_capability"), about.device.get("index") or 0)
+            available_counters(
+                tool, about.device.get("compute_capability"), about.device.get("index") or 0
+            )
         )
-        counting = [f"--metrics={','.join(counters)}", *(f"--section={section}" for section in self.sections)]
+        counting = [
+            f"--metrics={','.join(counters)}",
+            *(f"--section={section}" for section in self.sections),
+        ]
         counting += [f"--cache-control={self.cache_control}", "--nvtx", "--force-overwrite"]
-        return [tool.path, *_OPTIONS, *counting, f"--export={tools.escaped(place.file())}", *self.options]
+        return [
+            tool.path,
+            *_OPTIONS,
+            *counting,
+            f"--export={tools.escaped(place.file())}",
+            *self.options,
+        ]
 
-    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
+    def collect(
+        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
+    ) -> Found:
         tool = tools.find("ncu", self.tool)
         report, table = self.outputs(place)
         files = [report.name, table.name]
@@ -128,12 +165,21 @@ class Ncu(Profiler):
         content = exported(tool, report)
         write_atomically(table, content)
         try:
-            launches = listing.parse(content.decode(), str(table), lambda name: name == _DURATION).launches
+            launches = listing.parse(
+                content.decode(), str(table), lambda name: name == _DURATION
+            ).launches
         except UserError as error:
-            raise ProfilerFailed(f"ncu's table of {report.name} can't be used: {error}", files) from error
+            raise ProfilerFailed(
+                f"ncu's table of {report.name} can't be used: {error}", files
+            ) from error
         results = Found(files=files)
-        kernels = tools.ranked((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
-        within = {name: sum(_is_in(launch, name) for launch in launches) for name in observations.get("marked", ())}
+        kernels = tools.ranked(
+            (launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches
+        )
+        within = {
+            name: sum(_is_in(launch, name) for launch in launches)
+            for name in observations.get("marked", ())
+        }
         results.add_kernels(kernels, self.top)
         results.facts |= {"version": tool.version, "launches": len(launches), "kernels_in": within}
         results.facts["cache_control"] = self.cache_control
@@ -149,7 +195,16 @@ class Ncu(Profiler):
 
 def exported(tool: tools.Tool, report: Path) -> bytes:
     """The raw page of a report as CSV in base units, with the ranges of kernels; `ProfilerFailed` without any."""
-    command = [tool.path, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
+    command = [
+        tool.path,
+        "--import",
+        str(report),
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+    ]
     answer = tools.ask(command, _IMPORT_SECONDS)
     lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
     begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
@@ -165,7 +220,9 @@ def _is_in(launch: listing.Launch, name: str) -> bool:
 
 
 def _why(said: str) -> str:
-    meanings = (text for pattern, text in _FAILURES.items() if re.search(pattern, said, re.IGNORECASE))
+    meanings = (
+        text for pattern, text in _FAILURES.items() if re.search(pattern, said, re.IGNORECASE)
+    )
     meaning = next(meanings, None) or tools.missing_library(said)
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
     message = tools.first_line_with(lines, ("error",)) or tools.reason(said)
@@ -197,6 +254,8 @@ def roofline_counters(there: Iterable[str]) -> list[str]:
         next((counter for counter in alternatives if counter.partition(".")[0] in names), None)
         for alternatives in _WANTED
     ]
-    operations = sorted(name for name in names if _OPERATIONS.fullmatch(name) and "_sparsity_" not in name)
+    operations = sorted(
+        name for name in names if _OPERATIONS.fullmatch(name) and "_sparsity_" not in name
+    )
     tensor = operations or sorted(name for name in names if _INSTRUCTIONS.fullmatch(name))
     return [*(name for name in wanted if name), *(f"{name}.sum" for name in tensor)]

@@ -26,7 +26,15 @@ TRACE = ("cuda", "cudnn", "nvtx", "osrt")
 #: Endings of profiles: since 2021.4, and before.
 ENDINGS = (".nsys-rep", ".qdrep")
 #: Words of nsys's error messages.
-_COMPLAINTS = ("illegal", "unrecognised", "unrecognized", "error", "not supported", "failed", "unable")
+_COMPLAINTS = (
+    "illegal",
+    "unrecognised",
+    "unrecognized",
+    "error",
+    "not supported",
+    "failed",
+    "unable",
+)
 _IMPORT_SECONDS = 3600.0
 #: Ending of a database that nsys exports from a profile.
 DATABASE = ".sqlite"
@@ -61,11 +69,16 @@ class Nsys(Profiler):
         super().__post_init__()
         self.trace = [one for text in self.trace for one in str(text).split(",")]
         if "cuda" not in self.trace:
-            raise UserError(f"profiler.trace={self.trace}: add cuda, which the capture range needs.")
+            raise UserError(
+                f"profiler.trace={self.trace}: add cuda, which the capture range needs."
+            )
         self.reports = check(self.reports)
 
     def outputs(self, place: Place) -> list[Path]:
-        return [*(place.file(ending) for ending in (*ENDINGS, ".qdstrm")), *evaluated(place, self.reports)]
+        return [
+            *(place.file(ending) for ending in (*ENDINGS, ".qdstrm")),
+            *evaluated(place, self.reports),
+        ]
 
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`. Without a capture range, torch's import alone makes a profile of gigabytes."""
@@ -75,29 +88,53 @@ class Nsys(Profiler):
         recording += ["--force-overwrite=true", f"--output={tools.escaped(place.file())}"]
         return [tool.path, *recording, *self.options]
 
-    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
+    def collect(
+        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
+    ) -> Found:
         tool = tools.find("nsys", self.tool)
-        profile = next((place.file(ending) for ending in ENDINGS if tools.has_content(place.file(ending))), None)
+        profile = next(
+            (place.file(ending) for ending in ENDINGS if tools.has_content(place.file(ending))),
+            None,
+        )
         if profile is None:
             raise _no_profile(place, said)
         claim = RunPaths(place.folder).claim
-        results = evaluate(tool, profile, self.reports, place, claim, whole=WHOLE[about.phase], top=self.top)
+        results = evaluate(
+            tool, profile, self.reports, place, claim, whole=WHOLE[about.phase], top=self.top
+        )
         results.facts |= {"version": tool.version, "trace": self.trace}
         return results
 
 
-def recording_command(trace: Sequence[str] = TRACE, sample: str = "none", cpuctxsw: str = "none") -> list[str]:
+def recording_command(
+    trace: Sequence[str] = TRACE, sample: str = "none", cpuctxsw: str = "none"
+) -> list[str]:
     """The arguments of nsys that record between cudaProfilerStart and Stop.
 
     By default, the program would end at Stop. Nodes of graphs are traced: forced cuDNN passes are launched as graphs.
     """
-    capture = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--kill=none", "--cuda-graph-trace=node")
-    return ["profile", f"--trace={','.join(trace)}", f"--sample={sample}", f"--cpuctxsw={cpuctxsw}", *capture]
+    capture = (
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--kill=none",
+        "--cuda-graph-trace=node",
+    )
+    return [
+        "profile",
+        f"--trace={','.join(trace)}",
+        f"--sample={sample}",
+        f"--cpuctxsw={cpuctxsw}",
+        *capture,
+    ]
 
 
 def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
     """The files that `evaluate` may write."""
-    return [place.file(DATABASE), place.file(_RANGES), *(stats.file_of(place, report) for report in wanted)]
+    return [
+        place.file(DATABASE),
+        place.file(_RANGES),
+        *(stats.file_of(place, report) for report in wanted),
+    ]
 
 
 def evaluate(
@@ -128,7 +165,9 @@ def evaluate(
     ranges: list[dict[str, Any]] = []
     work: list[Work] = []
     if not problem:
-        with suppress(sqlite3.Error):  # another version has other tables; the reports are unaffected
+        with suppress(
+            sqlite3.Error
+        ):  # another version has other tables; the reports are unaffected
             ranges, work = project(database)
     if ranges:
         path = place.file(_RANGES)
@@ -136,7 +175,9 @@ def evaluate(
         write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
         results.files.append(path.name)
     kernels = stats.kernels(sheets) or tools.ranked(
-        (one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9) for one in work if one.kernel is not None
+        (one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9)
+        for one in work
+        if one.kernel is not None
     )
     has_no_copies = bool(work) and all(activity.kernel is not None for activity in work)
     empty = [report for report, why in problems.items() if has_no_copies and stats.NO_COPIES in why]
@@ -146,7 +187,8 @@ def evaluate(
     results.facts |= {
         "ranges": ranges[:top],
         "reports": {
-            report: {"file": stats.file_of(place, report).name, "rows": len(s.rows)} for report, s in sheets.items()
+            report: {"file": stats.file_of(place, report).name, "rows": len(s.rows)}
+            for report, s in sheets.items()
         },
         "empty": dict.fromkeys(empty, "nothing was copied or filled"),
         "problems": problems,
@@ -184,14 +226,22 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
 def _no_profile(place: Place, said: str) -> ProfilerFailed:
     stream = place.file(".qdstrm")
     if tools.has_content(stream):
-        why = tools.missing_library(said) or _libdw() or tools.first_line_with(said, ("importer", "import failed"))
+        why = (
+            tools.missing_library(said)
+            or _libdw()
+            or tools.first_line_with(said, ("importer", "import failed"))
+        )
         why = why or "without a message"
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
             f"perfexp nsys-stats {place.folder.parent}",
             files=[stream.name],
         )
-    if "capture range" in said.lower() or "no data was collected" in said.lower() or "not collected" in said.lower():
+    if (
+        "capture range" in said.lower()
+        or "no data was collected" in said.lower()
+        or "not collected" in said.lower()
+    ):
         return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see run.log.")
     why = tools.reason(said, _COMPLAINTS) or "without a message"
     return ProfilerFailed(f"nsys left no profile: {why}; see run.log.")

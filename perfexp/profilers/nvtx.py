@@ -27,10 +27,14 @@ class Nvtx(Profiler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.step < 1:
-            raise UserError(f"profiler.step={self.step}: give 1 or more; 1 is the first call after the warm-up.")
+            raise UserError(
+                f"profiler.step={self.step}: give 1 or more; 1 is the first call after the warm-up."
+            )
         self.warmup += self.step - 1
 
-    def collect(self, place: Place, about: About, said: str, observations: Mapping[str, Any]) -> Found:
+    def collect(
+        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
+    ) -> Found:
         return Found(facts={"commands": command_lines(place.stem, about)})
 
 
@@ -39,7 +43,13 @@ def command_lines(stem: str, about: About) -> dict[str, str]:
     own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
     run = ["python", "-m", "perfexp", *own]
     nsys = ["nsys", *recording_command(), f"--output={stem}"]
-    ncu = ["ncu", "--target-processes=all", "--clock-control=none", "--profile-from-start=off", "--nvtx"]
+    ncu = [
+        "ncu",
+        "--target-processes=all",
+        "--clock-control=none",
+        "--profile-from-start=off",
+        "--nvtx",
+    ]
     # without a slash: a range of the process
     ncu += [f"--nvtx-include={WHOLE[about.phase]}", "--set=roofline", f"--export={stem}"]
     return {"nsys": shlex.join([*nsys, *run]), "ncu": shlex.join([*ncu, *run])}

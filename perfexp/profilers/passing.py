@@ -30,7 +30,10 @@ def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> di
             step.call()
         procedure.device.synchronize()
         procedure.progress(f"profiled by {profiler.name}")
-        with profiler.watching(place, procedure.device) as marks, _modules(procedure, outline, marks) as restart:
+        with (
+            profiler.watching(place, procedure.device) as marks,
+            _modules(procedure, outline, marks) as restart,
+        ):
             for _ in range(profiler.steps):
                 restart()
                 call(step, marks, WHOLE[timed.phase])
@@ -55,7 +58,9 @@ def call(step: Step, marks: Marks, whole: str) -> None:
 def _outline(procedure: Procedure, step: Step) -> Outline:
     session: Any = procedure.session
     if procedure.graph or not hasattr(session, "module"):
-        raise UserError("profiler.modules=true needs a torch model that is called part by part, not as a CUDA graph.")
+        raise UserError(
+            "profiler.modules=true needs a torch model that is called part by part, not as a CUDA graph."
+        )
     try:
         return outline_of(lambda: [part() for _, part in step.segments], session.module)
     except Opaque as why:
@@ -63,7 +68,9 @@ def _outline(procedure: Procedure, step: Step) -> Outline:
 
 
 @contextmanager
-def _modules(procedure: Procedure, outline: Outline | None, marks: Marks) -> Iterator[Callable[[], None]]:
+def _modules(
+    procedure: Procedure, outline: Outline | None, marks: Marks
+) -> Iterator[Callable[[], None]]:
     """Ranges around the model's modules, if requested; yields a function to call before each call."""
     if outline is None:
         yield lambda: None

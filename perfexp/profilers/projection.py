@@ -46,7 +46,9 @@ def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
     not such a database, or takes too long.
     """
     deadline = time.monotonic() + _MOST_SECONDS
-    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+    with closing(
+        sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
+    ) as connection:
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
         [(views,)] = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE type = 'view'")
         if views:
@@ -64,16 +66,22 @@ def _summarized(ranges: list[tuple[str, int, int]], work: list[Work]) -> Iterato
     issued = [activity.issued_ns for activity in work]
     by_name: dict[str, list[list[Work]]] = {}
     for name, start, end in sorted(ranges, key=lambda each: (each[1], -each[2])):
-        by_name.setdefault(name, []).append(work[bisect_left(issued, start) : bisect_right(issued, end)])
+        by_name.setdefault(name, []).append(
+            work[bisect_left(issued, start) : bisect_right(issued, end)]
+        )
     for name, instances in by_name.items():
         yield {
             "name": name,
             "count": len(instances),
             "launches": median(len(inside) for inside in instances),
-            "kernels": median(sum(one.kernel is not None for one in inside) for inside in instances),
+            "kernels": median(
+                sum(one.kernel is not None for one in inside) for inside in instances
+            ),
             "busy_seconds": median(map(_busy_seconds, instances)),
             "span_seconds": median(
-                (max(one.end_ns for one in inside) - min(one.start_ns for one in inside)) * 1e-9 if inside else 0.0
+                (max(one.end_ns for one in inside) - min(one.start_ns for one in inside)) * 1e-9
+                if inside
+                else 0.0
                 for inside in instances
             ),
         }

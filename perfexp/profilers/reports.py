@@ -73,7 +73,9 @@ def check(reports: Iterable[str]) -> list[str]:
     names = [name.strip() for text in reports for name in text.split(",") if name.strip()]
     for name in names:
         if not _REPORT.fullmatch(name):
-            raise UserError(f"'{name}' is not a report of nsys stats; name one such as cuda_gpu_kern_sum.")
+            raise UserError(
+                f"'{name}' is not a report of nsys stats; name one such as cuda_gpu_kern_sum."
+            )
     return list(dict.fromkeys(names))
 
 
@@ -86,7 +88,9 @@ def known(tool: Tool) -> frozenset[str]:
 def names_of(report: str, those: frozenset[str]) -> list[str]:
     """Names to try for a report, best first: those of the installed version, or all if its reports are unknown."""
     base, _, arguments = report.partition(":")
-    others = [new for new, old in _RENAMED if old == base] + [old for new, old in _RENAMED if new == base]
+    others = [new for new, old in _RENAMED if old == base] + [
+        old for new, old in _RENAMED if new == base
+    ]
     names = [name for name in (base, *others) if not those or name in those]
     return [f"{name}:{arguments}" if arguments else name for name in names]
 
@@ -98,7 +102,14 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
     """
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
         made = Path(folder) / target.name  # beside the target, which survives a failure
-        command = [tool.path, "export", "--type=sqlite", "--force-overwrite=true", f"--output={made}", str(source)]
+        command = [
+            tool.path,
+            "export",
+            "--type=sqlite",
+            "--force-overwrite=true",
+            f"--output={made}",
+            str(source),
+        ]
         answer = ask(command, _SECONDS)
         if has_content(made):
             made.replace(target)
@@ -118,13 +129,25 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
     why = ""
     for name in names:
         with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-            command = [tool.path, "stats", f"--report={name}", "--format=csv", f"--output={Path(folder) / 'report'}"]
-            answer = ask([*command, "--force-overwrite=true", str(source.absolute())], _SECONDS, Path(folder))
-            texts = [file.read_text(errors="replace") for file in sorted(Path(folder).glob("report*"))]
+            command = [
+                tool.path,
+                "stats",
+                f"--report={name}",
+                "--format=csv",
+                f"--output={Path(folder) / 'report'}",
+            ]
+            answer = ask(
+                [*command, "--force-overwrite=true", str(source.absolute())], _SECONDS, Path(folder)
+            )
+            texts = [
+                file.read_text(errors="replace") for file in sorted(Path(folder).glob("report*"))
+            ]
         for text in (*texts, answer.out):
             if (sheet := read(text)) is not None:
                 return sheet
-        output = "\n".join(line for line in answer.text.splitlines() if not line.startswith(_NO_NEWS))
+        output = "\n".join(
+            line for line in answer.text.splitlines() if not line.startswith(_NO_NEWS)
+        )
         why = reason(output, _REFUSALS) or "it has no rows"
     raise ProfilerFailed(why)
 
@@ -133,7 +156,9 @@ def read(text: str) -> Sheet | None:
     """The CSV table of a report within a file or output of nsys; None without rows."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
-        if line.count(",") < 2 or line.startswith((*_NO_NEWS, "SKIPPED", "NOTICE", "WARNING", "ERROR")):
+        if line.count(",") < 2 or line.startswith(
+            (*_NO_NEWS, "SKIPPED", "NOTICE", "WARNING", "ERROR")
+        ):
             continue
         table = [tuple(row) for row in csv.reader(io.StringIO("\n".join(lines[index:]))) if row]
         header, rows = table[0], tuple(row for row in table[1:] if len(row) == len(table[0]))
@@ -176,7 +201,9 @@ def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
         if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
             names, counts = sheet.column("Name"), sheet.column("Instances", "Count")
             times = sheet.column("Total Time")
-            unit = next((match[1] for name in sheet.header if (match := _TOTAL_TIME.match(name))), None)
+            unit = next(
+                (match[1] for name in sheet.header if (match := _TOTAL_TIME.match(name))), None
+            )
             unit_seconds = factor(unit or "ns")
             if names and counts and times and unit_seconds:
                 return ranked(

@@ -32,7 +32,10 @@ _LEAST = {"nsys": (2022, 4), "ncu": (2021, 1)}
 _VERSION = re.compile(r"version:?\s+(\d{4})\.(\d+)((?:\.\d+)*)", re.IGNORECASE)
 _LIBRARY = re.compile(r"(lib[\w+.-]+\.so[\d.]*): cannot open shared object")
 #: Packages of Debian and Red Hat with libraries that importers are known to lack.
-_PACKAGES = {"libdw": "libdw1 (Debian, Ubuntu) or elfutils-libs (Red Hat)", "libelf": "libelf1 or elfutils-libelf"}
+_PACKAGES = {
+    "libdw": "libdw1 (Debian, Ubuntu) or elfutils-libs (Red Hat)",
+    "libelf": "libelf1 or elfutils-libelf",
+}
 
 
 @dataclass(frozen=True)
@@ -65,22 +68,30 @@ def find(name: str, given: str | None = None) -> Tool:
         raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
     path = given or (environment.tool(name) or {}).get("path")
     if path is None:
-        raise ProfilerFailed(f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}")
+        raise ProfilerFailed(
+            f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}"
+        )
     path = str(Path(path).absolute())  # a relative path would fail in another working directory
     answer = ask([path, "--version"])
     match = _VERSION.search(answer.text)
     if match is None:
         if answer.code != 0:
-            raise ProfilerFailed(f"{path} can't be run: {reason(answer.text) or f'exit code {answer.code}'}")
+            raise ProfilerFailed(
+                f"{path} can't be run: {reason(answer.text) or f'exit code {answer.code}'}"
+            )
         return Tool(name, path, None)
     version = match[0].split()[-1]
     if (int(match[1]), int(match[2])) < least:
         wanted = ".".join(map(str, least))
-        raise ProfilerFailed(f"{path} is {name} {version}, which is too old: at least {wanted} is needed. {source}")
+        raise ProfilerFailed(
+            f"{path} is {name} {version}, which is too old: at least {wanted} is needed. {source}"
+        )
     return Tool(name, path, version)
 
 
-def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None) -> Answer:
+def ask(
+    command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None
+) -> Answer:
     """Run a tool and return its output; raises `ProfilerFailed` if it cannot be started.
 
     An interrupt, held or not, ends it with all its children.
@@ -97,13 +108,18 @@ def ask(command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path |
             start_new_session=True,
         )
     except OSError as error:
-        raise ProfilerFailed(f"{command[0]} can't be started: {error.strerror or error}.") from error
+        raise ProfilerFailed(
+            f"{command[0]} can't be started: {error.strerror or error}."
+        ) from error
     with process:
         try:
             out, err = _output_of(process, seconds)
         except subprocess.TimeoutExpired:
             _end(process)
-            out, err = "", f"{Path(command[0]).name} took longer than {seconds:g} s and was terminated"
+            out, err = (
+                "",
+                f"{Path(command[0]).name} took longer than {seconds:g} s and was terminated",
+            )
             return Answer(code=None, out=out, err=err)
         except BaseException:
             _end(process)
@@ -149,7 +165,9 @@ def has_content(path: Path) -> bool:
 
 def first_line_with(text: str, words: Sequence[str]) -> str | None:
     """The first line that contains one of some lower-case words, or None."""
-    matching = (line.strip() for line in text.splitlines() if any(word in line.lower() for word in words))
+    matching = (
+        line.strip() for line in text.splitlines() if any(word in line.lower() for word in words)
+    )
     return next(matching, None)
 
 
@@ -173,7 +191,12 @@ def ranked(kernels: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
         totals[name] = totals.get(name, 0.0) + seconds
     whole = sum(totals.values())
     return [
-        {"name": name, "count": counts[name], "seconds": seconds, "share": seconds / whole if whole else 0.0}
+        {
+            "name": name,
+            "count": counts[name],
+            "seconds": seconds,
+            "share": seconds / whole if whole else 0.0,
+        }
         for name, seconds in sorted(totals.items(), key=lambda item: -item[1])
     ]
 
@@ -185,5 +208,7 @@ def to_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
     writer.writerow(columns)
     for row in rows:
         cells = (row[name] for name in columns)
-        writer.writerow([spreadsheet_text(printable(cell)) if isinstance(cell, str) else cell for cell in cells])
+        writer.writerow(
+            [spreadsheet_text(printable(cell)) if isinstance(cell, str) else cell for cell in cells]
+        )
     return content.getvalue().encode(errors="replace")

@@ -68,9 +68,16 @@ class Member:
             end = device.now_ns() if works else start
         results = self.group.gather((start, end, error))
         per_host = self.place.per_host
-        begins = [min(part[0] for part in results[host : host + per_host]) for host in range(0, len(results), per_host)]
+        begins = [
+            min(part[0] for part in results[host : host + per_host])
+            for host in range(0, len(results), per_host)
+        ]
         return [
-            Burst(start_ns=first - begins[rank // per_host], end_ns=last - begins[rank // per_host], error=why)
+            Burst(
+                start_ns=first - begins[rank // per_host],
+                end_ns=last - begins[rank // per_host],
+                error=why,
+            )
             for rank, (first, last, why) in enumerate(results)
         ]
 
@@ -112,7 +119,9 @@ class Leader(ProcessGroup):
     def joined(self, step: Step) -> Step:
         self._plain = step
         segments = enumerate(step.segments)
-        led = tuple((name, self._led(_line("call", index), part)) for index, (name, part) in segments)
+        led = tuple(
+            (name, self._led(_line("call", index), part)) for index, (name, part) in segments
+        )
         return replace(step, call=self._led(_CALL, step.call), segments=led)
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:

@@ -36,7 +36,9 @@ class TorchGroup:
     def __init__(self, place: Place, device: Device, threads: int | None) -> None:
         self.backend = "nccl" if device.kind == "cuda" else "gloo"
         if sys.platform.startswith("linux"):
-            interface = _LOOPBACK if place.size == place.per_host else _interface(os.environ["MASTER_ADDR"])
+            interface = (
+                _LOOPBACK if place.size == place.per_host else _interface(os.environ["MASTER_ADDR"])
+            )
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if device.kind == "cpu" and threads is None:
             torch.set_num_threads(max(1, torch.get_num_threads() // place.per_host))
@@ -47,7 +49,9 @@ class TorchGroup:
 
     def facts(self) -> dict[str, Any]:
         """Return the facts to record."""
-        settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
+        settings = {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)
+        }
         return {"backend": self.backend, "environment": settings}
 
     def barrier(self) -> None:
@@ -63,8 +67,14 @@ class TorchGroup:
 
 def _interface(host: str) -> str:
     """Return the interface of the route to a host; gloo takes that of the host's own name, which may be loopback's."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM
+    ) as probe:
         probe.connect((host, 9))  # sends nothing
         own = probe.getsockname()[0]
-    names = (name for name, addresses in psutil.net_if_addrs().items() if own in {one.address for one in addresses})
+    names = (
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if own in {one.address for one in addresses}
+    )
     return next(names, _LOOPBACK)

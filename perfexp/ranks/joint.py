@@ -17,7 +17,15 @@ from perfexp.modes import Step
 from perfexp.ranks import Burst, ProcessGroup
 from perfexp.records import diagnostics
 from perfexp.records.point_times import loop_interval
-from perfexp.records.quantities import COMMUNICATION, CONTENTION, EFFICIENCY, RANK_RATE, RANKS_RATE, STATISTICS, member
+from perfexp.records.quantities import (
+    COMMUNICATION,
+    CONTENTION,
+    EFFICIENCY,
+    RANK_RATE,
+    RANKS_RATE,
+    STATISTICS,
+    member,
+)
 from perfexp.records.record import Metric, Point, Series, Stop
 from perfexp.statistics import estimators
 
@@ -44,7 +52,9 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     if step_by_step is None or step_by_step.value <= 0:
         raise Unsupported("the call was not timed")
     seconds = step_by_step.value
-    enough, most = (math.ceil(round(limit / seconds, 6)) for limit in (_BURST_SECONDS, _LONGEST_SECONDS))
+    enough, most = (
+        math.ceil(round(limit / seconds, 6)) for limit in (_BURST_SECONDS, _LONGEST_SECONDS)
+    )
     calls = max(enough, min(_CALLS, most))
     wanted = {
         Sharing.all: True,
@@ -62,10 +72,17 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
                 reason = f"one rank by itself can't make the call: {error}"
                 point.metrics.append(Metric.of(_FIGURES[kind], None, reason=reason))
     for kind, rounds in rounds_of.items():
-        samples = [_seconds(bursts[:1] if kind is Sharing.alone else bursts) / calls for bursts in rounds]
-        stop = Stop(reason="fixed", achieved=estimators.median_interval(samples[_WARMUP:]).relative_half_width)
+        samples = [
+            _seconds(bursts[:1] if kind is Sharing.alone else bursts) / calls for bursts in rounds
+        ]
+        stop = Stop(
+            reason="fixed",
+            achieved=estimators.median_interval(samples[_WARMUP:]).relative_half_width,
+        )
         name = f"ranks/{kind.value}"
-        point.series.append(Series(name=name, samples=samples, warmup=_WARMUP, calls_per_sample=calls, stop=stop))
+        point.series.append(
+            Series(name=name, samples=samples, warmup=_WARMUP, calls_per_sample=calls, stop=stop)
+        )
     _add_figures(point, rounds_of[Sharing.all], calls, group.size)
     in_bursts = estimators.mean_interval(_of(point, Sharing.all))
     if estimators.differ(in_bursts, step_by_step, _TOLERANCE):
@@ -84,7 +101,10 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
         own = [_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
         rates[member(RANK_RATE, number)] = batch / fmean(own)
     point.metrics += [Metric.of(name, rate) for name, rate in rates.items()]
-    parts = {kind: [part / whole for part, whole in zip(_of(point, kind), of_all, strict=False)] for kind in Sharing}
+    parts = {
+        kind: [part / whole for part, whole in zip(_of(point, kind), of_all, strict=False)]
+        for kind in Sharing
+    }
     shares = {
         EFFICIENCY: parts[Sharing.alone],
         COMMUNICATION: [1 - part for part in parts[Sharing.no_gradients]],
@@ -96,10 +116,15 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
         if of_rounds:
             share = estimators.median_interval(of_rounds)
             point.metrics.append(Metric.of(name, share.value))
-            point.facts["ranks"][name.removeprefix("ranks/")] = {"low": share.low, "high": share.high}
+            point.facts["ranks"][name.removeprefix("ranks/")] = {
+                "low": share.low,
+                "high": share.high,
+            }
             if name == EFFICIENCY and share.high is not None and share.high * size < 1:
                 ratio = share.value * size
-                slower = diagnostics.make("multi_gpu_slower", ratio=ratio, count=size, fewer=1, scope="")
+                slower = diagnostics.make(
+                    "multi_gpu_slower", ratio=ratio, count=size, fewer=1, scope=""
+                )
                 point.doubts.append(slower)
 
 

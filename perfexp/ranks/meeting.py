@@ -59,8 +59,12 @@ def to_followers(place: Place) -> list[int]:
                 connection = server.accept()[0]
             except TimeoutError as error:
                 missing = sorted({*range(1, place.size)} - {*connections})
-                raise TimeoutError(f"ranks {missing} did not connect in {_PATIENCE_SECONDS:g} s") from error
-            number = _greeting(connection, meeting.secret, min(deadline, time.monotonic() + _GREETING_SECONDS))
+                raise TimeoutError(
+                    f"ranks {missing} did not connect in {_PATIENCE_SECONDS:g} s"
+                ) from error
+            number = _greeting(
+                connection, meeting.secret, min(deadline, time.monotonic() + _GREETING_SECONDS)
+            )
             if number is None or number in connections or not 0 < number < place.size:
                 connection.close()
                 continue
@@ -78,7 +82,9 @@ def from_leader(place: Place) -> BinaryIO:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
-            connection = socket.create_connection((meeting.host, meeting.port), timeout=_GREETING_SECONDS)
+            connection = socket.create_connection(
+                (meeting.host, meeting.port), timeout=_GREETING_SECONDS
+            )
             break
         except OSError:
             if time.monotonic() > deadline:

@@ -61,7 +61,9 @@ class _Report(msgspec.Struct):
     end: start.Ended
 
 
-def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, emit: Events) -> int:
+def run(
+    command: Sequence[str], *, nodes: int, per_host: int, port: int | None, emit: Events
+) -> int:
     """Start the ranks on all nodes of this job, wait until all have ended, and return the exit code of a worker.
 
     Raises `UserError` if this process is not in a job of that many nodes, or if the port is in use.
@@ -97,18 +99,29 @@ def run(command: Sequence[str], *, nodes: int, per_host: int, port: int | None, 
 def _start(instructions: Instructions, failures: dict[int, start.Ended]) -> int:
     """Run a task on each node, take its reports, and return the exit code of srun."""
     command = [
-        *("srun", f"--nodes={instructions.nodes}", f"--ntasks={instructions.nodes}", "--ntasks-per-node=1"),
+        *(
+            "srun",
+            f"--nodes={instructions.nodes}",
+            f"--ntasks={instructions.nodes}",
+            "--ntasks-per-node=1",
+        ),
         *("--kill-on-bad-exit=1", "--cpu-bind=none", "--mpi=none"),
         *python_command("perfexp.ranks.nodes"),
     ]
     try:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
     except FileNotFoundError as error:
-        raise UserError("srun is not on the PATH of this job, and gpu.nodes starts a task on each node.") from error
+        raise UserError(
+            "srun is not on the PATH of this job, and gpu.nodes starts a task on each node."
+        ) from error
     with process:
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):  # srun reports why it ended
-            process.stdin.write(msgspec.json.encode(instructions) + b"\n")  # it stays open: a task ends with it
+            process.stdin.write(
+                msgspec.json.encode(instructions) + b"\n"
+            )  # it stays open: a task ends with it
         for line in process.stdout:
             with suppress(msgspec.DecodeError):  # the prolog of a site may write there, too
                 report = msgspec.json.decode(line, type=_Report)
@@ -128,7 +141,9 @@ def main() -> int:
     threading.Thread(target=_end_with_input, daemon=True).start()
     node, host = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]
     with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
-        folder = Path(name if node else instructions.folder)  # the first rank's events go to the worker
+        folder = Path(
+            name if node else instructions.folder
+        )  # the first rank's events go to the worker
         failures = _launch(instructions, folder, node, host)
     for rank, end in failures.items():  # SLURM passes on whole lines of up to 1,024 bytes
         print(json.dumps({"rank": rank, "end": end._replace(node=scheduler.node())}), flush=True)
@@ -137,7 +152,9 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def _launch(instructions: Instructions, folder: Path, node: int, host: str) -> dict[int, start.Ended]:
+def _launch(
+    instructions: Instructions, folder: Path, node: int, host: str
+) -> dict[int, start.Ended]:
     Meeting(host=host, port=instructions.messages_port, secret=instructions.secret).write(folder)
     name = f"[{host}]" if ":" in host else host
     settings = {
@@ -147,7 +164,11 @@ def _launch(instructions: Instructions, folder: Path, node: int, host: str) -> d
         "run_id": instructions.run_id,
     }
     return start.launch(
-        instructions.command, folder, per_host=instructions.per_host, settings=settings, nodes=instructions.nodes
+        instructions.command,
+        folder,
+        per_host=instructions.per_host,
+        settings=settings,
+        nodes=instructions.nodes,
     )
 
 

@@ -41,7 +41,9 @@ class Ended(NamedTuple):
     def __str__(self) -> str:
         """`(process 7 on n1) was terminated by SIGKILL`, for a rank that a signal ended."""
         place = f" on {self.node}" if self.node else ""
-        return f"(process {self.pid}{place}) was terminated by {signal.Signals(-self.exitcode).name}"
+        return (
+            f"(process {self.pid}{place}) was terminated by {signal.Signals(-self.exitcode).name}"
+        )
 
 
 def events_path(folder: Path) -> Path:
@@ -72,12 +74,21 @@ def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) ->
     with folder_of(emit) as folder:
         for number in range(1, size):
             os.mkfifo(pipe(folder, number), 0o600)
-        settings = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port or 0}", "local_addr": "127.0.0.1"}
+        settings = {
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": f"127.0.0.1:{port or 0}",
+            "local_addr": "127.0.0.1",
+        }
         return report(launch(command, folder, per_host=size, settings=settings), size, emit)
 
 
 def launch(
-    command: Sequence[str], folder: Path, *, per_host: int, settings: Mapping[str, Any], nodes: int = 1
+    command: Sequence[str],
+    folder: Path,
+    *,
+    per_host: int,
+    settings: Mapping[str, Any],
+    nodes: int = 1,
 ) -> dict[int, Ended]:
     """Start the ranks of this host, wait until they have ended, and return those that failed.
 
@@ -99,9 +110,14 @@ def launch(
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
     )
     try:
-        elastic_launch(launch_config, command[0])(*command[1:], f"--ranks={folder}", f"--parent={os.getpid()}")
+        elastic_launch(launch_config, command[0])(
+            *command[1:], f"--ranks={folder}", f"--parent={os.getpid()}"
+        )
     except ChildFailedError as error:
-        return {rank: Ended(end.pid, end.exitcode, end.error_file_data) for rank, end in error.failures.items()}
+        return {
+            rank: Ended(end.pid, end.exitcode, end.error_file_data)
+            for rank, end in error.failures.items()
+        }
     return {}
 
 
@@ -115,10 +131,14 @@ def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
         return 0
     # the launcher terminates the others by SIGTERM, and the first rank leaves when another is lost
     consequences = ((0, RANK_LOST), *((rank, -signal.SIGTERM) for rank in failures))
-    causes = {rank: end for rank, end in failures.items() if (rank, end.exitcode) not in consequences} or failures
+    causes = {
+        rank: end for rank, end in failures.items() if (rank, end.exitcode) not in consequences
+    } or failures
     killed = {rank: end for rank, end in causes.items() if end.exitcode < 0}
     # a library aborts when its peer is gone, so any other signal came first
-    killed = {rank: end for rank, end in killed.items() if end.exitcode != -signal.SIGABRT} or killed
+    killed = {
+        rank: end for rank, end in killed.items() if end.exitcode != -signal.SIGABRT
+    } or killed
     if killed:
         is_memory = any(end.exitcode == -signal.SIGKILL for end in killed.values())
         hint = "; the system may have run out of memory" if is_memory else ""
@@ -128,7 +148,9 @@ def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
         error = min(errors, key=itemgetter("timestamp"))
         emit("failed", message=error["message"], status=error["status"])
     else:
-        codes = " and ".join(f"rank {rank} of {size} ended with code {causes[rank].exitcode}" for rank in causes)
+        codes = " and ".join(
+            f"rank {rank} of {size} ended with code {causes[rank].exitcode}" for rank in causes
+        )
         emit("failed", message=f"{codes}; see run.log")
     return 1
 

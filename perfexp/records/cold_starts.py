@@ -55,6 +55,9 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
             )
             for name in names
         }
-        totals = (sum(series.samples[0] for series in point.series if series.name != AFTERWARDS) for point in points)
+        totals = (
+            sum(series.samples[0] for series in point.series if series.name != AFTERWARDS)
+            for point in points
+        )
         found.append(FirstPrediction(key=points[0].key, parts=parts, totals=tuple(totals)))
     return found

@@ -57,7 +57,9 @@ _error, _warning, _note = (partial(Rule, severity) for severity in Severity)
 #: keep the codes: never reuse one, and enter one that goes in `MERGED`. Their meanings are in diagnostics.yaml.
 DIAGNOSTICS: dict[str, Rule] = {
     # --- what ran is not what was asked for ---
-    "simulated": _warning("scripted device: every time in this record is simulated", "select a real device: gpu=auto"),
+    "simulated": _warning(
+        "scripted device: every time in this record is simulated", "select a real device: gpu=auto"
+    ),
     "in_process": _note(
         "measured in the caller's process: its threads, memory and settings of torch are part of the figures",
         "measure in a process of its own: perfexp.measure('module:name')",
@@ -78,7 +80,8 @@ DIAGNOSTICS: dict[str, Rule] = {
         "choose a precision with more range (precision=bf16, precision=fp32), or check weights and learning rate",
     ),
     "not_quantized": _warning(
-        "{model} is prepared for quantization, but runs in floating point", "read it as {plain}; int8 is not measured"
+        "{model} is prepared for quantization, but runs in floating point",
+        "read it as {plain}; int8 is not measured",
     ),
     "settings_changed": _warning(
         "torch's settings are not those that were requested: {changes}",
@@ -105,7 +108,9 @@ DIAGNOSTICS: dict[str, Rule] = {
         "run `perfexp calibrate kernels` on this device, then measure again; or trust cuDNN's report",
     ),
     # --- other work, and the clock of the device ---
-    "shared_device": _warning("{evidence}", "measure when nobody else uses the device", disturbs=True),
+    "shared_device": _warning(
+        "{evidence}", "measure when nobody else uses the device", disturbs=True
+    ),
     "shared_host": _warning(
         "other work had a part of the host during the measurement: {others}",
         "compare `device` only, or request the whole host (hydra.launcher.exclusive=true)",
@@ -152,7 +157,9 @@ DIAGNOSTICS: dict[str, Rule] = {
         "calls do not show; the interval includes it",
         "use more processes (processes=N) for a narrower interval",
     ),
-    "too_few_samples": _note("{n} samples ({effective} effective): {reached}", "{advice}", by="width:.1%"),
+    "too_few_samples": _note(
+        "{n} samples ({effective} effective): {reached}", "{advice}", by="width:.1%"
+    ),
     "below_resolution": _note(
         "calls of {call_us:.3g} µs are timed one by one (cache=flush), including {overhead_us:.2g} µs for the timer",
         "use a larger batch, or cache=rotate, which does not time calls one by one",
@@ -167,14 +174,18 @@ DIAGNOSTICS: dict[str, Rule] = {
         "{curve}: {where}, as if other kernels ran; predictions between measured points are uncertain there",
         "measure more points (sweep.measured), or look at the kernels (probes.layers=true)",
     ),
-    "corpus_unfit": _warning("the records do not fit: {why}", "measure there, at a few sizes (sweep=sparse)"),
+    "corpus_unfit": _warning(
+        "the records do not fit: {why}", "measure there, at a few sizes (sweep=sparse)"
+    ),
     # --- `device`, the time on the device itself ---
     "queue_starved": _warning(
         "in {blocks} blocks the device ran out of work before the host had filled the launch queue",
         "read `device` as an upper bound; execution=compile needs fewer launches",
         by="blocks",
     ),
-    "device_missing": _note("no `device` time: {reason}", "read `throughput` and `latency`; {advice}"),
+    "device_missing": _note(
+        "no `device` time: {reason}", "read `throughput` and `latency`; {advice}"
+    ),
     "device_leaves_out": _note(
         "`device` is the time of an equivalent call: {how}",
         "`throughput` and `latency` are of the call as it is",
@@ -204,7 +215,9 @@ DIAGNOSTICS: dict[str, Rule] = {
         by="ratio:.3f",
         badness=_apart,
     ),
-    "device_idle": _warning("the device idles {idle:.0%} of the loop{of_mean}; {cause}", "{advice}", by="idle:.0%"),
+    "device_idle": _warning(
+        "the device idles {idle:.0%} of the loop{of_mean}; {cause}", "{advice}", by="idle:.0%"
+    ),
     "loader_competes": _note(
         "{workers} and {threads} share {cores} and slow each other down",
         "lower execution.threads or data.workers (data.workers=0 loads between the calls)",
@@ -259,7 +272,9 @@ DIAGNOSTICS: dict[str, Rule] = {
         "no energy was measured, {reason}",
         "fix what is named (perfexp doctor checks it), or set probes.energy=false",
     ),
-    "meter_shared": _warning("{meter} also counts the energy of {others}", "measure when nobody else uses it"),
+    "meter_shared": _warning(
+        "{meter} also counts the energy of {others}", "measure when nobody else uses it"
+    ),
     "meter_limited": _note(
         "{meter}: {limit}",
         "the interval includes what can be known; an NVIDIA board since Volta, with a driver of 530 or "
@@ -291,7 +306,9 @@ MERGED = {
     "threads_unchanged": "settings_changed",
     **dict.fromkeys(("no_work", "work_random"), "work_uncounted"),
     **dict.fromkeys(("meter_stuck", "meter_wrapped", "meter_disagrees"), "meter_fault"),
-    **dict.fromkeys(("meter_unchecked", "meter_coarse", "meter_average", "meter_no_counter"), "meter_limited"),
+    **dict.fromkeys(
+        ("meter_unchecked", "meter_coarse", "meter_average", "meter_no_counter"), "meter_limited"
+    ),
     **dict.fromkeys(("device_untested", "meter_untested"), "untested"),
     **dict.fromkeys(("choice_slower", "speedup_unsure"), "not_faster"),
     "families_foreign": "algorithm_unproven",
@@ -300,7 +317,9 @@ MERGED = {
     **dict.fromkeys(("files_left_out", "accuracy_of_training_data"), "data_incomplete"),
     "meter_mig": "meter_missing",
     **dict.fromkeys(("mixed_hosts", "moved"), "mixed_devices"),
-    **dict.fromkeys(("backward_incomplete", "reports_missing", "roofline_missing"), "profile_incomplete"),
+    **dict.fromkeys(
+        ("backward_incomplete", "reports_missing", "roofline_missing"), "profile_incomplete"
+    ),
 }
 
 

@@ -24,7 +24,9 @@ _LEAST_CLOCK_SHARE = 0.85
 _LOOP_TOLERANCE = 1.1
 
 
-def judge(before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Diagnostic]:
+def judge(
+    before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[str, Any]
+) -> list[Diagnostic]:
     """Return the diagnostics of a device, by its `state` before and after a measurement, and by the point's facts."""
     doubts = [*judge_clocks([facts]), *_judge_throttling(facts)]
     if evidence := _sharing(before, after):
@@ -37,7 +39,9 @@ def judge_pace(point: Point) -> list[Diagnostic]:
     pipelined, waiting = (first_median(point, name) for name in ("throughput", "latency"))
     if pipelined is None or waiting is None or pipelined <= _LOOP_TOLERANCE * waiting:
         return []
-    return [diagnostics.make("pace_changed", pipelined_ms=1e3 * pipelined, waiting_ms=1e3 * waiting)]
+    return [
+        diagnostics.make("pace_changed", pipelined_ms=1e3 * pipelined, waiting_ms=1e3 * waiting)
+    ]
 
 
 def confirmed(point: Point) -> list[Diagnostic]:
@@ -52,11 +56,22 @@ def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
     Args:
         processes: facts of a point from each process that measured it, with those of `perfexp.probes.conditions`.
     """
-    clocks = [clock for facts in processes for series in facts.get("clock_hertz", {}).values() for clock in series]
-    noise = max((noise for facts in processes for noise in facts.get("clock_noise", {}).values()), default=0.0)
+    clocks = [
+        clock
+        for facts in processes
+        for series in facts.get("clock_hertz", {}).values()
+        for clock in series
+    ]
+    noise = max(
+        (noise for facts in processes for noise in facts.get("clock_noise", {}).values()),
+        default=0.0,
+    )
     states: list[list[float]] = []
     for clock in sorted(clocks, reverse=True):
-        if not states or states[-1][0] - clock > (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * states[-1][0]:
+        if (
+            not states
+            or states[-1][0] - clock > (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * states[-1][0]
+        ):
             states.append([])
         states[-1].append(clock)
     if len(states) < 2:
@@ -66,13 +81,19 @@ def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
     others = ", others after the rest" if len(states) > _NAMED_STATES else ""
     change = 1 - min(clocks) / max(clocks)
     return [
-        diagnostics.make("clock_moved", change=change, states=f"{', '.join(texts)} of {len(clocks)} blocks{others}")
+        diagnostics.make(
+            "clock_moved",
+            change=change,
+            states=f"{', '.join(texts)} of {len(clocks)} blocks{others}",
+        )
     ]
 
 
 def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:
     """Report the series that was throttled for the largest share of its time, and why."""
-    by_series = {name: reasons for name, reasons in facts.get("throttled_share", {}).items() if reasons}
+    by_series = {
+        name: reasons for name, reasons in facts.get("throttled_share", {}).items() if reasons
+    }
     if not by_series:
         return []
     series, reasons = max(by_series.items(), key=lambda item: max(item[1].values()))
@@ -86,8 +107,12 @@ def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:
 def _sharing(*states: Mapping[str, Any]) -> list[str]:
     others = max(state.get("processes") or 1 for state in states) - 1
     clocks = [(state.get("canary_hertz"), state.get("sm_clock_hertz")) for state in states]
-    slowest = min((reached / nominal for reached, nominal in clocks if reached and nominal), default=1.0)
+    slowest = min(
+        (reached / nominal for reached, nominal in clocks if reached and nominal), default=1.0
+    )
     evidence = [f"other processes on the device: {others}"] if others > 0 else []
     if slowest < _LEAST_CLOCK_SHARE:
-        evidence.append(f"a calibration kernel ran at {slowest:.0%} of the clock that the driver reports")
+        evidence.append(
+            f"a calibration kernel ran at {slowest:.0%} of the clock that the driver reports"
+        )
     return evidence

@@ -18,7 +18,9 @@ _SKIPPED = (ARTIFACTS, REPLACEMENT)
 _DEEPEST = 40
 
 
-def below(folder: Path, *names: str, refused: Callable[[OSError], None], deepest: int = _DEEPEST) -> Iterator[Path]:
+def below(
+    folder: Path, *names: str, refused: Callable[[OSError], None], deepest: int = _DEEPEST
+) -> Iterator[Path]:
     """Yield the files with one of these names in and below a folder; links are skipped.
 
     So are the artifacts of tracking stores, and runs that are still being replaced (`--overwrite`).
@@ -33,10 +35,20 @@ def below(folder: Path, *names: str, refused: Callable[[OSError], None], deepest
         except OSError as error:
             refused(error)
             continue
-        inner = sorted(name for name, entry in children.items() if name not in _SKIPPED and entry.is_dir())
-        yield from (parent / name for name in names if name in children and not children[name].is_dir())
+        inner = sorted(
+            name for name, entry in children.items() if name not in _SKIPPED and entry.is_dir()
+        )
+        yield from (
+            parent / name for name in names if name in children and not children[name].is_dir()
+        )
         if inner and depth >= deepest:
-            refused(OSError(errno.ELOOP, f"more than {deepest} nested folders; deeper ones are skipped", str(parent)))
+            refused(
+                OSError(
+                    errno.ELOOP,
+                    f"more than {deepest} nested folders; deeper ones are skipped",
+                    str(parent),
+                )
+            )
             continue
         waiting += [(parent / name, depth + 1) for name in reversed(inner)]
 

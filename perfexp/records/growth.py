@@ -91,8 +91,14 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
 
 def _doubt(group: Sequence[Row], scatter: float) -> str:
     """Why the medians of some sizes do not show how the time grows; empty if they do."""
-    sizes, widths = len({row.key.pixels for row in group}), [_median(row).relative_half_width for row in group]
-    wide, unknown = sum(width > _SCATTER_MOST for width in widths if width is not None), widths.count(None)
+    sizes, widths = (
+        len({row.key.pixels for row in group}),
+        [_median(row).relative_half_width for row in group],
+    )
+    wide, unknown = (
+        sum(width > _SCATTER_MOST for width in widths if width is not None),
+        widths.count(None),
+    )
     of = f"of {len(group)} medians"
     parts = [f"{unknown} {of} have no interval"] * bool(unknown)
     parts += [f"{wide} {of} are uncertain by more than {_SCATTER_MOST:.0%}"] * bool(wide)
@@ -109,8 +115,12 @@ def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
     found: dict[Key, Odd] = {}
     for grown in scalings(known):
         for index in grown.fit.far:
-            reference = f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
-            found[grown.keys[index]] = Odd(ratio=1 + grown.fit.deviations[index], reference=reference)
+            reference = (
+                f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
+            )
+            found[grown.keys[index]] = Odd(
+                ratio=1 + grown.fit.deviations[index], reference=reference
+            )
     # a time far above the fit is suspect itself: compared with it, no other time counts as a fall
     for group in _over_sizes(known):
         found |= _falling([row for row in group if row.key not in found])
@@ -127,7 +137,9 @@ def kernels_of(record: Record) -> dict[Key, list[str]]:
     return kernels
 
 
-def judge(known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]) -> dict[Key, tuple[Diagnostic, ...]]:
+def judge(
+    known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
+) -> dict[Key, tuple[Diagnostic, ...]]:
     """Diagnostics by point: odd sizes with the evidence that exists, and rates that fall as the batch grows."""
     raised: dict[Key, tuple[Diagnostic, ...]] = {}
     odd = odd_sizes(known)
@@ -136,12 +148,17 @@ def judge(known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]) -> dict[Ke
         pixels = [row.key.pixels for row in usual]
         for row in (row for row in group if row.key in odd):
             below, above = bisect_left(pixels, row.key.pixels), bisect_right(pixels, row.key.pixels)
-            beside = [*usual[below - 1 : below], *usual[above : above + 1]]  # the next sizes, as far as they exist
+            beside = [
+                *usual[below - 1 : below],
+                *usual[above : above + 1],
+            ]  # the next sizes, as far as they exist
             again = f"measured by {row.processes} processes" if row.processes > 1 else ""
             texts = (again, _memory_evidence(row, beside), _kernel_evidence(row, beside, kernels))
             seen = [text for text in texts if text]
             one, evidence = odd[row.key], f": {', '.join(seen)}" if seen else ""
-            found = diagnostics.make("scaling_unexpected", ratio=one.ratio, reference=one.reference, evidence=evidence)
+            found = diagnostics.make(
+                "scaling_unexpected", ratio=one.ratio, reference=one.reference, evidence=evidence
+            )
             raised[row.key] = (found,)
     for key, diagnostic in _falling_rates(known):
         raised[key] = (*raised.get(key, ()), diagnostic)
@@ -172,13 +189,18 @@ def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
         row, other = group[odd], group[others[np.abs(others - odd).argmin()]]
         which = "larger" if other.key.pixels > row.key.pixels else "smaller"
         reference = f"the {which} size {other.key.size_label}, beyond both intervals"
-        found[row.key] = Odd(ratio=float(medians[odd]) / _median(other).value, reference=reference, other=other.key)
+        found[row.key] = Odd(
+            ratio=float(medians[odd]) / _median(other).value, reference=reference, other=other.key
+        )
     return found
 
 
 def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether each size (column) takes less time than a smaller one (row), beyond both intervals and the tolerance."""
-    lows, highs = (np.array([getattr(_median(row), end) for row in group], dtype=float) for end in ("low", "high"))
+    lows, highs = (
+        np.array([getattr(_median(row), end) for row in group], dtype=float)
+        for end in ("low", "high")
+    )
     pixels = np.array([row.key.pixels for row in group])
     is_less = (highs < lows[:, None]) & (medians < ((1 - _FALL_TOLERANCE) * medians)[:, None])
     return is_less & (pixels > pixels[:, None])
@@ -193,7 +215,9 @@ def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
     return f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for another workspace"
 
 
-def _kernel_evidence(row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, Sequence[str]]) -> str:
+def _kernel_evidence(
+    row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
+) -> str:
     """The first kernel of those that no neighbor launches; empty if there is none, or nothing was profiled."""
     profiled = [kernels[other.key] for other in neighbors if other.key in kernels]
     own = kernels.get(row.key, ()) if profiled else ()
@@ -206,9 +230,13 @@ def _kernel_evidence(row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, S
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
     """Batch sizes with fewer samples per second than a smaller batch, of those whose rates have intervals."""
-    for group in _grouped(known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)):
+    for group in _grouped(
+        known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)
+    ):
         rated = [
-            (row, rate) for row in group if (rate := row.own_interval("samples_per_second")) and rate.low is not None
+            (row, rate)
+            for row in group
+            if (rate := row.own_interval("samples_per_second")) and rate.low is not None
         ]
         fastest = max(rated, key=lambda other: other[1].value)[0].key.batch_size if rated else 0
         for row, rate in rated:
@@ -218,7 +246,10 @@ def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
             below, most = max(smaller, key=lambda other: other[1].value)
             if is_clearly_below(rate, most) and rate.value < (1 - _RATE_TOLERANCE) * most.value:
                 ratio, batch = rate.value / most.value, below.key.batch_size
-                yield row.key, diagnostics.make("rate_falls", ratio=ratio, batch=batch, fastest=fastest)
+                yield (
+                    row.key,
+                    diagnostics.make("rate_falls", ratio=ratio, batch=batch, fastest=fastest),
+                )
 
 
 def _median(row: Row) -> estimators.Interval:
@@ -238,5 +269,7 @@ def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[R
 
 def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
     """Groups of rows that differ only in size, smallest first."""
-    groups = _grouped(known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision))
+    groups = _grouped(
+        known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision)
+    )
     return [sorted(group, key=lambda row: row.key.pixels) for group in groups]

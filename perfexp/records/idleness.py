@@ -31,12 +31,19 @@ def judge(point: Point, doubts: Sequence[Diagnostic]) -> list[Diagnostic]:
     """
     others = diagnostics.without(doubts, "device_idle")
     busy, wall = first_median(point, *DEVICE_TIMES), first_median(point, "throughput")
-    if busy is None or wall is None or (busy >= _BUSY * wall and point.facts.get("bound_by") != "launch"):
+    if (
+        busy is None
+        or wall is None
+        or (busy >= _BUSY * wall and point.facts.get("bound_by") != "launch")
+    ):
         return list(doubts)
     cause, advice = _cause(point, wall)
     of_mean = _of_mean(point, busy, wall)
     idle = max(1 - busy / wall, 0.0)
-    return [*others, diagnostics.make("device_idle", idle=idle, of_mean=of_mean, cause=cause, advice=advice)]
+    return [
+        *others,
+        diagnostics.make("device_idle", idle=idle, of_mean=of_mean, cause=cause, advice=advice),
+    ]
 
 
 def _of_mean(point: Point, busy_seconds: float, wall_seconds: float) -> str:
@@ -55,7 +62,9 @@ def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:
         return "the host's time to issue the calls is unknown", _FASTER_LAUNCHES
     share = host / wall_seconds
     pace = "it sets the pace" if share >= _HOST_BOUND else "neither sets the pace alone"
-    return f"{_issuing(share)}: {pace}" if share <= _HOST_CHANGED else _issuing(share), _FASTER_LAUNCHES
+    return f"{_issuing(share)}: {pace}" if share <= _HOST_CHANGED else _issuing(
+        share
+    ), _FASTER_LAUNCHES
 
 
 def _issuing(share: float) -> str:

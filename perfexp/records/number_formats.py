@@ -44,5 +44,13 @@ def tf32_flags(environment: Mapping[str, Any]) -> tuple[bool, bool] | None:
         return None
     matmul, cudnn = (session.get(f"{part}_allow_tf32") for part in ("matmul", "cudnn"))
     known = str(device.get("compute_capability") or "").partition(".")[0]
-    has_none = device.get("kind") != "cuda" or device.get("rocm") or (known.isdecimal() and int(known) < _FIRST_TF32)
-    return (matmul, cudnn) if isinstance(matmul, bool) and isinstance(cudnn, bool) and not has_none else None
+    has_none = (
+        device.get("kind") != "cuda"
+        or device.get("rocm")
+        or (known.isdecimal() and int(known) < _FIRST_TF32)
+    )
+    return (
+        (matmul, cudnn)
+        if isinstance(matmul, bool) and isinstance(cudnn, bool) and not has_none
+        else None
+    )

@@ -13,7 +13,10 @@ _OVERRIDE = re.compile(rf"^(?P<sign>[+~]{{0,2}})(?P<name>{'|'.join(map(re.escape
 
 def arguments_of_today(arguments: Sequence[str]) -> list[str]:
     """Return a command line with today's names: `["replicate=3"]` becomes `["processes=3"]`."""
-    return [_OVERRIDE.sub(lambda found: found["sign"] + NAMES[found["name"]], text, count=1) for text in arguments]
+    return [
+        _OVERRIDE.sub(lambda found: found["sign"] + NAMES[found["name"]], text, count=1)
+        for text in arguments
+    ]
 
 
 def plan_of_today(plain: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
@@ -30,7 +33,9 @@ def plan_as_first_named(plain: Mapping[str, Any]) -> dict[str, Any]:
     return _renamed(plain, {new: old for old, new in NAMES.items()})
 
 
-def _renamed(plain: Mapping[str, Any], names: Mapping[str, str], typed: Collection[str] = ()) -> dict[str, Any]:
+def _renamed(
+    plain: Mapping[str, Any], names: Mapping[str, str], typed: Collection[str] = ()
+) -> dict[str, Any]:
     renamed = dict(plain)
     for old, new in names.items():
         group, _, key = old.rpartition(".")

@@ -75,7 +75,9 @@ def is_artifact(name: str) -> bool:
 
 def is_own_place(name: str) -> bool:
     """Whether a name in a manifest is one of the run's folder, or of its folder of checkpoints."""
-    return Path(name).name == name or (name == f"{CHECKPOINTS}/{Path(name).name}" and is_artifact(Path(name).name))
+    return Path(name).name == name or (
+        name == f"{CHECKPOINTS}/{Path(name).name}" and is_artifact(Path(name).name)
+    )
 
 
 def refuse_link(folder: Path) -> None:
@@ -106,12 +108,16 @@ class _Folder:
         A manifest without an identity gets this one; None for a new one.
         """
         refuse_link(self.root / CHECKPOINTS)
-        self._is_new = not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir()))
+        self._is_new = not self.root.exists() or (
+            self.root.is_dir() and not any(self.root.iterdir())
+        )
         self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             if self.uid is None and self.manifest.exists():
-                raise UserError(f"{self.manifest} is none of perfexp's: choose another folder with output_dir=DIR.")
+                raise UserError(
+                    f"{self.manifest} is none of perfexp's: choose another folder with output_dir=DIR."
+                )
             if self.uid is None:
                 owner = {"sweep": sweep} if sweep else {}
                 self._write({"perfexp": uid or uuid.uuid4().hex, **owner, "files": []})
@@ -129,7 +135,9 @@ class _Folder:
             if is_own_place(name):
                 (self.root / name).unlink(missing_ok=True)
         with suppress(OSError):  # somebody else has a file there
-            own = [path for path in (self.root / CHECKPOINTS, self.root / JOB_LOGS) if path.is_dir()]
+            own = [
+                path for path in (self.root / CHECKPOINTS, self.root / JOB_LOGS) if path.is_dir()
+            ]
             for folder in (*own, *self._made):
                 folder.rmdir()
         return True
@@ -192,7 +200,9 @@ class _Folder:
         try:
             opened = untrusted.open_append(self.lock)
         except OSError as error:
-            raise UserError(f"{self.lock} can't be written ({error}): remove it, or choose another folder.") from error
+            raise UserError(
+                f"{self.lock} can't be written ({error}): remove it, or choose another folder."
+            ) from error
         with opened as file:
             for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
                 try:
@@ -201,12 +211,16 @@ class _Folder:
                 except BlockingIOError as error:
                     if not patience_seconds:
                         busy = f"Another perfexp is measuring {self.in_words} {self.root}."
-                        raise UserError(f"{busy} Wait for it, or choose another output_dir.") from error
+                        raise UserError(
+                            f"{busy} Wait for it, or choose another output_dir."
+                        ) from error
                     time.sleep(patience_seconds)
             try:
                 yield
             finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked in between has the file open, too
+                fcntl.flock(
+                    file, fcntl.LOCK_UN
+                )  # a process that was forked in between has the file open, too
 
     def in_use(self) -> bool:
         """Whether a process is measuring here (see `locked`); nothing is made or changed by asking."""
@@ -238,7 +252,14 @@ class RunPaths(_Folder):
         self.refusal = self.root / "refused.txt"
         self.profile = self.root / ".profile"
         self.lock = self.log
-        self.usual = (self.plan, self.expected, self.points, self.record, self.environment, self.log)
+        self.usual = (
+            self.plan,
+            self.expected,
+            self.points,
+            self.record,
+            self.environment,
+            self.log,
+        )
 
     def replacement(self) -> RunPaths:
         """Return the folder in this one into which `--overwrite` measures; both have one log and one lock."""

@@ -16,7 +16,9 @@ def blocks_of(series: Series) -> list[estimators.Samples]:
     return blockwise.split(series.samples, series.blocks, series.warmup)
 
 
-def summary_of(series: Series, percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> blockwise.Summary:
+def summary_of(
+    series: Series, percentiles: Sequence[float] = (50.0, 95.0, 99.0)
+) -> blockwise.Summary:
     """Statistics of a series that has samples after its warm-up."""
     return blockwise.summarise(blocks_of(series), percentiles)
 

@@ -69,7 +69,9 @@ def free_cores(record: Record) -> int:
     return max(cores - threads, 0) if isinstance(cores, int) and isinstance(threads, int) else 0
 
 
-def find(priors: Mapping[str, Prior], points: Sequence[Point], figure: str, free: int = 0) -> Prior | None:
+def find(
+    priors: Mapping[str, Prior], points: Sequence[Point], figure: str, free: int = 0
+) -> Prior | None:
     """Return the prior of a figure that the processes of a point have measured.
 
     Processes that are forked from one server share it, and all of a run share the time when they run: other work on a
@@ -80,7 +82,9 @@ def find(priors: Mapping[str, Prior], points: Sequence[Point], figure: str, free
     """
     first = points[0]
     name = class_of(figure, first.facts.get("bound_by"))
-    prior = priors.get(name) or (priors.get("device") if name == "latency" else priors.get(HOST_BOUND))
+    prior = priors.get(name) or (
+        priors.get("device") if name == "latency" else priors.get(HOST_BOUND)
+    )
     if prior is None:
         return None
     shared = prior.server if is_forked(first) else 0.0

@@ -90,7 +90,9 @@ TIMES = {
     ),
     "device": Time("device", "GPU time", "Time that the device works on a call; a CPU has none"),
     "device/graph": Time(
-        "device/graph", "GPU time as a graph", "The same where the call is launched as one CUDA graph"
+        "device/graph",
+        "GPU time as a graph",
+        "The same where the call is launched as one CUDA graph",
     ),
 }
 
@@ -114,11 +116,17 @@ def _quantity(name: str, meaning: str, *, unit: str = "", **further: Any) -> str
     return name
 
 
-EPOCH_SECONDS = _quantity("epoch_seconds", "Time of an epoch; extrapolated (estimated) without `epochs`")
+EPOCH_SECONDS = _quantity(
+    "epoch_seconds", "Time of an epoch; extrapolated (estimated) without `epochs`"
+)
 RUNTIME = _quantity("total_runtime_seconds", "Time of all epochs")
-DATA_SHARE = _quantity("data_share", "Mean of the data phase over that of all phases", is_apart=True)
+DATA_SHARE = _quantity(
+    "data_share", "Mean of the data phase over that of all phases", is_apart=True
+)
 PHASES = _quantity(
-    "phases_over_whole", "Sum of the phases over the whole step: `device` with data on a GPU", is_apart=True
+    "phases_over_whole",
+    "Sum of the phases over the whole step: `device` with data on a GPU",
+    is_apart=True,
 )
 HOST_SECONDS = _quantity("loop/host_seconds", "Host time to launch a call", pooled=Pooled.MEDIAN)
 CYCLES = _quantity(
@@ -132,7 +140,9 @@ CYCLES = _quantity(
 GRAPH_SECONDS = _quantity(
     "device/graph_seconds", "Always null, with the reason why the call has no `device/graph` time"
 )
-FINITE = _quantity("outputs_finite", "Always null, with the reason why the outputs could not be checked")
+FINITE = _quantity(
+    "outputs_finite", "Always null, with the reason why the outputs could not be checked"
+)
 
 FIRST_LOSS = _quantity("train/loss_first", "Loss of the first timed step")
 LAST_LOSS = _quantity("train/loss_last", "Loss of the last timed step")
@@ -141,7 +151,9 @@ ACCURACY = _quantity(
     "Top-1 accuracy, or share of correct pixels; with `epochs=N` that of the last evaluation",
     is_share=True,
 )
-BEST_ACCURACY = _quantity("train/accuracy_best", "Highest accuracy of all evaluations", is_share=True)
+BEST_ACCURACY = _quantity(
+    "train/accuracy_best", "Highest accuracy of all evaluations", is_share=True
+)
 EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time of all evaluations")
 CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time of writing checkpoints")
 
@@ -154,26 +166,40 @@ FIRST_MEMORY = _quantity(
     "memory/warmup_peak_bytes",
     "Peak of the first calls, which choose kernels, compile, and create optimizer state",
 )
-RESERVED_MEMORY = _quantity("memory/reserved_peak_bytes", "CUDA: peak reserved by torch's allocator")
-DEVICE_MEMORY = _quantity("memory/device_bytes", "CUDA: memory in use on the board beyond that before the process")
+RESERVED_MEMORY = _quantity(
+    "memory/reserved_peak_bytes", "CUDA: peak reserved by torch's allocator"
+)
+DEVICE_MEMORY = _quantity(
+    "memory/device_bytes", "CUDA: memory in use on the board beyond that before the process"
+)
 FITTING_BATCH = _quantity("batch_that_fits", "After out of memory: a batch size that would fit")
-TOO_LARGE = _quantity("largest_batch/too_large", "With `batch_size=max`: smallest batch that did not fit")
+TOO_LARGE = _quantity(
+    "largest_batch/too_large", "With `batch_size=max`: smallest batch that did not fit"
+)
 TRIED_BATCHES = _quantity("largest_batch/trials_count", "Batches that were tried for it")
 
 COMPILE_SECONDS = _quantity("compile/seconds", "Time in torch.compile, forward and backward")
 GRAPHS = _quantity("compile/graphs", "Graphs")
-GRAPH_BREAKS = _quantity("compile/graph_breaks", "Places where the compiler left the model's code to Python")
+GRAPH_BREAKS = _quantity(
+    "compile/graph_breaks", "Places where the compiler left the model's code to Python"
+)
 RECOMPILATIONS = _quantity(
-    "compile/recompilations", "Graphs that replaced another one of the same code, for example for another shape"
+    "compile/recompilations",
+    "Graphs that replaced another one of the same code, for example for another shape",
 )
 
 OUTPUT_ERROR = _quantity(
-    "correctness/relative_error", "L2 norm of the difference of all outputs, relative to that of the copy's"
+    "correctness/relative_error",
+    "L2 norm of the difference of all outputs, relative to that of the copy's",
 )
-AGREEMENT = _quantity("correctness/argmax_agreement", "Share of samples (pixels) with the same most likely class")
+AGREEMENT = _quantity(
+    "correctness/argmax_agreement", "Share of samples (pixels) with the same most likely class"
+)
 
 MACS = _quantity("work/forward_macs", "Multiply-accumulates of the forward pass", symbol="MAC")
-FLOPS = _quantity("work/flops", "FLOPs of the call, backward pass included in training", symbol="FLOP")
+FLOPS = _quantity(
+    "work/flops", "FLOPs of the call, backward pass included in training", symbol="FLOP"
+)
 LEAST_BYTES = _quantity(
     "work/bytes_min",
     "Bytes when each layer reads inputs and weights and writes outputs once",
@@ -207,9 +233,14 @@ MFU_OF_CEILING = _quantity(
     note="MFU of ceiling is of the peak of matrix products on this device {precision}",
 )
 FLOPS_CEILING = _quantity(
-    "ceiling/flops_per_second", "Highest sustained rate of matrix products", symbol="FLOP/s", unit="1/s"
+    "ceiling/flops_per_second",
+    "Highest sustained rate of matrix products",
+    symbol="FLOP/s",
+    unit="1/s",
 )
-BYTES_CEILING = _quantity("ceiling/bytes_per_second", "Highest sustained rate of copies", symbol="B/s", unit="bytes/s")
+BYTES_CEILING = _quantity(
+    "ceiling/bytes_per_second", "Highest sustained rate of copies", symbol="B/s", unit="bytes/s"
+)
 
 ENERGY = _quantity(
     "energy/per_call_joules",
@@ -227,16 +258,24 @@ QUEUED_SECONDS = _quantity(
     "Mean time of a call in those windows",
     heading="energy/time of a queued call as a CUDA graph",
 )
-EPOCH_ENERGY = _quantity("energy/per_epoch_joules", "Energy per training epoch, where the data has an end (estimated)")
+EPOCH_ENERGY = _quantity(
+    "energy/per_epoch_joules", "Energy per training epoch, where the data has an end (estimated)"
+)
 NET_ENERGY = _quantity("energy/net_per_call_joules", "Energy per call above the idle power")
-NET_IMAGE_ENERGY = _quantity("energy/net_per_image_joules", "Energy per sample above the idle power")
+NET_IMAGE_ENERGY = _quantity(
+    "energy/net_per_image_joules", "Energy per sample above the idle power"
+)
 NET_EPOCH_ENERGY = _quantity("energy/net_per_epoch_joules", "Energy per epoch above the idle power")
 POWER = _quantity("energy/power_mean_watts", "Mean power in the windows", csv="power_mean_w")
-IDLE_POWER = _quantity("energy/idle_power_watts", "Power before and after, model loaded, nothing running")
+IDLE_POWER = _quantity(
+    "energy/idle_power_watts", "Power before and after, model loaded, nothing running"
+)
 COUNTER_POWER = _quantity("energy/counter_power_watts", "Power by the energy counter")
 INTEGRAL_POWER = _quantity("energy/integral_power_watts", "Power by integrated power readings")
 DIFFERENCE = _quantity("energy/integral_difference", "Relative difference of the two")
-UNCERTAINTY = _quantity("energy/integral_uncertainty", "Standard uncertainty of the integral, relative")
+UNCERTAINTY = _quantity(
+    "energy/integral_uncertainty", "Standard uncertainty of the integral, relative"
+)
 WINDOW_SECONDS = _quantity("energy/window_seconds", "Length of all windows")
 CALL_SECONDS = _quantity(
     "energy/call_seconds",
@@ -259,7 +298,9 @@ CLOSURE = _quantity(
     is_share=True,
 )
 LAYER_FLOPS = _quantity(
-    "layers/flops", "Always null, with the reason why the layers have no counted work", symbol="FLOP"
+    "layers/flops",
+    "Always null, with the reason why the layers have no counted work",
+    symbol="FLOP",
 )
 GAP_SHARE = _quantity("layers/gap_share", "Share of gaps between kernels", is_share=True)
 UNATTRIBUTED = _quantity(
@@ -290,7 +331,9 @@ LAUNCHED = _quantity(
     "algorithm/launched_share",
     "Share of cuDNN passes that were launched as captured graphs",
 )
-ALGORITHM_ERROR = _quantity("algorithm/output_error", "Relative L2 difference of the model's outputs from `default`")
+ALGORITHM_ERROR = _quantity(
+    "algorithm/output_error", "Relative L2 difference of the model's outputs from `default`"
+)
 SPEEDUP = _quantity(
     "algorithm/speedup_over_*",
     "`fastest` only: whole model against `default` and `benchmark`, all launched kernel by kernel, with interval",
@@ -308,7 +351,9 @@ PROMISED_SPEEDUP = _quantity(
     pooled=Pooled.SPEEDUP,
 )
 
-RANKS_RATE = _quantity("ranks/samples_per_second", "All ranks, from bursts", unit="samples/s", is_apart=True)
+RANKS_RATE = _quantity(
+    "ranks/samples_per_second", "All ranks, from bursts", unit="samples/s", is_apart=True
+)
 RANK_RATE = _quantity("ranks/*/samples_per_second", "Each rank", unit="samples/s", is_apart=True)
 EFFICIENCY = _quantity(
     "ranks/scaling_efficiency",
@@ -339,7 +384,9 @@ CONTENTION = _quantity(
 @lru_cache(maxsize=4096)
 def named(name: str, unit: str = "1") -> Quantity:
     """Return the quantity with a name, also of one of a family; one of this unit for a name of a user's own."""
-    families = (one for one in QUANTITIES.values() if ANY in one.name and fnmatchcase(name, one.name))
+    families = (
+        one for one in QUANTITIES.values() if ANY in one.name and fnmatchcase(name, one.name)
+    )
     return QUANTITIES.get(name) or next(families, Quantity(name, unit, ""))._replace(name=name)
 
 

@@ -44,13 +44,19 @@ def own_choice_share(point: Point) -> float:
 
 def proven_share(point: Point) -> float | None:
     """Return the share of the convolutions' FLOPs by a proven algorithm; None for a record of an earlier version."""
-    return _flops_share(point, lambda selected, status: status == "ok" and not is_own_choice(selected, status))
+    return _flops_share(
+        point, lambda selected, status: status == "ok" and not is_own_choice(selected, status)
+    )
 
 
 def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> float | None:
     every = [one_pass for _, one_pass in passes(point)]
     total = sum(one_pass.get("flops") or 0 for one_pass in every)
-    known = [one_pass for one_pass in every if condition(one_pass.get("selected"), one_pass.get("status"))]
+    known = [
+        one_pass
+        for one_pass in every
+        if condition(one_pass.get("selected"), one_pass.get("status"))
+    ]
     return sum(one_pass.get("flops") or 0 for one_pass in known) / total if total else None
 
 
@@ -59,11 +65,15 @@ def timed_passes(point: Point) -> list[LayerPass]:
     return [each for each in passes(point) if each[1]["seconds"]]
 
 
-def seconds_of(one_pass: Mapping[str, Any], engine: str, launching: str | None = None) -> Interval | None:
+def seconds_of(
+    one_pass: Mapping[str, Any], engine: str, launching: str | None = None
+) -> Interval | None:
     """Return the time of an engine in the race that decided, or with another launching; None without one."""
     raced = one_pass.get("races", {}).get(launching or one_pass.get("launching"), {}).get(engine)
     if raced is not None:
-        return Interval(value=raced["seconds"], low=raced["seconds_low"], high=raced["seconds_high"])
+        return Interval(
+            value=raced["seconds"], low=raced["seconds_low"], high=raced["seconds_high"]
+        )
     value = None if launching else one_pass["seconds"].get(engine)
     return None if value is None else Interval(value=value, low=None, high=None)
 
@@ -94,7 +104,11 @@ def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
             own, other = (seconds_of(race, _engine(race, name)) for name in ("chosen", baseline))
             assert own is not None and other is not None  # both have a sum
             is_same = race["selected"] == baseline  # then both have the same error
-            error = (1 - ratio) * _error(own) if is_same else math.hypot(_error(other), ratio * _error(own))
+            error = (
+                (1 - ratio) * _error(own)
+                if is_same
+                else math.hypot(_error(other), ratio * _error(own))
+            )
             errors.append(calls * error / chosen)
         ratios[baseline] = _around(ratio, errors)
     return ratios
@@ -117,10 +131,16 @@ def _engine(race: Mapping[str, Any], name: str) -> str:
 
 def _error(interval: Interval) -> float:
     """Half the width of an interval; NaN without one."""
-    return math.nan if interval.low is None or interval.high is None else (interval.high - interval.low) / 2
+    return (
+        math.nan
+        if interval.low is None or interval.high is None
+        else (interval.high - interval.low) / 2
+    )
 
 
 def _around(value: float, errors: list[float]) -> Interval:
     half = math.hypot(*errors)
     is_known = not math.isnan(half)
-    return Interval(value=value, low=value - half if is_known else None, high=value + half if is_known else None)
+    return Interval(
+        value=value, low=value - half if is_known else None, high=value + half if is_known else None
+    )

@@ -222,7 +222,11 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def figures(self) -> dict[str, float | None]:
         """All figures by name, those of custom metrics as `custom/NAME`."""
-        own = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("number", "metrics")}
+        own = {
+            name: getattr(self, name)
+            for name in self.__struct_fields__
+            if name not in ("number", "metrics")
+        }
         return own | {metric.name: metric.value for metric in self.metrics}
 
 
@@ -459,7 +463,10 @@ class _Version(msgspec.Struct):
 
 def _check(points: Sequence[Any]) -> None:
     """Raise `msgspec.ValidationError` for layers and profiles of another form than is measured, or too many samples."""
-    if sum(len(series.samples) for point in points for series in getattr(point, "series", ())) > _MOST_SAMPLES:
+    if (
+        sum(len(series.samples) for point in points for series in getattr(point, "series", ()))
+        > _MOST_SAMPLES
+    ):
         raise msgspec.ValidationError(f"it has more than {_MOST_SAMPLES:,} samples")
     for point in points:
         for name in _FACTS.keys() & getattr(point, "facts", {}).keys():
@@ -474,7 +481,9 @@ def _check_points(points: Sequence[Point]) -> None:
     for metric in (metric for point in points for metric in point.metrics):
         own_unit = quantities.of(metric).unit
         if metric.value is not None and metric.unit != own_unit:
-            raise msgspec.ValidationError(f"{metric.name} is in {metric.unit!r}, not in {own_unit!r}")
+            raise msgspec.ValidationError(
+                f"{metric.name} is in {metric.unit!r}, not in {own_unit!r}"
+            )
 
 
 def point_to_line(point: Point) -> bytes:

@@ -13,7 +13,16 @@ from statistics import fmean, geometric_mean, median, variance
 import msgspec
 import numpy as np
 
-from perfexp.records import diagnostics, disturbances, growth, idleness, priors, quantities, races, sampling
+from perfexp.records import (
+    diagnostics,
+    disturbances,
+    growth,
+    idleness,
+    priors,
+    quantities,
+    races,
+    sampling,
+)
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
@@ -155,7 +164,11 @@ class Row:
     def samples_per_second(self) -> estimators.Interval | None:
         """Samples of all ranks per call, divided by the mean time of a pipelined call; None if that is 0."""
         pipelined = self.times.get("throughput") or self.times.get("latency")
-        return _rate(pipelined.mean, self.samples_per_call) if pipelined and pipelined.mean.value > 0 else None
+        return (
+            _rate(pipelined.mean, self.samples_per_call)
+            if pipelined and pipelined.mean.value > 0
+            else None
+        )
 
 
 def rows(record: Record) -> list[Row]:
@@ -203,7 +216,11 @@ def row(
     if known is None:
         known = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
     prior = partial(priors.find, known, points, free=free)
-    times, figures, joined = dict[str, blockwise.Summary](), dict[str, Repeats](), dict[str, Series]()
+    times, figures, joined = (
+        dict[str, blockwise.Summary](),
+        dict[str, Repeats](),
+        dict[str, Series](),
+    )
     for name in TIME_KINDS:
         if measured := comparable(points, name):
             series = [series_of(point, name) for point in measured]
@@ -217,7 +234,9 @@ def row(
             times[name], figures[name] = together.summary, together.medians
             if name == "latency":
                 figures["p95"] = _p95(series, prior(name))
-            if name not in DEVICE_TIMES and together.means.mean:  # `throughput` comes last and replaces `latency`
+            if (
+                name not in DEVICE_TIMES and together.means.mean
+            ):  # `throughput` comes last and replaces `latency`
                 rates = tuple(samples / value for value in together.means.values)
                 figures["samples_per_second"] = replace(together.means, values=rates)
     kind = next(iter(times), None)
@@ -243,7 +262,9 @@ def row(
     )
 
 
-def _doubts(points: Sequence[Point], kind: str | None, times: Mapping[str, blockwise.Summary]) -> list[Diagnostic]:
+def _doubts(
+    points: Sequence[Point], kind: str | None, times: Mapping[str, blockwise.Summary]
+) -> list[Diagnostic]:
     """Diagnostics of the processes of a point and of their statistics, each code once."""
     doubts: list[Diagnostic] = []
     for point in points:
@@ -263,7 +284,9 @@ def _doubts(points: Sequence[Point], kind: str | None, times: Mapping[str, block
 
 def _p95(processes: Sequence[Series], prior: Prior | None) -> Repeats:
     """The 95th percentile of each process."""
-    return Repeats.of([estimators.percentile_interval(one.measured, 95.0) for one in processes], prior)
+    return Repeats.of(
+        [estimators.percentile_interval(one.measured, 95.0) for one in processes], prior
+    )
 
 
 def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
@@ -280,40 +303,61 @@ def by_point(record: Record) -> dict[Key, list[Point]]:
         if point.key.is_timed:
             groups.setdefault(without_replicate(point.key), []).append(point)
     # an interrupted run has figures of the processes that finished a point, whichever these are
-    return {key: [one for one in of if one.status is not Status.INTERRUPTED] or of for key, of in groups.items()}
+    return {
+        key: [one for one in of if one.status is not Status.INTERRUPTED] or of
+        for key, of in groups.items()
+    }
 
 
 def interrupted(record: Record) -> Counter[Key]:
     """How many processes of each timed point were interrupted before they had measured it."""
-    unfinished = (point.key for point in record.points if point.status is Status.INTERRUPTED and point.key.is_timed)
+    unfinished = (
+        point.key
+        for point in record.points
+        if point.status is Status.INTERRUPTED and point.key.is_timed
+    )
     return Counter(map(without_replicate, unfinished))
 
 
-def single_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]) -> dict[str, Repeats]:
+def single_figures(
+    points: Sequence[Point], prior: Callable[[str], Prior | None]
+) -> dict[str, Repeats]:
     """The figures of `SINGLES` of the processes of a point; accuracies are exact, and so is one process's own value."""
     found = {}
     for name, of in SINGLES.items():
-        known = [metric for point in points if point.status is Status.OK and (metric := point.metric(of))]
+        known = [
+            metric for point in points if point.status is Status.OK and (metric := point.metric(of))
+        ]
         if figures := list(filter(None, map(interval_of, known))):
             one = Repeats.of(figures, None if name == "accuracy" else prior(name))
             within = one.within if name == "energy" else 0.0
-            found[name] = replace(one, within=within, is_estimate=any(metric.estimated for metric in known))
+            found[name] = replace(
+                one, within=within, is_estimate=any(metric.estimated for metric in known)
+            )
     return found
 
 
-def epoch_figures(points: Sequence[Point], prior: Callable[[str], Prior | None]) -> dict[str, Repeats]:
+def epoch_figures(
+    points: Sequence[Point], prior: Callable[[str], Prior | None]
+) -> dict[str, Repeats]:
     """The times of whole epochs of the first process that has any.
 
     `epoch` is the mean pass over the training data, `runtime` all passes with evaluations and checkpoints. A single
     pass counts as exact, since it has many calls.
     """
-    epochs = next((point.epochs for point in points if point.status is Status.OK and point.epochs), [])
+    epochs = next(
+        (point.epochs for point in points if point.status is Status.OK and point.epochs), []
+    )
     passes = [epoch.seconds for epoch in epochs]
-    whole = [epoch.seconds + epoch.evaluation_seconds + epoch.checkpoint_seconds for epoch in epochs]
+    whole = [
+        epoch.seconds + epoch.evaluation_seconds + epoch.checkpoint_seconds for epoch in epochs
+    ]
     found = {}
     for name, seconds, of in (("epoch", passes, fmean), ("runtime", whole, sum)):
         if seconds:
-            relative = variance(seconds) / len(seconds) / fmean(seconds) ** 2 if len(seconds) > 1 else 0.0
+            relative = (
+                variance(seconds) / len(seconds) / fmean(seconds) ** 2 if len(seconds) > 1 else 0.0
+            )
             found[name] = Repeats(values=(of(seconds),), within=relative, prior=prior(name))
     return found
 
@@ -339,17 +383,27 @@ def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | 
 def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
     pooled = quantities.of(metric).pooled
     if metric.name == quantities.PROVEN and (proven := races.proven_share(points[0])) is not None:
-        return msgspec.structs.replace(metric, value=proven)  # earlier versions counted torch's own choice
+        return msgspec.structs.replace(
+            metric, value=proven
+        )  # earlier versions counted torch's own choice
     if combine := _POOLED.get(pooled):
         found = [one.metric(metric.name) for one in _finished(points)]
         values = [own.value for own in found if own and own.value and own.value > 0]
-        return msgspec.structs.replace(metric, value=combine(values), reason=None) if values else metric
+        return (
+            msgspec.structs.replace(metric, value=combine(values), reason=None)
+            if values
+            else metric
+        )
     if metric.value is None:
         return metric
     if pooled is Pooled.SPEEDUP and (speedup := pooled_speedup(points, metric.name)):
-        return msgspec.structs.replace(metric, value=speedup.value, low=speedup.low, high=speedup.high)
+        return msgspec.structs.replace(
+            metric, value=speedup.value, low=speedup.low, high=speedup.high
+        )
     factor = factors.get(pooled)
-    return metric if factor is None else msgspec.structs.replace(metric, value=metric.value * factor)
+    return (
+        metric if factor is None else msgspec.structs.replace(metric, value=metric.value * factor)
+    )
 
 
 def _finished(points: Sequence[Point]) -> list[Point]:
@@ -367,7 +421,9 @@ def _speedup(point: Point, name: str) -> estimators.Interval | None:
     return interval_of(point.metric(name))
 
 
-def _rate_factors(first: Point, times: Mapping[str, blockwise.Summary], kind: str | None) -> dict[Pooled, float]:
+def _rate_factors(
+    first: Point, times: Mapping[str, blockwise.Summary], kind: str | None
+) -> dict[Pooled, float]:
     factors: dict[Pooled, float] = {}
     if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
         factors[Pooled.BY_TIME] = own / times[kind].median.value
@@ -387,5 +443,9 @@ def _joined(processes: Sequence[Series]) -> Series:
 
 def comparable(points: Sequence[Point], name: str) -> list[Point]:
     """The processes that took this time with success, as the first one did."""
-    measured = [point for point in _finished(points) if (series := point.find_series(name)) and series.measured]
+    measured = [
+        point
+        for point in _finished(points)
+        if (series := point.find_series(name)) and series.measured
+    ]
     return measured if points[0] in measured else []

@@ -127,7 +127,10 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for child in self.children:
             with suppress(UserError):
                 record = Record.load(folder / child.directory)
-                if record.sweep is not None and (record.sweep.uid, record.sweep.job) == (self.uid, child.job):
+                if record.sweep is not None and (record.sweep.uid, record.sweep.job) == (
+                    self.uid,
+                    child.job,
+                ):
                     child.status, child.error = record.status, None
 
     @classmethod

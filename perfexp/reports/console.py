@@ -62,7 +62,9 @@ class Console:
         terminal = out.isatty() and os.environ.get("TERM") != "dumb"
         self.plain = quiet or not terminal or bool(os.environ.get("NO_COLOR"))
         self._out = _stream(out, plain=self.plain, width=width if width or terminal else _ENDLESS)
-        self._err = _stream(err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS)
+        self._err = _stream(
+            err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS
+        )
 
     def header(
         self,
@@ -90,15 +92,21 @@ class Console:
         """Print a line above the results."""
         self._line(message)
 
-    def progress(self, clock: Callable[[], float] = time.monotonic, whole: Whole | None = None) -> Progress:
+    def progress(
+        self, clock: Callable[[], float] = time.monotonic, whole: Whole | None = None
+    ) -> Progress:
         """Return a bar or lines for the events of one run, as a context manager; `whole` is its sweep."""
-        return Progress(self._out, self._err, plain=self.plain, quiet=self.quiet, clock=clock, whole=whole)
+        return Progress(
+            self._out, self._err, plain=self.plain, quiet=self.quiet, clock=clock, whole=whole
+        )
 
     def show(self, analysis: Analysis, folder: Path, *, tracking: str | None = None) -> None:
         """Print the results of a run, its folder, and the lines that lead to it in the tracking store."""
         self._place(folder, self.results(analysis), tracking)
 
-    def show_in_sweep(self, analysis: Analysis, folder: Path, *, number: int, runs: int | None, name: str) -> None:
+    def show_in_sweep(
+        self, analysis: Analysis, folder: Path, *, number: int, runs: int | None, name: str
+    ) -> None:
         """Print the results of a run of a sweep, whose table follows: in a line, but all of them if verbose or quiet.
 
         Args:
@@ -108,7 +116,9 @@ class Console:
         if self._verbose or self.quiet:
             self.show(analysis, folder)
         else:
-            self._line(f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: {sweep_summary.in_a_line(analysis)}")
+            self._line(
+                f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: {sweep_summary.in_a_line(analysis)}"
+            )
 
     def results(self, analysis: Analysis) -> int:
         """Print the results of a run with its errors, warnings and failures; return how many warnings it leaves out."""
@@ -126,7 +136,9 @@ class Console:
         self.show_lines(NOT_MEASURED, failures(analysis.record), style="red")
         return more
 
-    def show_sweep(self, whole: SweepAnalysis, folder: Path | None, *, tracking: str | None = None) -> None:
+    def show_sweep(
+        self, whole: SweepAnalysis, folder: Path | None, *, tracking: str | None = None
+    ) -> None:
         """Print the results of a sweep, a line for each run; `folder` is None if it left none."""
         self.show_sections(of_sweep(whole, is_brief=not self._verbose))
         more = self._raised(sweep_summary.raised(whole))
@@ -139,7 +151,9 @@ class Console:
         self.show_sections([Section(one_line(title), grid or ())])
         self.show_lines(NOT_MEASURED, not_measured, style="red")
 
-    def show_lines(self, title: str, lines: Sequence[str], *, style: str = "", indent: int = 2) -> None:
+    def show_lines(
+        self, title: str, lines: Sequence[str], *, style: str = "", indent: int = 2
+    ) -> None:
         """Print a title and lines below it; nothing without lines."""
         if lines and title:
             self._line(title, style=f"bold {style}".strip())
@@ -173,13 +187,17 @@ class Console:
                     self._line(title, style="bold")
                 self._grid(content)
             else:
-                self.show_lines(title, content or [""], style="red" if title == NOT_MEASURED else "")
+                self.show_lines(
+                    title, content or [""], style="red" if title == NOT_MEASURED else ""
+                )
 
     def _result_lines(self, rows: Sequence[Row]) -> None:
         fields = distinguishing(row.key for row in rows)
         for row in rows:
             if row.time:
-                self._line(f"{label(row.key, fields)}: {time_title(row.time_kind)} {median_text(row)}")
+                self._line(
+                    f"{label(row.key, fields)}: {time_title(row.time_kind)} {median_text(row)}"
+                )
 
     def _raised(self, diagnostics: Sequence[Raised]) -> int:
         """Print errors and the first warning with their help, or all if quiet or verbose; return how many are left."""

@@ -25,8 +25,14 @@ def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
     """
     (title, content), *others = sections(analysis, is_whole=True)
     parts = map(section, others)
-    images = "".join(f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n" for name in plots)
-    return "\n".join(filter(None, (f"# {escape_markdown(title)}\n", section(Section("", content)), images, *parts)))
+    images = "".join(
+        f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n" for name in plots
+    )
+    return "\n".join(
+        filter(
+            None, (f"# {escape_markdown(title)}\n", section(Section("", content)), images, *parts)
+        )
+    )
 
 
 def comparison(compared: Comparison) -> str:

@@ -24,7 +24,10 @@ _RANKS = "ranks/"
 _LOSSES = (quantities.COMMUNICATION, quantities.STATISTICS, quantities.CONTENTION)
 _SHARES = (quantities.EFFICIENCY, *_LOSSES)
 #: Facts of clock and power under load: title, factor and unit.
-_LOADS = {"loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"), "loaded_power_watts": ("power", 1.0, "W")}
+_LOADS = {
+    "loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"),
+    "loaded_power_watts": ("power", 1.0, "W"),
+}
 #: A board's power may be an average over up to this long.
 _AVERAGED_SECONDS = 1.0
 #: Figures of an epoch besides its duration and those of custom metrics, with their titles.
@@ -35,7 +38,10 @@ _OF_EPOCH = {
     "learning_rate": "learning rate",
 }
 #: Names of the times of one measurement.
-CAPTIONS = {name: time.caption if name.startswith("device") else name for name, time in quantities.TIMES.items()}
+CAPTIONS = {
+    name: time.caption if name.startswith("device") else name
+    for name, time in quantities.TIMES.items()
+}
 _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
@@ -45,7 +51,9 @@ def brief_points(rows: Sequence[Row]) -> Grid:
     columns = [
         *key_columns(rows),
         Column(CAPTIONS[kinds[0]] if len(kinds) == 1 else "time", map(wording.median_text, rows)),
-        Column("of", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)),
+        Column(
+            "of", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)
+        ),
         *_common_columns(rows),
         Column("remarks", map(remarks, rows), prose=True),
     ]
@@ -54,7 +62,9 @@ def brief_points(rows: Sequence[Row]) -> Grid:
 
 def _common_columns(rows: Sequence[Row]) -> Iterator[Column]:
     yield Column("samples/s", map(wording.row_rate_text, rows), rank=1)
-    yield Column("memory", (wording.figure_text(row, quantities.PEAK_MEMORY) for row in rows), rank=20)
+    yield Column(
+        "memory", (wording.figure_text(row, quantities.PEAK_MEMORY) for row in rows), rank=20
+    )
 
 
 def points(analysis: Analysis) -> Grid:
@@ -62,29 +72,43 @@ def points(analysis: Analysis) -> Grid:
     rows = analysis.rows
     kinds = wording.time_kinds(rows)
     services = _distinct(row.service_kind for row in rows)
-    prefix = "" if services == kinds or len(services) != 1 else f"{quantities.time_title(services[0])} "
+    prefix = (
+        "" if services == kinds or len(services) != 1 else f"{quantities.time_title(services[0])} "
+    )
     asked = {f"{prefix}p{number:g}": number for number in analysis.percentiles if number != 50}
     spreads = ("" if row.spread is None else wording.percent(row.spread) for row in rows)
     columns = [
         *key_columns(rows),
         Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
-        Column("time", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)),
+        Column(
+            "time", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)
+        ),
         Column(f"{GRAPH} p50", (_other_time(row, GRAPH) for row in rows), rank=40),
         Column("latency p50 ± CI95", (_other_time(row, "latency") for row in rows), rank=10),
     ]
     for rank, (title, number) in enumerate(asked.items(), 30):
-        columns.append(Column(title, [wording.interval_or_about(row.percentile(number)) for row in rows], rank=rank))
+        columns.append(
+            Column(
+                title,
+                [wording.interval_or_about(row.percentile(number)) for row in rows],
+                rank=rank,
+            )
+        )
     columns += [
         *_common_columns(rows),
         Column("spread", spreads, rank=50),
-        Column("processes", (str(row.processes) if row.processes > 1 else "" for row in rows), rank=51),
+        Column(
+            "processes", (str(row.processes) if row.processes > 1 else "" for row in rows), rank=51
+        ),
         Column("remarks", map(remarks, rows), prose=True),
     ]
     notes = wording.scope_notes(rows)
     notes += [note for title, number in asked.items() for note in _shortages(rows, number, title)]
     if asked and any(row.processes > 1 for row in rows):
         names = ", ".join(f"p{number:g}" for number in asked.values())
-        notes.append(f"{names} pool the calls of all processes; p50 is the geometric mean of their medians")
+        notes.append(
+            f"{names} pool the calls of all processes; p50 is the geometric mean of their medians"
+        )
         notes.append("spread is the standard deviation between the processes' medians")
     return Grid(columns, [*notes, *wording.rate_notes(rows)]).without_empty()
 
@@ -98,9 +122,15 @@ def _other_time(row: Row, name: str) -> str:
 def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
     """Why a percentile has no interval at some points."""
     intervals = [(row, interval) for row in rows if (interval := row.percentile(number))]
-    missing = [row.times[row.service_kind or ""] for row, interval in intervals if interval.low is None]
+    missing = [
+        row.times[row.service_kind or ""] for row, interval in intervals if interval.low is None
+    ]
     if missing:
-        where = "" if len(missing) == len(intervals) == 1 else f" at {len(missing)} of {len(intervals)} points"
+        where = (
+            ""
+            if len(missing) == len(intervals) == 1
+            else f" at {len(missing)} of {len(intervals)} points"
+        )
         yield f"≈ {title}{where} without an interval: {wording.shortage(missing, number)}"
 
 
@@ -114,12 +144,18 @@ def phases(rows: Sequence[Row]) -> Grid | None:
         columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
     shares = (wording.figure_text(row, quantities.DATA_SHARE) for row in split)
     note = "medians of a pass of their own, one phase after the other"
-    return Grid([*columns, Column("data share of means", shares, rank=len(columns))], [note]).without_empty()
+    return Grid(
+        [*columns, Column("data share of means", shares, rank=len(columns))], [note]
+    ).without_empty()
 
 
 def _phase_text(row: Row, name: str) -> str:
     seconds = row.phases.get(name)
-    return "" if seconds is None else wording.bare(estimators.Interval(value=seconds, low=None, high=None))
+    return (
+        ""
+        if seconds is None
+        else wording.bare(estimators.Interval(value=seconds, low=None, high=None))
+    )
 
 
 def epochs(record: Record) -> Grid | None:
@@ -128,10 +164,15 @@ def epochs(record: Record) -> Grid | None:
     if not trained:
         return None
     keys, every = zip(*trained, strict=True)
-    columns = [*_columns_of(keys, varying(keys)), Column("epoch", (str(one.number) for one in every), is_key=True)]
+    columns = [
+        *_columns_of(keys, varying(keys)),
+        Column("epoch", (str(one.number) for one in every), is_key=True),
+    ]
     columns.append(Column("time", (units.format_seconds(one.seconds) for one in every)))
     custom = _distinct(metric.name for one in every for metric in one.metrics)
-    for rank, (name, title) in enumerate((_OF_EPOCH | dict(zip(custom, custom, strict=True))).items()):
+    for rank, (name, title) in enumerate(
+        (_OF_EPOCH | dict(zip(custom, custom, strict=True))).items()
+    ):
         columns.append(Column(title, [_epoch_text(one, name) for one in every], rank=rank))
     return Grid(columns).without_empty()
 
@@ -144,7 +185,9 @@ def _epoch_text(epoch: Epoch, name: str) -> str:
 def metrics(analysis: Analysis) -> Grid:
     """Return the other metrics, with notes on them; a grid without columns if there are none."""
     rows, kinds = analysis.rows, wording.time_kinds(analysis.rows)
-    others = [metric for row in rows for metric in row.metrics if not quantities.of(metric).is_apart]
+    others = [
+        metric for row in rows for metric in row.metrics if not quantities.of(metric).is_apart
+    ]
     shown = [metric for metric in others if metric.value is not None]
     titles = {metric.name: wording.metric_title(metric, kinds) for metric in shown}
     having = [row for row in rows if any(row.value(name) is not None for name in titles)]
@@ -165,7 +208,13 @@ def metrics(analysis: Analysis) -> Grid:
 
 def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
     """Why metrics are missing, each reason once, and at how many of the points; none that a warning has."""
-    warned = {reason for row in rows for one in row.doubts if not one.is_note for reason in (one.fields or {}).values()}
+    warned = {
+        reason
+        for row in rows
+        for one in row.doubts
+        if not one.is_note
+        for reason in (one.fields or {}).values()
+    }
     asked = [metric for row in rows for metric in row.metrics if metric.name in names]
     points, lacking = Counter(metric.name for metric in asked), dict[str, list[Metric]]()
     for metric in asked:
@@ -175,7 +224,9 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
     for reason, missing in lacking.items():
         [(name, count)] = Counter(metric.name for metric in missing).most_common(1)
         where = f" at {count} of {points[name]} points" if count < points[name] else ""
-        found.append(f"no {', '.join(_distinct(map(wording.metric_title, missing)))}{where}: {reason}")
+        found.append(
+            f"no {', '.join(_distinct(map(wording.metric_title, missing)))}{where}: {reason}"
+        )
     return found
 
 
@@ -188,8 +239,13 @@ def loads(record: Record) -> list[str]:
     for point in record.points:
         for fact in _LOADS:
             for series, readings in point.facts.get(fact, {}).items():
-                known = pooled.setdefault((without_replicate(point.key), series), {}).setdefault(fact, [])
-                if fact != "loaded_power_watts" or _busy_seconds(point, series) >= _AVERAGED_SECONDS:
+                known = pooled.setdefault((without_replicate(point.key), series), {}).setdefault(
+                    fact, []
+                )
+                if (
+                    fact != "loaded_power_watts"
+                    or _busy_seconds(point, series) >= _AVERAGED_SECONDS
+                ):
                     known += readings
     fields = distinguishing(key for key, _ in pooled)
     return [
@@ -217,25 +273,45 @@ def ranks(record: Record) -> list[str]:
     """
     if "ranks" not in record.environment:
         return []
-    points = [point for point in record.points if any(metric.name.startswith(_RANKS) for metric in point.metrics)]
+    points = [
+        point
+        for point in record.points
+        if any(metric.name.startswith(_RANKS) for metric in point.metrics)
+    ]
     fields = varying(point.key for point in points)
     words = {name: quantities.QUANTITIES[name].title for name in _SHARES}
     if norms := (record.environment["ranks"] or {}).get("sync_batch_norms"):
         layers = units.counted(norms, "layer")
         words[quantities.STATISTICS] = f"SyncBatchNorm ({layers}, in each of which the host waits)"
     of = "batch, times and memory are of one rank; samples/s, power and energy of all"
-    sentences = (f"{label(point.key, fields)}: {', '.join(_rank_parts(point, words))}" for point in points)
+    sentences = (
+        f"{label(point.key, fields)}: {', '.join(_rank_parts(point, words))}" for point in points
+    )
     return [of, *(sentence.removeprefix(": ") for sentence in sentences)]
 
 
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
     metrics = {metric.name: metric for metric in point.metrics if metric.name.startswith(_RANKS)}
     together = metrics.pop(quantities.RANKS_RATE, None)
-    own = [metric.value for name, metric in metrics.items() if name not in _SHARES and metric.value is not None]
+    own = [
+        metric.value
+        for name, metric in metrics.items()
+        if name not in _SHARES and metric.value is not None
+    ]
     if together is not None:
-        rate = f"{units.digits(together.value, 3)} samples/s" if together.value is not None else together.reason or ""
-        least, most = (units.digits(value, 3) for value in (min(own, default=0.0), max(own, default=0.0)))
-        each = f", each {least if least == most else f'{least} … {most}'} while all work" if own else ""
+        rate = (
+            f"{units.digits(together.value, 3)} samples/s"
+            if together.value is not None
+            else together.reason or ""
+        )
+        least, most = (
+            units.digits(value, 3) for value in (min(own, default=0.0), max(own, default=0.0))
+        )
+        each = (
+            f", each {least if least == most else f'{least} … {most}'} while all work"
+            if own
+            else ""
+        )
         alone = point.find_series("ranks/alone")
         by_itself = ""
         if alone and alone.measured:
@@ -243,10 +319,22 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
             by_itself = f"; one rank alone {units.digits(rate_alone, 3)} samples/s"
         yield f"check by bursts: together {rate}{each}{by_itself}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
-    values = {name: value for name in words_of if name in metrics and (value := metrics[name].value) is not None}
-    for name, value in sorted(values.items(), key=lambda item: (item[0] in _LOSSES, -item[1])):  # largest loss first
-        low, high = ((intervals.get(name.removeprefix(_RANKS)) or {}).get(end) for end in ("low", "high"))
-        ends = "no interval" if low is None or high is None else f"{wording.percent(low)} … {wording.percent(high)}"
+    values = {
+        name: value
+        for name in words_of
+        if name in metrics and (value := metrics[name].value) is not None
+    }
+    for name, value in sorted(
+        values.items(), key=lambda item: (item[0] in _LOSSES, -item[1])
+    ):  # largest loss first
+        low, high = (
+            (intervals.get(name.removeprefix(_RANKS)) or {}).get(end) for end in ("low", "high")
+        )
+        ends = (
+            "no interval"
+            if low is None or high is None
+            else f"{wording.percent(low)} … {wording.percent(high)}"
+        )
         yield f"{words_of[name]} {wording.percent(value)} ({ends})"
 
 
@@ -263,7 +351,10 @@ def remarks(row: Row) -> str:
 
 
 def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
-    return [Column(_TITLES.get(name, name), [field_text(key, name) for key in keys], is_key=True) for name in fields]
+    return [
+        Column(_TITLES.get(name, name), [field_text(key, name) for key in keys], is_key=True)
+        for name in fields
+    ]
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:

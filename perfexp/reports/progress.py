@@ -19,7 +19,9 @@ from perfexp.summaries.subject import one_line
 class Whole:
     """Progress of a sweep of `total` runs; the time left follows from the mean of the runs that have been measured."""
 
-    def __init__(self, total: int | None, *, noun: str = "run", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, total: int | None, *, noun: str = "run", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.total, self.number = total, 0
         self._noun, self._clock, self._name = noun, clock, ""
         self._start, self._is_measured = clock(), False
@@ -49,7 +51,9 @@ class Whole:
     @property
     def text(self) -> str:
         """`run 3 of 110: NAME`."""
-        return f"{self._noun} {self.number}{f' of {self.total}' if self.total else ''}: {self._name}"
+        return (
+            f"{self._noun} {self.number}{f' of {self.total}' if self.total else ''}: {self._name}"
+        )
 
     @property
     def left_text(self) -> str:
@@ -125,7 +129,9 @@ class Progress:
         """
         if self._epochs is None:
             self._epochs = self._bar.add_task("", total=total, what="", left="")
-        self._update(self._epochs, total, done, figures, "" if left_seconds is None else _left(left_seconds))
+        self._update(
+            self._epochs, total, done, figures, "" if left_seconds is None else _left(left_seconds)
+        )
 
     def block(self, text: str) -> None:
         """A block of a point begins; the text names what it times."""
@@ -151,7 +157,9 @@ class Progress:
             self._bar.remove_task(self._epochs)
             self._epochs = None
         self._draw(self._key)
-        is_all_of_a_run = self._whole is not None and self._whole.counts_runs and self._total == 1  # has its own line
+        is_all_of_a_run = (
+            self._whole is not None and self._whole.counts_runs and self._total == 1
+        )  # has its own line
         if self._quiet or not (self._plain or status != Status.OK) or is_all_of_a_run:
             return
         ending = result if status == Status.OK else ""
@@ -160,17 +168,27 @@ class Progress:
     @property
     def left_text(self) -> str:
         """Estimated time for the rest of the run; empty if unknown, or exceeded."""
-        return "" if self._left_seconds is None else _left(self._left_seconds - (self._clock() - self._updated))
+        return (
+            ""
+            if self._left_seconds is None
+            else _left(self._left_seconds - (self._clock() - self._updated))
+        )
 
     def _draw(self, what: str) -> None:
         if self._whole and self._of_whole is not None:
             self._update(
-                self._of_whole, self._whole.total, self._whole.number - 1, self._whole.text, self._whole.left_text
+                self._of_whole,
+                self._whole.total,
+                self._whole.number - 1,
+                self._whole.text,
+                self._whole.left_text,
             )
         self._update(self._task, self._total, self._finished, what, self.left_text)
         self._bar.refresh()
 
-    def _update(self, task: rich.progress.TaskID, total: int | None, completed: int, what: str, left: str) -> None:
+    def _update(
+        self, task: rich.progress.TaskID, total: int | None, completed: int, what: str, left: str
+    ) -> None:
         self._bar.update(task, total=total, completed=completed, what=one_line(what), left=left)
 
     def _print(self, line: str) -> None:
@@ -181,7 +199,9 @@ def _left(seconds: float) -> str:
     return f"about {units.format_seconds(seconds, 2)} left" if seconds > 0 else ""
 
 
-def _bar(console: rich.console.Console, clock: Callable[[], float], *, disable: bool) -> rich.progress.Progress:
+def _bar(
+    console: rich.console.Console, clock: Callable[[], float], *, disable: bool
+) -> rich.progress.Progress:
     """A bar that disappears at the end and draws itself only on `refresh`."""
     what = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return rich.progress.Progress(

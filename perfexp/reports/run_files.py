@@ -19,14 +19,21 @@ from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tables import convolutions, csv_tables, flat, layer_tables, speed_files, vendor_file
 
 
-def write(analysis: Analysis, paths: RunPaths, forecasts: Sequence[Forecast] = ()) -> list[Artifact]:
+def write(
+    analysis: Analysis, paths: RunPaths, forecasts: Sequence[Forecast] = ()
+) -> list[Artifact]:
     """Write tables, plots, report and speed files of a run, and return all of its files; raises `OSError`.
 
     Args:
         forecasts: predictions of a sparse sweep, for files of their own and the plot.
     """
     record = analysis.record
-    kinds = {paths.plan: "config", paths.environment: "config", paths.record: "data", paths.points: "data"}
+    kinds = {
+        paths.plan: "config",
+        paths.environment: "config",
+        paths.record: "data",
+        paths.points: "data",
+    }
     for path, kind, content in _contents(analysis, paths, forecasts):
         kinds[path] = kind
         if content is not None:
@@ -62,7 +69,11 @@ def _contents(
         yield path, "plots", content
     drawn = [path.name for path, content in plots.items() if content is not None]
     rooflines = [name for name in profile_summary.files(record) if name.endswith("_roofline.png")]
-    yield paths.report, "report", markdown.markdown(analysis, [*drawn, *rooflines]).encode("utf-8", errors="replace")
+    yield (
+        paths.report,
+        "report",
+        markdown.markdown(analysis, [*drawn, *rooflines]).encode("utf-8", errors="replace"),
+    )
     if vendor_file.is_wanted(record):
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(analysis)
 
@@ -73,18 +84,26 @@ def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
     write_atomically(paths.table, csv_tables.to_csv(flat.sweep(whole)))
     if png := _png(sweep_plots.plot(whole)):
         write_atomically(paths.plot, png)
-    return _artifacts({paths.summary: "data", paths.table: "tables", paths.plot: "plots"}, paths.root)
+    return _artifacts(
+        {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}, paths.root
+    )
 
 
 def _artifacts(kinds: Mapping[Path, str], root: Path) -> list[Artifact]:
-    files = {path.relative_to(root).as_posix(): kind for path, kind in kinds.items() if path.is_file()}
+    files = {
+        path.relative_to(root).as_posix(): kind for path, kind in kinds.items() if path.is_file()
+    }
     return [Artifact(path=name, kind=kind) for name, kind in files.items()]
 
 
 def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
     """Files of profilers; a record is data, so only files in the manifest count as this run's."""
     claimed = set(paths.claimed())
-    return [paths.root / name for name in profile_summary.files(record) if name in claimed and Path(name).name == name]
+    return [
+        paths.root / name
+        for name in profile_summary.files(record)
+        if name in claimed and Path(name).name == name
+    ]
 
 
 def _png(plot: Chart | Bars | Strips | None) -> bytes | None:

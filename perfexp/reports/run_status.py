@@ -15,7 +15,15 @@ import msgspec
 from perfexp.host import untrusted
 from perfexp.profilers import is_profile
 from perfexp.records import units
-from perfexp.records.record import Key, Point, Seconds, Status, is_layers, points_from_lines, without_replicate
+from perfexp.records.record import (
+    Key,
+    Point,
+    Seconds,
+    Status,
+    is_layers,
+    points_from_lines,
+    without_replicate,
+)
 from perfexp.records.sweep_record import PlannedRun
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import Subject, one_line, subject
@@ -51,7 +59,12 @@ def median_seconds(seconds: Sequence[float]) -> float | None:
 
 def counted_points(*runs: Iterable[Key]) -> str:
     """Return the timed points of all runs: `1 point in 3 processes`, `10 points, 3 of them in 3 processes`."""
-    processes = Counter((run, without_replicate(key)) for run, keys in enumerate(runs) for key in keys if key.is_timed)
+    processes = Counter(
+        (run, without_replicate(key))
+        for run, keys in enumerate(runs)
+        for key in keys
+        if key.is_timed
+    )
     several = [number for number in processes.values() if number > 1]
     points = units.counted(len(processes), "point")
     if not several:
@@ -145,13 +158,23 @@ class Tally:
 
     def __str__(self) -> str:
         """`97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
-        main = self.points[_TIMED] if self.points[_TIMED] or not self.is_known else self.points[_PROFILE]
-        done = f"{main[Status.OK]}/{main.total()} done" if self.is_known else f"{main[Status.OK]} done, total unknown"
+        main = (
+            self.points[_TIMED]
+            if self.points[_TIMED] or not self.is_known
+            else self.points[_PROFILE]
+        )
+        done = (
+            f"{main[Status.OK]}/{main.total()} done"
+            if self.is_known
+            else f"{main[Status.OK]} done, total unknown"
+        )
         parts = [done] if main or not self.refused else []
         parts += [f"{count} {name}" for name, count in _failures(self.points[_TIMED])]
         for kind in (_COLD_START, _LAYERS, _PROFILE):
             for name, count in _failures(self.points[kind]):
-                if name != "missing" or not self.points[_TIMED][None]:  # implied by missing timed points
+                if (
+                    name != "missing" or not self.points[_TIMED][None]
+                ):  # implied by missing timed points
                     parts.append(f"{kind} {name}" + (f" ({count})" if count > 1 else ""))
         parts += [f"{units.counted(self.refused, 'run')} refused"] if self.refused else []
         parts += ["running"] if self.running else []
@@ -197,7 +220,9 @@ class Pace:
             run.point_seconds,
             *(self._medians.get(kind) for kind in ((run.about, run.gpu), None)),
         )
-        return seconds_left(left, next((seconds for seconds in candidates if seconds is not None), None))
+        return seconds_left(
+            left, next((seconds for seconds in candidates if seconds is not None), None)
+        )
 
 
 def tally(runs: Sequence[Run], pace: Pace) -> Tally:
@@ -226,7 +251,11 @@ def tally(runs: Sequence[Run], pace: Pace) -> Tally:
 def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
     """Tabulate the runs of a folder: models down, algorithms across; precision, mode and device if they vary."""
     rows: dict[tuple[str, ...], dict[str, list[Run]]] = {}
-    fields = [name for name in ("precision", "mode") if len({getattr(run.about, name) for run in runs}) > 1]
+    fields = [
+        name
+        for name in ("precision", "mode")
+        if len({getattr(run.about, name) for run in runs}) > 1
+    ]
     has_devices = len({run.gpu for run in runs}) > 1
     for run in runs:
         row = (run.about.model, *(getattr(run.about, name) for name in fields))
@@ -234,11 +263,14 @@ def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
         rows.setdefault(row, {}).setdefault(column, []).append(run)
     order = sorted(rows)
     columns = [
-        Column(title, [row[index] for row in order], prose=True) for index, title in enumerate(("model", *fields))
+        Column(title, [row[index] for row in order], prose=True)
+        for index, title in enumerate(("model", *fields))
     ]
     for title in sorted({column for row in rows.values() for column in row}):
         cells = (rows[row].get(title) for row in order)
-        columns.append(Column(title, [str(tally(cell, pace)) if cell else "" for cell in cells], prose=True))
+        columns.append(
+            Column(title, [str(tally(cell, pace)) if cell else "" for cell in cells], prose=True)
+        )
     return Grid(columns)
 
 
@@ -249,7 +281,9 @@ def points_by_kind(keys: Iterable[Key]) -> Counter[str]:
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
     failures = {status.value: counter[status] for status in Status if status is not Status.OK}
-    return [(name, count) for name, count in (failures | {"missing": counter[None]}).items() if count]
+    return [
+        (name, count) for name, count in (failures | {"missing": counter[None]}).items() if count
+    ]
 
 
 def _kind(key: Key) -> str:

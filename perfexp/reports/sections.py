@@ -29,23 +29,34 @@ from perfexp.tables import convolutions, layer_tables
 _MOST_LAYERS = 15
 #: Texts of facts whose names end in these units, up to a number that no machine has.
 _MOST = 1e18
-_FORMATS: dict[str, Callable[[float], str]] = {"bytes": units.format_bytes, "seconds": units.format_seconds}
+_FORMATS: dict[str, Callable[[float], str]] = {
+    "bytes": units.format_bytes,
+    "seconds": units.format_seconds,
+}
 NOT_MEASURED = "not measured"
 
 
 def brief(analysis: Analysis) -> list[Section]:
     """Return the answer: figures in lines, or a row for each of several points, and what was asked for besides."""
     table, record = analysis.rows, analysis.record
-    figures = _figures(table[0], analysis.percentiles) if len(table) == 1 else overview.brief_points(table)
+    figures = (
+        _figures(table[0], analysis.percentiles)
+        if len(table) == 1
+        else overview.brief_points(table)
+    )
     below = [sweep_summary.best(_batches(table)), *_asked(analysis), *overview.ranks(record)]
     if any(row.time for row in table):
         continues = f"; {again} continues" if (again := wording.continuation(table)) else ""
         shown = figures.markdown() if isinstance(figures, Grid) else "".join(figures)
         scope = f"± 95 % interval over {of}" if (of := wording.scope(table)) else ""
         signs = "; ".join(filter(None, [scope, "≈ no useful one" if "≈" in shown else ""]))
-        below.append(f"{signs} (perfexp help ±){continues}" if signs else continues.removeprefix("; "))
+        below.append(
+            f"{signs} (perfexp help ±){continues}" if signs else continues.removeprefix("; ")
+        )
     answer = [Section(analysis.headline, figures), Section("", list(filter(None, below)))]
-    return [section for section in (*answer, *_layers(record), *_profile(record)) if section.content]
+    return [
+        section for section in (*answer, *_layers(record), *_profile(record)) if section.content
+    ]
 
 
 def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
@@ -73,7 +84,10 @@ def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
     """The batch sizes of points that differ in nothing else."""
     if varying(row.key for row in table) != ("batch_size",):
         return []
-    return [sweep_summary.Candidate(f"batch {row.key.batch_size}", row.key.batch_size, row) for row in table]
+    return [
+        sweep_summary.Candidate(f"batch {row.key.batch_size}", row.key.batch_size, row)
+        for row in table
+    ]
 
 
 def _asked(analysis: Analysis) -> Iterator[str]:
@@ -98,7 +112,11 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
     """
     table, record, title = analysis.rows, analysis.record, analysis.headline
     parts = [
-        *(_shown(title, overview.points(analysis)) if table else [Section(title, ["nothing was measured"])]),
+        *(
+            _shown(title, overview.points(analysis))
+            if table
+            else [Section(title, ["nothing was measured"])]
+        ),
         Section("scaling with the input size", scaling_lines(analysis)),
         Section("convolutions", convolutions.sentences(record)),
         Section("ranks", overview.ranks(record)),
@@ -109,11 +127,18 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
         *_profile(record),
         *_shown("other metrics", overview.metrics(analysis), is_split=True),
         Section("clock and power under load", overview.loads(record)),
-        Section("diagnostics", [line for raised in raised_diagnostics(analysis) for line in raised.lines]),
+        Section(
+            "diagnostics",
+            [line for raised in raised_diagnostics(analysis) for line in raised.lines],
+        ),
         Section(NOT_MEASURED, failures(record)),
     ]
     if is_whole:
-        parts += [*_rooflines(record), Section("environment", _environment(record)), *_again(record)]
+        parts += [
+            *_rooflines(record),
+            Section("environment", _environment(record)),
+            *_again(record),
+        ]
     return [part for part in parts if part.content]
 
 
@@ -143,7 +168,9 @@ def _cold_starts(analysis: Analysis) -> list[str]:
     firsts = analysis.cold_starts
     shapes = {(row.key.input_size, row.key.batch_size) for row in analysis.rows}
     texts = [(label(first.key), wording.first_prediction_text(first)) for first in firsts]
-    return [text if len(shapes) < 2 and len(firsts) == 1 else f"{name}: {text}" for name, text in texts]
+    return [
+        text if len(shapes) < 2 and len(firsts) == 1 else f"{name}: {text}" for name, text in texts
+    ]
 
 
 def _layers(record: Record) -> Iterator[Section]:
@@ -176,7 +203,10 @@ def _rooflines(record: Record) -> Iterator[Section]:
 def _environment(record: Record) -> list[str]:
     """How the run ended, and the most important facts of the environment; record.json has the rest."""
     environment = record.environment
-    facts: dict[str, Any] = {"status": record.status.value, "measured": f"{record.started} to {record.ended}"}
+    facts: dict[str, Any] = {
+        "status": record.status.value,
+        "measured": f"{record.started} to {record.ended}",
+    }
     for name, value in _mapping(environment.get("device")).items():
         words, _, unit = name.rpartition("_")
         if unit in _FORMATS and isinstance(value, int | float) and 0 <= value < _MOST:
@@ -184,10 +214,16 @@ def _environment(record: Record) -> list[str]:
         if isinstance(value, str | int | float):
             facts[f"device {name.replace('_', ' ')}"] = value
     if ranks := _mapping(environment.get("ranks")):
-        facts["ranks"] = f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"
+        facts["ranks"] = (
+            f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"
+        )
         names = (_mapping(host) for host in ranks.get("hosts") or ())
-        facts["nodes"] = ", ".join(str(host.get("node") or host.get("host")) for host in names) or None
-    facts |= {name: environment.get(name) for name in ("os", "kernel", "container", "host", "python")}
+        facts["nodes"] = (
+            ", ".join(str(host.get("node") or host.get("host")) for host in names) or None
+        )
+    facts |= {
+        name: environment.get(name) for name in ("os", "kernel", "container", "host", "python")
+    }
     git = _mapping(environment.get("git"))
     if git.get("commit"):
         facts["git"] = f"{git['commit']}{' with uncommitted changes' if git.get('dirty') else ''}"
@@ -203,7 +239,9 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _again(record: Record) -> Iterator[Section]:
     """A command that measures the run alone into a new folder."""
-    overrides = [text for text in record.command if text.lstrip("+").partition("=")[0] != "output_dir"]
+    overrides = [
+        text for text in record.command if text.lstrip("+").partition("=")[0] != "output_dir"
+    ]
     alone = ["hydra.mode=RUN"] if record.sweep else []  # an experiment file may set a sweep
     elsewhere = ["stage=null"] if record.plan.get("stage") else []
     command = shlex.join(["python", "-m", "perfexp", *overrides, *alone, *elsewhere])

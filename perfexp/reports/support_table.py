@@ -43,7 +43,9 @@ def table(survey: Survey) -> Grid:
     for index, title in enumerate(titles):
         is_key = index < _ABOUT
         cells = [row[index] for row in rows]
-        columns.append(Column(title, cells, rank=0 if is_key else index - _ABOUT, prose=is_key, is_key=is_key))
+        columns.append(
+            Column(title, cells, rank=0 if is_key else index - _ABOUT, prose=is_key, is_key=is_key)
+        )
     shown = [column for column in columns if column.title != "pass" or _trains(survey)]
     return Grid(shown, list(_notes(survey)))
 

@@ -17,8 +17,25 @@ from perfexp.records.record import USUAL_PRECISION, Point, Record, is_layers
 from perfexp.roofline import caveats, kernel_names, listing
 from perfexp.roofline.counters import COLLECT, Counted, count, recorded_peaks, wanted
 from perfexp.roofline.listing import Listing
-from perfexp.roofline.peaks import ADD, Peaks, device_of, from_measured, from_source, matching, of_layers
-from perfexp.roofline.placement import PROCESS, THREAD, Basis, Load, Roofline, Row, shares_of, together
+from perfexp.roofline.peaks import (
+    ADD,
+    Peaks,
+    device_of,
+    from_measured,
+    from_source,
+    matching,
+    of_layers,
+)
+from perfexp.roofline.placement import (
+    PROCESS,
+    THREAD,
+    Basis,
+    Load,
+    Roofline,
+    Row,
+    shares_of,
+    together,
+)
 
 #: What a run can do for a device without a data sheet.
 _MEASURE_CEILINGS = (
@@ -55,7 +72,11 @@ def of_csv(
 
 
 def of_record(
-    record: Record, peaks: Peaks | None = None, *, sheets: Mapping[str, GpuFile] | None = None, title: str | None = None
+    record: Record,
+    peaks: Peaks | None = None,
+    *,
+    sheets: Mapping[str, GpuFile] | None = None,
+    title: str | None = None,
 ) -> dict[str, Roofline]:
     """The rooflines of a record's layers, by phase (`inference`, `train`): the largest point of each.
 
@@ -73,8 +94,15 @@ def of_record(
     (product, _), rooflines = device_of(record), {}
     for phase, (*smaller, point) in phases.items():
         own = of_layers(record, point)
-        known = (peaks or Peaks()).or_else(own).or_else(matching(product, sheets or {})).or_else(from_measured(own))
-        name = title or f"{record.name} · {phase} {point.key.size_label}, batch {point.key.batch_size}"
+        known = (
+            (peaks or Peaks())
+            .or_else(own)
+            .or_else(matching(product, sheets or {}))
+            .or_else(from_measured(own))
+        )
+        name = (
+            title or f"{record.name} · {phase} {point.key.size_label}, batch {point.key.batch_size}"
+        )
         roofline = _of_point(record, point, known.compared_with(product), name)
         rooflines[phase] = replace(roofline, notes=(*roofline.notes, *_not_drawn(smaller, point)))
     return rooflines
@@ -82,7 +110,10 @@ def of_record(
 
 def _not_drawn(smaller: Sequence[Point], largest: Point) -> Iterator[str]:
     if smaller:
-        names = ", ".join(f"{point.key.size_label} batch {point.key.batch_size}" for point in smaller[-_MAX_NAMED:])
+        names = ", ".join(
+            f"{point.key.size_label} batch {point.key.batch_size}"
+            for point in smaller[-_MAX_NAMED:]
+        )
         more = f" and {len(smaller) - _MAX_NAMED} smaller ones" if len(smaller) > _MAX_NAMED else ""
         yield (
             f"Only the largest of {len(smaller) + 1} points with layers is drawn, {largest.key.size_label} batch "
@@ -106,10 +137,15 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
     counted = [count(launch) for launch in table.launches]
     _check_metrics(table, counted)
     _check_peaks(table, peaks)
-    works = [(launch, work, _load(work, peaks)) for launch, work in zip(table.launches, counted, strict=True)]
+    works = [
+        (launch, work, _load(work, peaks))
+        for launch, work in zip(table.launches, counted, strict=True)
+    ]
     complete = [(launch, work, load) for launch, work, load in works if load]
     if not complete:
-        raise UserError(f"{table.source}: no launch has its time, its FLOPs and its bytes. Is the file complete?")
+        raise UserError(
+            f"{table.source}: no launch has its time, its FLOPs and its bytes. Is the file complete?"
+        )
     kernels: defaultdict[str, list[Load]] = defaultdict(list)
     ranges: defaultdict[tuple[str, str], list[Load]] = defaultdict(list)
     for launch, _, load in complete:
@@ -127,7 +163,10 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
         together(load for *_, load in complete),
         [(name, label, "", load) for (name, load), label in zip(by_time, labels, strict=True)],
         [(path, owner, together(loads)) for (path, owner), loads in ranges.items()],
-        [(launch.kernel, "/".join((*launch.stack, *launch.spans)), load) for launch, _, load in complete],
+        [
+            (launch.kernel, "/".join((*launch.stack, *launch.spans)), load)
+            for launch, _, load in complete
+        ],
     )
     notes = caveats.of_counters(roofline, [work for _, work, _ in complete], len(counted))
     return replace(roofline, notes=(*table.notes, *notes))
@@ -151,7 +190,14 @@ def _roofline(
     def row(level: str, name: str, label: str, where: str, load: Load, number: str = "") -> Row:
         share, shares = load.seconds / total.seconds, shares_of(load, peaks)
         return Row(
-            level=level, name=name, label=label, where=where, load=load, shares=shares, time_share=share, number=number
+            level=level,
+            name=name,
+            label=label,
+            where=where,
+            load=load,
+            shares=shares,
+            time_share=share,
+            number=number,
         )
 
     level = "layer" if is_analytic else "kernel"
@@ -161,7 +207,10 @@ def _roofline(
         title=title,
         peaks=peaks,
         parts=rows,
-        ranges=tuple(row("range", path, path, owner, load, f"R{n}") for n, (path, owner, load) in enumerate(ranges, 1)),
+        ranges=tuple(
+            row("range", path, path, owner, load, f"R{n}")
+            for n, (path, owner, load) in enumerate(ranges, 1)
+        ),
         total=row("total", "total", "total", "", total),
         launches=tuple(
             row("launch", name, part_of[name].label, where, load, part_of[name].number)
@@ -174,11 +223,20 @@ def _roofline(
 def _load(work: Counted, peaks: Peaks) -> Load | None:
     """The work of a launch, shares of a peak as rates; None where a quantity is missing."""
     seconds, flops, moved = work.seconds, work.flops, work.dram_bytes
-    flops_basis, bytes_basis = Basis.instructions if work.estimated else Basis.counted, Basis.counted
+    flops_basis, bytes_basis = (
+        Basis.instructions if work.estimated else Basis.counted,
+        Basis.counted,
+    )
     if seconds and flops is None and work.sm_share is not None and peaks.reference:
-        flops, flops_basis = {"fp32": work.sm_share * peaks.reference[1] * seconds}, Basis.percentage
+        flops, flops_basis = (
+            {"fp32": work.sm_share * peaks.reference[1] * seconds},
+            Basis.percentage,
+        )
     if seconds and moved is None and work.dram_share is not None and peaks.dram_bytes_per_second:
-        moved, bytes_basis = work.dram_share * peaks.dram_bytes_per_second * seconds, Basis.percentage
+        moved, bytes_basis = (
+            work.dram_share * peaks.dram_bytes_per_second * seconds,
+            Basis.percentage,
+        )
     if not seconds or flops is None or moved is None:
         return None
     load = Load(seconds=seconds, flops=flops, dram_bytes=moved, l2_bytes=work.l2_bytes)
@@ -189,18 +247,24 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
     missing = [] if any(work.seconds for work in counted) else ["gpu__time_duration.sum"]
     if all(work.flops is None and work.sm_share is None for work in counted):
         unsized = sorted({name for work in counted for name in work.lacking})
-        missing += unsized[:1] or ["smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"]
+        missing += unsized[:1] or [
+            "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"
+        ]
     if all(work.dram_bytes is None and work.dram_share is None for work in counted):
         missing.append(
             "dram__bytes.sum (or dram__bytes_read.sum and dram__bytes_write.sum, or dram__bytes_op_read.sum and …)"
         )
-    if not missing and any(work.seconds and (work.flops or work.sm_share is not None) for work in counted):
+    if not missing and any(
+        work.seconds and (work.flops or work.sm_share is not None) for work in counted
+    ):
         return
     names, unavailable = sorted(table.names), sorted(table.unavailable)[:4]
     remarks = [f"ncu could not measure {', '.join(unavailable)} (n/a)."] if unavailable else []
     lacks = " ".join([f"{table.source} lacks {'; '.join(missing)}.", *remarks, *table.notes])
     without_dram = all(name.startswith("dram__") for name in missing)
-    if without_dram and (any(work.l2_bytes for work in counted) or any("dram__" in name for name in unavailable)):
+    if without_dram and (
+        any(work.l2_bytes for work in counted) or any("dram__" in name for name in unavailable)
+    ):
         raise UserError(
             f"{lacks} Integrated GPUs (Jetson, GB10) have no DRAM counters. Draw the layers of a run on such a chip: "
             "measure it with probes.layers=true."
@@ -214,7 +278,9 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
 def _check_peaks(table: Listing, peaks: Peaks) -> None:
     if not peaks.flops_per_second or not peaks.dram_bytes_per_second:
         capability = next((launch.capability for launch in table.launches if launch.capability), "")
-        device = table.product or (f"a GPU of compute capability {capability}" if capability else "an unnamed GPU")
+        device = table.product or (
+            f"a GPU of compute capability {capability}" if capability else "an unnamed GPU"
+        )
         raise UserError(f"{table.source}: {_unknown_peaks(device, peaks)}")
 
 
@@ -233,7 +299,10 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
     formats, lines = _formats(record, point), point.facts["layers"]["lines"]
     algorithm = _algorithm_of_all(record)
-    timed = sorted((line for line in lines if seconds_of(line) > 0), key=lambda line: (-seconds_of(line), _layer(line)))
+    timed = sorted(
+        (line for line in lines if seconds_of(line) > 0),
+        key=lambda line: (-seconds_of(line), _layer(line)),
+    )
     if not timed:
         raise UserError(f"{record.name}, {point.key}: no layer took measurable time.")
     if not (all(map(peaks.of, formats)) and peaks.dram_bytes_per_second):
@@ -249,7 +318,10 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
         title,
         peaks,
         _analytic(lines, formats, algorithm),
-        [(name, label, which, _analytic([line], formats, algorithm)) for name, label, which, line in layers],
+        [
+            (name, label, which, _analytic([line], formats, algorithm))
+            for name, label, which, line in layers
+        ],
         [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()],
         is_analytic=True,
     )
@@ -272,7 +344,9 @@ def _analytic(lines: Sequence[Mapping[str, Any]], formats: Formats, algorithm: s
     flops = Counter[str]()
     for line in lines:
         if line["flops"] is not None:
-            flops[formats.convolutions if line.get("convolution") else formats.products] += line["flops"]
+            flops[formats.convolutions if line.get("convolution") else formats.products] += line[
+                "flops"
+            ]
     moved = [line["bytes_min"] for line in lines if line["bytes_min"] is not None]
     has_bytes = moved and all(pass_of(line) in _FORWARD for line in timed)
     return Load(
@@ -302,4 +376,8 @@ def _may_multiply_less(line: Mapping[str, Any], algorithm: str) -> bool:
 def _layer(line: Mapping[str, Any]) -> str:
     """Name of a line, with the pass unless it is the forward pass."""
     name, which = name_of(line), pass_of(line)
-    return name if not isinstance(line["key"], Mapping) or which in ("forward", name) else f"{name} ({which})"
+    return (
+        name
+        if not isinstance(line["key"], Mapping) or which in ("forward", name)
+        else f"{name} ({which})"
+    )

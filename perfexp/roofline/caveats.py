@@ -106,7 +106,11 @@ def _without_ceiling(roofline: Roofline) -> Iterator[str]:
     flops = roofline.total.load.flops or {}
     if kinds := [kind for kind, amount in flops.items() if amount and not roofline.peaks.of(kind)]:
         yield f"No peak is known for {', '.join(kinds)}: these FLOPs are counted and have no ceiling."
-    without = sum(row.time_share for row in roofline.parts if row.load.flops is not None and not row.load.total_flops)
+    without = sum(
+        row.time_share
+        for row in roofline.parts
+        if row.load.flops is not None and not row.load.total_flops
+    )
     if without >= _WORTH_A_NOTE:
         yield f"{without:.0%} of the time is in {roofline.noun} without a FLOP, which have no place in the plot."
 
@@ -134,5 +138,9 @@ def missing_backward(launches: Mapping[str, int]) -> str | None:
 def _launches_in(launches: Mapping[str, int], name: re.Pattern[str]) -> int:
     """Kernels in the outermost ranges with a name."""
     split = (path.rpartition("/") for path in launches)
-    outermost = (parent + slash + own for parent, slash, own in split if name.search(own) and not name.search(parent))
+    outermost = (
+        parent + slash + own
+        for parent, slash, own in split
+        if name.search(own) and not name.search(parent)
+    )
     return sum(launches[path] for path in outermost)

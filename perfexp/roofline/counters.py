@@ -33,7 +33,15 @@ _TENSOR = re.compile(r"sm__ops_path_tensor_src_(?P<source>bf16|tf32|fp\d+(?:_fp\
 _PIPE = re.compile(r"(?:sm|smsp)__inst_executed_pipe_tensor(?P<kind>_op_hmma|_op_dmma)?")
 #: FLOPs of a warp's matrix instruction by compute capability: Volta's HMMA.884 takes four steps of 512, Turing's
 #: HMMA.1688 has 2 × 16 × 8 × 8, Ampere's HMMA.16816 twice that (half of it with TF32). From 9.0 on it varies too much.
-HMMA_FLOPS = {"7.0": 512, "7.2": 512, "7.5": 2048, "8.0": 4096, "8.6": 4096, "8.7": 4096, "8.9": 4096}
+HMMA_FLOPS = {
+    "7.0": 512,
+    "7.2": 512,
+    "7.5": 2048,
+    "8.0": 4096,
+    "8.6": 4096,
+    "8.7": 4096,
+    "8.9": 4096,
+}
 #: DMMA.884 has 2 × 8 × 8 × 4.
 _DMMA_FLOPS = 512
 
@@ -46,13 +54,20 @@ _DRAM = (f"dram__throughput{_OF_PEAK}", f"gpu__dram_throughput{_OF_PEAK}")
 _L2_OF_PEAK = ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed", f"lts__t_bytes{_OF_PEAK}")
 _L2_BYTES = "lts__t_bytes"
 #: Bytes, or those read and those written, as ncu names them on older and on newer chips (Blackwell).
-_DRAM_BYTES = (("dram__bytes",), *((f"dram__bytes{op}_read", f"dram__bytes{op}_write") for op in ("", "_op")))
+_DRAM_BYTES = (
+    ("dram__bytes",),
+    *((f"dram__bytes{op}_read", f"dram__bytes{op}_write") for op in ("", "_op")),
+)
 #: Peak per cycle, clock, and factor from the counter to FLOPs or bytes, by ceiling.
 _PEAKS = {
     "dram": ("dram__bytes.sum.peak_sustained", "dram__cycles_elapsed.avg.per_second", 1),
     "l2": ("lts__t_bytes.sum.peak_sustained", "lts__cycles_elapsed.avg.per_second", 1),
     "fp32": ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained", _SM_CLOCK, 2),
-    "fp64_vector": ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained", _SM_CLOCK, 2),
+    "fp64_vector": (
+        "sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained",
+        _SM_CLOCK,
+        2,
+    ),
     "half": ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained", _SM_CLOCK, 4),
 }
 _DERIVED = re.compile(r"derived__smsp__sass_thread_inst_executed_op_(\w+)_pred_on_x(\d)")
@@ -73,7 +88,9 @@ COLLECT = (
 
 #: Names of kernels that compute in single precision, unless they also name another one.
 _SINGLE = re.compile(r"\bfloat\b|(?<![a-z])c?f32")
-_NOT_SINGLE = re.compile(r"half|bfloat|(?<![a-z])b?f16|[hi]?s?16816|1688|[hi]gemm|e4m3|e5m2|int8", re.I)
+_NOT_SINGLE = re.compile(
+    r"half|bfloat|(?<![a-z])b?f16|[hi]?s?16816|1688|[hi]gemm|e4m3|e5m2|int8", re.I
+)
 
 
 def wanted(name: str) -> bool:
@@ -111,7 +128,11 @@ def count(launch: Launch) -> Counted:
     flops, lacking = _core_flops(amounts)
     moves = _remove_moves(launch.kernel, flops)
     tensor, estimated, unsized = _tensor_flops(amounts, launch.capability)
-    moved = (sum(amounts[name] for name in names) for names in _DRAM_BYTES if amounts.keys() >= set(names))
+    moved = (
+        sum(amounts[name] for name in names)
+        for names in _DRAM_BYTES
+        if amounts.keys() >= set(names)
+    )
     return Counted(
         seconds=seconds,
         flops={**flops, **tensor} or None,
@@ -150,7 +171,11 @@ def _amounts(metrics: Mapping[str, float]) -> tuple[float | None, dict[str, floa
         seconds = metrics[_CYCLES] / metrics[_SM_CLOCK]
     cycles = (seconds or 0.0) * (clock or 0.0)
     amounts: dict[str, float] = {}
-    for form, factor in ((".sum", 1.0), (".sum.per_second", seconds), (".sum.per_cycle_elapsed", cycles)):
+    for form, factor in (
+        (".sum", 1.0),
+        (".sum.per_second", seconds),
+        (".sum.per_cycle_elapsed", cycles),
+    ):
         for name, value in metrics.items():
             if factor and name.endswith(form):
                 amounts.setdefault(name.removesuffix(form), value * factor)
@@ -178,16 +203,25 @@ def _core_flops(amounts: Mapping[str, float]) -> tuple[dict[str, float], list[st
     for precision, sizes in _CORES.items():
         names = {operation: _OPERATION.format(operation) for operation in sizes}
         counts = {
-            operation: _first(amounts, (f"{unit}__{name}" for unit in _UNITS)) for operation, name in names.items()
+            operation: _first(amounts, (f"{unit}__{name}" for unit in _UNITS))
+            for operation, name in names.items()
         }
-        counted = [sizes[operation] * count for operation, count in counts.items() if count is not None]
+        counted = [
+            sizes[operation] * count for operation, count in counts.items() if count is not None
+        ]
         if counted:
             flops[precision] = sum(counted)
-            lacking += [f"smsp__{names[operation]}.sum" for operation, count in counts.items() if count is None]
+            lacking += [
+                f"smsp__{names[operation]}.sum"
+                for operation, count in counts.items()
+                if count is None
+            ]
     return flops, lacking
 
 
-def _tensor_flops(amounts: Mapping[str, float], capability: str) -> tuple[dict[str, float], bool, list[str]]:
+def _tensor_flops(
+    amounts: Mapping[str, float], capability: str
+) -> tuple[dict[str, float], bool, list[str]]:
     """FLOPs of the tensor cores, whether they are estimated, and counters whose instructions have an unknown size."""
     by_source: dict[str, dict[str, float]] = {}
     pipes: dict[str, float] = {}
@@ -197,10 +231,16 @@ def _tensor_flops(amounts: Mapping[str, float], capability: str) -> tuple[dict[s
         elif match := _PIPE.fullmatch(name):
             pipes[match["kind"] or ""] = amount
     if by_source:
-        return {f"tensor {source}": _without_overlap(counts) for source, counts in by_source.items()}, False, []
+        return (
+            {f"tensor {source}": _without_overlap(counts) for source, counts in by_source.items()},
+            False,
+            [],
+        )
     flops = {"tensor fp64": pipes["_op_dmma"] * _DMMA_FLOPS} if "_op_dmma" in pipes else {}
     # the whole pipe includes double precision
-    matrix = pipes.get("_op_hmma", pipes.get("", 0.0) - pipes.get("_op_dmma", 0.0) if "" in pipes else None)
+    matrix = pipes.get(
+        "_op_hmma", pipes.get("", 0.0) - pipes.get("_op_dmma", 0.0) if "" in pipes else None
+    )
     size = HMMA_FLOPS.get(capability)
     if matrix is not None and size:
         flops["tensor"] = matrix * size
@@ -212,5 +252,9 @@ def _without_overlap(counts: Mapping[str, float]) -> float:
     """Operations of one source type by counters that overlap: all, by destination, with and without sparsity."""
     if "" in counts:
         return counts[""]
-    own = (rest for rest in counts if "_sparsity_" not in rest or rest.partition("_sparsity_")[0] not in counts)
+    own = (
+        rest
+        for rest in counts
+        if "_sparsity_" not in rest or rest.partition("_sparsity_")[0] not in counts
+    )
     return sum(counts[rest] for rest in own)

@@ -13,7 +13,13 @@ _NAMESPACES = re.compile(r"(?:\w+::)+")
 _CAST = re.compile(r"\((?:unsigned |signed )?[a-z]+(?: [a-z]+)*\)(?=[-\w])")
 #: Names of functors in template arguments, and the general ones among them.
 _HINT = re.compile(r"\w*Functor\w*|launch_\w*|\w*(?:_kernel_cuda|_kernel_impl|Ops|Op)")
-_GENERAL = ("TensorListMetadata", "elementwise_kernel", "ReduceOp", "func_wrapper_t", "OffsetCalculator")
+_GENERAL = (
+    "TensorListMetadata",
+    "elementwise_kernel",
+    "ReduceOp",
+    "func_wrapper_t",
+    "OffsetCalculator",
+)
 
 
 def short(kernel: str) -> str:
@@ -43,7 +49,11 @@ def labels(names: Sequence[str]) -> list[str]:
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         groups[short(name)].append(name)
-    endings = {name: end for group in groups.values() for name, end in zip(group, _endings(group), strict=True)}
+    endings = {
+        name: end
+        for group in groups.values()
+        for name, end in zip(group, _endings(group), strict=True)
+    }
     return numbered([short(name) + endings[name] for name in names])
 
 

@@ -134,14 +134,18 @@ def _decode(content: bytes, source: str, *, is_whole: bool = True) -> str:
             f"Text in another encoding: iconv -f ENCODING -t UTF-8 {source}"
         ) from error
     if "\0" in text:
-        raise UserError(f"{source} is not text. If it is a report of ncu, name it .ncu-rep or export it: {EXPORT}")
+        raise UserError(
+            f"{source} is not text. If it is a report of ncu, name it .ncu-rep or export it: {EXPORT}"
+        )
     return text
 
 
 def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
     """Parse a CSV; see `read`."""
     if not text.strip():
-        raise UserError(f"{source} is empty. ncu leaves such a file after a failure; read its messages on the console.")
+        raise UserError(
+            f"{source} is empty. ncu leaves such a file after a failure; read its messages on the console."
+        )
     lines = list(io.StringIO(text, newline=""))
     start, delimiter, header = _header(lines, source)
     listing, tables, negative = Listing(source=source), 0, list[str]()
@@ -149,11 +153,15 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
         cells = list(_long(rows) if _VALUE in header else _wide(header, rows))
         names = {cell.name for cell in cells} - {""}
         # spreadsheets whose locale has a decimal comma separate columns by semicolons
-        negative += _add(listing, cells, set(filter(wanted, names)), "," if delimiter == ";" else ".")
+        negative += _add(
+            listing, cells, set(filter(wanted, names)), "," if delimiter == ";" else "."
+        )
         listing.names |= names
         tables += bool(cells)
     if not listing.launches:
-        raise UserError(f"{source} has a header and no kernel: the range or filter of ncu matched none.")
+        raise UserError(
+            f"{source} has a header and no kernel: the range or filter of ncu matched none."
+        )
     if tables > 1:
         note = f"The file holds {tables} tables with the same header: the launches of all of them are counted."
         listing.notes.append(note)
@@ -165,9 +173,14 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
     return listing
 
 
-def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], otherwise: str) -> list[str]:
+def _add(
+    listing: Listing, cells: Sequence[_Cell], needed: Collection[str], otherwise: str
+) -> list[str]:
     """Add the launches of a table, and return its values below zero with their places."""
-    usual = decimal_mark((cell.text for cell in cells if "__" in cell.name), otherwise=otherwise) or otherwise
+    usual = (
+        decimal_mark((cell.text for cell in cells if "__" in cell.name), otherwise=otherwise)
+        or otherwise
+    )
     mark = decimal_mark((cell.text for cell in cells if cell.name in needed), otherwise=usual)
     if mark is None:
         raise UserError(
@@ -189,7 +202,9 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str], othe
             continue
         value, scale = number(cell.text, mark), factor(cell.unit)
         if value is None and cell.text.strip()[:1].isdigit():
-            raise UserError(f"{_place(listing, cell)} is '{cell.text.strip()}', not a number. {_AGAIN}")
+            raise UserError(
+                f"{_place(listing, cell)} is '{cell.text.strip()}', not a number. {_AGAIN}"
+            )
         if value is None:
             listing.unavailable |= {cell.name} if cell.text.strip() else set()
         elif value < 0:
@@ -292,7 +307,10 @@ class _Cell(NamedTuple):
 
 def _long(rows: Iterable[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
     for line, row in rows:
-        (name, unit), launch = _named(row.get(_NAME) or ""), (row.get("Process ID", ""), row.get("ID", ""))
+        (name, unit), launch = (
+            _named(row.get(_NAME) or ""),
+            (row.get("Process ID", ""), row.get("ID", "")),
+        )
         yield _Cell(line, launch, row, name, row.get(_UNIT) or unit, row[_VALUE])
 
 
@@ -311,7 +329,9 @@ def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> 
         yield _Cell(line, (str(line),), row)  # a launch without metrics is a launch too
         for column, name, unit in metrics:
             if "__" in name:
-                yield _Cell(line, (str(line),), row, name, unit or units.get(column, ""), row[column])
+                yield _Cell(
+                    line, (str(line),), row, name, unit or units.get(column, ""), row[column]
+                )
 
 
 def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:

@@ -39,7 +39,9 @@ def _mark(text: str) -> str | None:
         return None
     mark = "." if points else ","
     whole, _, rest = text.lstrip("+-").partition(mark)
-    is_group = len(rest) == 3 and rest.isdigit() and 1 <= len(whole) <= 3 and not whole.startswith("0")
+    is_group = (
+        len(rest) == 3 and rest.isdigit() and 1 <= len(whole) <= 3 and not whole.startswith("0")
+    )
     return None if is_group else mark
 
 
@@ -72,4 +74,8 @@ def _single(word: str) -> float | None:
     match = _UNIT.fullmatch(word)
     if match is None:
         return None
-    return _SMALL[match["seconds"]] if match.lastgroup == "seconds" else _LARGE[match[str(match.lastgroup)]]
+    return (
+        _SMALL[match["seconds"]]
+        if match.lastgroup == "seconds"
+        else _LARGE[match[str(match.lastgroup)]]
+    )

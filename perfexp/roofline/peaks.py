@@ -60,8 +60,19 @@ class Peaks:
 
     def of(self, kind: str) -> tuple[str, float] | None:
         """The name and the height of the ceiling for FLOPs of a data type; None where it is unknown."""
-        names = ("peak",) if "peak" in self.flops_per_second else _FALLBACKS.get(kind, (kind.removeprefix("tensor "),))
-        return next(((name, self.flops_per_second[name]) for name in names if name in self.flops_per_second), None)
+        names = (
+            ("peak",)
+            if "peak" in self.flops_per_second
+            else _FALLBACKS.get(kind, (kind.removeprefix("tensor "),))
+        )
+        return next(
+            (
+                (name, self.flops_per_second[name])
+                for name in names
+                if name in self.flops_per_second
+            ),
+            None,
+        )
 
     @property
     def reference(self) -> tuple[str, float] | None:
@@ -72,7 +83,9 @@ class Peaks:
         """These peaks, and another's where these are unknown."""
         compute = self.flops_per_second or other.flops_per_second
         memory = self.dram_bytes_per_second or other.dram_bytes_per_second
-        used = (not self.flops_per_second and compute) or (not self.dram_bytes_per_second and memory)
+        used = (not self.flops_per_second and compute) or (
+            not self.dram_bytes_per_second and memory
+        )
         return replace(
             self,
             flops_per_second=compute,
@@ -90,13 +103,19 @@ class Peaks:
 
 
 def from_source(
-    source: str, flops: Mapping[str, float | None], dram_bytes: float | None, l2_bytes: float | None = None
+    source: str,
+    flops: Mapping[str, float | None],
+    dram_bytes: float | None,
+    l2_bytes: float | None = None,
 ) -> Peaks:
     """The peaks per second that one source knows: those above zero."""
     known = {name: peak for name, peak in flops.items() if peak}
     sources = (source,) if known or dram_bytes else ()
     return Peaks(
-        flops_per_second=known, dram_bytes_per_second=dram_bytes or None, l2_bytes_per_second=l2_bytes, sources=sources
+        flops_per_second=known,
+        dram_bytes_per_second=dram_bytes or None,
+        l2_bytes_per_second=l2_bytes,
+        sources=sources,
     )
 
 
@@ -107,13 +126,17 @@ def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Pea
             raise UserError(
                 f"{option} {value:g}: a peak is above zero. Leave it out to use the data sheet's (--gpu NAME)."
             )
-    return from_source("given by hand", {"peak": (compute_tflops or 0) * 1e12}, (memory_gigabytes or 0) * 1e9)
+    return from_source(
+        "given by hand", {"peak": (compute_tflops or 0) * 1e12}, (memory_gigabytes or 0) * 1e9
+    )
 
 
 def of_sheet(facts: GpuFacts) -> Peaks:
     """Peaks of a data sheet."""
     compute = {name: peak for name, peak in facts.peak_flops_per_second.items() if name in NAMES}
-    return from_source(f"data sheet of {facts.product or 'the device'}", compute, facts.memory_bytes_per_second)
+    return from_source(
+        f"data sheet of {facts.product or 'the device'}", compute, facts.memory_bytes_per_second
+    )
 
 
 def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
@@ -153,16 +176,27 @@ def device_of(record: Record) -> tuple[str, str]:
 
 def of_layers(record: Record, point: Point) -> Peaks:
     """Peaks of the data sheet in a record's plan, and the rates that the device reached at a point with layers."""
-    timed = next((one for one in record.points if one.key == timed_key(point.key) and not is_layers(one.key)), None)
+    timed = next(
+        (
+            one
+            for one in record.points
+            if one.key == timed_key(point.key) and not is_layers(one.key)
+        ),
+        None,
+    )
     names = {point.key.precision.removeprefix("amp_"): FLOPS_CEILING, "dram": BYTES_CEILING}
     metrics = {kind: timed.metric(name) if timed else None for kind, name in names.items()}
     measured = {kind: metric.value for kind, metric in metrics.items() if metric and metric.value}
     if timed is not None and (rates := timed.facts.get("ceilings")):  # by number format
-        measured = {"dram" if kind == "bytes_per_second" else kind: rate for kind, rate in rates.items()}
+        measured = {
+            "dram" if kind == "bytes_per_second" else kind: rate for kind, rate in rates.items()
+        }
     return replace(of_plan(record.plan), measured=measured)
 
 
 def from_measured(peaks: Peaks) -> Peaks:
     """The rates that the device reached, as its peaks."""
     compute = {name: value for name, value in peaks.measured.items() if name != "dram"}
-    return from_source("a matrix product and a copy, measured in the run", compute, peaks.measured.get("dram"))
+    return from_source(
+        "a matrix product and a copy, measured in the run", compute, peaks.measured.get("dram")
+    )

@@ -185,7 +185,11 @@ class Row:
         if self.share is None or self.share < NEAR:
             return Limit.neither
         if self.binds in (DRAM, L2):
-            return Limit.cached if self.share > ABOVE and self.load.bytes_basis is Basis.analytic else Limit.memory
+            return (
+                Limit.cached
+                if self.share > ABOVE and self.load.bytes_basis is Basis.analytic
+                else Limit.memory
+            )
         return Limit.unclear if self.load.may_be_less else Limit.compute
 
     @property

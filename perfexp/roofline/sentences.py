@@ -24,7 +24,9 @@ def pretty(value: float, unit: str, *, stated: bool = False, significant: int = 
     number of significant digits.
     """
     value = value if stated else float(f"{value:.{significant - 1}e}")
-    factor, prefix = next((scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995), (1.0, ""))
+    factor, prefix = next(
+        (scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995), (1.0, "")
+    )
     number = value / factor
     return f"{f'{number:.4g}' if stated else digits(number, significant)} {prefix}{unit}"
 
@@ -68,7 +70,9 @@ def meaning(roofline: Roofline, row: Row) -> str:
             "the counters of a profiler show what limits it (profiler=ncu)."
         )
     if roofline.percentages:
-        return f"The SM limits it: its busiest part, which may not compute FLOPs, is {compute} used."
+        return (
+            f"The SM limits it: its busiest part, which may not compute FLOPs, is {compute} used."
+        )
     return f"Compute limits it ({compute} of {binds}): only fewer or cheaper operations make it faster."
 
 
@@ -85,7 +89,9 @@ def _without_place(row: Row) -> str:
         return "It took no time."
     shares = (("FLOPs", row.compute_share), ("bytes", row.memory_share))
     missing = [name for name, share in shares if share is None]
-    return f"Its {' and '.join(missing)}, or their ceiling, are unknown: it has no place in the plot."
+    return (
+        f"Its {' and '.join(missing)}, or their ceiling, are unknown: it has no place in the plot."
+    )
 
 
 def _summary(roofline: Roofline) -> str:
@@ -94,12 +100,18 @@ def _summary(roofline: Roofline) -> str:
         kinds["without both figures" if part.share is None else part.limit.value] += part.time_share
     order = (*(limit.value for limit in Limit), "without both figures")
     spent = ", ".join(
-        f"{kinds[kind]:.0%} are {kind}{_WHY.get(kind, '')}" for kind in order if round(100 * kinds[kind]) > 0
+        f"{kinds[kind]:.0%} are {kind}{_WHY.get(kind, '')}"
+        for kind in order
+        if round(100 * kinds[kind]) > 0
     )
     names = {DRAM: "memory ceiling", total.fullest_pipe: "compute ceiling"}
     if roofline.percentages:
         names[total.fullest_pipe] += " by the SM's busiest part"
-    reached = [f"{_percent(total, name)} of the {words}" for name, words in names.items() if name in total.shares]
+    reached = [
+        f"{_percent(total, name)} of the {words}"
+        for name, words in names.items()
+        if name in total.shares
+    ]
     overall = f"; as a whole it reaches {' and '.join(reached)}" if reached else ""
     return f"Of {format_seconds(total.load.seconds)} in {roofline.noun}, {spent}{overall}."
 

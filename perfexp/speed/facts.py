@@ -42,7 +42,9 @@ class Facts:
 
     def or_else(self, other: Facts) -> Facts:
         """Return these facts, with unknown ones filled in from other facts of the same training."""
-        return replace(other, **{name: value for name, value in asdict(self).items() if value is not None})
+        return replace(
+            other, **{name: value for name, value in asdict(self).items() if value is not None}
+        )
 
 
 @dataclass(kw_only=True)
@@ -98,12 +100,18 @@ def _value(node: ast.expr) -> Any:
             return value
         case ast.Dict(keys=keys, values=values):
             names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
-            return {str(name): _value(value) for name, value in zip(names, values, strict=True) if name is not None}
+            return {
+                str(name): _value(value)
+                for name, value in zip(names, values, strict=True)
+                if name is not None
+            }
         case ast.Call(func=ast.Name(id="dict"), keywords=keywords):
             return {keyword.arg: _value(keyword.value) for keyword in keywords if keyword.arg}
         case ast.Call(func=ast.Name(id="range"), args=bounds):
             numbers = [bound.value for bound in bounds if isinstance(bound, ast.Constant)]
-            limits = [number for number in numbers if isinstance(number, int) and 0 <= number <= LARGEST]
+            limits = [
+                number for number in numbers if isinstance(number, int) and 0 <= number <= LARGEST
+            ]
             return range(*limits) if len(limits) == len(bounds) and len(limits) in (1, 2) else None
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [_value(element) for element in elements]
@@ -121,7 +129,11 @@ def _batch_size(config: Mapping[str, Any]) -> int | None:
     """Return the images per GPU: `batch_size` in mmengine, `samples_per_gpu` in mmcv, `imgs_per_gpu` in mmcv 0.x."""
     paths = (
         *(("train_dataloader", "batch_size"), ("train_dataloader", "batch_sampler", "batch_size")),
-        *(("data", "train_dataloader", "samples_per_gpu"), ("data", "samples_per_gpu"), ("data", "imgs_per_gpu")),
+        *(
+            ("data", "train_dataloader", "samples_per_gpu"),
+            ("data", "samples_per_gpu"),
+            ("data", "imgs_per_gpu"),
+        ),
     )
     sizes = (_count(_get(config, *path)) for path in paths)
     return next((size for size in sizes if size is not None), None)
@@ -133,7 +145,9 @@ def _num_gpus(config: Mapping[str, Any], distributed: bool | None) -> int | None
     With a launcher, earlier versions leave `range(0, 1)` there for any number of GPUs, which is then unknown.
     """
     ids = config.get("gpu_ids")
-    named = len(ids) if isinstance(ids, Sequence) and not isinstance(ids, str) else config.get("gpus")
+    named = (
+        len(ids) if isinstance(ids, Sequence) and not isinstance(ids, str) else config.get("gpus")
+    )
     num_gpus = _count(named)
     if distributed is False:
         return num_gpus or 1
@@ -146,7 +160,9 @@ def _precision(config: Mapping[str, Any], text: str) -> str | None:
     if isinstance(wrapper, dict):
         kind = str(wrapper.get("type", "OptimWrapper")).rsplit(".", 1)[-1]
         if kind == "AmpOptimWrapper":
-            return {"None": "amp_fp16", "float16": "amp_fp16", "bfloat16": "amp_bf16"}.get(str(wrapper.get("dtype")))
+            return {"None": "amp_fp16", "float16": "amp_fp16", "bfloat16": "amp_bf16"}.get(
+                str(wrapper.get("dtype"))
+            )
         return "fp32" if kind == "OptimWrapper" else None
     names = {name[1] for name in map(_NAME.match, _STATEMENT.split(text)) if name}
     unparsed = names & {"optim_wrapper", "optimizer_config", "fp16"} - config.keys()

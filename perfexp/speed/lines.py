@@ -32,10 +32,14 @@ _POSITION = re.compile(
     r"\b(?P<unit>Epoch|Iter)(?:\((?P<mode>\w+)\))?\s*(?:\[\s*(?P<epoch>\d{1,12})\]\s*)?"
     r"\[\s*(?P<iteration>\d{1,12})(?P<total>/\s*\d{1,12})?\]"
 )
-TIME = re.compile(rf"(?<![\w./])time:\s*({_NUMBER})(?![.,]?\d|\s*(?:m?s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)")
+TIME = re.compile(
+    rf"(?<![\w./])time:\s*({_NUMBER})(?![.,]?\d|\s*(?:m?s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)"
+)
 _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
 #: Metrics of a validation: mIoU, aAcc, mDice, bbox_mAP, ….
-_METRIC = re.compile(r"(?<![\w./-])[\w./-]*(?:IoU|Acc|Dice|mAP|Fscore|accuracy|Precision|Recall)[\w./-]*:\s*\d")
+_METRIC = re.compile(
+    r"(?<![\w./-])[\w./-]*(?:IoU|Acc|Dice|mAP|Fscore|accuracy|Precision|Recall)[\w./-]*:\s*\d"
+)
 _STARTS = re.compile(r"(?:System environment|Environment info):\s*$")
 _CHECKPOINT = re.compile(r"\bSaving checkpoint at \d")
 #: Beginning of a line of a logger: date and time, in brackets or not.
@@ -51,14 +55,19 @@ OWN = re.compile(
 #: Last line of a traceback.
 EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|\s*$)")
 _OUT_OF_MEMORY = (
-    r"(?:CUDA|HIP)(?: error:)? out of memory|OutOfMemoryError|\bMemoryError\b|oom[-_]kill|can(?:'t|not) allocate memory"
+    r"(?:CUDA|HIP)(?: error:)? out of memory|OutOfMemoryError|\bMemoryError\b|oom[-_]kill"
+    r"|can(?:'t|not) allocate memory"
 )
 #: Lines about a failure by its kind; of several kinds, the first one is reported.
 FAILURES = {
     "out of memory": re.compile(_OUT_OF_MEMORY, re.IGNORECASE),
     "cancelled": re.compile(r"slurmstepd: .*\bCANCELLED\b"),
-    "killed": re.compile(r"(?:^|\s)Killed(?:\s*$|\s{2,})|已杀死|Signal 9 \(SIGKILL\)|exitcode\s*:\s*-9\b"),
-    "a traceback": re.compile(r"Traceback \(most recent call last\):?\s*$"),  # Jupyter writes no colon
+    "killed": re.compile(
+        r"(?:^|\s)Killed(?:\s*$|\s{2,})|已杀死|Signal 9 \(SIGKILL\)|exitcode\s*:\s*-9\b"
+    ),
+    "a traceback": re.compile(
+        r"Traceback \(most recent call last\):?\s*$"
+    ),  # Jupyter writes no colon
 }
 
 
@@ -138,7 +147,11 @@ def of_json(line: str) -> Parsed | None:
         return values if values.keys() & {"env_info", "config", "exp_name"} else None
     if mode not in (None, "train"):
         return Mark.TEST if mode == "test" else Mark.PAUSE
-    if mode == "train" and "time" not in values and not any("loss" in name.lower() for name in values):
+    if (
+        mode == "train"
+        and "time" not in values
+        and not any("loss" in name.lower() for name in values)
+    ):
         return Mark.PAUSE  # a validation; its `iter` counts its own batches
     return _step_of_json(values, iteration)
 

@@ -40,7 +40,9 @@ class Steady(NamedTuple):
     interrupted: int
 
 
-def of_log(path: Path, options: Facts | None = None, *, mode: Mode | None = None, skip: int | None = None) -> Speed:
+def of_log(
+    path: Path, options: Facts | None = None, *, mode: Mode | None = None, skip: int | None = None
+) -> Speed:
     """Return the speed of the last training in a log: batch size per GPU × GPUs / mean time of a step.
 
     Raises `UserError` if the file is not a readable training log, a fact is missing, or no line is left after skipping.
@@ -92,7 +94,11 @@ def _why_unknown(run: Run, *, is_own: bool) -> str:
     has_failed = run.failures or not run.steps or not all(step.finite for step in run.steps)
     if (has_failed and (is_own or not run.steps)) or steady(run.steps, skip=0).seconds is not None:
         return ""
-    wrapped = " (its lines are wrapped: write the log to a file, or to a wider terminal)" if run.times_apart else ""
+    wrapped = (
+        " (its lines are wrapped: write the log to a file, or to a wider terminal)"
+        if run.times_apart
+        else ""
+    )
     return f"no line about its steps has a usable time{wrapped}"
 
 
@@ -107,11 +113,15 @@ def _why_failed(run: Run) -> str:
 
 
 def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
-    parts = [f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × {num_gpus} images"]
+    parts = [
+        f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × {num_gpus} images"
+    ]
     if left.skipped:
         parts.append(f"the first {left.skipped} skipped")
     if left.interrupted:
-        parts.append(f"{left.interrupted} left out that time a validation, a checkpoint or an epoch's start")
+        parts.append(
+            f"{left.interrupted} left out that time a validation, a checkpoint or an epoch's start"
+        )
     if left.windows == 1 and not left.skipped:
         parts.append("with the warm-up in it")
     return ", ".join(parts)
@@ -124,7 +134,9 @@ def _omitted(log: Log) -> Iterator[str]:
         yield f"the last of {others + 1} trainings in the log"
 
 
-def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int | None = None) -> Steady:
+def steady(
+    steps: Sequence[Step], interrupted: Collection[int] = (), skip: int | None = None
+) -> Steady:
     """Skip lines until steps are steady, or the first `skip` ones, and return the mean of the others.
 
     Lines without a time are left out, and those that time more than steps (`interrupted`) if there are others. The cut
@@ -133,7 +145,11 @@ def steady(steps: Sequence[Step], interrupted: Collection[int] = (), skip: int |
     errors, since MSER also cuts off the rare slow lines of a steady training. Of fewer than four lines the first is
     skipped, which holds the warm-up, if there is another.
     """
-    timed = [index for index, step in enumerate(steps) if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)]
+    timed = [
+        index
+        for index, step in enumerate(steps)
+        if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)
+    ]
     used = [index for index in timed if index not in interrupted] or timed
     times = [steps[index].seconds for index in used]
     cut = _cut(times) if skip is None else 0

@@ -60,7 +60,9 @@ def whose(path: Path) -> str | None:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return str(values["log_file"]) if isinstance(values, dict) and values.keys() == set(KEYS) else None
+    return (
+        str(values["log_file"]) if isinstance(values, dict) and values.keys() == set(KEYS) else None
+    )
 
 
 def numbered(speed: Speed) -> Iterator[Speed]:

@@ -184,7 +184,9 @@ class Log:
         # the count falls where another run begins
         if steps and step.position < steps[-1].position:
             if math.isnan(step.seconds):
-                self._paused = True  # mmcv calls this validation training; the lines of a restart have times
+                self._paused = (
+                    True  # mmcv calls this validation training; the lines of a restart have times
+                )
                 return
             head = self.run.head
             self._begin()

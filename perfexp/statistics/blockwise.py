@@ -145,7 +145,9 @@ def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float 
     return block_median(blocks).relative_half_width if blocks else None
 
 
-def summarise(blocks: Sequence[ArrayLike], percentiles: Sequence[float] = (50.0, 95.0, 99.0)) -> Summary:
+def summarise(
+    blocks: Sequence[ArrayLike], percentiles: Sequence[float] = (50.0, 95.0, 99.0)
+) -> Summary:
     """Return all statistics of the samples after the warm-up.
 
     Args:

@@ -25,7 +25,9 @@ def student95(degrees: float) -> float:
 
 def student(degrees: float, probability: float) -> float:
     """Return a quantile of Student's t distribution."""
-    from scipy import special  # a fifth of a second that `perfexp --help` and a cold start do without
+    from scipy import (
+        special,
+    )  # a fifth of a second that `perfexp --help` and a cold start do without
 
     return float(special.stdtrit(degrees, probability))
 

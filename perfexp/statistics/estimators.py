@@ -165,7 +165,10 @@ def windows_half_width(values: Sequence[float], weights: Sequence[float]) -> flo
     Returns:
         None for fewer than two values.
     """
-    x, shares = np.asarray(values, dtype=np.float64), np.asarray(weights, dtype=np.float64) / sum(weights or (1.0,))
+    x, shares = (
+        np.asarray(values, dtype=np.float64),
+        np.asarray(weights, dtype=np.float64) / sum(weights or (1.0,)),
+    )
     if x.size < 2:
         return None
     variance = float((shares * (x - (shares * x).sum()) ** 2).sum()) / (x.size - 1)
@@ -196,7 +199,9 @@ def samples_needed(percentile: float) -> int:
     return math.ceil(math.log(ALPHA / 2) / math.log(q) - 1e-9)
 
 
-def percentile_interval(samples: ArrayLike, percentile: float, tau: float | None = None) -> Interval:
+def percentile_interval(
+    samples: ArrayLike, percentile: float, tau: float | None = None
+) -> Interval:
     """Return a percentile (linear interpolation) with its 95 % interval by order statistics.
 
     The ranks are quantiles of the binomial number of samples below the percentile. Their distance from n·q is widened
@@ -323,7 +328,9 @@ def outliers(samples: ArrayLike) -> tuple[int, ...]:
         return ()
     median = float(np.median(x))
     distance = np.abs(x - median)
-    limit = max(_OUTLIER_SIGMAS * MAD_TO_SIGMA * float(np.median(distance)), _OUTLIER_FLOOR * abs(median))
+    limit = max(
+        _OUTLIER_SIGMAS * MAD_TO_SIGMA * float(np.median(distance)), _OUTLIER_FLOOR * abs(median)
+    )
     return tuple(int(index) for index in np.flatnonzero(distance > limit))
 
 
@@ -338,7 +345,9 @@ def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: f
         tick_seconds: resolution of the clock.
         record_seconds: device time of recording one event.
     """
-    for_a_microsecond = min(math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(_LONG_SAMPLE_SECONDS / call_seconds))
+    for_a_microsecond = min(
+        math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(_LONG_SAMPLE_SECONDS / call_seconds)
+    )
     return max(
         1,
         math.ceil(tick_seconds / (0.001 * call_seconds) - 1e-9),

@@ -18,7 +18,13 @@ import numpy as np
 
 from perfexp.statistics.blockwise import Summary, block_mean, block_median
 from perfexp.statistics.distributions import ALPHA, POWER, Z95, student, student95
-from perfexp.statistics.estimators import FEW, FEW_TOO_NARROW, Interval, Samples, percentile_interval
+from perfexp.statistics.estimators import (
+    FEW,
+    FEW_TOO_NARROW,
+    Interval,
+    Samples,
+    percentile_interval,
+)
 from perfexp.statistics.prior import Prior
 
 #: Degrees of freedom beyond which Student's distribution is a normal one.
@@ -53,7 +59,9 @@ class Component:
         from scipy import special
 
         low, high = (
-            math.expm1(math.sqrt(self.variance * self.degrees / float(special.chdtri(self.degrees, tail))))
+            math.expm1(
+                math.sqrt(self.variance * self.degrees / float(special.chdtri(self.degrees, tail)))
+            )
             for tail in (ALPHA / 2, 1 - ALPHA / 2)
         )
         return Interval(value=self.spread, low=low, high=high)
@@ -90,10 +98,15 @@ class Repeats:
             samples: samples of each process, by which those without an interval have an error, if they are not too few.
             effective: effective samples of a single process: few of them show an interval that is too narrow.
         """
-        errors = [None if (width := one.log_half_width) is None else (width / Z95) ** 2 for one in figures]
+        errors = [
+            None if (width := one.log_half_width) is None else (width / Z95) ** 2 for one in figures
+        ]
         if len(figures) == 1 and effective < FEW:
             errors = [None if one is None else FEW_TOO_NARROW**2 * one for one in errors]
-        errors = [_of_few(of) if one is None else one for one, of in zip_longest(errors, samples, fillvalue=None)]
+        errors = [
+            _of_few(of) if one is None else one
+            for one, of in zip_longest(errors, samples, fillvalue=None)
+        ]
         known = [one for one in errors if one is not None]
         within = sum(known) / len(known) if len(known) == len(errors) else None
         return cls(values=tuple(one.value for one in figures), within=within, prior=prior)
@@ -115,18 +128,25 @@ class Repeats:
         """Variance between the processes that measured it; None for one, and for figures of 0."""
         if len(self.values) < 2 or min(self.values) <= 0:
             return None
-        return Component(variance=float(np.var(np.log(self.values), ddof=1)), degrees=len(self.values) - 1)
+        return Component(
+            variance=float(np.var(np.log(self.values), ddof=1)), degrees=len(self.values) - 1
+        )
 
     @property
     def component(self) -> Component | None:
         """Variance between processes: the posterior of prior and own one; None if neither is known."""
         if self.prior is None or self.within is None:
             return self.own
-        variance, degrees = self.prior.variance, self.prior.degrees  # which include samples of the usual number
+        variance, degrees = (
+            self.prior.variance,
+            self.prior.degrees,
+        )  # which include samples of the usual number
         if self.within > variance:  # samples that explain more are known better
             degrees = min(degrees * (self.within / variance) ** 2, max(degrees, _MOST_OF_SAMPLES))
             variance = self.within
-        return pooled([Component(variance=variance, degrees=degrees), *([self.own] if self.own else [])])
+        return pooled(
+            [Component(variance=variance, degrees=degrees), *([self.own] if self.own else [])]
+        )
 
     @property
     def error(self) -> Component | None:
@@ -137,7 +157,10 @@ class Repeats:
         """`error` of a mean over another number of processes, which differ as these do."""
         if (one := self.component) is None or min(self.values) <= 0:
             return None
-        degrees, own = one.degrees + processes - len(self.values), max(one.variance, self.within or 0.0) / processes
+        degrees, own = (
+            one.degrees + processes - len(self.values),
+            max(one.variance, self.within or 0.0) / processes,
+        )
         server = self.prior.server if self.prior else 0.0
         if server and own:  # counts as exact
             degrees = min(degrees * ((own + server) / own) ** 2, MOST_DEGREES)
@@ -147,7 +170,9 @@ class Repeats:
     def is_of_servers(self) -> bool:
         """Whether the variance between servers, which processes of one server cannot show, is most of the mean's."""
         error = self.error
-        return error is not None and self.prior is not None and 2 * self.prior.server > error.variance
+        return (
+            error is not None and self.prior is not None and 2 * self.prior.server > error.variance
+        )
 
     @property
     def half_width(self) -> float | None:
@@ -171,7 +196,9 @@ def _of_few(samples: Samples | None) -> float | None:
 def pooled(components: Sequence[Component]) -> Component:
     """Return the mean of at least one component, weighted by degrees of freedom."""
     degrees = sum(one.degrees for one in components)
-    return Component(variance=sum(one.variance * one.degrees for one in components) / degrees, degrees=degrees)
+    return Component(
+        variance=sum(one.variance * one.degrees for one in components) / degrees, degrees=degrees
+    )
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
@@ -203,7 +230,11 @@ class Together:
 
 
 def combined(
-    summaries: Sequence[Summary], samples: Sequence[Samples], *, time: Prior | None = None, rate: Prior | None = None
+    summaries: Sequence[Summary],
+    samples: Sequence[Samples],
+    *,
+    time: Prior | None = None,
+    rate: Prior | None = None,
 ) -> Together:
     """Combine the statistics of the processes that took a time.
 
@@ -219,10 +250,14 @@ def combined(
     """
     first = summaries[0]
     effective = min(one.n / one.tau for one in summaries)
-    medians = Repeats.of([one.median for one in summaries], time, samples=samples, effective=effective)
+    medians = Repeats.of(
+        [one.median for one in summaries], time, samples=samples, effective=effective
+    )
     means = Repeats.of([one.mean for one in summaries], rate, samples=samples, effective=effective)
     of_numbers = {
-        number: Repeats.of([one.percentiles[number] for one in summaries], time, effective=effective)
+        number: Repeats.of(
+            [one.percentiles[number] for one in summaries], time, effective=effective
+        )
         for number in first.percentiles
     }
     together = np.concatenate(samples)
@@ -248,19 +283,30 @@ def combined(
             for number, of_each in of_numbers.items()
         },
         outliers=tuple(
-            int(start) + index for start, one in zip(starts, summaries, strict=False) for index in one.outliers
+            int(start) + index
+            for start, one in zip(starts, summaries, strict=False)
+            for index in one.outliers
         ),
-        drift=max((one.drift for one in summaries if one.drift), key=lambda drift: abs(drift.relative), default=None),
+        drift=max(
+            (one.drift for one in summaries if one.drift),
+            key=lambda drift: abs(drift.relative),
+            default=None,
+        ),
     )
     return Together(summary=summary, medians=medians, means=means)
 
 
-def _percentile(together: Interval, processes: Repeats, number: float, median: Interval) -> Interval:
+def _percentile(
+    together: Interval, processes: Repeats, number: float, median: Interval
+) -> Interval:
     """Widen the percentile of all samples to the one over processes, up to the interval of the median."""
     if together.low is None or together.high is None:
         return together
     factor = math.exp(min(processes.half_width or 0.0, 700.0))
-    low, high = min(together.low, together.value / factor), max(together.high, together.value * factor)
+    low, high = (
+        min(together.low, together.value / factor),
+        max(together.high, together.value * factor),
+    )
     if number > 50:
         low = min(together.value, max(low, median.low or 0.0))
     elif median.high is not None:

@@ -52,7 +52,10 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
         for one in machine:
             half = one.degrees / 2
             logs.append(
-                math.log(max(one.variance, LEAST_VARIANCE)) - float(special.digamma(half)) + math.log(half) + bias
+                math.log(max(one.variance, LEAST_VARIANCE))
+                - float(special.digamma(half))
+                + math.log(half)
+                + bias
             )
             weights.append(1 / (float(special.polygamma(1, half)) + spread))
         center = sum(weight * log for weight, log in zip(weights, logs, strict=True)) / sum(weights)

@@ -76,13 +76,18 @@ def log_ratio(other: Repeats, baseline: Repeats, processes: int | None = None) -
     return LogRatio(value=value, error=math.sqrt(total), degrees=degrees)
 
 
-def further_processes(other: Repeats, baseline: Repeats, ratio: LogRatio, margin: float) -> int | None:
+def further_processes(
+    other: Repeats, baseline: Repeats, ratio: LogRatio, margin: float
+) -> int | None:
     """Return how many more processes a side needs to decide between `beyond` and `within` a margin, if the ratio stays.
 
     With that many, the interval ends before the nearer end of the margin in 80 % of comparisons. None if more than
     `MOST_PROCESSES` are needed, or if the variance between processes is unknown.
     """
-    distance, present = abs(abs(ratio.value) - math.log1p(margin)), max(len(other.values), len(baseline.values))
+    distance, present = (
+        abs(abs(ratio.value) - math.log1p(margin)),
+        max(len(other.values), len(baseline.values)),
+    )
     for count in range(present + 1, MOST_PROCESSES + 1):
         expected = log_ratio(other, baseline, count)
         if expected.error is None:
@@ -122,5 +127,7 @@ def geometric_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
     drawn = np.random.default_rng(_SEED).integers(count, size=(_RESAMPLES, count))
     means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
     stretch = math.sqrt(count / (count - 1)) * student95(count - 1) / Z95
-    low, high = (mean + stretch * (float(np.quantile(means, q)) - mean) for q in (ALPHA / 2, 1 - ALPHA / 2))
+    low, high = (
+        mean + stretch * (float(np.quantile(means, q)) - mean) for q in (ALPHA / 2, 1 - ALPHA / 2)
+    )
     return Interval(value=math.exp(mean), low=math.exp(low), high=math.exp(high))

@@ -57,7 +57,10 @@ class ScalingFit:
 
     def at(self, x: float) -> float:
         """Return the model's time at a size x > 0, in the unit of the fit."""
-        power, c = _OVERLAPPED if self.overlapped else _ADDED, self.exponent.value if self.exponent else 0.0
+        power, c = (
+            _OVERLAPPED if self.overlapped else _ADDED,
+            self.exponent.value if self.exponent else 0.0,
+        )
         return float((self.a**power + (self.b * x**c) ** power) ** (1 / power))
 
 
@@ -108,7 +111,9 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
 def _choose_model(x: Samples, y: Samples, error: Samples, *, judge: bool) -> tuple[int, Samples]:
     """Return the power in which the parts are added, and robust weights of the relative residuals, shape (n,)."""
     residuals_of = {power: _least_absolute(x, y, error, power) for power in (_ADDED, _OVERLAPPED)}
-    added, overlapped = (float((np.abs(residuals) / error).mean()) for residuals in residuals_of.values())
+    added, overlapped = (
+        float((np.abs(residuals) / error).mean()) for residuals in residuals_of.values()
+    )
     better = overlapped < _CLEARLY_BETTER * added and added > _GOOD_ENOUGH
     power = _OVERLAPPED if judge and better else _ADDED
     residuals = residuals_of[power]
@@ -155,7 +160,12 @@ def _models(
     targets, products = (w * target).sum(axis=1), (w * z * target).sum(axis=1)
     determinant = ones * zzs - zs * zs
     steep = determinant > 1e-12 * ones * zzs
-    b = np.maximum(np.divide(ones * products - zs * targets, determinant, out=np.zeros_like(ones), where=steep), 0)
+    b = np.maximum(
+        np.divide(
+            ones * products - zs * targets, determinant, out=np.zeros_like(ones), where=steep
+        ),
+        0,
+    )
     a = (targets - b * zs) / ones
     b, a = np.where(a < 0, products / zzs, b), np.maximum(a, 0)
     fitted = level * (a[:, None] + b[:, None] * z) ** (1 / power)

@@ -40,11 +40,15 @@ def _levels() -> dict[int, float]:
         low, high = 0.0, 10 * math.sqrt(count)
         for _ in range(_STEPS):
             boundary = (low + high) / 2
-            beyond = special.ndtr((-boundary - nodes) / deviation) + special.ndtr((nodes - boundary) / deviation)
+            beyond = special.ndtr((-boundary - nodes) / deviation) + special.ndtr(
+                (nodes - boundary) / deviation
+            )
             low, high = (boundary, high) if float(masses @ beyond) > due else (low, boundary)
         levels[count] = 2 * float(special.ndtr(-boundary / math.sqrt(count)))
         within = np.linspace(-boundary, boundary, _NODES)
-        densities = np.exp(-0.5 * ((within[:, None] - nodes) / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
+        densities = np.exp(-0.5 * ((within[:, None] - nodes) / deviation) ** 2) / (
+            deviation * math.sqrt(2 * math.pi)
+        )
         weights = np.full(_NODES, within[1] - within[0])
         weights[[0, -1]] /= 2
         nodes, masses, before, spent = within, (densities @ masses) * weights, count, spent + due

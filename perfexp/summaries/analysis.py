@@ -75,28 +75,45 @@ class SweepAnalysis:
     def runs(self) -> list[tuple[SweepChild, Analysis | None]]:
         """Each run with its analysis, by number; None if it left no record."""
         members = ((one.record.sweep, one) for one in self.analyses)
-        by_job = {member.job: one for member, one in members if member and member.uid == self.sweep.uid}
-        return [(child, by_job.get(child.job)) for child in sorted(self.sweep.children, key=lambda child: child.job)]
+        by_job = {
+            member.job: one for member, one in members if member and member.uid == self.sweep.uid
+        }
+        return [
+            (child, by_job.get(child.job))
+            for child in sorted(self.sweep.children, key=lambda child: child.job)
+        ]
 
     @cached_property
     def slower(self) -> dict[int, Diagnostic]:
         """By its number each run whose several GPUs are slower than fewer, which only the other runs show."""
         groups: dict[tuple[object, ...], list[_Rated]] = {}
         for child, one in self.runs:
-            rest = tuple(sorted((name, value) for name, value in child.axes.items() if name != GPU_COUNT))
+            rest = tuple(
+                sorted((name, value) for name, value in child.axes.items() if name != GPU_COUNT)
+            )
             for row in one.rows if one and child.devices is not None else ():
                 if rate := row.samples_per_second:
-                    groups.setdefault((rest, row.key), []).append((child.devices or 0, child.job, rate))
+                    groups.setdefault((rest, row.key), []).append(
+                        (child.devices or 0, child.job, rate)
+                    )
         worst: dict[int, tuple[float, Diagnostic]] = {}
         for group in groups.values():
             for count, job, rate in group:
-                fewer = [other for other in group if other[0] < count and is_clearly_below(rate, other[2])]
+                fewer = [
+                    other
+                    for other in group
+                    if other[0] < count and is_clearly_below(rate, other[2])
+                ]
                 if fewer:
                     best, _, most = max(fewer, key=lambda other: other[2].value)
                     ratio = rate.value / most.value
                     # an undecided ratio holds for these runs only, not for others on this machine
-                    scope = " in these runs (undecided)" if rate.low is None or most.low is None else ""
-                    found = diagnostics.make("multi_gpu_slower", ratio=ratio, count=count, fewer=best, scope=scope)
+                    scope = (
+                        " in these runs (undecided)" if rate.low is None or most.low is None else ""
+                    )
+                    found = diagnostics.make(
+                        "multi_gpu_slower", ratio=ratio, count=count, fewer=best, scope=scope
+                    )
                     if job not in worst or ratio < worst[job][0]:
                         worst[job] = ratio, found
         return {job: found for job, (_, found) in worst.items()}

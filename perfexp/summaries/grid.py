@@ -63,12 +63,16 @@ class Column:
     def chosen(self, rows: Sequence[bool]) -> Column:
         """Return the column with some of its rows."""
         cells, styles = compress(self.cells, rows), list(compress(self.styles, rows))
-        return Column(self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key, styles=styles)
+        return Column(
+            self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key, styles=styles
+        )
 
     def escaped(self, width: int) -> Column:
         """Return the column for Markdown, without the middle of cells that exceed a number of characters."""
         cells = (_shortened(cell, width) for cell in self.cells)
-        return Column(escape_markdown(self.title), cells, rank=self.rank, prose=self.prose, is_key=self.is_key)
+        return Column(
+            escape_markdown(self.title), cells, rank=self.rank, prose=self.prose, is_key=self.is_key
+        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,12 @@ class Grid:
     def of_rows(cls, rows: Sequence[Mapping[str, str]], *, figures: Collection[str] = ()) -> Self:
         """Return a table of rows with cells by title; columns are prose unless they are named as figures."""
         titles = rows[0] if rows else ()
-        return cls([Column(title, [row[title] for row in rows], prose=title not in figures) for title in titles])
+        return cls(
+            [
+                Column(title, [row[title] for row in rows], prose=title not in figures)
+                for title in titles
+            ]
+        )
 
     @property
     def least_width(self) -> int:
@@ -147,12 +156,18 @@ class Grid:
     def text(self, width: int) -> list[Text]:
         """Return the grid as lines, its head first; prose wraps to fit a width in terminal cells."""
         widths = self.widths(width)
-        lines = [self._line([column.title for column in self.columns], ["bold"] * len(widths), widths)]
+        lines = [
+            self._line([column.title for column in self.columns], ["bold"] * len(widths), widths)
+        ]
         styles = zip(*(column.styles for column in self.columns), strict=True)
-        lines += [self._line(cells, own, widths) for cells, own in zip(self.lines, styles, strict=True)]
+        lines += [
+            self._line(cells, own, widths) for cells, own in zip(self.lines, styles, strict=True)
+        ]
         return [line for wrapped in lines for line in wrapped]
 
-    def _line(self, cells: Sequence[str], styles: Sequence[str], widths: Sequence[int]) -> list[Text]:
+    def _line(
+        self, cells: Sequence[str], styles: Sequence[str], widths: Sequence[int]
+    ) -> list[Text]:
         parts = [
             textwrap.wrap(cell, size) if cell_len(cell) > size else [cell]
             for cell, size in zip(cells, widths, strict=True)
@@ -170,12 +185,23 @@ class Grid:
 
         Cells that are too long for a line lose their middle.
         """
-        widths = [len(max(map(escape_markdown, column.cells), key=len)) for column in self.columns if column.is_key]
-        fitting = (limit for limit in range(_KEY_WIDTH, 0, -1) if sum(min(w, limit) for w in widths) <= _KEY_WIDTH)
+        widths = [
+            len(max(map(escape_markdown, column.cells), key=len))
+            for column in self.columns
+            if column.is_key
+        ]
+        fitting = (
+            limit
+            for limit in range(_KEY_WIDTH, 0, -1)
+            if sum(min(w, limit) for w in widths) <= _KEY_WIDTH
+        )
         key_width = next(fitting, 1)
         room = WIDTH - sum(min(width, key_width) for width in widths) - _RULES
         columns = [column.escaped(key_width if column.is_key else room) for column in self.columns]
-        tables = ["\n".join(_markdown_lines(part)) for part in Grid(columns).parts(WIDTH - _RULES, _MOST_COLUMNS)]
+        tables = [
+            "\n".join(_markdown_lines(part))
+            for part in Grid(columns).parts(WIDTH - _RULES, _MOST_COLUMNS)
+        ]
         return "\n\n".join([*(tables if columns else ()), *map(escape_markdown, self.notes)]) + "\n"
 
 
@@ -192,7 +218,9 @@ class Section(NamedTuple):
 
 def escape_markdown(text: str) -> str:
     """Return a text that Markdown shows as it is: no table, link, emphasis or HTML."""
-    escaped = "".join(f"\\{character}" if character in r"\`*_[]#|~" else character for character in text)
+    escaped = "".join(
+        f"\\{character}" if character in r"\`*_[]#|~" else character for character in text
+    )
     return html.escape(escaped, quote=False)
 
 

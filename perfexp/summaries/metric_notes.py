@@ -55,12 +55,19 @@ def speedups(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
     """Which speedups are of one process beside times of several, and whether the loop leaves their device idle."""
     names = {metric.name for metric in shown if quantities.of(metric).pooled is Pooled.SPEEDUP}
     processes = by_point(analysis.record)
-    having = [(row, metric.name) for row in analysis.rows for metric in row.metrics if metric.name in names]
+    having = [
+        (row, metric.name)
+        for row in analysis.rows
+        for metric in row.metrics
+        if metric.name in names
+    ]
     several = [(row, name) for row, name in having if row.processes > 1]
     single = {name for row, name in several if pooled_speedup(processes[row.key], name) is None}
     if single:
         pooled = {name for _, name in several} - single
-        are_promised = bool(pooled) and all(("promised" in name) == (name in pooled) for name in pooled | single)
+        are_promised = bool(pooled) and all(
+            ("promised" in name) == (name in pooled) for name in pooled | single
+        )
         but = ", but for the promised ones," if are_promised else ""
         yield f"speedups{but} are of the first process, ± of its calls: another one may choose other algorithms"
     if any(diagnostics.has(row.doubts, "device_idle") for row, _ in having):

@@ -73,7 +73,9 @@ def profiles(record: Record) -> list[tuple[Point, Profile]]:
 
 def files(record: Record) -> list[str]:
     """Return the names of the profilers' files in the run's folder."""
-    return list(dict.fromkeys(name for _, profile in profiles(record) for name in profile.files or ()))
+    return list(
+        dict.fromkeys(name for _, profile in profiles(record) for name in profile.files or ())
+    )
 
 
 def sentences(record: Record) -> list[str]:
@@ -93,11 +95,18 @@ def tables(record: Record) -> list[tuple[str, Grid]]:
         by = f"by {profile.profiler}{f' ({name})' if name else ''}"
         own, steps = _OWN_TIME.get(profile.sorted_by or ""), max(1, profile.steps or 1)
         if rows := profile.kernels:
-            title = f"top {min(len(rows), _ROWS)} of {profile.kernel_names or len(rows)} kernels {by}"
+            title = (
+                f"top {min(len(rows), _ROWS)} of {profile.kernel_names or len(rows)} kernels {by}"
+            )
             titled.append((title, ranked(rows, steps, "kernel", "per call")))
         if rows := profile.operators:
             title = f"top {min(len(rows), _ROWS)} of {profile.operator_names or len(rows)} operators {by}"
-            titled.append((title, ranked(rows, steps, "operator", "self per call" if own else "per call", own)))
+            titled.append(
+                (
+                    title,
+                    ranked(rows, steps, "operator", "self per call" if own else "per call", own),
+                )
+            )
         if profile.ranges:
             titled.append((f"launches of each part, {by}", _ranges(profile.ranges[:_ROWS])))
     return titled
@@ -105,11 +114,17 @@ def tables(record: Record) -> list[tuple[str, Grid]]:
 
 def commands(record: Record) -> list[str]:
     """Return command lines that profile a marked call."""
-    return [one_line(str(text)) for _, profile in profiles(record) for text in (profile.commands or {}).values()]
+    return [
+        one_line(str(text))
+        for _, profile in profiles(record)
+        for text in (profile.commands or {}).values()
+    ]
 
 
 def _named(record: Record) -> list[tuple[str, Point, Profile]]:
-    profiled = [(point, profile) for point, profile in profiles(record) if point.status is Status.OK]
+    profiled = [
+        (point, profile) for point, profile in profiles(record) if point.status is Status.OK
+    ]
     fields = varying(profiled_key(point.key) for point, _ in profiled)
     return [(label(profiled_key(point.key), fields), point, profile) for point, profile in profiled]
 
@@ -126,11 +141,17 @@ def _findings(point: Point, profile: Profile, timed: Point | None) -> Iterator[s
     span = next((part.span_seconds for part in profile.ranges or () if part.name == whole), None)
     device = first_median(timed, *DEVICE_TIMES, "latency") if timed else None
     if span:
-        against = f"; without profiling: {format_seconds(device)} ({span / device - 1:+.1%})" if device else ""
+        against = (
+            f"; without profiling: {format_seconds(device)} ({span / device - 1:+.1%})"
+            if device
+            else ""
+        )
         yield f"the work of a call spans {format_seconds(span)} on the device under the profiler{against}"
     within = profile.kernels_in or {}
     if any(within.values()):
-        yield "kernels: " + ", ".join(f"{count} in {one_line(str(name))}" for name, count in within.items())
+        yield "kernels: " + ", ".join(
+            f"{count} in {one_line(str(name))}" for name, count in within.items()
+        )
     for report, why in (profile.empty or {}).items():
         yield one_line(f"{report} has no rows: {why} in these calls")
 

@@ -48,7 +48,11 @@ class Raised:
             return f"{self.where[0]}, the worst of {len(self.where)} measurements"
         more = counted(others, "more measurement")
         is_alike = len({diagnostic.message for diagnostic in self.diagnostics}) == 1
-        return f"{self.where[0]} and {more}" if is_alike else f"{self.where[0]}, and {more} with other details"
+        return (
+            f"{self.where[0]} and {more}"
+            if is_alike
+            else f"{self.where[0]}, and {more} with other details"
+        )
 
     @property
     def _range(self) -> str:
@@ -70,7 +74,10 @@ def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
     """Diagnostics of a run, and of each of its rows with the point's label; the label of the run is empty."""
     rows = analysis.rows
     fields = distinguishing(row.key for row in rows)
-    placed: list[Placed] = [("", analysis.record.doubts), *((label(row.key, fields), row.doubts) for row in rows)]
+    placed: list[Placed] = [
+        ("", analysis.record.doubts),
+        *((label(row.key, fields), row.doubts) for row in rows),
+    ]
     batches = {(row.key.phase, row.key.batch_size) for row in rows}
     for point in analysis.record.points:
         own = _beside(point.key)
@@ -84,7 +91,9 @@ def grouped(placed: Iterable[Placed]) -> list[Raised]:
     groups: dict[tuple[str, str, bool], dict[str, Diagnostic]] = {}
     for name, diagnostics in placed:
         for diagnostic in diagnostics:
-            groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), {}).setdefault(name, diagnostic)
+            groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), {}).setdefault(
+                name, diagnostic
+            )
     return sorted(map(_worst_first, groups.values()), key=lambda raised: raised.worst.order)
 
 
@@ -96,10 +105,14 @@ def _beside(key: Key) -> tuple[str, int] | None:
 
 
 def _worst_first(places: dict[str, Diagnostic]) -> Raised:
-    badness = {name: one.rule.badness(one.figure) for name, one in places.items() if one.figure is not None}
+    badness = {
+        name: one.rule.badness(one.figure) for name, one in places.items() if one.figure is not None
+    }
     is_ranked = len(badness) == len(places)
     names = sorted(places, key=badness.__getitem__, reverse=True) if is_ranked else list(places)
-    return Raised(diagnostics=tuple(places[name] for name in names), where=tuple(filter(None, names)))
+    return Raised(
+        diagnostics=tuple(places[name] for name in names), where=tuple(filter(None, names))
+    )
 
 
 def scaling_lines(analysis: Analysis) -> list[str]:
@@ -121,7 +134,11 @@ def failures(record: Record) -> list[str]:
         if (point.error or "").partition("not tried: ")[2] in errors:
             continue
         if point.status is Status.INTERRUPTED and finished[first]:
-            lines.append(f"{label(first)}: interrupted after {finished[first]} of {processes[first]} processes")
+            lines.append(
+                f"{label(first)}: interrupted after {finished[first]} of {processes[first]} processes"
+            )
         elif first not in failed or not key.replicate:
-            lines.append(f"{label(key)}: {point.status.value}{f': {one_line(point.error)}' if point.error else ''}")
+            lines.append(
+                f"{label(key)}: {point.status.value}{f': {one_line(point.error)}' if point.error else ''}"
+            )
     return list(dict.fromkeys(lines))

@@ -45,7 +45,10 @@ class Spread:
             "cv_interval": [interval.low, interval.high],
             "variance": self.component.variance,
             "degrees": self.component.degrees,
-            "detectable": {str(count): moderated.detectable_ratio(self.component, count) for count in _PROCESSES},
+            "detectable": {
+                str(count): moderated.detectable_ratio(self.component, count)
+                for count in _PROCESSES
+            },
         }
 
 
@@ -66,8 +69,12 @@ def sentence(known: Sequence[Spread]) -> str:
         groups.setdefault(one.time, []).append(one.component)
     pooled_of = {time: pooled(components) for time, components in groups.items()}
     count = _PROCESSES[1]
-    varies = _listed([f"{time} by {percent(component.spread)}" for time, component in pooled_of.items()])
-    shows = _listed([percent(moderated.detectable_ratio(component, count)) for component in pooled_of.values()])
+    varies = _listed(
+        [f"{time} by {percent(component.spread)}" for time, component in pooled_of.items()]
+    )
+    shows = _listed(
+        [percent(moderated.detectable_ratio(component, count)) for component in pooled_of.values()]
+    )
     return (
         f"On this machine, {varies.replace(' by ', ' varies by ', 1)} between processes; "
         f"{count} processes each show differences from {shows}."
@@ -86,7 +93,11 @@ def grid(known: Sequence[Spread]) -> Grid:
         Column("point", (str(one.key) for one in known), prose=True, is_key=True),
         Column("time", (time_title(one.time) for one in known), prose=True, is_key=True),
         Column("CV", (percent(component.spread) for component in components)),
-        Column("its 95 %", (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals), rank=2),
+        Column(
+            "its 95 %",
+            (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals),
+            rank=2,
+        ),
     ]
     for count in _PROCESSES:
         detectable = (moderated.detectable_ratio(component, count) for component in components)

@@ -48,13 +48,17 @@ class Subject:
     device: str | None
 
     def __str__(self) -> str:
-        return " · ".join((self.model, self.algorithm, self.mode, self.number_format, self.execution))
+        return " · ".join(
+            (self.model, self.algorithm, self.mode, self.number_format, self.execution)
+        )
 
 
 def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> Subject:
     """Return the subject of a resolved plan, and the device of an environment."""
     algorithm, facts = plan.get("algorithm"), environment or {}
-    has_layers = isinstance(algorithm, Mapping) and bool(algorithm.get("layers"))  # some have an algorithm of their own
+    has_layers = isinstance(algorithm, Mapping) and bool(
+        algorithm.get("layers")
+    )  # some have an algorithm of their own
     precision = _node_name(plan, "precision")
     return Subject(
         model=_node_name(plan, "model"),
@@ -72,27 +76,42 @@ def headline(about: Subject, keys: Iterable[Key] = ()) -> str:
     algorithm = "" if about.algorithm == "default" else about.algorithm
     execution = about.execution.removeprefix("eager").removeprefix(", ")
     device = re.sub(r"\((R|TM)\)| Processor\b", "", about.device or "")
-    parts = (about.model, algorithm, about.mode, shape(keys), about.number_format, execution, device)
+    parts = (
+        about.model,
+        algorithm,
+        about.mode,
+        shape(keys),
+        about.number_format,
+        execution,
+        device,
+    )
     return " · ".join(filter(None, parts))
 
 
 def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()) -> str:
     """Return a precision in words, `float32, TF32 convolutions (PyTorch's default)`, as far as environments agree."""
     usual, by_flags = _FLOAT32.get(precision, precision), _FLAGS.get(precision, {})
-    texts = {by_flags.get(flags, usual) if (flags := tf32_flags(one)) else usual for one in environments}
+    texts = {
+        by_flags.get(flags, usual) if (flags := tf32_flags(one)) else usual for one in environments
+    }
     return texts.pop() if len(texts) == 1 else usual
 
 
 def _devices(device: Any, ranks: Any) -> str | None:
     if not isinstance(device, Mapping) or not device.get("name"):
         return None
-    name, devices = one_line(str(device["name"])), ranks.get("devices") if isinstance(ranks, Mapping) else None
+    name, devices = (
+        one_line(str(device["name"])),
+        ranks.get("devices") if isinstance(ranks, Mapping) else None,
+    )
     if not isinstance(devices, list) or len(devices) < 2:
         return name
     is_shared = ranks.get("backend") == "gloo"  # processes that share a CPU
     hosts = ranks.get("hosts")
     nodes = f" on {len(hosts)} nodes" if isinstance(hosts, list) else ""
-    return f"{name} ({len(devices)} ranks{nodes})" if is_shared else f"{len(devices)} × {name}{nodes}"
+    return (
+        f"{name} ({len(devices)} ranks{nodes})" if is_shared else f"{len(devices)} × {name}{nodes}"
+    )
 
 
 def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
@@ -100,13 +119,19 @@ def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
     facts = [(environment.get("device"), environment.get("ranks")) for environment in environments]
     names = {_devices(device, None) for device, _ in facts}
     devices = set(filter(None, (_devices(*of_run) for of_run in facts)))
-    return " or ".join(sorted(devices, key=lambda text: (len(text), text))) or None if len(names) == 1 else None
+    return (
+        " or ".join(sorted(devices, key=lambda text: (len(text), text))) or None
+        if len(names) == 1
+        else None
+    )
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:
     """Return the fields that differ between the keys."""
     key_list = list(keys)
-    return tuple(field for field in _KEY_FIELDS if len({getattr(key, field) for key in key_list}) > 1)
+    return tuple(
+        field for field in _KEY_FIELDS if len({getattr(key, field) for key in key_list}) > 1
+    )
 
 
 def distinguishing(keys: Iterable[Key]) -> tuple[str, ...]:
@@ -123,21 +148,33 @@ def constant(keys: Iterable[Key]) -> tuple[str, ...]:
 def shape(keys: Iterable[Key]) -> str:
     """Return the input size and the batch size of all keys: `224 · batch 4`; empty if both vary."""
     key_list = list(keys)
-    return label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")]) if key_list else ""
+    return (
+        label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")])
+        if key_list
+        else ""
+    )
 
 
-def label(key: Key, fields: Sequence[str] = _KEY_FIELDS, environments: Collection[Mapping[str, Any]] = ()) -> str:
+def label(
+    key: Key, fields: Sequence[str] = _KEY_FIELDS, environments: Collection[Mapping[str, Any]] = ()
+) -> str:
     """Return the fields of a key as words, `train · 256 · batch 4`: by default without usual values.
 
     Args:
         environments: environments of the key's runs, with torch's flags.
     """
     usual = {"replicate": 0, "precision": USUAL_PRECISION} if fields is _KEY_FIELDS else {}
-    shown = [field for field in _KEY_FIELDS if field in fields and getattr(key, field) != usual.get(field, "")]
+    shown = [
+        field
+        for field in _KEY_FIELDS
+        if field in fields and getattr(key, field) != usual.get(field, "")
+    ]
     return " · ".join(field_text(key, field, environments, named=True) for field in shown)
 
 
-def field_text(key: Key, field: str, environments: Collection[Mapping[str, Any]] = (), *, named: bool = False) -> str:
+def field_text(
+    key: Key, field: str, environments: Collection[Mapping[str, Any]] = (), *, named: bool = False
+) -> str:
     """Return one field of a key (`phase`, `input_size`, …) as a word; if `named`, with the noun of a number."""
     if field == "input_size":
         return key.size_label
@@ -146,7 +183,11 @@ def field_text(key: Key, field: str, environments: Collection[Mapping[str, Any]]
     if field == "precision":
         return number_format(key.precision, environments)
     text = "cold start" if key.phase == "ttfp" and field == "phase" else str(getattr(key, field))
-    return f"{field.removesuffix('_size')} {text}" if named and field in ("batch_size", "replicate") else text
+    return (
+        f"{field.removesuffix('_size')} {text}"
+        if named and field in ("batch_size", "replicate")
+        else text
+    )
 
 
 def one_line(text: str) -> str:

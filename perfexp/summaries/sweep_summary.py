@@ -27,7 +27,10 @@ def headline(sweep: Sweep) -> str:
     statuses = [child.status for child in sweep.children]
     ended = f"{len(statuses) - statuses.count(Status.INTERRUPTED)}{f' of {sweep.jobs}' if sweep.jobs else ''}"
     counts = {status: statuses.count(status) for status in Status if status is not Status.OK}
-    parts = [f"{ended} runs ended", *(f"{count} {status.value}" for status, count in counts.items() if count)]
+    parts = [
+        f"{ended} runs ended",
+        *(f"{count} {status.value}" for status, count in counts.items() if count),
+    ]
     return f"sweep over {one_line(sweep.name)}: {', '.join(parts)}"
 
 
@@ -41,7 +44,10 @@ def setting(analyses: Sequence[Analysis]) -> str:
     )
     point = label(keys[0], same, environments) if keys and (same := constant(keys)) else ""
     device = common_device(environments)
-    words = [" · ".join(filter(None, (model, algorithm, point, execution))), f"on {device}" if device else ""]
+    words = [
+        " · ".join(filter(None, (model, algorithm, point, execution))),
+        f"on {device}" if device else "",
+    ]
     ranks = "; batch, times and memory are of one rank, samples/s and time per sample of all"
     return " ".join(filter(None, words)) + ranks * any("ranks" in one for one in environments)
 
@@ -54,7 +60,9 @@ def raised(whole: SweepAnalysis) -> list[Raised]:
         for place, diagnostics in (diagnostics_by_place(one) if one else ())
     ]
     names = {child.job: one_line(child.name) for child, _ in whole.runs}
-    return grouped([*placed, *((f"run {job} {names[job]}", (one,)) for job, one in whole.slower.items())])
+    return grouped(
+        [*placed, *((f"run {job} {names[job]}", (one,)) for job, one in whole.slower.items())]
+    )
 
 
 def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
@@ -75,15 +83,27 @@ def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str],
     columns = [
         Column("run", (str(child.job) for child in children), is_key=True),
         *(Column(name, [_axis(name, child, formats) for child in children]) for name in axes),
-        Column("phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)),
+        Column(
+            "phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)
+        ),
         Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
         Column("time", (_kinds(table) if len(kinds) > 1 else "" for table in tables)),
         Column("samples/s", (wording.row_rate_text(row) if row else "" for row in single), rank=3),
-        Column(title, (ratios.get((child.job, table[0].key.phase), "") if table else "" for child, table in lines)),
+        Column(
+            title,
+            (
+                ratios.get((child.job, table[0].key.phase), "") if table else ""
+                for child, table in lines
+            ),
+        ),
         Column(quantities.named(quantities.COVERAGE).title, map(coverage, tables), rank=3),
     ]
     for heading, name in names.items():
-        columns.append(Column(heading, [wording.figure_text(row, name) if row else "" for row in single], rank=4))
+        columns.append(
+            Column(
+                heading, [wording.figure_text(row, name) if row else "" for row in single], rank=4
+            )
+        )
     remarks = (_remarks(child.status, table, whole.slower.get(child.job)) for child, table in lines)
     columns.append(Column("remarks", remarks, prose=True))
     notes = [*wording.scope_notes(every), *wording.rate_notes(list(filter(None, single)))]
@@ -107,12 +127,18 @@ def best(candidates: Sequence[Candidate]) -> str:
     if len(rated) < 2:
         return ""
     first, most = max(rated, key=lambda pair: pair[1].value)
-    ties = [one.name for one, rate in rated if one is not first and not is_clearly_below(rate, most)]
+    ties = [
+        one.name for one, rate in rated if one is not first and not is_clearly_below(rate, most)
+    ]
     if len(ties) == len(rated) - 1:
         return "best: undecided"
     text = f"best: {' or '.join([first.name, *ties])}, {wording.rate_text(most)} samples/s"
     shares = [(one.batch, one.name, rate.value / most.value) for one, rate in rated if one.batch]
-    smaller = [one for one in shares if one[2] >= _NEARLY and one[0] < (first.batch or 0) and one[1] not in ties]
+    smaller = [
+        one
+        for one in shares
+        if one[2] >= _NEARLY and one[0] < (first.batch or 0) and one[1] not in ties
+    ]
     if not smaller:
         return text
     _, name, share = min(smaller)
@@ -126,7 +152,11 @@ def best_run(whole: SweepAnalysis) -> str:
         timed = _timed(one.rows) if one else []
         is_batch = list(child.axes) == ["batch_size"]
         for row in timed:
-            name = f"batch {row.key.batch_size}" if is_batch else ", ".join(map("=".join, child.axes.items()))
+            name = (
+                f"batch {row.key.batch_size}"
+                if is_batch
+                else ", ".join(map("=".join, child.axes.items()))
+            )
             candidates.append(Candidate(name, row.key.batch_size if is_batch else None, row))
         if len(timed) > 1 or set(MODEL_AXES) & child.axes.keys():
             return ""
@@ -187,7 +217,9 @@ def _timed(table: Iterable[Row]) -> list[Row]:
 
 
 def _times(table: Iterable[Row]) -> str:
-    medians = sorted((row.time.median for row in table if row.time), key=lambda median: median.value)
+    medians = sorted(
+        (row.time.median for row in table if row.time), key=lambda median: median.value
+    )
     if len(medians) < 2:
         return "".join(map(wording.interval_text, medians))
     return f"{wording.bare(medians[0])} … {wording.bare(medians[-1])}"
@@ -196,6 +228,8 @@ def _times(table: Iterable[Row]) -> str:
 def _remarks(status: Status, table: Sequence[Row], slower: Diagnostic | None) -> str:
     points = [f"{len(_timed(table))} of {len(table)} points"] if len(table) > 1 else []
     ending = [] if status is Status.OK else [status.value]
-    fits = dict.fromkeys(f"batch {size:g} fits" for row in table if (size := row.value(quantities.FITTING_BATCH)))
+    fits = dict.fromkeys(
+        f"batch {size:g} fits" for row in table if (size := row.value(quantities.FITTING_BATCH))
+    )
     found = [*(one for row in table for one in row.doubts), *filter(None, [slower])]
     return ", ".join([*points, *ending, *fits, *wording.codes(found)])

@@ -49,12 +49,20 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
         return f"≈ {text}"
     if ends and _has_ends(interval):
         return f"{text} ({ends})"
-    return f"{text} ± {percent(max(width, _LEAST_WIDTH))}" if width is not None else f"{text}, no interval"
+    return (
+        f"{text} ± {percent(max(width, _LEAST_WIDTH))}"
+        if width is not None
+        else f"{text}, no interval"
+    )
 
 
 def says_nothing(interval: estimators.Interval) -> bool:
     """Whether the ends of an interval differ by more than a factor of 100."""
-    return interval.low is not None and interval.high is not None and 0 < _USELESS * interval.low < interval.high
+    return (
+        interval.low is not None
+        and interval.high is not None
+        and 0 < _USELESS * interval.low < interval.high
+    )
 
 
 def range_text(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
@@ -80,7 +88,9 @@ def interval_text(interval: estimators.Interval, shown: Format = units.format_se
     return with_width(interval, bare(interval, shown), range_text(interval, shown))
 
 
-def interval_or_about(interval: estimators.Interval | None, shown: Format = units.format_seconds) -> str:
+def interval_or_about(
+    interval: estimators.Interval | None, shown: Format = units.format_seconds
+) -> str:
     """Return a figure with its interval, `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without one; empty for None."""
     if interval is None:
         return ""
@@ -91,7 +101,9 @@ def rate_text(interval: estimators.Interval | None) -> str:
     """Return a rate per second with the digits that its interval supports, `≈` without one; empty for None."""
     if interval is None:
         return ""
-    return f"{'≈ ' * (interval.low is None or says_nothing(interval))}{bare(interval, units.digits)}"
+    return (
+        f"{'≈ ' * (interval.low is None or says_nothing(interval))}{bare(interval, units.digits)}"
+    )
 
 
 def row_rate_text(row: Row) -> str:
@@ -102,9 +114,21 @@ def row_rate_text(row: Row) -> str:
 def rate_notes(rows: Sequence[Row]) -> list[str]:
     """Return what the column samples/s leaves open: a missing interval, and a mean that is not the median beside it."""
     rates = [rate for row in rows if (rate := row.samples_per_second)]
-    latencies = [row.times["latency"] for row in rows if row.time_kind == "latency" and "throughput" not in row.times]
-    apart = [time for time in latencies if time.mean.low is not None and estimators.differ(time.mean, time.median, 0.0)]
-    notes = [f"≈ samples/s without an interval: {TOO_FEW}"] if any(rate.low is None for rate in rates) else []
+    latencies = [
+        row.times["latency"]
+        for row in rows
+        if row.time_kind == "latency" and "throughput" not in row.times
+    ]
+    apart = [
+        time
+        for time in latencies
+        if time.mean.low is not None and estimators.differ(time.mean, time.median, 0.0)
+    ]
+    notes = (
+        [f"≈ samples/s without an interval: {TOO_FEW}"]
+        if any(rate.low is None for rate in rates)
+        else []
+    )
     if apart:
         where = "" if len(apart) == len(rates) == 1 else f" at {len(apart)} of {len(rates)} points"
         notes.append(
@@ -121,7 +145,10 @@ def supported_digits(interval: estimators.Interval) -> int:
     if width == 0:
         return 4
     half = width * abs(interval.value)
-    return min(max(math.floor(math.log10(abs(interval.value))) - math.floor(math.log10(half / 3)) + 1, 2), 5)
+    return min(
+        max(math.floor(math.log10(abs(interval.value))) - math.floor(math.log10(half / 3)) + 1, 2),
+        5,
+    )
 
 
 def percent(fraction: float) -> str:
@@ -175,13 +202,21 @@ def scope(rows: Iterable[Row]) -> str:
 def scope_notes(rows: Sequence[Row]) -> list[str]:
     """Return the meaning of the intervals of a table; nothing without one."""
     continues = f" ({again} continues)" if (again := continuation(rows)) else ""
-    return [f"± 95 % interval of the mean over processes, from {of}{continues}"] if (of := scope(rows)) else []
+    return (
+        [f"± 95 % interval of the mean over processes, from {of}{continues}"]
+        if (of := scope(rows))
+        else []
+    )
 
 
 def continuation(rows: Iterable[Row]) -> str:
     """Return the command that continues an interrupted measurement; empty for a complete one."""
     unfinished = [row for row in rows if row.unfinished]
-    again = "repeating perfexp ab with output_dir=DIR" if any(row.in_turn for row in unfinished) else "resume=DIR"
+    again = (
+        "repeating perfexp ab with output_dir=DIR"
+        if any(row.in_turn for row in unfinished)
+        else "resume=DIR"
+    )
     return again if unfinished else ""
 
 
@@ -281,7 +316,10 @@ def coverage_text(row: Row) -> str:
 
 def first_prediction_text(first: FirstPrediction) -> str:
     """Return a cold start in its parts: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`."""
-    parts = {name: f"{name.replace('_', ' ')} {units.format_seconds(value)}" for name, value in first.parts.items()}
+    parts = {
+        name: f"{name.replace('_', ' ')} {units.format_seconds(value)}"
+        for name, value in first.parts.items()
+    }
     after = parts.pop(AFTERWARDS.rpartition("/")[2], "")
     then = f"; then {after}" if after else ""
     ends = range_text(first.total)

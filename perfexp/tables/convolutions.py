@@ -74,7 +74,8 @@ def coverage(record: Record) -> list[str]:
     shares = [found for point in record.points if (found := _shares(point))]
     lines = {name: [found.get(name, 0.0) for found in shares] for found in shares for name in found}
     texts = [
-        f"{percent_range(values)} by {name}" for name, values in sorted(lines.items(), key=lambda item: -max(item[1]))
+        f"{percent_range(values)} by {name}"
+        for name, values in sorted(lines.items(), key=lambda item: -max(item[1]))
     ]
     return [f"coverage of the FLOPs: {', '.join(texts)}"] if texts else []
 
@@ -87,7 +88,9 @@ def _shares(point: Point) -> dict[str, float]:
             return {}
         name, status = str(one_pass["selected"]), one_pass["status"]
         known = _STATUSES.get(status, status)
-        flops[_OWN_CHOICE if is_own_choice(name, status) else f"{name} ({known})"] += one_pass["flops"]
+        flops[_OWN_CHOICE if is_own_choice(name, status) else f"{name} ({known})"] += one_pass[
+            "flops"
+        ]
     total = flops.total()
     return {name: count / total for name, count in flops.items() if count} if total else {}
 
@@ -119,14 +122,20 @@ def _text(interval: Interval) -> str:
 
 def _remarks(own: list[LayerPass], has_no_tf32: bool) -> str:
     """How the engines were launched, that their times are of an earlier process, and what they are compared with."""
-    launchings = sorted({one_pass["launching"] for _, one_pass in own if one_pass.get("launching")} - {"clock"})
+    launchings = sorted(
+        {one_pass["launching"] for _, one_pass in own if one_pass.get("launching")} - {"clock"}
+    )
     remarks = [f"all {' or '.join(launchings)}"] if launchings else []
     since = sorted({one_pass["kept_since"] for _, one_pass in own if one_pass.get("kept_since")})
     remarks += [f"cached on {since[0]} (algorithm.reuse=false measures again)"] if since else []
-    unsteady = list(dict.fromkeys(one_pass["not_cached"] for _, one_pass in own if one_pass.get("not_cached")))
+    unsteady = list(
+        dict.fromkeys(one_pass["not_cached"] for _, one_pass in own if one_pass.get("not_cached"))
+    )
     remarks += [f"not cached: {unsteady[0]}"] if unsteady else []
     if has_no_tf32 and any(layer["dtype"] == "float32" for layer, _ in own):
-        remarks.append("all without TF32, which PyTorch allows for convolutions by default (precision=torch)")
+        remarks.append(
+            "all without TF32, which PyTorch allows for convolutions by default (precision=torch)"
+        )
     return "".join(f"; {remark}" for remark in remarks)
 
 
@@ -134,17 +143,26 @@ def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
     """The times of the race that decided, the speedup in it, and the times of the other launching."""
     if not one_pass["seconds"]:
         return {}
-    errors, selected, launching = one_pass["errors"], one_pass["selected"], one_pass.get("launching")
+    errors, selected, launching = (
+        one_pass["errors"],
+        one_pass["selected"],
+        one_pass.get("launching"),
+    )
     speedup = one_pass.get("races", {}).get(launching, {}).get(selected, {})
     names = sorted(errors, key=lambda name: (name not in BASELINES, name))
     times: Line = {}
-    for ending, other in (("", None), ("_eager", "eager")) if launching == "captured" else (("", None),):
+    for ending, other in (
+        (("", None), ("_eager", "eager")) if launching == "captured" else (("", None),)
+    ):
         for name in names:
             times |= with_ends(f"{name}{ending}", seconds_of(one_pass, name, other), 1e3, "_ms")
     return {
         "launching": launching,
         **with_ends("selected", seconds_of(one_pass, selected), 1e3, "_ms"),
-        **{f"selected_{name}": speedup.get(name) for name in ("speedup", "speedup_low", "speedup_high")},
+        **{
+            f"selected_{name}": speedup.get(name)
+            for name in ("speedup", "speedup_low", "speedup_high")
+        },
         "selected_error": errors.get(selected),
         **times,
     }

@@ -28,7 +28,18 @@ Line = dict[str, Cell]
 
 #: Columns that identify the run of a line among those of other runs, in their order.
 IDENTITY = (
-    *("run_uid", "run_name", "folder", "host", "device_name", "driver", "torch", "cudnn", "git_commit", "git_dirty"),
+    *(
+        "run_uid",
+        "run_name",
+        "folder",
+        "host",
+        "device_name",
+        "driver",
+        "torch",
+        "cudnn",
+        "git_commit",
+        "git_dirty",
+    ),
     *("plan_hash", "perfexp_version", "started", "sweep_uid", "sweep_job"),
 )
 #: Facts of the environment among them.
@@ -119,7 +130,10 @@ def sweep(whole: SweepAnalysis) -> list[Line]:
         further = [whole.slower[child.job]] if child.job in whole.slower else []
         points = overall(analysis, further) if analysis else []
         ending: Line = {"status": child.status.value, "error": child.error}
-        lines += [{**child.axes, "job": child.job, "run": child.name, **point} for point in points or [ending]]
+        lines += [
+            {**child.axes, "job": child.job, "run": child.name, **point}
+            for point in points or [ending]
+        ]
     return lines
 
 
@@ -128,7 +142,9 @@ def predicted(analysis: Analysis, forecasts: Sequence[Forecast]) -> list[Line]:
     about = analysis.about
     table: dict[tuple[str, object], Line] = {}
     for curve, point in ((one.curve, point) for one in forecasts for point in one.points):
-        key, near = (key_of(pair, curve.phase, about.precision) for pair in (point.pair, point.nearest))
+        key, near = (
+            key_of(pair, curve.phase, about.precision) for pair in (point.pair, point.nearest)
+        )
         line = table.setdefault((curve.phase, point.pair), columns_of(about, key))
         name, factor = registry.named(ENERGY).column, 1.0
         if curve.quantity == "time":
@@ -145,9 +161,15 @@ def points(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
     """Return one line for each timed point, as in `overall`, after the run's identity; at least a status."""
     record, about = analysis.record, analysis.about
     identity = identity_of(record, folder)
-    lines = [with_units(line) for line in overall(analysis, further)] or [{"status": record.status.value}]
-    names: Line = {name: getattr(about, name) for name in ("model", "algorithm", "mode", "execution")}
-    return [identity | names | line | identity for line in lines]  # a metric may not replace a fact of the same name
+    lines = [with_units(line) for line in overall(analysis, further)] or [
+        {"status": record.status.value}
+    ]
+    names: Line = {
+        name: getattr(about, name) for name in ("model", "algorithm", "mode", "execution")
+    }
+    return [
+        identity | names | line | identity for line in lines
+    ]  # a metric may not replace a fact of the same name
 
 
 def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
@@ -180,7 +202,9 @@ def identity_of(record: Record, folder: Path) -> Line:
         "run_name": record.name,
         "folder": folder.as_posix(),
         **{name: None if fact is None else str(fact) for name, fact in facts.items()},
-        "git_dirty": {"True": True, "False": False}.get(str(fact_at(record.environment, "git.dirty"))),
+        "git_dirty": {"True": True, "False": False}.get(
+            str(fact_at(record.environment, "git.dirty"))
+        ),
         "plan_hash": record.plan_hash,
         "perfexp_version": record.perfexp_version,
         "started": record.started,
@@ -282,13 +306,19 @@ def _metric_columns(row: Row) -> Line:
 
 def _ends_of_metrics(row: Row) -> Line:
     ranged = {registry.of(one).column: one for one in row.metrics if one.low is not None}
-    return {f"{name}_{end}": getattr(one, end) for name, one in ranged.items() for end in ("low", "high")}
+    return {
+        f"{name}_{end}": getattr(one, end)
+        for name, one in ranged.items()
+        for end in ("low", "high")
+    }
 
 
 def _outcome(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line:
     """Estimates, status, and all diagnostics: the whole run's too, because a line is read alone."""
     return {
-        "estimated": ";".join(registry.of(metric).column for metric in row.metrics if metric.estimated),
+        "estimated": ";".join(
+            registry.of(metric).column for metric in row.metrics if metric.estimated
+        ),
         "device": about.device,
         "status": row.status.value,
         "doubts": ";".join(dict.fromkeys(doubt.code for doubt in (*run_doubts, *row.doubts))),
@@ -381,12 +411,18 @@ def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[
 
 def _steps(table: Sequence[Row]) -> dict[Key, int]:
     """The step of each point: the width in a sweep over square sizes, so that a chart has it as its axis."""
-    widths = {row.key.input_size[1] for row in table if row.key.input_size[0] == row.key.input_size[1]}
+    widths = {
+        row.key.input_size[1] for row in table if row.key.input_size[0] == row.key.input_size[1]
+    }
     is_sweep = len(widths) == len(table) > 1
-    return {row.key: row.key.input_size[1] if is_sweep else index for index, row in enumerate(table)}
+    return {
+        row.key: row.key.input_size[1] if is_sweep else index for index, row in enumerate(table)
+    }
 
 
-def _of_row(row: Row, percentiles: Sequence[float]) -> Iterator[tuple[str, str, float | None, bool]]:
+def _of_row(
+    row: Row, percentiles: Sequence[float]
+) -> Iterator[tuple[str, str, float | None, bool]]:
     """Group, name and value of a row's own figures, and whether `≈` precedes it in reports."""
     for kind, time in row.times.items():
         cells = _of_time(time)
@@ -413,12 +449,16 @@ def _metrics(row: Row, step: int) -> Iterator[Charted]:
     for metric in row.metrics:
         if not registry.of(metric).is_charted:
             continue
-        group, _, stem = metric.name.partition("/") if "/" in metric.name else (row.key.phase, "", metric.name)
+        group, _, stem = (
+            metric.name.partition("/") if "/" in metric.name else (row.key.phase, "", metric.name)
+        )
         for ending, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):
             name, pretty = prettify(stem, number or 0.0, metric.unit)
             if number is not None or not ending:
                 value = None if number is None else pretty
-                yield Charted(group, f"{name}{ending}", value, row.key, step, metric.reason, metric.estimated)
+                yield Charted(
+                    group, f"{name}{ending}", value, row.key, step, metric.reason, metric.estimated
+                )
 
 
 def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
@@ -432,7 +472,9 @@ def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
             "scatter_percent": fit.scatter * 100,
         }
         for name, value in values.items():
-            reason = (scaling.doubt or "the time does not grow with the size") if value is None else None
+            reason = (
+                (scaling.doubt or "the time does not grow with the size") if value is None else None
+            )
             yield Charted("scaling", name, value, scaling.key, steps[scaling.key], reason)
 
 

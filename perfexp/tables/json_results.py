@@ -32,9 +32,15 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
         "uid": record.uid,
         "folder": str(folder),
         "status": record.status.value,
-        "diagnostics": [{**msgspec.to_builtins(one.worst), "where": list(one.where)} for one in raised],
+        "diagnostics": [
+            {**msgspec.to_builtins(one.worst), "where": list(one.where)} for one in raised
+        ],
         "points": [
-            {name: cell for name, cell in line.items() if cell is not None and name not in flat.IDENTITY}
+            {
+                name: cell
+                for name, cell in line.items()
+                if cell is not None and name not in flat.IDENTITY
+            }
             for line in flat.points(analysis, folder, further)
         ],
     }

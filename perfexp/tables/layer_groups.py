@@ -105,7 +105,9 @@ def _parts(point: Point) -> list[_Part]:
     parts: list[_Part] = []
     for line in point.facts["layers"]["lines"]:
         gap, seconds = scale * gap_of(line), scale * seconds_of(line)
-        parts.append(_Part(line, name_of(line), one_line(line["kind"]), pass_of(line), start, gap, seconds))
+        parts.append(
+            _Part(line, name_of(line), one_line(line["kind"]), pass_of(line), start, gap, seconds)
+        )
         start += (gap + seconds) * (line["share"] > 0)
     return parts
 
@@ -137,7 +139,9 @@ def by_kind(point: Point) -> dict[str, dict[str, float]]:
     for part in parts:
         totals[part.kind] += part.seconds
     largest = sorted(totals, key=lambda kind: -totals[kind])[:MOST_KINDS]
-    sums: dict[str, dict[str, float]] = {kind: defaultdict(float) for kind in (*largest, OTHERS, GAPS)}
+    sums: dict[str, dict[str, float]] = {
+        kind: defaultdict(float) for kind in (*largest, OTHERS, GAPS)
+    }
     for part in parts:
         sums[part.kind if part.kind in largest else OTHERS][part.which] += part.seconds
         sums[GAPS][part.which] += part.gap
@@ -161,9 +165,15 @@ def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
     for part in parts:
         which, kind, begin = part.which, part.kind, part.start + part.gap
         if part.gap > 0:
-            layers.append(Stretch(name=GAPS, label=GAPS, which=which, start=part.start, seconds=part.gap))
+            layers.append(
+                Stretch(name=GAPS, label=GAPS, which=which, start=part.start, seconds=part.gap)
+            )
         path = one_line(part.name)
-        layers.append(Stretch(name=kind, label=kind, which=which, start=begin, seconds=part.seconds, path=path))
+        layers.append(
+            Stretch(
+                name=kind, label=kind, which=which, start=begin, seconds=part.seconds, path=path
+            )
+        )
     return [*rows, ("layer", layers)]
 
 
@@ -185,12 +195,16 @@ def _stage_depth(parts: Sequence[_Part]) -> int:
 def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[Stretch]:
     """Neighbors with the same beginning of their paths; for depth 0, of the same pass."""
     row = []
-    for (which, beginning), group in groupby(parts, key=lambda part: (part.which, _beginning(part, depth))):
+    for (which, beginning), group in groupby(
+        parts, key=lambda part: (part.which, _beginning(part, depth))
+    ):
         members = list(group)
         name = one_line(beginning or which)
         label = name.rpartition(".")[2] if is_below else name
         seconds = sum(part.gap + part.seconds for part in members)
-        row.append(Stretch(name=name, label=label, which=which, start=members[0].start, seconds=seconds))
+        row.append(
+            Stretch(name=name, label=label, which=which, start=members[0].start, seconds=seconds)
+        )
     return row
 
 
@@ -200,7 +214,13 @@ def _identity(part: _Part) -> object:
     if not line["inputs"] or not line["key"]:
         return None
     shapes = msgspec.json.encode([line["inputs"], line["outputs"], line["convolution"]])
-    return NUMBER.sub("0", part.name), line["kind"], part.which, shapes, tuple(sorted(line["kernels"]))
+    return (
+        NUMBER.sub("0", part.name),
+        line["kind"],
+        part.which,
+        shapes,
+        tuple(sorted(line["kernels"])),
+    )
 
 
 def name_of_all(names: Sequence[str]) -> str:

@@ -30,7 +30,15 @@ _COMPARABLE = (
 )
 #: Status of passes that another algorithm computed than the selected one.
 _NOT_OWN = ("fallback", "substituted")
-_WORK = ("macs", "flops", "bytes_min", "activation_bytes", "parameters", "arithmetic_intensity", "flops_per_second")
+_WORK = (
+    "macs",
+    "flops",
+    "bytes_min",
+    "activation_bytes",
+    "parameters",
+    "arithmetic_intensity",
+    "flops_per_second",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +77,24 @@ def rows(analysis: Analysis) -> list[Row]:
             place = line["key"] or {}
             own_passes = passes.get((place.get("path"), place.get("which")), [])
             cells = _line(line, of_point, own_passes, joules)
-            is_own = about.algorithm == "default" or bool(own_passes and all(map(_is_own, own_passes)))
+            is_own = about.algorithm == "default" or bool(
+                own_passes and all(map(_is_own, own_passes))
+            )
             table_rows.append(
-                Row(line=cells, is_leaf=_is_leaf(place, around), is_own=is_own and not _ran_another(cells))
+                Row(
+                    line=cells,
+                    is_leaf=_is_leaf(place, around),
+                    is_own=is_own and not _ran_another(cells),
+                )
             )
     return table_rows
 
 
 def _line(
-    line: Mapping[str, Any], of_point: Line, own_passes: Sequence[Mapping[str, Any]], joules: float | None
+    line: Mapping[str, Any],
+    of_point: Line,
+    own_passes: Sequence[Mapping[str, Any]],
+    joules: float | None,
 ) -> Line:
     place, geometry, seconds = line["key"] or {}, line["convolution"] or {}, line["seconds"]
     return {
@@ -103,9 +120,11 @@ def _line(
         "transposed": geometry.get("transposed"),
         "inputs": _shapes(line["inputs"]),
         "outputs": _shapes(line["outputs"]),
-        "computed_by": ", ".join(dict.fromkeys(one_pass["selected"] for one_pass in own_passes)) or None,
+        "computed_by": ", ".join(dict.fromkeys(one_pass["selected"] for one_pass in own_passes))
+        or None,
         "ran": line.get("ran"),
-        "kernels": "; ".join(f"{count:g} × {name}" for name, count in line["kernels"].items()) or None,
+        "kernels": "; ".join(f"{count:g} × {name}" for name, count in line["kernels"].items())
+        or None,
     }
 
 
@@ -157,7 +176,9 @@ def points(record: Record) -> Iterator[Point]:
 def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Mapping[str, Any]]]:
     passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
     for layer, one_pass in races.passes(timed) if timed else ():
-        passes[layer["name"], "forward" if one_pass["which"] == "forward" else "backward"].append(one_pass)
+        passes[layer["name"], "forward" if one_pass["which"] == "forward" else "backward"].append(
+            one_pass
+        )
     return passes
 
 
@@ -174,12 +195,17 @@ def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
     for key in keys:
         if key.get("path") is not None:
             parts = key["path"].split(".") if key["path"] else []
-            paths |= {".".join(parts[:count]) for count in range(len(parts) + (key["operation"] is not None))}
+            paths |= {
+                ".".join(parts[:count])
+                for count in range(len(parts) + (key["operation"] is not None))
+            }
     return paths
 
 
 def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
-    return key.get("path") is not None and (key["operation"] is not None or key["path"] not in around)
+    return key.get("path") is not None and (
+        key["operation"] is not None or key["path"] not in around
+    )
 
 
 def _is_own(one_pass: Mapping[str, Any]) -> bool:
@@ -209,9 +235,15 @@ def with_winners(competing: Sequence[Row]) -> list[Line]:
     for row in competing:
         place = _comparable(row.line)
         best = fastest.get(place) if row.is_leaf and len(algorithms[place]) > 1 else None
-        ratio = _milliseconds(row) / _milliseconds(best) if best and row.is_own and _milliseconds(row) else None
+        ratio = (
+            _milliseconds(row) / _milliseconds(best)
+            if best and row.is_own and _milliseconds(row)
+            else None
+        )
         winner = best.line["algorithm"] if best else None
-        lines_with_winners.append(row.line | {"fastest_algorithm": winner, "p50_over_fastest": ratio})
+        lines_with_winners.append(
+            row.line | {"fastest_algorithm": winner, "p50_over_fastest": ratio}
+        )
     return lines_with_winners
 
 

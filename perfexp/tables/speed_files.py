@@ -30,7 +30,9 @@ def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> l
 
 def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
     """Return the trainings of a run, each with its speed file, in `speed_dir` if it has one; None without a file."""
-    places = [place for place in (_speed_dir(record, folder.absolute()), folder) if place is not None]
+    places = [
+        place for place in (_speed_dir(record, folder.absolute()), folder) if place is not None
+    ]
     return [
         (speed, next((path for place in places if (path := _own(speed, place)) is not None), None))
         for speed in of_record(record, folder)
@@ -43,23 +45,34 @@ def _speed_dir(record: Record, root: Path) -> Path | None:
     return None if folder is None or folder.resolve() == root.resolve() else folder
 
 
-def _place(speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]) -> None:
+def _place(
+    speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]
+) -> None:
     """Put a run's speed files into `speed_dir`, without overwriting those whose logs are of the same sweep."""
     try:
         placing.refuse_no_folder(folder, _OTHER)
     except UserError as error:
         return on_error(str(error))
-    _put((_free(speed, folder, logs) for speed in speeds), folder, f"Move it away, or {_OTHER}", on_error)
+    _put(
+        (_free(speed, folder, logs) for speed in speeds),
+        folder,
+        f"Move it away, or {_OTHER}",
+        on_error,
+    )
 
 
 def _free(speed: Speed, folder: Path, logs: Collection[str]) -> Speed:
     """The training with the first number whose file is not that of another log of the sweep."""
     others = [log for log in logs if log != speed.log_file]
     named = placing.numbered(speed)
-    return next(name for name in named if (placing.whose(folder / name.file_name) or "") not in others)
+    return next(
+        name for name in named if (placing.whose(folder / name.file_name) or "") not in others
+    )
 
 
-def _put(speeds: Iterable[Speed], folder: Path, remedy: str, on_error: Callable[[str], None]) -> list[Path]:
+def _put(
+    speeds: Iterable[Speed], folder: Path, remedy: str, on_error: Callable[[str], None]
+) -> list[Path]:
     written = []
     for speed in speeds:
         try:

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 #: Columns of texts, even without values; any other column without values is one of figures.
 _TEXTS = frozenset(flat.IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
-    *("model", "algorithm", "mode", "execution", "input_size", "phase", "precision", "time_kind", "stop_reason"),
+    *(
+        "model",
+        "algorithm",
+        "mode",
+        "execution",
+        "input_size",
+        "phase",
+        "precision",
+        "time_kind",
+        "stop_reason",
+    ),
     *("percentile_kind", "estimated", "status", "doubts", "error", "series"),
     *("layer", "kernel_size", "kind", "pass", "stride", "padding", "dilation", "inputs", "outputs"),
     *("computed_by", "ran", "kernels", "fastest_algorithm"),
@@ -30,7 +40,15 @@ _TEXTS = frozenset(flat.IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
 _DTYPES = {"git_dirty": "boolean", "sweep_job": "Int64"}
 #: Columns that the samples of a series have in common.
 _HEAD = (
-    *("run_uid", "phase", "input_size", "input_height_pixels", "input_width_pixels", "batch_size", "precision"),
+    *(
+        "run_uid",
+        "phase",
+        "input_size",
+        "input_height_pixels",
+        "input_width_pixels",
+        "batch_size",
+        "precision",
+    ),
     *("replicate", "series", "calls_per_sample"),
 )
 #: A series: the cells of `_HEAD`, and `values` (all samples, warm-up first) and `warmup` (number of those).
@@ -40,7 +58,9 @@ Block = dict[str, Any]
 def layers(analysis: Analysis, folder: Path) -> list[layer_tables.Row]:
     """Return one line for each row and pass of each point with profiled layers, preceded by the run's identity."""
     about = flat.identity_of(analysis.record, folder) | {"execution": analysis.about.execution}
-    return [replace(row, line=about | flat.with_units(row.line)) for row in layer_tables.rows(analysis)]
+    return [
+        replace(row, line=about | flat.with_units(row.line)) for row in layer_tables.rows(analysis)
+    ]
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:
@@ -90,7 +110,9 @@ def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.Dat
         heads[name] = heads[name].map(text).astype("category")
     made = heads.iloc[np.repeat(np.arange(len(series)), counts)].reset_index(drop=True)
     made["sample_index"] = _joined((np.arange(count) for count in counts), np.int64)
-    made["is_warmup"] = made["sample_index"] < np.repeat([block["warmup"] for block in series], counts)
+    made["is_warmup"] = made["sample_index"] < np.repeat(
+        [block["warmup"] for block in series], counts
+    )
     made["calls_per_sample"] = made.pop("calls_per_sample")
     made["seconds"] = _joined((block["values"] for block in series), np.float64)
     return made
@@ -115,7 +137,9 @@ def _column(name: str, cells: Sequence[flat.Cell]) -> pd.Series:
     import pandas as pd
 
     if name == "started":
-        return pd.to_datetime(pd.Series(cells, dtype="string"), format="ISO8601", utc=True, errors="coerce")
+        return pd.to_datetime(
+            pd.Series(cells, dtype="string"), format="ISO8601", utc=True, errors="coerce"
+        )
     if name.startswith(flat.AXIS):
         texts = pd.Series(cells, dtype="string")
         if texts.dropna().str.lower().isin(("true", "false")).all():

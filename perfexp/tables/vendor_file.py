@@ -60,7 +60,9 @@ def to_json(analysis: Analysis) -> bytes:
         "parameters": fact_at(record.environment, "session.parameters"),
         "total_runtime_seconds": (end - start).total_seconds(),
         "training": [_training(row, record) for row in analysis.rows if row.key.phase == "train"],
-        "inference": [_inference(row, analysis) for row in analysis.rows if row.key.phase == "inference"],
+        "inference": [
+            _inference(row, analysis) for row in analysis.rows if row.key.phase == "inference"
+        ],
         "record": msgspec.Raw(msgspec.json.encode(record)),
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
@@ -80,7 +82,9 @@ def load(path: Path) -> Record:
     except untrusted.DECODING_ERRORS as error:
         raise UserError(f"{path} is not a file of export.vendor_json=true: {error}.") from error
     if content.format > FORMAT:
-        raise UserError(f"{path} has format {content.format}; this perfexp reads up to {FORMAT}. Update perfexp.")
+        raise UserError(
+            f"{path} has format {content.format}; this perfexp reads up to {FORMAT}. Update perfexp."
+        )
     return Record.from_json(bytes(content.record), source=str(path))
 
 
@@ -93,7 +97,9 @@ def _training(row: Row, record: Record) -> Entry:
         "epoch_seconds": [epoch.seconds for epoch in epochs],
         "epoch_losses": [epoch.loss for epoch in epochs],
         "epoch_accuracies": [epoch.accuracy for epoch in epochs],
-        "epoch_metrics": [{metric.name: metric.value for metric in epoch.metrics} for epoch in epochs],
+        "epoch_metrics": [
+            {metric.name: metric.value for metric in epoch.metrics} for epoch in epochs
+        ],
         "samples_per_second": _figure(row.samples_per_second),
         "data_loading_seconds": row.phases.get("data"),
         "accuracy": epochs[-1].accuracy if epochs else None,
@@ -102,14 +108,18 @@ def _training(row: Row, record: Record) -> Entry:
 
 def _inference(row: Row, analysis: Analysis) -> Entry:
     rate, place = row.samples_per_second, (row.key.input_size, row.key.batch_size)
-    of_place = (one for one in analysis.cold_starts if (one.key.input_size, one.key.batch_size) == place)
+    of_place = (
+        one for one in analysis.cold_starts if (one.key.input_size, one.key.batch_size) == place
+    )
     start = next(of_place, None)
     percentiles = {number: row.percentile(number) for number in analysis.percentiles}
     return _common(row) | {
         "predictions_per_second": _figure(rate),
         "milliseconds_per_prediction": _figure(rate, lambda per_second: 1e3 / per_second),
         "ttfp_milliseconds": _figure(start.total if start else None, _TO_MS),
-        **{f"p{number:g}_milliseconds": _figure(one, _TO_MS) for number, one in percentiles.items()},
+        **{
+            f"p{number:g}_milliseconds": _figure(one, _TO_MS) for number, one in percentiles.items()
+        },
         "accuracy": row.value(ACCURACY),
         "energy_joules_per_prediction": _figure(row.metric(IMAGE_ENERGY)),
     }
@@ -123,13 +133,25 @@ def _common(row: Row) -> Entry:
         "status": row.status.value,
         "processes": row.processes,
         "memory_peak_bytes": row.value(PEAK_MEMORY),
-        "metrics": {metric.name: metric.value for metric in row.metrics if metric.name.startswith("custom/")},
+        "metrics": {
+            metric.name: metric.value for metric in row.metrics if metric.name.startswith("custom/")
+        },
     }
 
 
-def _figure(figure: Interval | Metric | None, scaled: Callable[[float], float] = float) -> Entry | None:
+def _figure(
+    figure: Interval | Metric | None, scaled: Callable[[float], float] = float
+) -> Entry | None:
     """A figure and the ends of its interval, the lower one first, in another unit."""
     if figure is None or figure.value is None:
         return None
-    ends = () if figure.low is None or figure.high is None else sorted(map(scaled, (figure.low, figure.high)))
-    return {"value": scaled(figure.value), "low": ends[0] if ends else None, "high": ends[1] if ends else None}
+    ends = (
+        ()
+        if figure.low is None or figure.high is None
+        else sorted(map(scaled, (figure.low, figure.high)))
+    )
+    return {
+        "value": scaled(figure.value),
+        "low": ends[0] if ends else None,
+        "high": ends[1] if ends else None,
+    }

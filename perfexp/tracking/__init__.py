@@ -18,7 +18,9 @@ class Tracker:
         """Values of the node that identify the store from another folder, without credentials; empty for none."""
         return {}
 
-    def following(self, record: Callable[[], Record]) -> AbstractContextManager[Callable[[Point], None]]:
+    def following(
+        self, record: Callable[[], Record]
+    ) -> AbstractContextManager[Callable[[Point], None]]:
         """A context for one training; gives a function that takes the point after each epoch, with that epoch alone.
 
         Args:

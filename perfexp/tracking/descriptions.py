@@ -65,8 +65,14 @@ def point_tags(analysis: Analysis, notes: Mapping[str, str]) -> dict[str, str]:
 def own_tags(plan: dict[str, Any]) -> dict[str, str]:
     """Return `tracking.tags` of a plan; a record may come from anywhere, so that names are checked again."""
     own = fact_at(plan, "tracking.tags")
-    texts = {str(name): text for name, text in own.items() if text is not None} if isinstance(own, Mapping) else {}
-    return {name[:NAME_LENGTH]: str(text) for name, text in texts.items() if tag_fault(name) is None}
+    texts = (
+        {str(name): text for name, text in own.items() if text is not None}
+        if isinstance(own, Mapping)
+        else {}
+    )
+    return {
+        name[:NAME_LENGTH]: str(text) for name, text in texts.items() if tag_fault(name) is None
+    }
 
 
 def sweep_tags(first: Record) -> dict[str, str]:
@@ -104,14 +110,20 @@ def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
 
 def of_run(analysis: Analysis, skipped: Mapping[str, str]) -> str:
     """Describe a run: the report, and the files that were skipped, with the reasons."""
-    page = markdown.markdown(analysis).removeprefix("# ")  # MLflow's page has the run's name as its title
+    page = markdown.markdown(analysis).removeprefix(
+        "# "
+    )  # MLflow's page has the run's name as its title
     files = [f"{path}: {reason}" for path, reason in skipped.items()]
     return _note(analysis.record.plan, page, *_parts(Section("files that were not sent", files)))
 
 
 def of_points(part: Analysis) -> str:
     """Describe some points of a run by their figures; the report is with the run."""
-    return _note({}, overview.points(part).markdown(), f"A part of the run {escape_markdown(part.record.name)}.")
+    return _note(
+        {},
+        overview.points(part).markdown(),
+        f"A part of the run {escape_markdown(part.record.name)}.",
+    )
 
 
 def of_sweep(whole: SweepAnalysis) -> str:
@@ -141,7 +153,9 @@ def _note(plan: dict[str, Any], *blocks: str) -> str:
 def breakable(text: str) -> str:
     """Let a browser break the long words of a Markdown text; lines of code and tables are short already."""
     lines = text.split("\n")
-    return "\n".join(line if line.startswith(("|", "    ")) else re.sub(r"\S+", _broken, line) for line in lines)
+    return "\n".join(
+        line if line.startswith(("|", "    ")) else re.sub(r"\S+", _broken, line) for line in lines
+    )
 
 
 def _broken(word: re.Match[str]) -> str:

@@ -31,24 +31,37 @@ def metric_part(text: str) -> str:
     return allowed(text.replace("/", "."))
 
 
-def of(found: Iterable[Charted], time_ms: Callable[[Charted], int]) -> tuple[list[Figure], dict[str, str]]:
+def of(
+    found: Iterable[Charted], time_ms: Callable[[Charted], int]
+) -> tuple[list[Figure], dict[str, str]]:
     """Return the figures that a store takes, and tags: why others are dropped, and which ones are estimated."""
     sent: dict[tuple[str, int], Figure] = {}
     dropped: dict[str, str] = {}
     estimated: dict[str, None] = {}
     for quantity in found:
         # one bad name rejects a whole batch
-        name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"[:NAME_LENGTH].rstrip(" .")
+        name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"[:NAME_LENGTH].rstrip(
+            " ."
+        )
         if quantity.value is None or not math.isfinite(quantity.value):
             dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
         elif (name, quantity.step) in sent:
-            dropped.setdefault(name, "two metrics have this name in MLflow's letters; the first one is shown")
+            dropped.setdefault(
+                name, "two metrics have this name in MLflow's letters; the first one is shown"
+            )
         else:
-            sent[name, quantity.step] = Figure(name, float(quantity.value), quantity.step, time_ms(quantity))
+            sent[name, quantity.step] = Figure(
+                name, float(quantity.value), quantity.step, time_ms(quantity)
+            )
             estimated |= {name: None} if quantity.estimated else {}
     outdated = _outdated(sent)
-    dropped |= dict.fromkeys(outdated, "the last measurement has no interval; see tables/points.json")
-    tags = {"perfexp.dropped_metrics": reasons(dropped), "perfexp.estimated_metrics": ", ".join(estimated)}
+    dropped |= dict.fromkeys(
+        outdated, "the last measurement has no interval; see tables/points.json"
+    )
+    tags = {
+        "perfexp.dropped_metrics": reasons(dropped),
+        "perfexp.estimated_metrics": ", ".join(estimated),
+    }
     return [one for one in sent.values() if one.name not in outdated], tags
 
 
@@ -86,7 +99,9 @@ def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
     ends = accumulate((one.total_seconds for one in point.epochs), initial=seconds)
     next(ends)
     start = to_ms(point.started) or 0
-    return {one.number: start + round(1e3 * end) for one, end in zip(point.epochs, ends, strict=True)}
+    return {
+        one.number: start + round(1e3 * end) for one, end in zip(point.epochs, ends, strict=True)
+    }
 
 
 def best(table: Sequence[Row]) -> Iterator[Charted]:
@@ -100,11 +115,25 @@ def best(table: Sequence[Row]) -> Iterator[Charted]:
                 row = min(timed, key=lambda row: row.times[kind].median.value)
                 median = row.times[kind].median
                 is_estimated = median.low is None
-                yield Charted("best", f"{prefix}{kind}_p50_ms", median.value * 1e3, row.key, 0, estimated=is_estimated)
+                yield Charted(
+                    "best",
+                    f"{prefix}{kind}_p50_ms",
+                    median.value * 1e3,
+                    row.key,
+                    0,
+                    estimated=is_estimated,
+                )
         if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
             rate, row = max(rated, key=lambda one: one[0].value)
             is_estimated = rate.low is None
-            yield Charted("best", f"{prefix}samples_per_second", rate.value, row.key, 0, estimated=is_estimated)
+            yield Charted(
+                "best",
+                f"{prefix}samples_per_second",
+                rate.value,
+                row.key,
+                0,
+                estimated=is_estimated,
+            )
 
 
 def winner(whole: SweepAnalysis) -> dict[str, str]:
@@ -117,15 +146,31 @@ def winner(whole: SweepAnalysis) -> dict[str, str]:
     """
     found = sweep_verdicts.winners(whole)
     fields = varying(one.key for one in found)
-    places: dict[str, dict[str, list[str]]] = {"best": {}, "best_ties": {}, "best_undecided": {}, "best_by": {}}
+    places: dict[str, dict[str, list[str]]] = {
+        "best": {},
+        "best_ties": {},
+        "best_undecided": {},
+        "best_by": {},
+    }
     for one in found:
         where = " · ".join(filter(None, (one.model, label(one.key, fields) if fields else "")))
-        best, others = one.best and _axes(one.best, one), "; ".join(_axes(axes, one) for axes in one.ties)
-        texts = {"best": best, "best_ties" if best else "best_undecided": others, "best_by": _metric(one.measure)}
+        best, others = (
+            one.best and _axes(one.best, one),
+            "; ".join(_axes(axes, one) for axes in one.ties),
+        )
+        texts = {
+            "best": best,
+            "best_ties" if best else "best_undecided": others,
+            "best_by": _metric(one.measure),
+        }
         for name, text in texts.items():
             if text:
                 places[name].setdefault(text, []).append(where)
-    return {f"perfexp.{name}": _joined(name, by_text, len(found)) for name, by_text in places.items() if by_text}
+    return {
+        f"perfexp.{name}": _joined(name, by_text, len(found))
+        for name, by_text in places.items()
+        if by_text
+    }
 
 
 def _joined(name: str, places: Mapping[str, Collection[str]], num_points: int) -> str:
@@ -137,12 +182,18 @@ def _joined(name: str, places: Mapping[str, Collection[str]], num_points: int) -
 
 
 def _metric(measure: str) -> str:
-    return "throughput/samples_per_second" if measure == "throughput" else f"{metric_part(measure)}/p50_ms"
+    return (
+        "throughput/samples_per_second"
+        if measure == "throughput"
+        else f"{metric_part(measure)}/p50_ms"
+    )
 
 
 def _axes(every: Mapping[str, str], of_winner: Winner) -> str:
     """The axes of a group, without its model if each model has a winner; the value alone of a single option's axis."""
-    axes = {axis: text for axis, text in every.items() if not (of_winner.model and axis in MODEL_AXES)}
+    axes = {
+        axis: text for axis, text in every.items() if not (of_winner.model and axis in MODEL_AXES)
+    }
     if len(axes) == 1 and "." not in "".join(axes):
         return "".join(axes.values())
     return ", ".join(f"{axis}={text}" for axis, text in axes.items())

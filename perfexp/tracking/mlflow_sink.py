@@ -83,7 +83,9 @@ class MlflowSink(Tracker):
                 raise UserError(f"tracking.{name}={seconds:g}: set a positive number of seconds.")
         # the payload takes name, description and tags from the record, so that `perfexp sync` sends the same ones
         if tags is not None and not isinstance(tags, Mapping):
-            raise UserError(f"tracking.tags={tags}: give names with values, tracking.tags={{team:vision}}.")
+            raise UserError(
+                f"tracking.tags={tags}: give names with values, tracking.tags={{team:vision}}."
+            )
         if faults := {str(name): fault for name in tags or {} if (fault := tag_fault(str(name)))}:
             raise UserError(f"tracking.tags: {reasons(faults)}.")
         self.uri = store.store_uri(None if uri is None else reveal(uri))
@@ -93,7 +95,10 @@ class MlflowSink(Tracker):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"uri": str(hide(self.uri)), **({"experiment": self.experiment} if self.experiment else {})}
+        return {
+            "uri": str(hide(self.uri)),
+            **({"experiment": self.experiment} if self.experiment else {}),
+        }
 
     @contextmanager
     def following(self, record: Callable[[], Record]) -> Iterator[Callable[[Point], None]]:
@@ -105,7 +110,9 @@ class MlflowSink(Tracker):
             nonlocal training, seconds
             with suppress(Exception):  # sending the record reports it
                 training = training or payload.of_training(record(), point)
-                epochs = msgspec.structs.replace(training, figures=payload.epochs_of(point, seconds))
+                epochs = msgspec.structs.replace(
+                    training, figures=payload.epochs_of(point, seconds)
+                )
                 seconds += sum(epoch.total_seconds for epoch in point.epochs)
                 start_sender().put(self._delivery(epochs, Epochs))
 
@@ -115,7 +122,9 @@ class MlflowSink(Tracker):
             if training is not None:
                 last = msgspec.structs.replace(training, figures=[], status="KILLED")
                 with suppress(TrackingFailed):
-                    deliver(msgspec.structs.replace(self._delivery(last), deadline_seconds=_END_SECONDS))
+                    deliver(
+                        msgspec.structs.replace(self._delivery(last), deadline_seconds=_END_SECONDS)
+                    )
             raise
 
     def publish(self, analysis: Analysis, folder: Path) -> str:
@@ -125,9 +134,13 @@ class MlflowSink(Tracker):
     def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str:
         return self._send(payload.of_sweep(whole, folder), self._again(folder))
 
-    def publish_comparison(self, comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path) -> str:
+    def publish_comparison(
+        self, comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path
+    ) -> str:
         """Send a comparison with the files in its folder; raises `TrackingFailed`."""
-        return self._send(payload.of_comparison(comparison, records, folder), "The comparison itself is complete")
+        return self._send(
+            payload.of_comparison(comparison, records, folder), "The comparison itself is complete"
+        )
 
     def fetch(self, run_id: str, folder: Path) -> list[Path]:
         """Copy the record of a stored run, or the records of a stored sweep, into an empty folder; return the files."""
@@ -137,7 +150,11 @@ class MlflowSink(Tracker):
         try:
             lines = deliver(Fetch(uri=self.uri, run_id=run_id, folder=str(folder), **self._limits))
         except Exception as error:
-            why = "there was no answer in time" if isinstance(error, DeadlineMissed) else _reason(error)
+            why = (
+                "there was no answer in time"
+                if isinstance(error, DeadlineMissed)
+                else _reason(error)
+            )
             raise UserError(
                 f"the record of mlflow:{one_line(run_id)} could not be read from {hide(self.uri)}: {why}. "
                 "Give a run's id, and name the store with --uri."
@@ -154,7 +171,9 @@ class MlflowSink(Tracker):
         """Send a payload; an error is one message with the failure and the remedy."""
         try:
             if self.uri in _late:
-                raise TrackingFailed("it missed the deadline of an earlier send; this command does not try it again")
+                raise TrackingFailed(
+                    "it missed the deadline of an earlier send; this command does not try it again"
+                )
             return deliver(self._delivery(content))
         except Exception as error:
             why = _reason(error)
@@ -170,7 +189,13 @@ class MlflowSink(Tracker):
     def _delivery(self, content: Payload, kind: type[Delivery] = Delivery) -> Delivery:
         folder, experiment = store.artifact_folder(self.uri), self.experiment or content.experiment
         artifacts = folder.as_uri() if folder else None
-        return kind(uri=self.uri, experiment=experiment, artifacts=artifacts, payload=content, **self._limits)
+        return kind(
+            uri=self.uri,
+            experiment=experiment,
+            artifacts=artifacts,
+            payload=content,
+            **self._limits,
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -212,7 +237,9 @@ class SenderProcess:
             raise DeadlineMissed
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").split("\n")]
-        raise TrackingFailed(f"the sending process has ended: {next(filter(None, reversed(lines)), 'no message')}")
+        raise TrackingFailed(
+            f"the sending process has ended: {next(filter(None, reversed(lines)), 'no message')}"
+        )
 
     def kill(self) -> None:
         """Kill the process and everything that it started."""

@@ -103,7 +103,9 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
         started=sweep.started,
         ended=sweep.ended,
         figures=metrics,
-        params=run_params.of_sweep(sweep, records) if is_whole else {},  # a parameter is never changed
+        params=run_params.of_sweep(sweep, records)
+        if is_whole
+        else {},  # a parameter is never changed
         tags=descriptions.tags(tags),
         first_tags=first_tags,
         note=descriptions.of_sweep(whole),
@@ -111,7 +113,9 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     )
 
 
-def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path) -> Payload:
+def of_comparison(
+    comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path
+) -> Payload:
     """A comparison as an MLflow run: each ratio at the step of its point, verdicts, and tags of the runs of all sides.
 
     Args:
@@ -121,13 +125,23 @@ def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], f
     whole = [record for side in records for record in side]
     ended = max(record.ended or record.started for record in whole)
     time_ms = to_ms(ended) or 0
-    steps = {point: step for step, point in enumerate(dict.fromkeys(pair.point for pair in comparison.pairs))}
+    steps = {
+        point: step
+        for step, point in enumerate(dict.fromkeys(pair.point for pair in comparison.pairs))
+    }
     metrics, counts = [], Counter[str]()
     for pair in comparison.pairs:
         group = metric_part(pair.side)
         counts[f"{group}/{metric_part(pair.verdict)}_count"] += 1
         if pair.ratio is not None:
-            metrics.append(Figure(f"{group}/{metric_part(pair.measure)}_ratio", pair.ratio, steps[pair.point], time_ms))
+            metrics.append(
+                Figure(
+                    f"{group}/{metric_part(pair.measure)}_ratio",
+                    pair.ratio,
+                    steps[pair.point],
+                    time_ms,
+                )
+            )
     metrics += [Figure(name, float(count), 0, time_ms) for name, count in counts.items()]
     tags = {"perfexp.version": comparison.perfexp_version, "mlflow.source.name": "perfexp"}
     for side, of_side in zip(comparison.sides, records, strict=True):
@@ -142,7 +156,11 @@ def of_comparison(comparison: Comparison, records: Sequence[Sequence[Record]], f
         started=min(record.started for record in whole),
         ended=ended,
         figures=metrics,
-        params={"margin": str(comparison.margin), "fdr": str(comparison.fdr), "allowed": ", ".join(comparison.allowed)},
+        params={
+            "margin": str(comparison.margin),
+            "fdr": str(comparison.fdr),
+            "allowed": ", ".join(comparison.allowed),
+        },
         tags=descriptions.tags(tags),
         note=clean(markdown.comparison(comparison), TAG_LENGTH),
         files=sendable(files, folder)[0],
@@ -175,14 +193,20 @@ def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
     known = [part for part in parts if part.batch_size != LARGEST]
     sizes = [one for part in known for one in by_size(part)]
     split = [_of_points(record, part, "point") for part in known] if len(parts) > 1 else []
-    return split + ([_of_points(record, one, "size") for one in sizes] if len(sizes) <= _MOST_SIZES else [])
+    return split + (
+        [_of_points(record, one, "size") for one in sizes] if len(sizes) <= _MOST_SIZES else []
+    )
 
 
 def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
     metrics, notes = figures.of(charted(part), figures.times(record))
     keys = [row.key for row in part.analysis.rows]
     size = {"perfexp.input_size": keys[0].size_label} if kind == "size" else {}
-    identity = {"perfexp.kind": kind, "perfexp.uid": safe_uid(record.uid), "perfexp.phase": safe_uid(part.phase)}
+    identity = {
+        "perfexp.kind": kind,
+        "perfexp.uid": safe_uid(record.uid),
+        "perfexp.phase": safe_uid(part.phase),
+    }
     return Payload(
         name=_name(run_names.of_part(record, keys)),
         identity=identity | {"perfexp.batch_size": str(part.batch_size), **size},
@@ -254,14 +278,23 @@ def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[st
 
     MLflow groups the rows of several runs by the first column, and compares the second one.
     """
-    lines = [line for line in lines if line.get("batch_size") != LARGEST]  # a point whose batch is searched for
+    lines = [
+        line for line in lines if line.get("batch_size") != LARGEST
+    ]  # a point whose batch is searched for
     if not lines:
         return [], {}
     lines = [{"point": _point(line), "median_ms": line.get("median_ms"), **line} for line in lines]
     columns = list(dict.fromkeys(name for line in lines for name in line))
-    content = json.dumps({"columns": columns, "data": [[_cell(line.get(name)) for name in columns] for line in lines]})
+    content = json.dumps(
+        {
+            "columns": columns,
+            "data": [[_cell(line.get(name)) for name in columns] for line in lines],
+        }
+    )
     listed = json.dumps([{"path": f"tables/{_TABLE}", "type": "table"}])
-    return [Upload(source=None, folder="tables", name=_TABLE, content=content)], {"mlflow.loggedArtifacts": listed}
+    return [Upload(source=None, folder="tables", name=_TABLE, content=content)], {
+        "mlflow.loggedArtifacts": listed
+    }
 
 
 def _point(line: Mapping[str, Cell]) -> str:
@@ -284,7 +317,9 @@ def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload],
     skipped: dict[str, str] = {}
     for artifact in artifacts:
         kind = artifact.kind if artifact.kind in FOLDERS else ""
-        name = safe_name("-".join(part for part in PurePosixPath(artifact.path).parts if part != kind))
+        name = safe_name(
+            "-".join(part for part in PurePosixPath(artifact.path).parts if part != kind)
+        )
         source, place = str(folder.absolute() / artifact.path), f"{kind}/{name}".lstrip("/")
         if reason := _refusal(artifact.path, folder):
             skipped[artifact.path] = reason
@@ -306,6 +341,10 @@ def _refusal(path: str, folder: Path) -> str | None:
             return "a link, or outside of the run's folder"
         if not source.is_file():
             return "not a file" if source.exists() else "missing"
-        return f"larger than {_MAX_FILE_BYTES >> 30} GiB" if source.stat().st_size > _MAX_FILE_BYTES else None
+        return (
+            f"larger than {_MAX_FILE_BYTES >> 30} GiB"
+            if source.stat().st_size > _MAX_FILE_BYTES
+            else None
+        )
     except (OSError, ValueError) as error:
         return str(error)

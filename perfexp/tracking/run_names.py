@@ -15,8 +15,15 @@ LENGTH = 24
 #: Characters that are left of a shortened word, and of one that distinguishes the runs of a sweep.
 _SHORTEST, _SHORTEST_AXIS = 5, 11
 #: Part of a name by the axis of a sweep that it shows; other axes have a word of their own.
-_PARTS = {axis: axis for axis in ("model", "algorithm", "mode", "precision", "execution", "input_size", "batch_size")}
-_PARTS |= {"model.name": "model", "mode.train.batch_size": "batch_size", "mode.inference.batch_size": "batch_size"}
+_PARTS = {
+    axis: axis
+    for axis in ("model", "algorithm", "mode", "precision", "execution", "input_size", "batch_size")
+}
+_PARTS |= {
+    "model.name": "model",
+    "mode.train.batch_size": "batch_size",
+    "mode.inference.batch_size": "batch_size",
+}
 #: Nouns of a sweep's axes in its name where they are not the part's name with an s.
 _NOUNS = {"input_size": "sizes", "batch_size": "batches", "gpu": "GPUs", "gpu.count": "GPU counts"}
 #: Further axes that a name shows by value only.
@@ -99,7 +106,11 @@ def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
         usual = f"{part}s" if part else axis.rpartition(".")[2]
         nouns.append(f"{count}{_NOUNS.get(part or axis, usual)}")
     words = [_fixed(_words(one, _timed(one)), counts) for one in records]
-    shared = [word for word in words[0] if all(word in other for other in words)] if nouns and words else []
+    shared = (
+        [word for word in words[0] if all(word in other for other in words)]
+        if nouns and words
+        else []
+    )
     return _with(_cut(" × ".join(nouns), LENGTH), shared)
 
 
@@ -142,21 +153,33 @@ def _range(sorted_texts: Sequence[str]) -> str:
 def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
     """The words that no axis shows; inference, the usual mode, comes last and goes first."""
     shown = set(map(_part, axes))
-    rest = [word for part, word in words.items() if part not in shown and word and word not in _USUAL]
+    rest = [
+        word for part, word in words.items() if part not in shown and word and word not in _USUAL
+    ]
     return sorted(rest, key=lambda word: word == _INFERENCE)
 
 
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
     """The words of a sweep's axes."""
     names = {axis: "" if axis in _PLAIN else f"{axis.rpartition('.')[2]}=" for axis in axes}
-    return [words[part] if (part := _part(axis)) else one_line(names[axis] + axes[axis]) for axis in axes]
+    return [
+        words[part] if (part := _part(axis)) else one_line(names[axis] + axes[axis])
+        for axis in axes
+    ]
 
 
 def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[str] = ()) -> str:
     """Join words; the last long ones are shortened first, then left out, so that numbers remain."""
     varying, fixed = [*first, *_varying(words, axes)], _fixed(words, axes)
-    texts = {word: word for word in [*varying, *fixed] if word and (word in varying or word != _INFERENCE)}
-    whole = {*first, *(words[part] for part in ("precision", "execution", "input_size", "batch_size"))}
+    texts = {
+        word: word
+        for word in [*varying, *fixed]
+        if word and (word in varying or word != _INFERENCE)
+    }
+    whole = {
+        *first,
+        *(words[part] for part in ("precision", "execution", "input_size", "batch_size")),
+    }
     long = [word for word in reversed(texts) if word not in whole]
     for word in long:
         least = _SHORTEST_AXIS if word in varying else _SHORTEST

@@ -24,12 +24,32 @@ MOST = 25
 _GROUPS = ("stopping", "data")
 #: Keys that other parameters show.
 _SHOWN = (
-    *("model", "model.name", "algorithm", "mode", "precision", "batch_size", "input_size", "gpu", "execution"),
+    *(
+        "model",
+        "model.name",
+        "algorithm",
+        "mode",
+        "precision",
+        "batch_size",
+        "input_size",
+        "gpu",
+        "execution",
+    ),
     *_GROUPS,
 )
 #: Groups of keys that concern no measurement.
 _NOT_MEASURED = (
-    *("tracking", "output_dir", "speed_dir", "export", "compare", "stage", "quiet", "device_lock", "host_sharing"),
+    *(
+        "tracking",
+        "output_dir",
+        "speed_dir",
+        "export",
+        "compare",
+        "stage",
+        "quiet",
+        "device_lock",
+        "host_sharing",
+    ),
     *("timeout_seconds", "resume", "cluster", "hydra"),
 )
 #: Longest source of a dataset that every store accepts.
@@ -39,7 +59,10 @@ _SOURCE_LENGTH = 16_000
 def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
     """Return the parameters of some points: subject, sizes, device and libraries."""
     about = subject(record.plan, record.environment)
-    named = {name: getattr(about, name) for name in ("model", "algorithm", "mode", "precision", "execution")}
+    named = {
+        name: getattr(about, name)
+        for name in ("model", "algorithm", "mode", "precision", "execution")
+    }
     named |= {
         "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
         "batch_size": _batch_sizes(keys),
@@ -83,12 +106,21 @@ def _joined(of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 def _chosen(record: Record) -> Iterator[tuple[str, str]]:
     """Keys and values on the run's command line that no other parameter shows, a sweep's values for this run."""
-    typed = (argument.lstrip("+~").partition("=") for argument in record.command if not argument.startswith("-"))
+    typed = (
+        argument.lstrip("+~").partition("=")
+        for argument in record.command
+        if not argument.startswith("-")
+    )
     axes = record.sweep.axes if record.sweep else {}
     for name, text in {**{name: text for name, _, text in typed}, **axes}.items():
         if name not in _SHOWN and re.split("[./]", name)[0] not in _NOT_MEASURED:
-            value = fact_at(record.plan, name)  # the command of a sweep's run spells it in Python's way
-            yield name, text if value is None or isinstance(value, str | dict) else json.dumps(value)
+            value = fact_at(
+                record.plan, name
+            )  # the command of a sweep's run spells it in Python's way
+            yield (
+                name,
+                text if value is None or isinstance(value, str | dict) else json.dumps(value),
+            )
 
 
 def _cleaned(texts: Mapping[str, str], axes: Iterable[str] = ()) -> dict[str, str]:
@@ -118,5 +150,7 @@ def datasets(record: Record, keys: Sequence[Key]) -> list[Dataset]:
         identity = json.dumps([source, name, record.plan.get("seed")], default=str)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
         context = "training" if phase == "train" else phase
-        found.append(Dataset(name=name, digest=digest, source=clean(source, _SOURCE_LENGTH), context=context))
+        found.append(
+            Dataset(name=name, digest=digest, source=clean(source, _SOURCE_LENGTH), context=context)
+        )
     return found

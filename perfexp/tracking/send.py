@@ -29,7 +29,16 @@ import psutil
 from perfexp.host.credentials import scrub
 from perfexp.host.lifeline import die_with
 from perfexp.host.untrusted import MAX_BYTES
-from perfexp.tracking.delivery import Dataset, Delivery, Epochs, Fetch, Payload, Upload, from_line, to_ms
+from perfexp.tracking.delivery import (
+    Dataset,
+    Delivery,
+    Epochs,
+    Fetch,
+    Payload,
+    Upload,
+    from_line,
+    to_ms,
+)
 from perfexp.tracking.store import (
     NAME_LENGTH,
     LockTimeout,
@@ -120,7 +129,9 @@ def _limit_memory() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def next_request(requests: Requests, deliver: Callable[[Epochs], dict[str, Any]]) -> Delivery | Fetch | None:
+def next_request(
+    requests: Requests, deliver: Callable[[Epochs], dict[str, Any]]
+) -> Delivery | Fetch | None:
     """Send the epochs of a training as they come until there is another request, and return it; None at the end.
 
     After each delivery it waits 199 times as long: sending computes on cores that the training may use. The first one
@@ -204,7 +215,9 @@ def _experiment(client: MlflowClient, delivery: Delivery) -> str:
                 raise
             experiment = client.get_experiment_by_name(name)  # another process was faster
     if experiment is None or experiment.lifecycle_stage != "active":
-        raise TrackingFailed(f"its experiment {name!r} was deleted there; restore it or name another one")
+        raise TrackingFailed(
+            f"its experiment {name!r} was deleted there; restore it or name another one"
+        )
     return checked_id(experiment.experiment_id)
 
 
@@ -225,7 +238,9 @@ class Claim:
 
     def __init__(self, client: MlflowClient, experiment_id: str, payload: Payload) -> None:
         self._client, self._experiment_id = client, experiment_id
-        self._query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in payload.identity.items())
+        self._query = " and ".join(
+            f"tags.`{name}` = '{value}'" for name, value in payload.identity.items()
+        )
         earliest = self._earliest()
         self._is_new = earliest is None
         self.run: Run = earliest or self._create(payload)
@@ -275,10 +290,14 @@ def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, s
     own = {name: text for name, text in payload.first_tags.items() if name not in old.tags}
     if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]):
         own[_NOTE] = payload.note
-    metrics = [Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures]
+    metrics = [
+        Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures
+    ]
     params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]
     new_tags = [RunTag(name, text) for name, text in {**tags, **own}.items()]
-    batches = zip_longest(_chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=())
+    batches = zip_longest(
+        _chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=()
+    )
     for batch in batches:
         client.log_batch(run_id, *batch, synchronous=True)
     for name in old.tags:
@@ -296,10 +315,15 @@ def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> 
     """Add the datasets that a run lacks."""
     from mlflow import entities
 
-    there = {(one.dataset.name, one.dataset.digest) for one in (run.inputs.dataset_inputs if run.inputs else ())}
+    there = {
+        (one.dataset.name, one.dataset.digest)
+        for one in (run.inputs.dataset_inputs if run.inputs else ())
+    }
     inputs = [
         entities.DatasetInput(
-            entities.Dataset(name=one.name, digest=one.digest, source_type="perfexp", source=one.source),
+            entities.Dataset(
+                name=one.name, digest=one.digest, source_type="perfexp", source=one.source
+            ),
             [entities.InputTag("mlflow.data.context", one.context)],
         )
         for one in datasets
@@ -326,7 +350,9 @@ def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str)
             if file.source is None:
                 source.write_text(file.content)
             elif source.name != file.name:  # MLflow names an artifact like its file
-                source = Path(shutil.copyfile(source, f"{folder}/{file.name}", follow_symlinks=False))
+                source = Path(
+                    shutil.copyfile(source, f"{folder}/{file.name}", follow_symlinks=False)
+                )
             repository.log_artifact(str(source), file.folder or None)
 
 
@@ -342,12 +368,18 @@ def fetch(request: Fetch) -> str:
         run = client.get_run(checked_id(run.data.tags[_PARENT]))
     runs = [run]
     if run.data.tags.get("perfexp.kind") == "sweep":
-        runs = list(client.search_runs([run.info.experiment_id], f"tags.`{_PARENT}` = '{checked_id(run.info.run_id)}'"))
+        runs = list(
+            client.search_runs(
+                [run.info.experiment_id], f"tags.`{_PARENT}` = '{checked_id(run.info.run_id)}'"
+            )
+        )
     files: list[str] = []
     for number, found in enumerate(runs):
         place = str(found.info.artifact_uri)
         if is_foreign_place(place, request.uri):
-            raise TrackingFailed(f"its files are at {place.partition(':')[0][:20]}:…, outside of the store")
+            raise TrackingFailed(
+                f"its files are at {place.partition(':')[0][:20]}:…, outside of the store"
+            )
         (folder := Path(request.folder, str(number))).mkdir()
         repository = get_artifact_repository(place, tracking_uri=request.uri)
         repository.list_artifacts = lambda *_: []  # a record is a file, whatever it says
@@ -375,7 +407,11 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, ImportError):
         return text
     is_own = (error.name or "").partition(".")[0] in ("mlflow", "sqlalchemy", "alembic")
-    remedy = "pip install mlflow-skinny sqlalchemy alembic" if is_own else "install the driver of that database"
+    remedy = (
+        "pip install mlflow-skinny sqlalchemy alembic"
+        if is_own
+        else "install the driver of that database"
+    )
     return f"{text} ({remedy})"
 
 

@@ -111,7 +111,9 @@ def _fault(uri: str) -> str | None:
             return "a file's name is missing"
         return "this is a folder, not a file" if uri.endswith("/") or file.is_dir() else None
     # installed packages may add stores to MLflow
-    plugins = {entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")}
+    plugins = {
+        entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")
+    }
     if not separator or (scheme not in plugins and kind not in _KINDS):
         return "MLflow has no store of this kind"
     if not is_server(uri):
@@ -122,7 +124,9 @@ def _fault(uri: str) -> str | None:
             return "the server's name or port is missing"
     except ValueError:  # its text quotes the port, which may be a part of a password
         return "this is not the address of a server; in a password, write / as %2F"
-    return "give the server's address only, without ? and #" if parts.query or parts.fragment else None
+    return (
+        "give the server's address only, without ? and #" if parts.query or parts.fragment else None
+    )
 
 
 def database(uri: str) -> Path | None:
@@ -147,19 +151,30 @@ def refuse_foreign_database(uri: str) -> None:
     if file is None or folder is None:
         return
     if folder.is_symlink() and is_default(uri):
-        raise UserError(f"{folder} is a link: artifacts are stored in folders of this store only. Remove it.")
+        raise UserError(
+            f"{folder} is a link: artifacts are stored in folders of this store only. Remove it."
+        )
     if not os.path.lexists(file):
         return
     if not file.is_file() or (file.is_symlink() and is_default(uri)):
-        raise UserError(f"{file} is not a regular file. Remove it, or name the store by tracking.uri.")
+        raise UserError(
+            f"{file} is not a regular file. Remove it, or name the store by tracking.uri."
+        )
     for log in (Path(f"{file}-journal"), Path(f"{file}-wal")):
         if os.path.lexists(log) and (not is_regular(log) or _names_others(log)):
-            raise UserError(f"{log} is not a log of this database alone: nothing is written to it. Remove the log.")
+            raise UserError(
+                f"{log} is not a log of this database alone: nothing is written to it. Remove the log."
+            )
     # SQLite rolls an interrupted transaction back first: the query sees its outcome. MLflow reports an error.
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True)) as connection:
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True)) as connection,
+    ):
         [(num_programs,)] = connection.execute(_CODE)
         if num_programs:
-            raise UserError(f"{file} has triggers or views that MLflow does not make: nothing is written to it.")
+            raise UserError(
+                f"{file} has triggers or views that MLflow does not make: nothing is written to it."
+            )
 
 
 def _names_others(log: Path) -> bool:
@@ -224,7 +239,10 @@ def locked(uri: str, seconds: float) -> Iterator[None]:
         yield
         return
     locks.private_folder()  # a folder of another user is refused
-    path, sign = locks.lock_path(name), partial(locks.sign, purpose="sends a record to the same tracking store")
+    path, sign = (
+        locks.lock_path(name),
+        partial(locks.sign, purpose="sends a record to the same tracking store"),
+    )
     lock = FileLock(path, mode=0o600, fallback_to_soft=False, on_acquired=sign)
     try:
         lock.acquire(timeout=seconds, poll_interval=0.1)

@@ -35,7 +35,12 @@ class View(msgspec.Struct, kw_only=True, frozen=True):
     def value(self) -> str:
         """Return the tag as MLflow's pages read it."""
         packed = base64.b64encode(zlib.compress(json.dumps(self.state).encode())).decode()
-        content = {"name": self.name, "createdAt": _MADE_MS, "updatedAt": _MADE_MS, "state": f"deflate;{packed}"}
+        content = {
+            "name": self.name,
+            "createdAt": _MADE_MS,
+            "updatedAt": _MADE_MS,
+            "state": f"deflate;{packed}",
+        }
         return json.dumps(content)
 
 

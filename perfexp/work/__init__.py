@@ -95,7 +95,11 @@ class Row:
         definition of 6 FLOPs per multiply-accumulate of a training step. Otherwise its inputs have one or two, as in
         attention.
         """
-        gradients = 2 if self.weight_gradient_flops else (self.input_gradient_flops or 0) // (2 * self.macs or 1)
+        gradients = (
+            2
+            if self.weight_gradient_flops
+            else (self.input_gradient_flops or 0) // (2 * self.macs or 1)
+        )
         return 2 * self.macs * (1 + min(gradients, 2))
 
     @property
@@ -149,7 +153,11 @@ class Work:
     @property
     def convolution_flops(self) -> int:
         """The part of `contraction_flops` in convolutions."""
-        return sum(row.contraction_flops if self.backward else 2 * row.macs for row in self.rows if row.convolution)
+        return sum(
+            row.contraction_flops if self.backward else 2 * row.macs
+            for row in self.rows
+            if row.convolution
+        )
 
     @property
     def bytes_min(self) -> int:

@@ -37,7 +37,19 @@ _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 _PRODUCTS = frozenset(
     f"aten::{name}"
     for name in (
-        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_trilinear", "_euclidean_dist"),
+        *(
+            "mm",
+            "addmm",
+            "bmm",
+            "baddbmm",
+            "addbmm",
+            "mv",
+            "addmv",
+            "dot",
+            "vdot",
+            "_trilinear",
+            "_euclidean_dist",
+        ),
         *("_addmm_activation", "_grouped_mm", "_scaled_mm", "_int_mm"),
     )
 )
@@ -48,7 +60,9 @@ _SUM = "aten::add"
 
 
 _ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_MULTI_HEAD_ARGUMENTS = tuple(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters)
+_MULTI_HEAD_ARGUMENTS = tuple(
+    inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +100,18 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._multiplying = set[bool]()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = func._schema.name
-        if name == _SUM and self._category == _OF_SEGMENT["backward"] and _is_accumulated(*args[:2]):
+        if (
+            name == _SUM
+            and self._category == _OF_SEGMENT["backward"]
+            and _is_accumulated(*args[:2])
+        ):
             return args[0]
         returned = func(*args, **(kwargs or {}))
         if name == _ATTENTION and returned[0].dtype is torch.float32:
@@ -162,7 +184,11 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peak(self) -> Peak:
         """The peak since the start, or since `restart`."""
-        return replace(self._peak, convolutions=tuple(self._convolutions), multiplying_threads=len(self._multiplying))
+        return replace(
+            self._peak,
+            convolutions=tuple(self._convolutions),
+            multiplying_threads=len(self._multiplying),
+        )
 
 
 def _is_accumulated(total: Any, other: Any) -> bool:
@@ -173,7 +199,9 @@ def _is_accumulated(total: Any, other: Any) -> bool:
     if not isinstance(other, torch.Tensor) or total is other or total.shape != other.shape:
         return False
     storage = total.untyped_storage()
-    is_alone = torch._C._storage_Use_Count(storage._cdata) == 2  # of the tensor and of the object above
+    is_alone = (
+        torch._C._storage_Use_Count(storage._cdata) == 2
+    )  # of the tensor and of the object above
     return bool(is_alone and total._use_count() <= other._use_count())  # type: ignore[attr-defined]
 
 
@@ -219,7 +247,11 @@ class _DeviceKernels(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         functions = torch.nn.functional
         if func is functions.scaled_dot_product_attention:
@@ -266,7 +298,11 @@ def peak_of_calls(
         if parameter.grad is not None:
             allocations.move(parameter.grad, GRADIENTS)
 
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.is_leaf]
+    trained = [
+        parameter
+        for parameter in module.parameters()
+        if parameter.requires_grad and parameter.is_leaf
+    ]
     hooks = [
         parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
         for parameter in trained

@@ -84,7 +84,9 @@ class CachingAllocator:
         insort(free, block, key=Block.place)
 
     def _segment(self, size: int, is_small: bool) -> Block:
-        large = _LARGE_SEGMENT if size < _LARGE_LIMIT else -(-size // _LARGE_MULTIPLE) * _LARGE_MULTIPLE
+        large = (
+            _LARGE_SEGMENT if size < _LARGE_LIMIT else -(-size // _LARGE_MULTIPLE) * _LARGE_MULTIPLE
+        )
         block = Block(self.reserved_bytes, _SMALL_SEGMENT if is_small else large, is_small)
         self.reserved_bytes += block.size
         return block

@@ -90,7 +90,9 @@ def _matrices(left: str, right: str, dimension: int = -1) -> Formula:
 
     def formula(arguments: Arguments, _: Any) -> list[Term]:
         first, second = arguments[left], arguments[right]
-        return _single(first.numel() * (second.shape[dimension] if second.dim() > 1 else 1), first, second)
+        return _single(
+            first.numel() * (second.shape[dimension] if second.dim() > 1 else 1), first, second
+        )
 
     return formula
 
@@ -123,7 +125,9 @@ def _gradients_of_convolution(arguments: Arguments, _: Any) -> list[Term]:
     grad, inputs = arguments["grad" if "grad" in arguments else "grad_output"], arguments["input"]
     macs = _convolution_macs(arguments, inputs, grad)
     wanted = arguments.get("output_mask", (True, False))[:2]
-    others = [other for other, asked in zip((arguments["weight"], inputs), wanted, strict=True) if asked]
+    others = [
+        other for other, asked in zip((arguments["weight"], inputs), wanted, strict=True) if asked
+    ]
     return [Term(macs=macs, operands=((grad,), (other,))) for other in others]
 
 
@@ -138,7 +142,9 @@ def _attention(arguments: Arguments, _: Any) -> list[Term]:
     ]
 
 
-def _recurrence(inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int) -> list[Term]:
+def _recurrence(
+    inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int
+) -> list[Term]:
     """Each matrix of a recurrent network meets each step of each sequence; elementwise work is not counted.
 
     Inputs are (steps, N, features), or (steps of all sequences, features) if packed. A layer has `stride` weights per
@@ -156,7 +162,9 @@ def _recurrence(inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: i
 
 def _cudnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
     directions = 2 if arguments["bidirectional"] else 1
-    return _recurrence(arguments["input"], arguments["weight"], int(arguments["weight_stride0"]), directions)
+    return _recurrence(
+        arguments["input"], arguments["weight"], int(arguments["weight_stride0"]), directions
+    )
 
 
 def _mkldnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
@@ -165,7 +173,12 @@ def _mkldnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
 
 #: Convolution operators of forward passes; perfexp's own computes forced algorithms.
 _CONVOLUTIONS = (
-    *("aten::convolution", "aten::_convolution", "aten::convolution_overrideable", "aten::cudnn_convolution"),
+    *(
+        "aten::convolution",
+        "aten::_convolution",
+        "aten::convolution_overrideable",
+        "aten::cudnn_convolution",
+    ),
     *("aten::miopen_convolution", "aten::mkldnn_convolution", "perfexp::convolution"),
 )
 _GRADIENTS = (
@@ -179,7 +192,9 @@ _ATTENTIONS = (
     *("fused_attention_overrideable", "attention_math_for_mps"),
 )
 _FORMULAS: dict[str, Formula] = {
-    **dict.fromkeys(("aten::mm", "aten::_int_mm", "aten::_scaled_mm", "aten::bmm"), _matrices("self", "mat2")),
+    **dict.fromkeys(
+        ("aten::mm", "aten::_int_mm", "aten::_scaled_mm", "aten::bmm"), _matrices("self", "mat2")
+    ),
     **dict.fromkeys(("aten::addmm", "aten::_addmm_activation"), _matrices("mat1", "mat2")),
     **dict.fromkeys(("aten::baddbmm", "aten::addbmm"), _matrices("batch1", "batch2")),
     "aten::mv": _matrices("self", "vec"),

@@ -49,7 +49,12 @@ _ELEMENTWISE = _names(
 )
 #: FLOPs for each input.
 _REDUCTIONS = {
-    **dict.fromkeys(_names("sum nansum mean amax amin aminmax max min prod cumsum cumprod cummax cummin col2im"), 1),
+    **dict.fromkeys(
+        _names(
+            "sum nansum mean amax amin aminmax max min prod cumsum cumprod cummax cummin col2im"
+        ),
+        1,
+    ),
     **dict.fromkeys(_names("linalg_vector_norm norm"), 2),
     **dict.fromkeys(_names("var std var_mean std_mean"), 4),
     "logsumexp": 4,
@@ -66,7 +71,10 @@ _PER_OUTPUT: dict[str, int] = {
     "_log_softmax": SOFTMAX_FLOPS,
     "native_dropout": 2,
     "glu": 2,
-    **{f"upsample_{kind}": 2 * 2**d - 1 for kind, d in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3))},
+    **{
+        f"upsample_{kind}": 2 * 2**d - 1
+        for kind, d in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3))
+    },
     "upsample_bicubic2d": 2 * 4**2 - 1,
     "_thnn_fused_lstm_cell": 13,
     "_thnn_fused_gru_cell": 10,
@@ -159,6 +167,8 @@ def _norm(name: str, arguments: Mapping[str, Any], inputs: int) -> int | None:
         return inputs * (2 + affine + (4 if of_inputs else 0))
     if name in _OTHER_NORMS:
         return inputs * (6 + affine)
-    if name == "_fused_rms_norm":  # square, sum; product with the reciprocal root, and with the weight
+    if (
+        name == "_fused_rms_norm"
+    ):  # square, sum; product with the reciprocal root, and with the weight
         return inputs * (3 + affine // 2)
     return None

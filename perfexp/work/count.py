@@ -27,7 +27,10 @@ _WRAPPER = "torch::autograd::CopySlices"
 
 
 def count(
-    model: torch.nn.Module, *inputs: Any, keywords: Mapping[str, Any] | None = None, backward: bool = False
+    model: torch.nn.Module,
+    *inputs: Any,
+    keywords: Mapping[str, Any] | None = None,
+    backward: bool = False,
 ) -> Work:
     """The work of one call of a model in its current mode (training or not), without using the device.
 
@@ -48,7 +51,9 @@ def count(
     """
     arguments = (original_of(model), inputs, dict(keywords or {}), backward)
     work, has_drawn = isolated(_draw)(None, *arguments)
-    others = (isolated(_draw)(seed, *arguments)[0] for seed in range(_OTHER_DRAWS if has_drawn else 0))
+    others = (
+        isolated(_draw)(seed, *arguments)[0] for seed in range(_OTHER_DRAWS if has_drawn else 0)
+    )
     return replace(work, is_random=any(other.rows != work.rows for other in others))
 
 
@@ -66,12 +71,16 @@ def _draw(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
 def _host_generators() -> str:
     """Return the state of the random numbers of Python, NumPy and torch on the host."""
     # a state of NumPy is printed with its first and last numbers and its position
-    return str((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist()))
+    return str(
+        (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist())
+    )
 
 
 def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backward: bool) -> Work:
     if isinstance(model, torch.jit.ScriptModule):
-        raise Inconclusive("a scripted module can't be inspected; pass the module that it was made from")
+        raise Inconclusive(
+            "a scripted module can't be inspected; pass the module that it was made from"
+        )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(False), torch.set_grad_enabled(backward):
         replace_tensors(model, mode)
@@ -105,7 +114,9 @@ def _kernels(call: Call) -> Iterator[Kernel]:
         yield from step.kernels if isinstance(step, Operation) else _kernels(step)
 
 
-def _uncounted(kernels: Iterator[Kernel], nodes: set[int] | None, foreign: list[str]) -> tuple[str, ...]:
+def _uncounted(
+    kernels: Iterator[Kernel], nodes: set[int] | None, foreign: list[str]
+) -> tuple[str, ...]:
     names = []
     for kernel in kernels:
         if not kernel.known:
@@ -128,13 +139,20 @@ def _reached(outputs: Any) -> tuple[set[int], list[str]]:
 class _RowMaker:
     """Makes rows of a recorded call; `reached` are numbers of nodes in the backward pass, None without one."""
 
-    def __init__(self, parameters: Mapping[int, int], own: Collection[int], reached: Collection[int] | None) -> None:
+    def __init__(
+        self, parameters: Mapping[int, int], own: Collection[int], reached: Collection[int] | None
+    ) -> None:
         self._unread, self._own, self._reached = dict(parameters), own, reached
 
     def rows(self, call: Call) -> Iterator[Row]:
         """Rows of a call, in order of execution."""
         if call.is_row:
-            kernels = [kernel for step in call.steps if isinstance(step, Operation) for kernel in step.kernels]
+            kernels = [
+                kernel
+                for step in call.steps
+                if isinstance(step, Operation)
+                for kernel in step.kernels
+            ]
             yield self._row(call, None, call.kind, call, kernels)
             return
         number = 0
@@ -145,7 +163,14 @@ class _RowMaker:
                 yield self._row(call, number, step.name, step, step.kernels)
                 number += 1
 
-    def _row(self, call: Call, operation: int | None, kind: str, step: Call | Operation, kernels: list[Kernel]) -> Row:
+    def _row(
+        self,
+        call: Call,
+        operation: int | None,
+        kind: str,
+        step: Call | Operation,
+        kernels: list[Kernel],
+    ) -> Row:
         made = {storage_of(tensor) for tensor in tensors_in(step.returned)}
         reads, written = _external_traffic(kernels, made)
         fresh = set().union(*(kernel.fresh for kernel in kernels))
@@ -157,12 +182,22 @@ class _RowMaker:
             kind=kind,
             macs=sum(kernel.macs for kernel in kernels),
             flops=sum(kernel.flops for kernel in kernels),
-            input_gradient_flops=self._gradient(kernels, lambda kernel: kernel.input_gradient_flops),
-            weight_gradient_flops=self._gradient(kernels, lambda kernel: kernel.weight_gradient_flops),
+            input_gradient_flops=self._gradient(
+                kernels, lambda kernel: kernel.input_gradient_flops
+            ),
+            weight_gradient_flops=self._gradient(
+                kernels, lambda kernel: kernel.weight_gradient_flops
+            ),
             bytes_min=distinct_bytes(reads) + distinct_bytes(written),
-            activation_bytes=distinct_bytes(region for region in written if region.storage in fresh),
-            parameters=sum(self._unread.pop(storage, 0) for storage in {region.storage for region in reads}),
-            inputs=_shapes(tensor for tensor in tensors_in(step.given) if storage_of(tensor) not in self._own),
+            activation_bytes=distinct_bytes(
+                region for region in written if region.storage in fresh
+            ),
+            parameters=sum(
+                self._unread.pop(storage, 0) for storage in {region.storage for region in reads}
+            ),
+            inputs=_shapes(
+                tensor for tensor in tensors_in(step.given) if storage_of(tensor) not in self._own
+            ),
             outputs=_shapes(tensors_in(step.returned)),
             convolution=convolutions[0] if len(convolutions) == 1 else None,
         )
@@ -177,7 +212,9 @@ def _shapes(tensors: Iterable[torch.Tensor]) -> tuple[Shape, ...]:
     return tuple(tuple(tensor.shape) for tensor in tensors)
 
 
-def _external_traffic(kernels: list[Kernel], returned: Collection[int]) -> tuple[list[Region], list[Region]]:
+def _external_traffic(
+    kernels: list[Kernel], returned: Collection[int]
+) -> tuple[list[Region], list[Region]]:
     """Reads of memory that the row did not create, and writes to such memory or to what it returns."""
     created: set[int] = set()
     reads: list[Region] = []
@@ -185,7 +222,11 @@ def _external_traffic(kernels: list[Kernel], returned: Collection[int]) -> tuple
     for kernel in kernels:
         reads += [region for region in kernel.reads if region.storage not in created]
         created |= kernel.fresh
-        written += [region for region in kernel.writes if region.storage not in created or region.storage in returned]
+        written += [
+            region
+            for region in kernel.writes
+            if region.storage not in created or region.storage in returned
+        ]
     return reads, written
 
 

@@ -67,7 +67,11 @@ def leave_device_unselected(index: int) -> None:
     def to_numbered(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            return method(tensor, *map(numbered, args), **{key: numbered(value) for key, value in kwargs.items()})
+            return method(
+                tensor,
+                *map(numbered, args),
+                **{key: numbered(value) for key, value in kwargs.items()},
+            )
 
         return call
 
@@ -82,11 +86,15 @@ def leave_device_unselected(index: int) -> None:
     def backend(*args: Any, **kwargs: Any) -> Any:
         try:
             return select_backend(*args, **kwargs)
-        except RuntimeError:  # a depthwise one depends on the device; the layout of its outputs does not
+        except (
+            RuntimeError
+        ):  # a depthwise one depends on the device; the layout of its outputs does not
             return torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
 
     handlers[question] = meta_once
-    torch.nn.functional.scaled_dot_product_attention = _attention(torch.nn.functional.scaled_dot_product_attention)
+    torch.nn.functional.scaled_dot_product_attention = _attention(
+        torch.nn.functional.scaled_dot_product_attention
+    )
     for name in _SELECTING_METHODS:
         setattr(torch.Tensor, name, unselected(getattr(torch.Tensor, name)))
     torch.Tensor.to = to_numbered(torch.Tensor.to)  # type: ignore[method-assign]
@@ -99,14 +107,20 @@ def _attention(attend: Callable[..., Any]) -> Callable[..., Any]:
     """Attention whose stand-ins take the operator that a GPU's tensors of four dimensions do."""
 
     @wraps(attend)
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **settings: Any) -> Any:
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **settings: Any
+    ) -> Any:
         given = (query, key, value)
         if torch.overrides.has_torch_function(given):
-            return torch.overrides.handle_torch_function(attention, given, *given, attn_mask, *rest, **settings)
+            return torch.overrides.handle_torch_function(
+                attention, given, *given, attn_mask, *rest, **settings
+            )
         if not query.is_cuda or query.ndim != 4 or settings.pop("enable_gqa", False):
             return attend(*given, attn_mask, *rest, **settings)
         if attn_mask is not None and attn_mask.dtype is torch.bool:
-            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
+                ~attn_mask, -torch.inf
+            )
         if attn_mask is not None:
             attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
         settings = dict(zip(("dropout_p", "is_causal"), rest, strict=False)) | settings

@@ -18,7 +18,16 @@ from perfexp.work.tensors import Region, is_number, region_of, storage_of, tenso
 #: Operator that is differentiable below torch's autograd, by an autograd function of perfexp.
 _OF_PERFEXP = "perfexp::convolution"
 #: Operators that write without reading the previous value.
-_OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
+_OVERWRITING = (
+    "copy_",
+    "fill_",
+    "zero_",
+    "normal_",
+    "uniform_",
+    "bernoulli_",
+    "random_",
+    "exponential_",
+)
 #: Operators that change running statistics in training without declaring it in their schema.
 _UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 #: Operators that allocate memory without writing to it.
@@ -74,18 +83,26 @@ def kernel_of(
     if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
         return None
     reserves, formula = name in _RESERVING, flop_registry.get(operator.overloadpacket)
-    overwrites = name in _OVERWRITING or any(argument.is_out for argument in operator._schema.arguments)
+    overwrites = name in _OVERWRITING or any(
+        argument.is_out for argument in operator._schema.arguments
+    )
     unread = {id(tensor) for tensor in changed} if overwrites else set()
     reads_values = not reserves and not name.endswith(_SHAPED_LIKE)
     return Kernel(
         operator=operator._schema.name,
         node=node,
-        reads=tuple(region_of(tensor) for tensor in inputs if reads_values and id(tensor) not in unread),
+        reads=tuple(
+            region_of(tensor) for tensor in inputs if reads_values and id(tensor) not in unread
+        ),
         writes=() if reserves else tuple(region_of(tensor) for tensor in (*new, *changed)),
         fresh=frozenset(storage_of(tensor) for tensor in new),
         convolution=geometry_of(operator._schema.name, arguments),
         **_work(
-            operator, arguments, outputs, weights, formula and partial(formula, *args, **keywords, out_val=outputs)
+            operator,
+            arguments,
+            outputs,
+            weights,
+            formula and partial(formula, *args, **keywords, out_val=outputs),
         ),
     )
 
@@ -103,10 +120,18 @@ def of_complex_convolution(kernels: Sequence[Kernel]) -> list[Kernel]:
     return counted
 
 
-def _by_name(operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+def _by_name(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
     declared = operator._schema.arguments
-    passed = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(keywords)
-    left_out = {argument.name: argument.default_value for argument in declared if argument.name not in passed}
+    passed = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(
+        keywords
+    )
+    left_out = {
+        argument.name: argument.default_value
+        for argument in declared
+        if argument.name not in passed
+    }
     return passed | left_out
 
 
@@ -123,17 +148,25 @@ def _work(
         registered: returns FLOPs by torch's registry, where a custom operator may have a formula.
     """
     terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
-    differentiable = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
+    differentiable = [
+        tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad
+    ]
     is_recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
     if terms is None:
         flops = cost_of(operator, arguments, outputs)
         if flops is None:
-            known = {"known": registered is not None, "backward_known": not (is_recorded and differentiable)}
+            known = {
+                "known": registered is not None,
+                "backward_known": not (is_recorded and differentiable),
+            }
             macs, rest = divmod(registered() if registered else 0, 2)
             terms = [Term(macs=macs, other_flops=rest)]
         else:
             of_numbers = differentiable if any(map(is_number, tensors_in(outputs))) else []
-            sides = [tuple(one for one in of_numbers if (storage_of(one) in weights) is side) for side in (True, False)]
+            sides = [
+                tuple(one for one in of_numbers if (storage_of(one) in weights) is side)
+                for side in (True, False)
+            ]
             terms = [Term(other_flops=flops, operands=tuple(sides))]
     of_inputs = of_weights = 0
     for term in terms if is_recorded else ():

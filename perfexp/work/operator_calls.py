@@ -22,7 +22,9 @@ class Layout:
 
     def allocated(self, device: str) -> torch.Tensor:
         """Return a tensor of this layout with memory, whose values are undefined."""
-        return torch.empty_strided(self.shape, self.strides, dtype=getattr(torch, self.dtype), device=device)
+        return torch.empty_strided(
+            self.shape, self.strides, dtype=getattr(torch, self.dtype), device=device
+        )
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,11 @@ class OperatorCall:
     def allocated(self, device: str) -> list[Any]:
         """Return arguments for `run`, with tensors that have memory on a device (`cuda:0`)."""
         return [
-            one.allocated(device) if isinstance(one, Layout) else list(one) if isinstance(one, tuple) else one
+            one.allocated(device)
+            if isinstance(one, Layout)
+            else list(one)
+            if isinstance(one, tuple)
+            else one
             for one in self.arguments
         ]
 
@@ -62,7 +68,9 @@ class OperatorCall:
 
 def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return Layout(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."))
+        return Layout(
+            tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch.")
+        )
     return tuple(map(_described, value)) if isinstance(value, (tuple, list)) else value
 
 

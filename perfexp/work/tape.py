@@ -18,7 +18,19 @@ from perfexp.work.kernel_calls import Kernel, kernel_of, of_complex_convolution
 from perfexp.work.tensors import is_number, storage_of, tensors_in
 
 #: Python's names of operators that work from the right or in place.
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+)
 
 
 @dataclass(kw_only=True)
@@ -76,7 +88,9 @@ class ModuleNames:
         """
         number, kind = self._calls[module, again], type(module).__name__
         self._calls[module, again] += 1
-        whole = type(module).__module__.startswith("torch.nn") or not (module is self.model or module._modules)
+        whole = type(module).__module__.startswith("torch.nn") or not (
+            module is self.model or module._modules
+        )
         return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=whole)
 
     def restart(self) -> None:
@@ -97,7 +111,9 @@ class Recorder:
         """Call a module, as a step of the open call (`_step_into`) or without recording it."""
         raise NotImplementedError
 
-    def _step_into(self, call: Call, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _step_into(
+        self, call: Call, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         if self._open:
             self._open[-1].steps.append(call)
         outer, self._operation = self._operation, None
@@ -122,7 +138,11 @@ class Recorder:
             self._operation = outer
 
     def ran(
-        self, operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], returned: Any
+        self,
+        operator: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        returned: Any,
     ) -> Operation:
         """Record an operator that ran; returns the operation that it belongs to."""
         operation = self._operation
@@ -161,7 +181,11 @@ class Tape(Recorder):
         return call.returned
 
     def ran(
-        self, operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], returned: Any
+        self,
+        operator: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        returned: Any,
     ) -> Operation:
         # autograd numbers a node before its operator runs
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
@@ -194,7 +218,11 @@ def recording(recorder: Recorder) -> Iterator[None]:
     def call(module: torch.nn.Module, *args: Any, **keywords: Any) -> Any:
         return recorder.call(module, args, keywords)
 
-    with patch.object(torch.nn.Module, "__call__", call), _Functions(recorder), _Operators(recorder):
+    with (
+        patch.object(torch.nn.Module, "__call__", call),
+        _Functions(recorder),
+        _Operators(recorder),
+    ):
         yield
 
 
@@ -206,12 +234,18 @@ class _Functions(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         keywords = kwargs or {}
         with self._recorder.operating(name_of(func)) as operation:
             returned = func(*args, **keywords)
-        if operation.name.startswith("conv") and any(tensor.is_complex() for tensor in tensors_in(args)):
+        if operation.name.startswith("conv") and any(
+            tensor.is_complex() for tensor in tensors_in(args)
+        ):
             operation.kernels = of_complex_convolution(operation.kernels)
         if self._recorder.saves_values:
             operation.given, operation.returned = (args, keywords), returned
@@ -228,12 +262,18 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         keywords = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
             if self._recorder.saves_values:
-                raise Inconclusive(f"{func._name} calls a function of the model, on which its work depends")
+                raise Inconclusive(
+                    f"{func._name} calls a function of the model, on which its work depends"
+                )
             return func(*args, **keywords)
         if func.namespace == "prim":
             return func(*args, **keywords)
@@ -250,7 +290,9 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def original_of(module: torch.nn.Module) -> torch.nn.Module:
     """The module that `torch.compile` wrapped, or the module itself."""
-    original = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+    original = (
+        module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+    )
     return module if original is None else original
 
 

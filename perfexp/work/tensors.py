@@ -25,7 +25,9 @@ def storage_of(tensor: torch.Tensor) -> int:
     """Address of a tensor's storage, shared with its views; fake tensors have one too, sparse ones have several."""
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
-        raise Inconclusive(f"it has tensors of the layout {layout}, whose work depends on the values that they hold")
+        raise Inconclusive(
+            f"it has tensors of the layout {layout}, whose work depends on the values that they hold"
+        )
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -54,7 +56,8 @@ def distinct_bytes(regions: Iterable[Region]) -> int:
     for region in regions:
         of_storage.setdefault(region.storage, set()).add(region)
     return sum(
-        min(sum(region.nbytes for region in seen), max(region.limit for region in seen)) for seen in of_storage.values()
+        min(sum(region.nbytes for region in seen), max(region.limit for region in seen))
+        for seen in of_storage.values()
     )
 
 

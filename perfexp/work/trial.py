@@ -53,7 +53,9 @@ def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 return Inconclusive, str(error).splitlines()[0]
             return next(kind for kind in MODULE_ERRORS if isinstance(error, kind)), str(error)
         except Exception as error:
-            return Inconclusive, str(error) if isinstance(error, Inconclusive) else f"{type(error).__name__}: {error}"
+            return Inconclusive, str(error) if isinstance(
+                error, Inconclusive
+            ) else f"{type(error).__name__}: {error}"
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         answers = forked_cuda.answers()
@@ -109,7 +111,9 @@ def trial_outputs(
 def replace_tensors(module: torch.nn.Module, mode: FakeTensorMode) -> None:
     """Replace parameters and buffers by stand-ins, for good; raises RuntimeError outside of an isolated function."""
     if not _Process.is_isolated:
-        raise RuntimeError("stand-ins in this process could be timed: call this in an isolated function")
+        raise RuntimeError(
+            "stand-ins in this process could be timed: call this in an isolated function"
+        )
     made: dict[int, torch.Tensor] = {}
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):
@@ -121,7 +125,9 @@ def replace_tensors(module: torch.nn.Module, mode: FakeTensorMode) -> None:
                 tensors[name] = made[id(tensor)]  # type: ignore[assignment]
     for part in module.modules():
         for value in vars(part).values():
-            if type(value) is list:  # such as a recurrent network's second references to its weights
+            if (
+                type(value) is list
+            ):  # such as a recurrent network's second references to its weights
                 value[:] = [made.get(id(one), one) for one in value]
 
 
@@ -131,7 +137,9 @@ def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         return mode.from_tensor(tensor, static_shapes=True)
     # autograd refuses tensors of inference mode, and so their stand-ins
     with mode:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        fake = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
         if isinstance(tensor, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake
@@ -149,7 +157,9 @@ def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
     return None
 
 
-def _refuses(module: torch.nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+def _refuses(
+    module: torch.nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
     trial_outputs(module, shape, dtype, device)
 
 

@@ -69,7 +69,9 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
     from perfexp.models.fake import FakeModel  # of tests, and of no cold start of a torch model
 
     if config.locate(plan.model) is FakeModel:
-        raise UserError(f"model={plan.model_name} is scripted and has no layers. Choose a torch model.")
+        raise UserError(
+            f"model={plan.model_name} is scripted and has no layers. Choose a torch model."
+        )
     config.build(plan.algorithm)  # raises if its settings are wrong
     keys, settings = plan.timed_keys(), plan.algorithm
     key, bench = keys[0], Workbench(plan, paths, emit)
@@ -86,7 +88,11 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
             key,
             backend=settings.get("backend"),
             workspace_bytes=settings.get("workspace_bytes"),
-            backward={name: settings[name] for name in ("backward_data", "backward_filter") if settings.get(name)},
+            backward={
+                name: settings[name]
+                for name in ("backward_data", "backward_filter")
+                if settings.get(name)
+            },
             progress=emit.block,
         )
     session = bench.session.facts()

@@ -20,7 +20,11 @@ def measure_cold_start(
 ) -> None:
     """Append the time to the first prediction of this process, which its parent started at `spawned_ns`, as a point."""
     watch = _StopWatch()
-    key = next(key for key in plan.first_prediction_keys(read_points(paths.points)) if key.replicate == replicate)
+    key = next(
+        key
+        for key in plan.first_prediction_keys(read_points(paths.points))
+        if key.replicate == replicate
+    )
     if spawned_ns is not None:
         watch.seconds["process"] = (watch.last_ns - spawned_ns) * 1e-9
     begin(key, emit)
@@ -51,7 +55,9 @@ def _measure(bench: Workbench, point: Point, watch: _StopWatch) -> None:
             point.status, point.error = verdict(error, bench.device)
         if not bench.device.is_lost():
             bench.require_same_environment()
-    point.series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in watch.seconds.items()]
+    point.series = [
+        Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in watch.seconds.items()
+    ]
     append(point, paths, emit)
 
 
@@ -77,7 +83,9 @@ def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:
             try:
                 session.forward(batch.inputs)
             except Exception:
-                session.first_forward(batch)  # raises Unsupported if the model can't take such inputs
+                session.first_forward(
+                    batch
+                )  # raises Unsupported if the model can't take such inputs
                 raise
             bench.device.synchronize()
             watch.lap(call)

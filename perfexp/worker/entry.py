@@ -25,7 +25,11 @@ from perfexp.worker.cold_start import measure_cold_start
 from perfexp.worker.workbench import Workbench, report_failure
 
 #: Points that a worker measures with the whole procedure.
-_MEASURES = {"trials": points.try_batch, "timed": points.measure_points, "layers": points.dissect_points}
+_MEASURES = {
+    "trials": points.try_batch,
+    "timed": points.measure_points,
+    "layers": points.dissect_points,
+}
 #: Questions about a plan, by the names of the functions that answer.
 _ANSWERS = ("algorithms", "memory")
 
@@ -37,12 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         del sys.argv[1:]  # a model's module may parse its own
     # a profiler may start this process from a short-lived thread, whose end would pass for the parent's
-    if arguments.parent is not None and (arguments.profile is None or os.getppid() == arguments.parent):
+    if arguments.parent is not None and (
+        arguments.profile is None or os.getppid() == arguments.parent
+    ):
         lifeline.die_with(arguments.parent)
     if arguments.ranks is not None:
-        from perfexp.worker import rank_process  # with the control messages, which a cold start does without
+        from perfexp.worker import (
+            rank_process,
+        )  # with the control messages, which a cold start does without
 
-        code = rank_process.main(arguments.directory, arguments.plan_sha256, arguments.replicate, arguments.ranks)
+        code = rank_process.main(
+            arguments.directory, arguments.plan_sha256, arguments.replicate, arguments.ranks
+        )
         sys.stderr.flush()
         os._exit(code)  # the usual end waits for the other ranks, one of which may have ended
     emit, what, replicate = Events(arguments.events_fd), arguments.what, arguments.replicate
@@ -80,7 +90,9 @@ def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events)
     from perfexp.ranks import nodes, start
 
     replicate = f"--replicate={arguments.replicate}"
-    command = worker_command(str(arguments.directory), f"--plan-sha256={arguments.plan_sha256}", replicate)
+    command = worker_command(
+        str(arguments.directory), f"--plan-sha256={arguments.plan_sha256}", replicate
+    )
     port = plan.gpu.get("port")
     if plan.nodes > 1:
         return nodes.run(command, nodes=plan.nodes, per_host=plan.devices, port=port, emit=emit)
@@ -94,7 +106,9 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
     emit.point(key)
     bench = Workbench(plan, paths, emit)
     with bench.opened(profiled=True) as procedure:
-        from perfexp.profilers.passing import look  # with the modes, which a cold start loads when it needs them
+        from perfexp.profilers.passing import (
+            look,
+        )  # with the modes, which a cold start loads when it needs them
 
         try:
             observed = look(procedure, key, profiler, place_of(key, keys, paths.profile))
@@ -110,18 +124,34 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="perfexp.worker", description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="folder of the run, with its plan.yaml")
-    parser.add_argument("--plan-sha256", help="hash of plan.yaml, from the process that composed it")
-    parser.add_argument("--gpu-index", type=int, help="with --what=survey: CUDA device whose clocks are tried")
-    parser.add_argument("--what", choices=(*_MEASURES, "ttfp", *_ANSWERS, "survey"), default="timed")
-    parser.add_argument("--profile", type=int, metavar="N", help="make only the profile of this number")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", help="folder of the run, with its plan.yaml"
+    )
+    parser.add_argument(
+        "--plan-sha256", help="hash of plan.yaml, from the process that composed it"
+    )
+    parser.add_argument(
+        "--gpu-index", type=int, help="with --what=survey: CUDA device whose clocks are tried"
+    )
+    parser.add_argument(
+        "--what", choices=(*_MEASURES, "ttfp", *_ANSWERS, "survey"), default="timed"
+    )
+    parser.add_argument(
+        "--profile", type=int, metavar="N", help="make only the profile of this number"
+    )
     parser.add_argument("--replicate", type=int, default=0)
-    parser.add_argument("--ranks", type=Path, metavar="DIR", help="be one of several ranks, with their pipes in DIR")
+    parser.add_argument(
+        "--ranks", type=Path, metavar="DIR", help="be one of several ranks, with their pipes in DIR"
+    )
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--parent", type=int, help="process that this one must not outlive")
-    parser.add_argument("--spawned-ns", type=int, help="the parent's monotonic clock when it started this process")
+    parser.add_argument(
+        "--spawned-ns", type=int, help="the parent's monotonic clock when it started this process"
+    )
     arguments = parser.parse_args(argv)
-    if arguments.what != "survey" and (arguments.directory is None or arguments.plan_sha256 is None):
+    if arguments.what != "survey" and (
+        arguments.directory is None or arguments.plan_sha256 is None
+    ):
         parser.error("pass the run's folder and --plan-sha256, or --what=survey")
     return arguments
 

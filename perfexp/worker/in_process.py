@@ -18,13 +18,21 @@ from perfexp.worker import points
 from perfexp.worker.workbench import Workbench
 
 
-def measure_points(plan: config.Plan, paths: RunPaths, model: Callable[..., Any], warn: Callable[[str], None]) -> None:
+def measure_points(
+    plan: config.Plan, paths: RunPaths, model: Callable[..., Any], warn: Callable[[str], None]
+) -> None:
     """Measure the points, and the layers, of a plan that have no result yet; raises UserError for several processes.
 
     Args:
         warn: called with the cause of a wait, at once and every minute.
     """
-    if plan.ranks > 1 or plan.least_processes > 1 or plan.cold_start or plan.profile_keys() or plan.seeks_batch:
+    if (
+        plan.ranks > 1
+        or plan.least_processes > 1
+        or plan.cold_start
+        or plan.profile_keys()
+        or plan.seeks_batch
+    ):
         raise UserError(
             "an object is measured in one process: leave out gpu.count, processes, cold_start, profiler and "
             "batch_size=max, or pass 'module:name'."
@@ -35,7 +43,9 @@ def measure_points(plan: config.Plan, paths: RunPaths, model: Callable[..., Any]
             paths.log.open("a", encoding="utf-8") as log,
             redirect_stderr(log),  # tracebacks, as those of a worker
             unchanged(model),
-            Workbench(plan, paths, emit, partial(live_model, model, plan.model_name)).opened() as procedure,
+            Workbench(
+                plan, paths, emit, partial(live_model, model, plan.model_name)
+            ).opened() as procedure,
         ):
             points.measure_points(procedure, plan, paths, 0, emit)
             points.dissect_points(procedure, plan, paths, 0, emit)

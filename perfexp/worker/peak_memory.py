@@ -46,7 +46,9 @@ class MemoryTrace:
         from perfexp.models.fake import FakeModel  # of tests
 
         if config.locate(plan.model) is FakeModel:
-            raise UserError(f"model={plan.model_name} is scripted and has no memory. Choose a torch model.")
+            raise UserError(
+                f"model={plan.model_name} is scripted and has no memory. Choose a torch model."
+            )
         for is_set, setting in (
             (plan.execution.compile, f"execution.compile={plan.execution.compile}"),
             (plan.execution.cuda_graph, "execution.cuda_graph=true"),
@@ -54,18 +56,28 @@ class MemoryTrace:
             (plan.nodes > 1, f"gpu.nodes={plan.nodes}"),
         ):
             if is_set:
-                raise UserError(f"{setting} changes the memory in a way that is not traced: leave it out.")
+                raise UserError(
+                    f"{setting} changes the memory in a way that is not traced: leave it out."
+                )
         self._plan, self._data, self._workspaces = plan, config.build(plan.data), workspaces
         self._gpu_name, self._facts = plan.sheet(workspaces.device_name if workspaces else None)
         if self._data.labelled:
-            raise UserError("Memory is traced with data=synthetic, whose batches have the same size: leave data out.")
-        model = config.build({**plan.model, **({"weights": None} if "weights" in plan.model else {})})
+            raise UserError(
+                "Memory is traced with data=synthetic, whose batches have the same size: leave data out."
+            )
+        model = config.build(
+            {**plan.model, **({"weights": None} if "weights" in plan.model else {})}
+        )
         from perfexp.models.module import adapt  # with torch
 
         model = adapt(model, plan.model_name)
         execution = Execution(channels_last=plan.execution.channels_last)
         self._session: Any = model.open(
-            device=CpuDevice(), precision=_traced(plan.precision), execution=execution, num_classes=None, seed=0
+            device=CpuDevice(),
+            precision=_traced(plan.precision),
+            execution=execution,
+            num_classes=None,
+            seed=0,
         )
 
     def peak(self, key: Key, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})) -> Peak:
@@ -81,10 +93,18 @@ class MemoryTrace:
             return isolated(self._peak)(key, workspaces)
         except (Inconclusive, *MODULE_ERRORS) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise Unsupported(f"the model can't be followed without its numbers: {reason}") from error
+            raise Unsupported(
+                f"the model can't be followed without its numbers: {reason}"
+            ) from error
 
     def _peak(self, key: Key, workspaces: Mapping[OperatorCall, int]) -> Peak:
-        from perfexp.work.allocations import INPUTS, Allocations, by_operators, peak_of_calls, without_memory
+        from perfexp.work.allocations import (
+            INPUTS,
+            Allocations,
+            by_operators,
+            peak_of_calls,
+            without_memory,
+        )
         from perfexp.work.tensors import tensors_in
 
         session = self._session
@@ -95,7 +115,11 @@ class MemoryTrace:
             if trains and isinstance(session, Unwaiting):  # side results are read back
                 stack.enter_context(session.without_waits())
             opened = self._data.open(
-                session=session, input_size=key.input_size, batch_size=key.batch_size, training=trains, seed=0
+                session=session,
+                input_size=key.input_size,
+                batch_size=key.batch_size,
+                training=trains,
+                seed=0,
             )
             whole = nullcontext() if trains else by_operators()
             with opened as batches, _prepared(phase, session, batches, key) as step, whole:
@@ -103,7 +127,9 @@ class MemoryTrace:
 
                 def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:
                     held = [batches.next() for _ in range(8)]
-                    allocations.add(tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS)
+                    allocations.add(
+                        tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS
+                    )
                     return dict(step.segments)
 
                 return peak_of_calls(session.module, segments, workspaces=workspaces)
@@ -134,7 +160,10 @@ class MemoryTrace:
 
     def report(self, key: Key) -> dict[str, Any]:
         """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
-        traced, present = self.peak(key), self._workspaces.memory_bytes if self._workspaces else None
+        traced, present = (
+            self.peak(key),
+            self._workspaces.memory_bytes if self._workspaces else None,
+        )
         workspace = self.workspace_bytes(traced)
         capacity = present or self._facts.memory_bytes
         peak, found = self.with_workspaces(key, traced)
@@ -144,7 +173,10 @@ class MemoryTrace:
             "peak_bytes": peak.total_bytes + workspace,
             "peak_without_workspaces_bytes": traced.total_bytes + workspace,
             "workspaces": found.facts() if found else None,
-            "categories": {**peak.categories, **({"workspace of cuBLAS": workspace} if workspace else {})},
+            "categories": {
+                **peak.categories,
+                **({"workspace of cuBLAS": workspace} if workspace else {}),
+            },
             "gpu": self._workspaces.device_name if self._workspaces and present else self._gpu_name,
             "capacity_bytes": capacity,
             "context_bytes": CONTEXT_BYTES if capacity else None,
@@ -181,7 +213,11 @@ def forked_trace(plan: config.Plan) -> Forked:
     def answer(key: Key, capacity_bytes: int | None = None) -> int | None:
         trace = made[0] if made else MemoryTrace(plan)
         made[:] = [trace]
-        return trace.needed_bytes(key) if capacity_bytes is None else trace.largest_batch(key, capacity_bytes)
+        return (
+            trace.needed_bytes(key)
+            if capacity_bytes is None
+            else trace.largest_batch(key, capacity_bytes)
+        )
 
     return Forked(answer)
 
@@ -214,7 +250,11 @@ class MemoryGuard:
 
 def _is_at_least(key: Key, other: Key) -> bool:
     same = (key.phase, key.precision) == (other.phase, other.precision)
-    return same and key.batch_size >= other.batch_size and all(map(ge, key.input_size, other.input_size))
+    return (
+        same
+        and key.batch_size >= other.batch_size
+        and all(map(ge, key.input_size, other.input_size))
+    )
 
 
 @contextmanager

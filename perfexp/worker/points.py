@@ -55,7 +55,9 @@ _forks: list[str] = []
 _SHOWN_PROBLEMS = 20
 
 
-def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> bool:
+def measure_points(
+    procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
+) -> bool:
     """Measure the timed points of one replicate that have no result yet; return whether all of them were tried.
 
     If not, this process lost its device or its ranks are out of step after an error, and another process may go on.
@@ -68,13 +70,19 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
     if plan.probes.ceilings and replicate == 0:
         procedure.ceilings = _ceilings(procedure, emit)
     keys = plan.fixed_keys(read_points(paths.points))
-    procedure.anchors = sweep.anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
-    while left := _missing(plan.timed_keys(earlier := read_points(paths.points)), paths, replicate):  # it may go on
+    procedure.anchors = sweep.anchors(
+        list(dict.fromkeys((key.input_size, key.batch_size) for key in keys))
+    )
+    while left := _missing(
+        plan.timed_keys(earlier := read_points(paths.points)), paths, replicate
+    ):  # it may go on
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
             begin(key, emit)
             results, predicted = read_points(paths.points), None
-            if chosen.skip_larger:  # where a smaller point ran out of memory, this one would as well
+            if (
+                chosen.skip_larger
+            ):  # where a smaller point ran out of memory, this one would as well
                 predicted = sweep.predicted_out_of_memory(key, results)
             if plan.infers_trained:
                 predicted = predicted or _without_training(key, results)
@@ -86,7 +94,9 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
             if plan.seeks_batch and (trials := trials_of(key, earlier)):
                 add_trials(point, trials)
             append(point, paths, emit)
-            out_of_step = procedure.group.size > 1 and predicted is None and point.status is not Status.OK
+            out_of_step = (
+                procedure.group.size > 1 and predicted is None and point.status is not Status.OK
+            )
             if out_of_step or procedure.device.is_lost():
                 return False
     return True
@@ -94,7 +104,9 @@ def measure_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
 
 def _without_training(key: Key, results: Iterable[Point]) -> Point | None:
     """Return the failure of an inference without weights, since its training failed."""
-    has_failed = any(point.key.phase == "train" and point.status is not Status.OK for point in results)
+    has_failed = any(
+        point.key.phase == "train" and point.status is not Status.OK for point in results
+    )
     if key.phase != "inference" or not has_failed:
         return None
     return Point(key=key, status=Status.FAILED, error=f"not tried: {UNTRAINED}")
@@ -111,9 +123,14 @@ def _report_problems(data: Data, emit: Events) -> None:
         emit.block(f"{len(problems) - _SHOWN_PROBLEMS} more in run.log", is_result=True)
 
 
-def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events) -> None:
+def dissect_points(
+    procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
+) -> None:
     """Measure the layers of the points that were timed, as points of their own."""
-    from perfexp.measuring.layers_pass import dissect, not_tried  # with the layers, which timing does without
+    from perfexp.measuring.layers_pass import (
+        dissect,
+        not_tried,
+    )  # with the layers, which timing does without
 
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
@@ -132,25 +149,33 @@ def dissect_points(procedure: Procedure, plan: config.Plan, paths: RunPaths, rep
 
 def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
     """Return the guard against points that exceed the memory; raises UserError for a device of unknown size."""
-    from perfexp.worker.peak_memory import MemoryGuard  # with torch's stand-ins, which other sweeps do without
+    from perfexp.worker.peak_memory import (
+        MemoryGuard,
+    )  # with torch's stand-ins, which other sweeps do without
 
     facts = {**(plan.gpu.get("facts") or {}), **procedure.device.facts()}
     if not facts.get("memory_bytes"):
-        raise UserError(f"sweep.skip_oom=true: the memory of {procedure.device.name} is unknown; leave it out.")
+        raise UserError(
+            f"sweep.skip_oom=true: the memory of {procedure.device.name} is unknown; leave it out."
+        )
     if procedure.memory_trace is None:
         raise UserError("sweep.skip_oom=true: memory of several ranks is not traced; leave it out.")
     return MemoryGuard(procedure.memory_trace, int(facts["memory_bytes"]))
 
 
 def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
-    known = [key for key in missing(keys, paths.points) if key.batch_size != LARGEST]  # others wait for trials
+    known = [
+        key for key in missing(keys, paths.points) if key.batch_size != LARGEST
+    ]  # others wait for trials
     return [key for key in known if key.replicate == replicate]
 
 
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
     emit.block("ceilings")
     try:
-        from perfexp.probes.ceilings import ceilings  # with torch, which a scripted device does without
+        from perfexp.probes.ceilings import (
+            ceilings,
+        )  # with torch, which a scripted device does without
 
         return ceilings(procedure.device, procedure.session.formats)
     except Exception:  # the points' own times do not depend on it
@@ -158,22 +183,30 @@ def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
         return {}
 
 
-def try_batch(procedure: Procedure, plan: config.Plan, paths: RunPaths, _replicate: int, emit: Events) -> None:
+def try_batch(
+    procedure: Procedure, plan: config.Plan, paths: RunPaths, _replicate: int, emit: Events
+) -> None:
     """Try the batch that is due next and append the result.
 
     Raises UserError for a device whose memory has no limit.
     """
-    from perfexp.measuring.memory_search import try_calls  # with the probes, which a cold start does without
+    from perfexp.measuring.memory_search import (
+        try_calls,
+    )  # with the probes, which a cold start does without
 
     device = procedure.device
     capacity = device.facts().get("memory_bytes")
     if device.kind == "cpu" or not capacity:
-        raise UserError(f"batch_size=max needs a device with a limited memory, not {device.name}: set batch_size=N.")
+        raise UserError(
+            f"batch_size=max needs a device with a limited memory, not {device.name}: set batch_size=N."
+        )
     key = tried_key(plan.trial_keys(read_points(paths.points))[0])
     if key.batch_size == LARGEST:
         emit.block("tracing the memory for the first batch to try")
         key = msgspec.structs.replace(key, batch_size=_traced(procedure, key, int(capacity)))
-    procedure.trained_weights = None  # the training comes after the trials, and its weights take the same memory
+    procedure.trained_weights = (
+        None  # the training comes after the trials, and its weights take the same memory
+    )
     begin(trial_key(key), emit)
     point = try_calls(procedure, key)
     point.key, point.facts["capacity_bytes"] = trial_key(key), capacity
@@ -185,7 +218,12 @@ def _traced(procedure: Procedure, key: Key, capacity_bytes: int) -> int:
     """Return the largest batch whose traced peak fits, which saves trials; a small one for other models."""
     assert procedure.memory_trace is not None
     try:
-        return procedure.memory_trace(msgspec.structs.replace(key, batch_size=SMALLEST), capacity_bytes) or 1
+        return (
+            procedure.memory_trace(
+                msgspec.structs.replace(key, batch_size=SMALLEST), capacity_bytes
+            )
+            or 1
+        )
     except (UserError, Unsupported, Ended):
         return SMALLEST
 
@@ -194,7 +232,11 @@ def _outcome(point: Point) -> str:
     if point.status is not Status.OK:
         return point.status.value
     used = point.metric(PEAK_MEMORY)
-    return "fits" if used is None or used.value is None else f"fits, peak {units.format_bytes(used.value)}"
+    return (
+        "fits"
+        if used is None or used.value is None
+        else f"fits, peak {units.format_bytes(used.value)}"
+    )
 
 
 def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
@@ -210,7 +252,9 @@ def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
     if point.status is Status.OK and fails - point.key.batch_size > 1:
         beyond = f"{fails} does not" if failed else "no larger one was tried"
         point.doubts.append(
-            diagnostics.make("largest_batch_open", batch=point.key.batch_size, beyond=beyond, trials=len(trials))
+            diagnostics.make(
+                "largest_batch_open", batch=point.key.batch_size, beyond=beyond, trials=len(trials)
+            )
         )
 
 
@@ -234,7 +278,10 @@ def append(point: Point, paths: RunPaths, emit: Events) -> None:
         point.status = Status.FAILED
         point.error = f"{_forks[0]} forked this process during the measurement, which two processes cannot share"
     elif point.status is Status.OK and (time.perf_counter_ns is not _CLOCK or _took_no_time(point)):
-        point.status, point.error = Status.FAILED, "the clock stands still, or was replaced by the measured code"
+        point.status, point.error = (
+            Status.FAILED,
+            "the clock stands still, or was replaced by the measured code",
+        )
     append_line(paths.points, point_to_line(point))
     emit.done(point.key, point.status.value)
 
@@ -243,13 +290,19 @@ def _age_seconds() -> float:
     """Time since this process was started or forked, to a tick of the kernel; 0 where the system does not tell."""
     try:
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"), 0.0)
+        return max(
+            time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"), 0.0
+        )
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0
 
 
 def _took_no_time(point: Point) -> bool:
-    return any(not any(series.samples) for series in point.series if series.name in ("latency", "throughput"))
+    return any(
+        not any(series.samples)
+        for series in point.series
+        if series.name in ("latency", "throughput")
+    )
 
 
 def _forked() -> None:

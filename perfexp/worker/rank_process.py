@@ -41,7 +41,9 @@ _MOST_BYTES = 700
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
     """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`."""
-    number, size, per_host = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    number, size, per_host = (
+        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    )
     place = Place(number=number, size=size, folder=folder, per_host=per_host)
     paths = RunPaths(directory)
     plan = plan_file.load(paths.plan, plan_sha256)
@@ -80,7 +82,11 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
         member, shared = _join(bench, place)
         with bench.procedure() as procedure:
             reports = member.group.gather(_report(bench, place))
-            facts = {"devices": [report["device"] for report in reports], **shared, **_of_hosts(reports)}
+            facts = {
+                "devices": [report["device"] for report in reports],
+                **shared,
+                **_of_hosts(reports),
+            }
             doubts = [
                 *_of_all([report["doubts"] for report in reports], facts["devices"]),
                 *_unlike([report["host"] for report in reports]),
@@ -88,7 +94,9 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
             bench.write_environment(doubts, ranks=facts)
             procedure.group = leader
             if bench.plan.probes.energy:
-                procedure.energy = bench.energy_of(together([device.meters() for device in _distinct(devices)]))
+                procedure.energy = bench.energy_of(
+                    together([device.meters() for device in _distinct(devices)])
+                )
             leader.works_with(member)
             is_finished = measure_points(procedure, bench.plan, bench.paths, replicate, bench.emit)
             if is_finished:
@@ -124,7 +132,11 @@ def _follow(bench: Workbench, place: Place) -> int:
         traceback.print_exc()
         status, text = verdict(error, bench.device) if has_device else ("failed", str(error))
         message = cut(f"{place}: {text}", _MOST_BYTES)
-        content = {"message": message, "status": str(status), "timestamp": datetime.now(UTC).timestamp()}
+        content = {
+            "message": message,
+            "status": str(status),
+            "timestamp": datetime.now(UTC).timestamp(),
+        }
         write_atomically(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), json.dumps(content).encode())
         follower.linger()
         return 1
@@ -134,7 +146,9 @@ def _follow(bench: Workbench, place: Place) -> int:
 
 def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
     """Load the model in the group of all ranks; return the group's member and the facts of how ranks share work."""
-    from perfexp.ranks.group import TorchGroup  # with torch, which the workbench loads with the model
+    from perfexp.ranks.group import (
+        TorchGroup,
+    )  # with torch, which the workbench loads with the model
 
     plan = bench.plan
     bench.device.start()
@@ -143,7 +157,9 @@ def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
     shared = group.facts()
     if "train" in plan.phases:
         if not isinstance(bench.session, Shareable):
-            raise UserError(f"model={plan.model_name} can't be trained by several ranks (no `share`); set gpu.count=1.")
+            raise UserError(
+                f"model={plan.model_name} can't be trained by several ranks (no `share`); set gpu.count=1."
+            )
         shared |= bench.session.share(plan.execution.ddp)
     return Member(session=bench.session, device=bench.device, group=group, place=place), shared
 
@@ -197,7 +213,10 @@ def _distinct(devices: Sequence[Device]) -> list[Device]:
 def _report(bench: Workbench, place: Place) -> dict[str, Any]:
     """Return the device of a rank and its diagnostics, and the first rank of one of several hosts its environment."""
     device = bench.device
-    report: dict[str, Any] = {"device": {"name": device.name, "identity": device.lock_name}, "host": None}
+    report: dict[str, Any] = {
+        "device": {"name": device.name, "identity": device.lock_name},
+        "host": None,
+    }
     doubts = device.doubts()
     if place.size > place.per_host and place.local == 0:
         report["host"] = facts = bench.facts()
@@ -211,7 +230,11 @@ def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
     jobs = [facts["job"] or {} for facts in hosts]
     of_hosts = [
-        {**{name: facts[name] for name in names}, "node": job.get("node"), "others": job.get("others")}
+        {
+            **{name: facts[name] for name in names},
+            "node": job.get("node"),
+            "others": job.get("others"),
+        }
         for facts, job in zip(hosts, jobs, strict=True)
     ]
     return {"hosts": of_hosts} if hosts else {}
@@ -227,7 +250,13 @@ def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
         if name != "device.uuid"
     ]
     return (
-        [diagnostics.make("mixed_devices", what="nodes, at the pace of the slowest", changes="; ".join(changes))]
+        [
+            diagnostics.make(
+                "mixed_devices",
+                what="nodes, at the pace of the slowest",
+                changes="; ".join(changes),
+            )
+        ]
         if changes
         else []
     )

@@ -47,11 +47,17 @@ class Server:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         distributions.preload()  # with threads of OpenBLAS's, as numpy: a forked process starts its own
-        with suppress(AttributeError, OSError):  # a Python built for an old glibc, too many open files
+        with suppress(
+            AttributeError, OSError
+        ):  # a Python built for an old glibc, too many open files
             fork_server.weights_file = os.memfd_create("random weights")
-        self._children: dict[int, tuple[int, int]] = {}  # process and pipe for its status, by its pidfd
+        self._children: dict[
+            int, tuple[int, int]
+        ] = {}  # process and pipe for its status, by its pidfd
         # of a debugger, or of a tracer, which sitecustomize has started
-        self._spoilt = "this process has further threads" if threading.active_count() > 1 else self._opened()
+        self._spoilt = (
+            "this process has further threads" if threading.active_count() > 1 else self._opened()
+        )
 
     def serve(self) -> None:
         """Answer requests until the client has ended."""
@@ -78,7 +84,9 @@ class Server:
                 return f"{name} cannot be imported: {error}"
             if self._spoilt is None:
                 started = _threads() - before
-                self._spoilt = f"{name} starts threads ({started})" if started > 0 else self._opened()
+                self._spoilt = (
+                    f"{name} starts threads ({started})" if started > 0 else self._opened()
+                )
         return None
 
     @staticmethod
@@ -99,7 +107,9 @@ class Server:
             gc.freeze()  # a collection in the new process would copy every page
             resident, parent = _resident_bytes(), os.getpid()
             log, events, status = descriptors
-            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of OpenBLAS's threads
+            with warnings.catch_warnings(
+                action="ignore", category=DeprecationWarning
+            ):  # of OpenBLAS's threads
                 process = os.fork()
             if process == 0:
                 self._become(request, log, events, status, resident, parent)
@@ -117,7 +127,15 @@ class Server:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _become(self, request: dict[str, Any], log: int, events: int, status: int, resident: int, parent: int) -> None:
+    def _become(
+        self,
+        request: dict[str, Any],
+        log: int,
+        events: int,
+        status: int,
+        resident: int,
+        parent: int,
+    ) -> None:
         """Run a module as `python -m` does, in this process, which ends with it."""
         code = 1
         try:
@@ -125,19 +143,29 @@ class Server:
             lifeline.die_with(parent)
             for stream in (1, 2):
                 os.dup2(log, stream)
-            others = (descriptor for child, (_, end) in self._children.items() for descriptor in (child, end))
+            others = (
+                descriptor
+                for child, (_, end) in self._children.items()
+                for descriptor in (child, end)
+            )
             for descriptor in (self._connection.detach(), log, *others):
                 os.close(descriptor)
             os.chdir(request["folder"])
             np.random.seed()  # forked processes would share the random numbers of their server
             if (torch := sys.modules.get("torch")) is not None:
                 torch.default_generator.seed()
-            fork_server.process_start, fork_server.uncounted_bytes = "forked", resident - _resident_bytes()
+            fork_server.process_start, fork_server.uncounted_bytes = (
+                "forked",
+                resident - _resident_bytes(),
+            )
             os.write(status, READY)
             os.close(status)
             module = request["module"]
             arguments = [*request["arguments"], f"--events-fd={events}", f"--parent={parent}"]
-            sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
+            sys.argv, sys.orig_argv = (
+                [module, *arguments],
+                [sys.executable, "-m", module, *arguments],
+            )
             sys.modules.pop(module, None)  # it is run as __main__, as in a new interpreter
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             code = 0
@@ -180,7 +208,9 @@ def main() -> None:
     """Serve the client at the other end of the socket that the command line names."""
     parser = argparse.ArgumentParser(prog="perfexp.worker.server", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True, help="process that this one must not outlive")
+    parser.add_argument(
+        "--parent", type=int, required=True, help="process that this one must not outlive"
+    )
     arguments = parser.parse_args()
     lifeline.die_with(arguments.parent)
     with socket.socket(fileno=arguments.socket) as connection:

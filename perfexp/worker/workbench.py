@@ -54,7 +54,13 @@ class Workbench:
     data: Data
     session: Session
 
-    def __init__(self, plan: config.Plan, paths: RunPaths, emit: Events, live: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self,
+        plan: config.Plan,
+        paths: RunPaths,
+        emit: Events,
+        live: Callable[[], Any] | None = None,
+    ) -> None:
         self.plan, self.paths, self.emit, self._live = plan, paths, emit, live
         self.turn: host_turns.Turn = host_turns.free
 
@@ -98,7 +104,9 @@ class Workbench:
     def _memory_trace(self) -> AbstractContextManager[Callable[..., Any] | None]:
         if not self.plan.traces_memory:
             return nullcontext()
-        from perfexp.worker.peak_memory import forked_trace  # with torch's stand-ins, which other plans do without
+        from perfexp.worker.peak_memory import (
+            forked_trace,
+        )  # with torch's stand-ins, which other plans do without
 
         return forked_trace(self.plan)
 
@@ -107,7 +115,9 @@ class Workbench:
         self.device = config.build(self.plan.gpu)
         index = self.plan.gpu.get("index")
         if index and self.plan.ranks == 1 and self.device.kind == "cpu":
-            raise UserError(f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure the CPU.")
+            raise UserError(
+                f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure the CPU."
+            )
 
     def check(self) -> None:
         """Raise UserError for mistakes that show without the device, before anything waits for it.
@@ -143,7 +153,9 @@ class Workbench:
                 def report(owner: str) -> None:
                     reporting.enter_context(self._reporting_wait(owner))
 
-                stack.enter_context(lock.held(device.lock_name, wait=wait, purpose=purpose, waiting=report))
+                stack.enter_context(
+                    lock.held(device.lock_name, wait=wait, purpose=purpose, waiting=report)
+                )
             self.emit.block("loading")
             device.settle()
             yield
@@ -203,7 +215,9 @@ class Workbench:
     @contextmanager
     def procedure(self) -> Iterator[Procedure]:
         """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure."""
-        from perfexp.measuring.procedure import Procedure  # with all probes, which a cold start does without
+        from perfexp.measuring.procedure import (
+            Procedure,
+        )  # with all probes, which a cold start does without
 
         plan, probes = self.plan, self.plan.probes
         with config.build(plan.algorithm).applied(self.session) as applied:
@@ -241,7 +255,9 @@ class Workbench:
         return self._checkpoint_path(FINAL_WEIGHTS)
 
     def _report_epoch(self, text: str, point: Point) -> None:
-        last = msgspec.structs.replace(point, series=[], metrics=[], facts={}, doubts=[], epochs=point.epochs[-1:])
+        last = msgspec.structs.replace(
+            point, series=[], metrics=[], facts={}, doubts=[], epochs=point.epochs[-1:]
+        )
         self.emit.block(text, is_result=True, training=msgspec.to_builtins(last))
 
     def _checkpoint(self, name: str) -> Path:
@@ -252,7 +268,9 @@ class Workbench:
         return path
 
     def _checkpoint_path(self, name: str) -> Path:
-        path = self.paths.checkpoint(self.plan.model_name, self.plan.choices.get("data", "data"), name)
+        path = self.paths.checkpoint(
+            self.plan.model_name, self.plan.choices.get("data", "data"), name
+        )
         refuse_link(path.parent)
         return path
 
@@ -273,13 +291,21 @@ class Workbench:
         device and session are written in any case.
         """
         facts = {**self.facts(), "session": self.session.facts(), **extra}
-        own = [*self.device.doubts(), *self.session.doubts(), *self._data_doubts(), *self._of_host(facts), *further]
+        own = [
+            *self.device.doubts(),
+            *self.session.doubts(),
+            *self._data_doubts(),
+            *self._of_host(facts),
+            *further,
+        ]
         if self._live is not None:
             facts["in_process"] = True
             own.append(diagnostics.make("in_process"))
         earlier = self._same_environment(facts)
         everything = [*earlier, *(item for item in own if item not in earlier)]
-        content = json.dumps({"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str)
+        content = json.dumps(
+            {"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str
+        )
         write_atomically(self.paths.environment, content.encode() + b"\n")
 
     def _data_doubts(self) -> list[Diagnostic]:
@@ -288,12 +314,18 @@ class Workbench:
             return []
         files = units.counted(len(problems), "file")
         what = f"left out, since unusable: {files}; the first: {problems[0]}"
-        return [diagnostics.make("data_incomplete", what=what, advice="repair or remove the files that run.log lists")]
+        return [
+            diagnostics.make(
+                "data_incomplete", what=what, advice="repair or remove the files that run.log lists"
+            )
+        ]
 
     def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
         if self.plan.host_sharing is not plan_fields.HostSharing.together:
             return of_node(facts)
-        shared = diagnostics.make("shared_host", others="other runs of the sweep, on its other devices")
+        shared = diagnostics.make(
+            "shared_host", others="other runs of the sweep, on its other devices"
+        )
         return [shared, *of_node(facts)]
 
     def require_same_environment(self) -> None:
@@ -317,7 +349,11 @@ class Workbench:
             where = f"{'; '.join(changed)} on {facts.get('host')}"
             return [
                 *earlier,
-                diagnostics.make("mixed_devices", what="devices before and after its job restarted", changes=where),
+                diagnostics.make(
+                    "mixed_devices",
+                    what="devices before and after its job restarted",
+                    changes=where,
+                ),
             ]
         if changed:
             raise UserError(
@@ -330,7 +366,9 @@ class Workbench:
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
     """Return the FLOP/s of the device's data sheet by data type; None for a CPU without a data sheet."""
     is_cpu = device.kind == "cpu"
-    return plan.sheet(None if is_cpu else device.name)[1].peak_flops_per_second or (None if is_cpu else {})
+    return plan.sheet(None if is_cpu else device.name)[1].peak_flops_per_second or (
+        None if is_cpu else {}
+    )
 
 
 def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:

@@ -41,11 +41,17 @@ class ScriptedCudnn:
                 NOT_SUPPORTED: b"CUDNN_STATUS_NOT_SUPPORTED",
                 BAD_PARAM: b"CUDNN_STATUS_BAD_PARAM",
             }[status],
-            "cudnnSetTensor4dDescriptor": lambda d, layout, kind, *shape: self._set(d, layout, kind, shape),
-            "cudnnSetFilter4dDescriptor": lambda d, kind, layout, *shape: self._set(d, layout, kind, shape),
+            "cudnnSetTensor4dDescriptor": lambda d, layout, kind, *shape: self._set(
+                d, layout, kind, shape
+            ),
+            "cudnnSetFilter4dDescriptor": lambda d, kind, layout, *shape: self._set(
+                d, layout, kind, shape
+            ),
             "cudnnSetConvolution2dDescriptor": self._set_convolution,
             "cudnnSetConvolutionMathType": lambda d, math: self._objects[d].update(math=math) or 0,
-            "cudnnSetConvolutionGroupCount": lambda d, groups: self._objects[d].update(groups=groups) or 0,
+            "cudnnSetConvolutionGroupCount": lambda d, groups: (
+                self._objects[d].update(groups=groups) or 0
+            ),
         }
         for kind in ("Tensor", "Filter", "Convolution"):
             functions[f"cudnnCreate{kind}Descriptor"] = self._create
@@ -78,7 +84,9 @@ class ScriptedCudnn:
 
     def _sizes(self, name):
         def sizes(handle, first, second, how, out, code, size):
-            if self.refuses(name, code, *(self._objects[each] for each in (first, second, how, out))):
+            if self.refuses(
+                name, code, *(self._objects[each] for each in (first, second, how, out))
+            ):
                 return NOT_SUPPORTED
             size._obj.value = self.workspace(name, code)
             return 0
@@ -99,7 +107,9 @@ class ScriptedCudnn:
             ranked = (Choice * wanted).from_address(address)
             codes = self.ranking.get(name, [1, 0])
             for place, code in enumerate(codes):
-                refused = self.refuses(name, code, *(self._objects[each] for each in (first, second, how, out)))
+                refused = self.refuses(
+                    name, code, *(self._objects[each] for each in (first, second, how, out))
+                )
                 ranked[place].algo, ranked[place].status = code, NOT_SUPPORTED if refused else 0
                 ranked[place].memory = self.workspace(name, code)
             count._obj.value = len(codes)
@@ -116,9 +126,16 @@ class ScriptedCudnn:
                 return BAD_PARAM
             self.calls.append((name, code, descriptors[2]["math"], handle))
             self.launched.extend(self.kernels(name, code))
-            x, y, z = (self._at(*each) for each in ((a, descriptors[0]), (b, descriptors[1]), (c, descriptors[3])))
+            x, y, z = (
+                self._at(*each)
+                for each in ((a, descriptors[0]), (b, descriptors[1]), (c, descriptors[3]))
+            )
             how = descriptors[2]
-            settings = ((how["u"], how["v"]), (how["pad_h"], how["pad_w"]), (how["dil_h"], how["dil_w"]))
+            settings = (
+                (how["u"], how["v"]),
+                (how["pad_h"], how["pad_w"]),
+                (how["dil_h"], how["dil_w"]),
+            )
             if name == "Forward":
                 z.copy_(torch.nn.functional.conv2d(x, y, None, *settings, how["groups"]))
                 return 0

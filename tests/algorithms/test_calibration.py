@@ -8,16 +8,29 @@ from perfexp.algorithms import calibration, families, proof
 from perfexp.algorithms.coverage import Pass
 from perfexp.algorithms.cudnn import CODES
 
-ENTRY = {"Forward": Pass.forward, "BackwardData": Pass.backward_data, "BackwardFilter": Pass.backward_filter}
-SMALL = [calibration._of(4, outputs, filter_size, 8, batch=2) for outputs in (4, 6) for filter_size in (1, 3)]
+ENTRY = {
+    "Forward": Pass.forward,
+    "BackwardData": Pass.backward_data,
+    "BackwardFilter": Pass.backward_filter,
+}
+SMALL = [
+    calibration._of(4, outputs, filter_size, 8, batch=2)
+    for outputs in (4, 6)
+    for filter_size in (1, 3)
+]
 
 
 @pytest.fixture
 def device(monkeypatch, scripted, tmp_path):
     """A cuDNN of another architecture that launches a kernel of its own for each algorithm, and refuses winograd."""
     made = scripted(refuses=lambda which, code, *_: _name(which, code) == "winograd")
-    made.kernels = lambda which, code: ["void nchwToNhwcKernel<float>(int)", f"{_name(which, code)}_of_tomorrow"]
-    monkeypatch.setattr(proof, "_mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)"))
+    made.kernels = lambda which, code: [
+        "void nchwToNhwcKernel<float>(int)",
+        f"{_name(which, code)}_of_tomorrow",
+    ]
+    monkeypatch.setattr(
+        proof, "_mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)")
+    )
 
     def names(call):
         made.launched.clear()
@@ -45,7 +58,11 @@ def test_a_calibrated_device_has_kernels_of_its_own(device):
     for which in Pass:
         assert set(table.counts[which.value]) == set(CODES[which]) - {"winograd"}
         for algorithm, counts in table.counts[which.value].items():
-            assert counts.kernels[f"{algorithm}_of_tomorrow"] == counts.kernels["nchwToNhwcKernel"] == counts.calls
+            assert (
+                counts.kernels[f"{algorithm}_of_tomorrow"]
+                == counts.kernels["nchwToNhwcKernel"]
+                == counts.calls
+            )
     assert table.likely(Pass.forward, ["nchwToNhwcKernel", "gemm_of_tomorrow"]) == ["gemm"]
     assert table.likely(Pass.forward, ["nchwToNhwcKernel"]) == []
 
@@ -73,6 +90,12 @@ def test_the_designed_convolutions_are_valid_and_each_is_there_once():
     assert len(set(chosen)) == len(chosen) > 50
     for x, w, stride, padding, dilation, groups in chosen:
         outputs = torch.nn.functional.conv2d(
-            torch.empty(x, device="meta"), torch.empty(w, device="meta"), None, stride, padding, dilation, groups
+            torch.empty(x, device="meta"),
+            torch.empty(w, device="meta"),
+            None,
+            stride,
+            padding,
+            dilation,
+            groups,
         )
         assert min(outputs.shape) > 0

@@ -50,7 +50,9 @@ def driver(monkeypatch):
         made = Driver(*arguments, **named)
         monkeypatch.setattr(captured, "_driver", lambda: made)
         monkeypatch.setattr(captured, "_runtime", lambda: made)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: type("Stream", (), {"cuda_stream": 7})())
+        monkeypatch.setattr(
+            torch.cuda, "Stream", lambda device: type("Stream", (), {"cuda_stream": 7})()
+        )
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         monkeypatch.setattr(torch.cuda, "current_stream", torch.cuda.Stream)
         return made
@@ -76,7 +78,9 @@ def test_a_launch_is_what_was_captured_and_goes_to_the_stream_that_is_named(driv
     made = driver()
     ran = []
     launch = Launch(lambda: ran.append(1), CUDA)
-    assert made.done[-2:] == ["cuGraphDestroy", "cuGraphUpload"], "what can be launched is another object"
+    assert made.done[-2:] == ["cuGraphDestroy", "cuGraphUpload"], (
+        "what can be launched is another object"
+    )
     launch(77)
     launch(77)
     assert (ran, made.launched) == ([1], (6, 77))
@@ -85,7 +89,13 @@ def test_a_launch_is_what_was_captured_and_goes_to_the_stream_that_is_named(driv
 
 
 @pytest.mark.parametrize(
-    "refuses", ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cudaGraphLaunch"]
+    "refuses",
+    [
+        "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",
+        "cuGraphInstantiateWithFlags",
+        "cudaGraphLaunch",
+    ],
 )
 def test_what_can_not_be_launched_is_an_error_with_its_name(driver, refuses):
     driver(refuses=[refuses])
@@ -111,6 +121,8 @@ def test_without_torchs_runtime_nothing_is_launched(monkeypatch, version, tried)
     monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setattr(ctypes, "CDLL", load)
     captured._runtime.cache_clear()
-    with pytest.raises(CaptureError, match=r"cannot open torch's CUDA runtime: libcudart.so of CUDA 99\.1"):
+    with pytest.raises(
+        CaptureError, match=r"cannot open torch's CUDA runtime: libcudart.so of CUDA 99\.1"
+    ):
         captured._runtime()
     assert names == tried, "CUDA 11's has the minor number in its name"

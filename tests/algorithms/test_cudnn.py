@@ -55,7 +55,10 @@ def of_training(module, inputs, forced=None):
 
 def test_codes_are_those_of_the_header():
     def spelled(names):
-        return {("algo_" if name.isdigit() else "") + name.lower(): code for code, name in enumerate(names)}
+        return {
+            ("algo_" if name.isdigit() else "") + name.lower(): code
+            for code, name in enumerate(names)
+        }
 
     assert {
         Pass.forward: spelled(FORWARD),
@@ -83,11 +86,15 @@ def test_each_pass_is_handed_the_code_of_the_name(cudnn, name, codes):
     reference = of_training(layer, torch.randn(2, 4, 9, 8))
     of_training(layer, torch.randn(2, 4, 9, 8), Forced(name=name, backend="cudnn"))
     ran = dict.fromkeys((which, code) for which, code, *_ in scripted.calls)
-    assert list(ran) == list(zip(("Forward", "BackwardData", "BackwardFilter"), codes, strict=True)), reference
+    assert list(ran) == list(
+        zip(("Forward", "BackwardData", "BackwardFilter"), codes, strict=True)
+    ), reference
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_outputs_and_gradients_are_those_of_torch(cudnn, data):
     cudnn()
@@ -101,21 +108,34 @@ def test_outputs_and_gradients_are_those_of_torch(cudnn, data):
     mode = data.draw(st.sampled_from(["zeros", "zeros", "reflect"]))
     bias, last = data.draw(st.booleans()), data.draw(st.booleans())
     dtype = data.draw(st.sampled_from([torch.float64, torch.float32]))
-    layer = nn.Conv2d(2 * groups, 3 * groups, kernel, stride, padding, dilation, groups, bias, mode, dtype=dtype)
+    layer = nn.Conv2d(
+        2 * groups, 3 * groups, kernel, stride, padding, dilation, groups, bias, mode, dtype=dtype
+    )
     batch = data.draw(st.sampled_from([0, 1, 3]))
     inputs = torch.randn(batch, 2 * groups, 11, 12, dtype=dtype)
     if last:
-        layer, inputs = layer.to(memory_format=torch.channels_last), inputs.to(memory_format=torch.channels_last)
-    forced = Forced(name=data.draw(st.sampled_from(["gemm", "fft", "winograd_nonfused"])), backend="cudnn")
+        layer, inputs = (
+            layer.to(memory_format=torch.channels_last),
+            inputs.to(memory_format=torch.channels_last),
+        )
+    forced = Forced(
+        name=data.draw(st.sampled_from(["gemm", "fft", "winograd_nonfused"])), backend="cudnn"
+    )
     tolerance = 1e-10 if dtype is torch.float64 else 1e-4
-    for ours, theirs in zip(of_training(layer, inputs, forced), of_training(layer, inputs), strict=True):
+    for ours, theirs in zip(
+        of_training(layer, inputs, forced), of_training(layer, inputs), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, check_stride=True)
     with torch.inference_mode():
         reference = layer(inputs)
         with forced.applied(session(layer)):
-            torch.testing.assert_close(layer(inputs), reference, rtol=tolerance, atol=tolerance, check_stride=True)
+            torch.testing.assert_close(
+                layer(inputs), reference, rtol=tolerance, atol=tolerance, check_stride=True
+            )
             if batch:
-                torch.testing.assert_close(layer(inputs[0]), reference[0], rtol=tolerance, atol=tolerance)
+                torch.testing.assert_close(
+                    layer(inputs[0]), reference[0], rtol=tolerance, atol=tolerance
+                )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -124,7 +144,10 @@ def test_half_precisions_and_autocast(cudnn, dtype, last):
     scripted = cudnn()
     layer, inputs = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 9, 8)
     if last:
-        layer, inputs = layer.to(memory_format=torch.channels_last), inputs.to(memory_format=torch.channels_last)
+        layer, inputs = (
+            layer.to(memory_format=torch.channels_last),
+            inputs.to(memory_format=torch.channels_last),
+        )
     forced = Forced(name="gemm", backend="cudnn")
     for _ in range(2):
         with torch.autocast("cpu", dtype=dtype):
@@ -172,7 +195,9 @@ def test_what_cudnn_refuses_only_when_it_is_called_is_found_before_the_model_run
     layer, forced = nn.Conv2d(4, 6, 3), Forced(name="fft", backend="cudnn")
     with torch.inference_mode(), forced.applied(session(layer)):
         layer(torch.randn(1, 4, 8, 8))
-    with pytest.raises(Unsupported, match=r"fft: cuDNN: NOT_SUPPORTED.*What can: direct, gemm, implicit_gemm, "):
+    with pytest.raises(
+        Unsupported, match=r"fft: cuDNN: NOT_SUPPORTED.*What can: direct, gemm, implicit_gemm, "
+    ):
         forced.report()
 
 
@@ -182,7 +207,10 @@ def test_the_most_native_backend_that_can_computes(cudnn):
     forced = Forced(name="winograd", layers={"1": "gemm"})
     with torch.inference_mode(), forced.applied(session(model)):
         model(torch.randn(1, 4, 8, 8))
-    assert [each.passes[0].selected for each in forced.report().layers] == ["torch.winograd", "cudnn.gemm"]
+    assert [each.passes[0].selected for each in forced.report().layers] == [
+        "torch.winograd",
+        "cudnn.gemm",
+    ]
     assert forced.report().facts()["backends"] == ["cudnn", "torch"]
     assert forced.report().share == 1
 
@@ -193,7 +221,10 @@ def test_a_workspace_has_a_limit_and_is_told(cudnn):
     for limit, status in ((None, "requested"), (4096, "requested"), (4095, "fallback")):
         forced = Forced(name="gemm", workspace_bytes=limit, layers={"0": "gemm"}, backend="cudnn")
         model = nn.Sequential(layer, nn.Conv2d(6, 6, 1))
-        with torch.inference_mode(), Forced(name="implicit_gemm", backend="cudnn").applied(session(model)):
+        with (
+            torch.inference_mode(),
+            Forced(name="implicit_gemm", backend="cudnn").applied(session(model)),
+        ):
             with forced.applied(session(model)):
                 model(torch.randn(1, 4, 8, 8))
             row = next(iter(layer for each in forced._layers for layer in each.reports()))
@@ -201,7 +232,10 @@ def test_a_workspace_has_a_limit_and_is_told(cudnn):
             if status == "requested":
                 assert forced.report().workspace_peak_bytes == 4096
             else:
-                assert row.reason == "it needs 4.00 KiB of workspace, more than algorithm.workspace_bytes=4095"
+                assert (
+                    row.reason
+                    == "it needs 4.00 KiB of workspace, more than algorithm.workspace_bytes=4095"
+                )
     with pytest.raises(UserError, match="give 0 or more"):
         Forced(name="gemm", workspace_bytes=-1)
 
@@ -215,7 +249,9 @@ def test_backward_algorithms_can_be_named(cudnn):
         ("BackwardData", 0),
         ("BackwardFilter", 3),
     }
-    with pytest.raises(UserError, match=r"backward_data algorithm of cuDNN's 'algo_3'. Did you mean"):
+    with pytest.raises(
+        UserError, match=r"backward_data algorithm of cuDNN's 'algo_3'. Did you mean"
+    ):
         Forced(name="gemm", backward_data="algo_3")
 
 
@@ -240,7 +276,11 @@ def test_the_heuristic_chooses_for_each_layer_within_the_limit(cudnn):
     forced = Forced(name="guess", workspace_bytes=99)
     of_training(model, inputs, forced)
     first, second = forced.report().layers
-    assert [each.selected for each in first.passes] == ["cudnn.implicit_precomp_gemm", "default", "cudnn.algo_0"]
+    assert [each.selected for each in first.passes] == [
+        "cudnn.implicit_precomp_gemm",
+        "default",
+        "cudnn.algo_0",
+    ]
     assert second.used == "winograd_nonfused"
     assert "no choice within the limit" in first.reason
     assert scripted.calls
@@ -270,17 +310,26 @@ def test_each_thread_has_a_handle_on_the_current_stream(cudnn, monkeypatch):
 @pytest.mark.slow
 def test_the_operators_are_what_torch_wants_of_operators(cudnn):
     cudnn()
-    for last, engine in ((False, "cudnn.gemm"), (True, "cudnn.implicit_gemm"), (False, "default"), (True, "benchmark")):
+    for last, engine in (
+        (False, "cudnn.gemm"),
+        (True, "cudnn.implicit_gemm"),
+        (False, "default"),
+        (True, "benchmark"),
+    ):
         layout = torch.channels_last if last else torch.contiguous_format
         inputs = torch.randn(2, 4, 9, 8).to(memory_format=layout).requires_grad_()
         weight = torch.randn(6, 2, 3, 3).to(memory_format=layout).requires_grad_()
         backward = "cudnn.algo_1" if engine.startswith("cudnn") else engine
         common = ([1, 2], [1, 0], [1, 1], 2, last)
-        torch.library.opcheck(torch.ops.perfexp.convolution, (inputs, weight, *common, engine, backward, backward))
+        torch.library.opcheck(
+            torch.ops.perfexp.convolution, (inputs, weight, *common, engine, backward, backward)
+        )
         grad = torch.randn(2, 6, 9, 3).to(memory_format=layout)
         for name in ("data", "filter"):
             operator = getattr(torch.ops.perfexp, f"convolution_backward_{name}")
-            torch.library.opcheck(operator, (grad, inputs.detach(), weight.detach(), *common, backward))
+            torch.library.opcheck(
+                operator, (grad, inputs.detach(), weight.detach(), *common, backward)
+            )
 
 
 @pytest.mark.slow
@@ -288,7 +337,10 @@ def test_a_compiled_model_computes_by_cudnn(cudnn):
     scripted = cudnn()
     torch.compiler.reset()
     model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 1))
-    compiled, inputs = torch.compile(model, dynamic=False, backend="aot_eager"), torch.randn(2, 4, 9, 8)
+    compiled, inputs = (
+        torch.compile(model, dynamic=False, backend="aot_eager"),
+        torch.randn(2, 4, 9, 8),
+    )
     reference, forced = of_training(model, inputs), Forced(name="fft", backend="cudnn")
     with forced.applied(session(model)):
         for _ in range(2):
@@ -315,11 +367,15 @@ def test_gradients_of_kernels_of_ours_come_by_the_same_kernel(monkeypatch):
     monkeypatch.setitem(operators._KERNELS, "triton.direct", kernel)
     words = Engines("triton.direct", "triton.direct", "default")
     for groups, padding, dilation in ((1, 1, 1), (2, (2, 0), 2)):
-        layer = nn.Conv2d(4, 6, 3, padding=padding, dilation=dilation, groups=groups, dtype=torch.float64)
+        layer = nn.Conv2d(
+            4, 6, 3, padding=padding, dilation=dilation, groups=groups, dtype=torch.float64
+        )
         inputs = torch.randn(2, 4, 9, 8, dtype=torch.float64, requires_grad=True)
         convolution = operators.Convolution.of(layer.weight.shape, 1, padding, dilation, groups)
         grad = torch.randn_like(layer(inputs))
-        ours = torch.autograd.grad(words.compute(convolution, inputs, layer.weight, layer.bias), inputs, grad)
+        ours = torch.autograd.grad(
+            words.compute(convolution, inputs, layer.weight, layer.bias), inputs, grad
+        )
         theirs = torch.autograd.grad(layer(inputs), inputs, grad)
         torch.testing.assert_close(ours, theirs)
     assert len(called) == 4
@@ -333,7 +389,10 @@ def test_a_cudnn_without_the_interface_says_what_is_missing():
 def test_a_device_without_cudnn_says_so():
     assert why_no_cudnn(torch.device("cpu")) == "cuDNN is for NVIDIA GPUs"
     for arguments, message in (
-        ({"name": "gemm", "backend": "cudnn"}, "algorithm=gemm algorithm.backend=cudnn: cuDNN is for NVIDIA GPUs"),
+        (
+            {"name": "gemm", "backend": "cudnn"},
+            "algorithm=gemm algorithm.backend=cudnn: cuDNN is for NVIDIA GPUs",
+        ),
         ({"name": "guess"}, "guess is cuDNN's own"),
     ):
         forced = Forced(**arguments)

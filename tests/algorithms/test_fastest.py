@@ -70,7 +70,11 @@ def session(module):
             yield
 
     return SimpleNamespace(
-        discard_compiled=lambda: None, module=module, device=CpuDevice(), inferring=inferring, eager=module
+        discard_compiled=lambda: None,
+        module=module,
+        device=CpuDevice(),
+        inferring=inferring,
+        eager=module,
     )
 
 
@@ -89,7 +93,12 @@ def test_each_pass_has_a_race_of_its_own(cudnn, times, tmp_path):
     asked = times({"cudnn.winograd_nonfused": 0.5, "cudnn.fft": 0.9, "benchmark": 0.99})
     (row,) = train(nn.Conv2d(4, 6, 3, padding=1), forced(tmp_path), torch.randn(2, 4, 9, 8))
     assert [each.selected for each in row.passes] == ["cudnn.winograd_nonfused"] * 3
-    assert row.passes[0].seconds == {"cudnn.winograd_nonfused": 0.5, "cudnn.fft": 0.9, "default": 1, "benchmark": 0.99}
+    assert row.passes[0].seconds == {
+        "cudnn.winograd_nonfused": 0.5,
+        "cudnn.fft": 0.9,
+        "default": 1,
+        "benchmark": 0.99,
+    }
     assert row.passes[0].launching == "captured"
     assert row.passes[0].races["eager"]["cudnn.fft"] == {
         "seconds": 0.9,
@@ -121,12 +130,16 @@ def test_torch_stays_where_nobody_is_clearly_faster(cudnn, times, tmp_path, half
     assert [each.selected for each in row.passes] == [winner, "default", "default"]
 
 
-def test_all_compete_in_the_same_way_and_on_fresh_data_the_second_time(cudnn, times, tmp_path, monkeypatch):
+def test_all_compete_in_the_same_way_and_on_fresh_data_the_second_time(
+    cudnn, times, tmp_path, monkeypatch
+):
     """While engines race, no pass of cuDNN's is launched as captured, and none counts as a pass of the model."""
     scripted = cudnn()
     times({"cudnn.gemm": 0.5})
     drawn, original = [], fastest._tensors
-    monkeypatch.setattr(fastest, "_tensors", lambda *about: drawn.append(original(*about)) or drawn[-1])
+    monkeypatch.setattr(
+        fastest, "_tensors", lambda *about: drawn.append(original(*about)) or drawn[-1]
+    )
     layer, inputs = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     algorithm = forced(tmp_path)
     with torch.inference_mode(), algorithm.applied(session(layer)):
@@ -152,7 +165,10 @@ def test_a_choice_on_an_unsteady_device_is_used_and_not_cached(cudnn, times, tmp
             algorithm.begin_point()
             model(inputs)
         (row,) = algorithm.report().layers
-        assert (row.passes[0].selected, row.passes[0].not_cached) == ("cudnn.gemm", "the clock moved")
+        assert (row.passes[0].selected, row.passes[0].not_cached) == (
+            "cudnn.gemm",
+            "the clock moved",
+        )
         assert len(asked) == races
 
 
@@ -234,7 +250,10 @@ def test_a_choice_is_remembered_for_the_same_question_only(cudnn, times, tmp_pat
 def test_equal_layers_have_one_race_and_a_regret_is_kept(cudnn, times, tmp_path):
     cudnn()
     asked = times({"cudnn.gemm": 0.5})
-    model, inputs = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))), torch.randn(2, 4, 9, 8)
+    model, inputs = (
+        nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))),
+        torch.randn(2, 4, 9, 8),
+    )
     for reuse in (False, True):
         algorithm = forced(tmp_path, reuse=reuse)
         with torch.inference_mode(), algorithm.applied(session(model)):
@@ -262,7 +281,11 @@ def test_elsewhere_algorithms_in_torchs_operations_compete_with_all_their_passes
     layer, inputs = nn.Conv2d(4, 6, 3, stride=1), torch.randn(2, 4, 9, 8)
     (row,) = train(layer, forced(tmp_path), inputs)
     assert [each.selected for each in row.passes] == ["torch.fft"] * 3
-    assert [bool(each.seconds) for each in row.passes] == [True, False, False]  # they are those of all passes
+    assert [bool(each.seconds) for each in row.passes] == [
+        True,
+        False,
+        False,
+    ]  # they are those of all passes
     assert len(asked) == 1
     assert len(asked[0]) == 9
     strided, half = nn.Conv2d(4, 6, 3, stride=2), nn.Conv2d(4, 6, 3, dtype=torch.bfloat16)
@@ -301,7 +324,9 @@ def test_the_error_of_the_outputs_is_that_against_torchs_own(cudnn):
     layer, inputs = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), torch.randn(2, 4, 9, 8)
     exact = Forced(name="gemm", backend="cudnn")
     with exact.applied(session(layer)):
-        assert exact.output_error(inputs).value < 1e-6  # torch's own kernels round by the layout that they choose
+        assert (
+            exact.output_error(inputs).value < 1e-6
+        )  # torch's own kernels round by the layout that they choose
     native = Forced(name="native")
     with native.applied(session(layer)):
         assert native.run_baseline("default", lambda: torch.backends.mkldnn.enabled)
@@ -343,7 +368,10 @@ def test_statistics_that_a_model_has_stay():
 
 
 def test_a_model_that_can_not_be_trained_on_one_number_keeps_its_statistics():
-    model, inputs = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)).eval(), torch.randn(1, 4, 3, 3)
+    model, inputs = (
+        nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)).eval(),
+        torch.randn(1, 4, 3, 3),
+    )
     with with_statistics(model, lambda: model(inputs)):
         assert model[1].running_var.eq(1).all()
         assert not model[1].training

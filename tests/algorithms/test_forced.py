@@ -33,7 +33,9 @@ class Net(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 7, stride=2, padding=3)
         self.features = nn.Sequential(
-            nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular", groups=4)
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular", groups=4),
         )
         self.own = Functional(8, 8, 3, padding=1)
         self.twice = nn.Conv2d(8, 8, 3, padding="same", bias=False)
@@ -59,7 +61,9 @@ def outputs_and_gradients(module, inputs):
     module.zero_grad()
     outputs = module(inputs)
     outputs.square().sum().backward()
-    return outputs.detach(), {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+    return outputs.detach(), {
+        name: parameter.grad.clone() for name, parameter in module.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +80,9 @@ def test_outputs_and_gradients_of_a_model_stay_what_they_were(net, name):
 
 def test_what_is_asked_for_is_what_computes(net, monkeypatch):
     called = []
-    monkeypatch.setitem(ALGORITHMS, "gemm", SimpleNamespace(supports=lambda *_: None, compute=recording(called)))
+    monkeypatch.setitem(
+        ALGORITHMS, "gemm", SimpleNamespace(supports=lambda *_: None, compute=recording(called))
+    )
     with Forced(name="gemm").applied(session(net)):
         net(torch.randn(1, 3, 32, 32))
     assert len(called) == 6
@@ -167,7 +173,11 @@ def test_the_passes_of_a_training_count_too(net):
     assert forced.report() == report
     stem, first, *_ = report.layers
     assert [each.which.value for each in stem.passes] == ["forward", "backward_filter"]
-    assert [each.which.value for each in first.passes] == ["forward", "backward_data", "backward_filter"]
+    assert [each.which.value for each in first.passes] == [
+        "forward",
+        "backward_data",
+        "backward_filter",
+    ]
     assert stem.flops == 2 * 2 * 2 * 8 * 16 * 16 * 3 * 49
 
 
@@ -194,7 +204,10 @@ def test_calls_count_and_a_layer_has_a_row_for_each_kind_of_inputs():
 
 
 def test_pruned_weights_are_computed_as_they_are(net):
-    net.features[0].weight.data, net.features[0].bias.data = net.features[0].weight[:4], net.features[0].bias[:4]
+    net.features[0].weight.data, net.features[0].bias.data = (
+        net.features[0].weight[:4],
+        net.features[0].bias[:4],
+    )
     inputs = torch.randn(1, 8, 16, 16)
     with torch.inference_mode(), Forced(name="gemm").applied(session(net.features)):
         assert net.features[0](inputs).shape == (1, 4, 16, 16)
@@ -202,7 +215,9 @@ def test_pruned_weights_are_computed_as_they_are(net):
 
 def test_a_convolution_that_somebody_has_patched_stays_patched(net):
     layer, inputs = net.features[0], torch.randn(1, 8, 16, 16)
-    layer._conv_forward = lambda inputs, weight, bias: nn.functional.conv2d(inputs * 2, weight, bias, padding=1)
+    layer._conv_forward = lambda inputs, weight, bias: nn.functional.conv2d(
+        inputs * 2, weight, bias, padding=1
+    )
     with torch.inference_mode():
         reference, forced = layer(inputs), Forced(name="gemm")
         with forced.applied(session(net.features)):
@@ -229,7 +244,10 @@ def test_a_report_tells_of_what_ran_since_the_last_forget(net):
 
 
 def test_layers_have_algorithms_of_their_own(net):
-    forced = Forced(name="gemm", layers={"features.0": "direct", "features.*": "implicit gemm", "stem": "default"})
+    forced = Forced(
+        name="gemm",
+        layers={"features.0": "direct", "features.*": "implicit gemm", "stem": "default"},
+    )
     with forced.applied(session(net)):
         net(torch.randn(1, 3, 32, 32))
     assert {layer.name: layer.used for layer in forced.report().layers} == {
@@ -244,8 +262,16 @@ def test_layers_have_algorithms_of_their_own(net):
 
 def test_an_exact_name_beats_a_pattern_and_then_the_last_wins():
     layers = [["a.0"], ["a.1", "shared"], ["b"]]
-    assert choose(layers, "gemm", {"a.0": "fft", "a.*": "direct", "*": "winograd"}) == ["fft", "winograd", "winograd"]
-    assert choose(layers, "gemm", {"*": "winograd", "a.*": "direct"}) == ["direct", "direct", "winograd"]
+    assert choose(layers, "gemm", {"a.0": "fft", "a.*": "direct", "*": "winograd"}) == [
+        "fft",
+        "winograd",
+        "winograd",
+    ]
+    assert choose(layers, "gemm", {"*": "winograd", "a.*": "direct"}) == [
+        "direct",
+        "direct",
+        "winograd",
+    ]
     assert choose(layers, "gemm", {"shared": "fft"}) == ["gemm", "fft", "gemm"]
 
 
@@ -254,14 +280,29 @@ def test_an_exact_name_beats_a_pattern_and_then_the_last_wins():
     [
         ({"name": "gem"}, "Did you mean gemm"),
         ({"name": "gemm", "layers": {"stem": "windograd"}}, "Did you mean winograd"),
-        ({"name": "gemm", "layers": {"feature.0": "direct"}}, "'feature.0'. Did you mean features.0"),
-        ({"name": "gemm", "layers": {"head": "direct"}}, "no 2-D convolution of the model matches 'head'"),
+        (
+            {"name": "gemm", "layers": {"feature.0": "direct"}},
+            "'feature.0'. Did you mean features.0",
+        ),
+        (
+            {"name": "gemm", "layers": {"head": "direct"}},
+            "no 2-D convolution of the model matches 'head'",
+        ),
         ({"name": "gemm", "layers": ["stem"]}, "give layers and algorithms"),
-        ({"name": "gemm", "layers": {"stem": "onednn"}}, "onednn is for a whole model: algorithm=onednn"),
+        (
+            {"name": "gemm", "layers": {"stem": "onednn"}},
+            "onednn is for a whole model: algorithm=onednn",
+        ),
         ({"name": "gemm", "layers": {"stem": None}}, "stem has no algorithm"),
         ({"name": "gemm", "layers": {0: "direct"}}, "no 2-D convolution of the model matches '0'"),
-        ({"name": "gemm", "verify": True}, "algorithm.verify=true profiles cuDNN's kernels: cuDNN is for NVIDIA"),
-        ({"name": "native", "backend": "torch"}, "algorithm.backend=torch has no meaning for algorithm=native"),
+        (
+            {"name": "gemm", "verify": True},
+            "algorithm.verify=true profiles cuDNN's kernels: cuDNN is for NVIDIA",
+        ),
+        (
+            {"name": "native", "backend": "torch"},
+            "algorithm.backend=torch has no meaning for algorithm=native",
+        ),
         ({"name": "fastest", "max_error": float("nan")}, "max_error=nan: give a positive number"),
         ({"name": "winograd", "layers": {"[!s]*": "default"}}, "1 of 1 convolutions can't"),
         (
@@ -281,7 +322,10 @@ def test_what_can_not_be_meant_is_an_error(net, arguments, message):
 
 def test_models_without_convolutions_and_models_of_other_kinds_are_errors():
     for other in (session(nn.Linear(2, 2)), SimpleNamespace()):
-        with pytest.raises(UserError, match="algorithm=default"), Forced(name="gemm").applied(other):
+        with (
+            pytest.raises(UserError, match="algorithm=default"),
+            Forced(name="gemm").applied(other),
+        ):
             pass
 
 
@@ -289,7 +333,9 @@ def test_a_point_is_skipped_where_that_is_asked_for(net):
     forced = Forced(name="winograd", on_unsupported=OnUnsupported.skip)
     with (
         forced.applied(session(net)),
-        pytest.raises(Unsupported, match=r"stem .winograd: the kernel is 7×7.*What can: direct, gemm"),
+        pytest.raises(
+            Unsupported, match=r"stem .winograd: the kernel is 7×7.*What can: direct, gemm"
+        ),
     ):
         net(torch.randn(1, 3, 32, 32))
 
@@ -325,13 +371,19 @@ def test_under_autocast_a_layer_computes_in_its_data_type(net):
             if name == "gemm":
                 assert forced.report().share == 1.0
             else:
-                with pytest.raises(Unsupported, match=r"FFT does not take bfloat16.*What can: direct, gemm"):
+                with pytest.raises(
+                    Unsupported, match=r"FFT does not take bfloat16.*What can: direct, gemm"
+                ):
                     forced.report()
 
 
 def test_inputs_that_do_not_fit_get_the_error_of_torch(net):
     with Forced(name="gemm").applied(session(net)):
-        for wrong in (torch.randn(1, 4, 32, 32), torch.randn(3), torch.randn(1, 3, 32, 32).double()):
+        for wrong in (
+            torch.randn(1, 4, 32, 32),
+            torch.randn(3),
+            torch.randn(1, 3, 32, 32).double(),
+        ):
             with pytest.raises(RuntimeError, match=r"expected|Expected|same|should be"):
                 net(wrong)
 
@@ -345,7 +397,10 @@ def test_a_trial_on_fake_tensors_leaves_nothing_behind(net):
     for name in ("implicit_precomp_gemm", "winograd"):
         with Forced(name=name).applied(session(net.features)):
             shape = (1, 8, 50, 38)
-            assert isolated(shape_of_outputs)(net.features, shape, torch.float32, torch.device("cpu")) == shape
+            assert (
+                isolated(shape_of_outputs)(net.features, shape, torch.float32, torch.device("cpu"))
+                == shape
+            )
             assert type(net.features(torch.randn(shape))) is torch.Tensor
 
 
@@ -376,14 +431,20 @@ def test_a_compiled_model_is_skipped_too(net):
     torch.compiler.reset()
     compiled = torch.compile(net, dynamic=False, backend="eager")
     forced = Forced(name="winograd", on_unsupported="skip")
-    with forced.applied(session(net)), torch.inference_mode(), pytest.raises(Unsupported, match="stem"):
+    with (
+        forced.applied(session(net)),
+        torch.inference_mode(),
+        pytest.raises(Unsupported, match="stem"),
+    ):
         compiled(torch.randn(1, 3, 32, 32))
     torch.compiler.reset()
 
 
 def test_a_shape_is_decided_upon_once(net, monkeypatch):
     decided, decide = [], Layer._decide
-    monkeypatch.setattr(Layer, "_decide", lambda self, *key: decided.append(key) or decide(self, *key))
+    monkeypatch.setattr(
+        Layer, "_decide", lambda self, *key: decided.append(key) or decide(self, *key)
+    )
     with Forced(name="gemm").applied(session(net)):
         for _ in range(3):
             net(torch.randn(1, 3, 32, 32))

@@ -29,16 +29,28 @@ def measure():
     def go(name, **settings):
         device = CpuDevice()
         session = adapt(TwoConvolutions(), "two").open(
-            device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+            device=device,
+            precision=Precision(name="fp32"),
+            execution=Execution(),
+            num_classes=None,
+            seed=0,
         )
         algorithm = Forced(name=name, **settings)
         modes, stopping = {"inference": Inference()}, Fixed(warmup=1, measure=2)
         with algorithm.applied(session):
             procedure = Procedure(
-                session=session, device=device, data=Synthetic(), modes=modes, stopping=stopping, algorithm=algorithm
+                session=session,
+                device=device,
+                data=Synthetic(),
+                modes=modes,
+                stopping=stopping,
+                algorithm=algorithm,
             )
             sizes = ((16, 16), (16, 16), (32, 32))
-            keys = [Key(phase="inference", input_size=size, batch_size=1, precision="fp32") for size in sizes]
+            keys = [
+                Key(phase="inference", input_size=size, batch_size=1, precision="fp32")
+                for size in sizes
+            ]
             return [procedure.measure(key) for key in keys]
 
     return go
@@ -52,9 +64,14 @@ def test_the_share_that_ran_as_asked_is_in_every_point_also_of_a_size_seen_befor
         assert point.metric("algorithm/flops_share").value == pytest.approx(share)
         assert point.metric("algorithm/proven_share").value == pytest.approx(share)
         layers = {layer["name"]: layer for layer in point.facts["algorithm"]["layers"]}
-        assert {name: layer["status"] for name, layer in layers.items()} == {"strided": "fallback", "plain": "ok"}
+        assert {name: layer["status"] for name, layer in layers.items()} == {
+            "strided": "fallback",
+            "plain": "ok",
+        }
         assert "stride" in layers["strided"]["reason"]
-        assert [doubt.code for doubt in point.doubts if doubt.code != "busy_host"][:1] == ["algorithm_fallback"]
+        assert [doubt.code for doubt in point.doubts if doubt.code != "busy_host"][:1] == [
+            "algorithm_fallback"
+        ]
 
 
 def test_layers_that_are_left_to_torch_are_not_proven(measure):

@@ -73,7 +73,9 @@ def test_an_inference_has_the_same_outputs_at_each_size(name):
         with session.inferring():
             reference = session.first_forward(batch)
             with Forced(name=name).applied(session):
-                torch.testing.assert_close(session.first_forward(batch), reference, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    session.first_forward(batch), reference, rtol=1e-4, atol=1e-5
+                )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp_bf16"])
@@ -95,7 +97,10 @@ def test_precisions_that_an_algorithm_lacks_leave_its_layers_to_torch(precision)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_session_measures_its_sizes_by_the_algorithm():
     module = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.Conv2d(4, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+        torch.nn.Conv2d(3, 4, 3, stride=2),
+        torch.nn.Conv2d(4, 4, 3),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
     )
     session = open_session(module=module, compile="default")
     forced = Forced(name="winograd")

@@ -9,7 +9,13 @@ from torch.nn.functional import conv2d as conv2d_of_torch
 from perfexp.convolutions import fourier
 from perfexp.convolutions.convolution import Convolution
 from perfexp.convolutions.fourier import fast_length
-from perfexp.convolutions.portable import ALGORITHMS, as_torch_does, canonical, effective_dtype, misfit
+from perfexp.convolutions.portable import (
+    ALGORITHMS,
+    as_torch_does,
+    canonical,
+    effective_dtype,
+    misfit,
+)
 from perfexp.errors import UserError
 
 #: Torch's own remark on an even kernel with `same`.
@@ -28,7 +34,9 @@ def conv2d(name, inputs, weight, bias=None, **arguments):
     """`torch.nn.functional.conv2d` by a named algorithm, with its refusals."""
     algorithm = ALGORITHMS[canonical(name, ALGORITHMS)]
     convolution = Convolution.of(weight.shape, **arguments)
-    if reason := misfit(convolution, inputs.shape) or algorithm.supports(convolution, effective_dtype(inputs)):
+    if reason := misfit(convolution, inputs.shape) or algorithm.supports(
+        convolution, effective_dtype(inputs)
+    ):
         raise ValueError(reason)
     return as_torch_does(algorithm.compute, convolution, inputs, weight, bias)
 
@@ -50,11 +58,17 @@ def convolutions(draw, name):
             "stride": draw(st.tuples(*[st.integers(1, 3)] * 2)),
             "dilation": draw(st.tuples(*[st.integers(1, 2)] * 2)),
         }
-    paddings = st.one_of(st.integers(0, 3), st.tuples(st.integers(0, 2), st.integers(0, 2)), st.just("valid"))
+    paddings = st.one_of(
+        st.integers(0, 3), st.tuples(st.integers(0, 2), st.integers(0, 2)), st.just("valid")
+    )
     if extra["stride"] == (1, 1):
         paddings = st.one_of(paddings, st.just("same"))
-    needed = [spread * (taps - 1) + 1 for spread, taps in zip(extra["dilation"], kernel, strict=True)]
-    size = [draw(st.integers(least, least + draw(st.sampled_from((3, 12, 34))))) for least in needed]
+    needed = [
+        spread * (taps - 1) + 1 for spread, taps in zip(extra["dilation"], kernel, strict=True)
+    ]
+    size = [
+        draw(st.integers(least, least + draw(st.sampled_from((3, 12, 34))))) for least in needed
+    ]
     shape = (draw(st.integers(1, 3)), groups * in_group, *size)
     weight_shape = (groups * out_group, in_group, *kernel)
     return shape, weight_shape, {**extra, "padding": draw(paddings), "groups": groups}
@@ -65,7 +79,9 @@ def results(compute, tensors):
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     outputs = compute(*leaves)
     generator = torch.Generator().manual_seed(outputs.numel())
-    gradient = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(tensors[0].dtype)
+    gradient = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(
+        tensors[0].dtype
+    )
     outputs.backward(gradient.to(outputs.dtype))
     return [outputs.detach(), *(leaf.grad for leaf in leaves)]
 
@@ -74,7 +90,9 @@ def check(name, tensors, arguments):
     dtype = tensors[0].dtype
     ours = results(lambda *leaves: conv2d(name, *leaves, **arguments), tensors)
     generator = torch.Generator().manual_seed(ours[0].numel())
-    gradient = torch.randn(ours[0].shape, generator=generator, dtype=torch.float64).to(dtype).double()
+    gradient = (
+        torch.randn(ours[0].shape, generator=generator, dtype=torch.float64).to(dtype).double()
+    )
     leaves = [tensor.detach().double().clone().requires_grad_() for tensor in tensors]
     outputs = conv2d_of_torch(*leaves, **arguments)
     outputs.backward(gradient)
@@ -94,7 +112,13 @@ def check(name, tensors, arguments):
     ids=str,
 )
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=6, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=6,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(data=st.data())
 def test_outputs_and_gradients_are_those_of_the_definition(name, dtype, data):
     shape, weight_shape, arguments = data.draw(convolutions(name))
@@ -105,7 +129,10 @@ def test_outputs_and_gradients_are_those_of_the_definition(name, dtype, data):
     torch.manual_seed(sum(shape))
     check(
         name,
-        [torch.randn(size, dtype=torch.float64).to(dtype) for size in (shape, weight_shape, weight_shape[:1])],
+        [
+            torch.randn(size, dtype=torch.float64).to(dtype)
+            for size in (shape, weight_shape, weight_shape[:1])
+        ],
         arguments,
     )
 
@@ -114,24 +141,37 @@ def test_outputs_and_gradients_are_those_of_the_definition(name, dtype, data):
 def test_gradients_agree_with_finite_differences(name):
     torch.manual_seed(0)
     tensors = [
-        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 2, 5, 4), (2, 1, 3, 3), (2,))
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((1, 2, 5, 4), (2, 1, 3, 3), (2,))
     ]
-    assert torch.autograd.gradcheck(lambda *given: conv2d(name, *given, padding=1, groups=2), tensors, fast_mode=True)
+    assert torch.autograd.gradcheck(
+        lambda *given: conv2d(name, *given, padding=1, groups=2), tensors, fast_mode=True
+    )
 
 
 FFTS = ("fft", "fft_tiling")
 #: Shape of inputs and weights, and groups: several tiles both ways, and more groups, images and channels than a block.
-IN_BLOCKS = [((3, 14, 37, 66), (10, 7, 4, 3), 2), ((2, 9, 8, 7), (9, 1, 3, 3), 9), ((1, 40, 6, 6), (33, 40, 3, 1), 1)]
+IN_BLOCKS = [
+    ((3, 14, 37, 66), (10, 7, 4, 3), 2),
+    ((2, 9, 8, 7), (9, 1, 3, 3), 9),
+    ((1, 40, 6, 6), (33, 40, 3, 1), 1),
+]
 
 
 @pytest.mark.parametrize("held", [1, 20_000, 200_000])
 @pytest.mark.parametrize("name", FFTS)
 @pytest.mark.parametrize(("shape", "weight_shape", "groups"), IN_BLOCKS)
-def test_ffts_in_blocks_are_exact_and_hold_few_numbers(monkeypatch, name, held, shape, weight_shape, groups):
+def test_ffts_in_blocks_are_exact_and_hold_few_numbers(
+    monkeypatch, name, held, shape, weight_shape, groups
+):
     sizes, spectra = [], fourier._spectra
     monkeypatch.setattr(fourier, "_NUMBERS_OF_A_CPU", held)
-    monkeypatch.setattr(fourier, "_spectra", lambda *given: sizes.append(spectra(*given).numel()) or spectra(*given))
-    tensors = [torch.randn(size, dtype=torch.float64) for size in (shape, weight_shape, weight_shape[:1])]
+    monkeypatch.setattr(
+        fourier, "_spectra", lambda *given: sizes.append(spectra(*given).numel()) or spectra(*given)
+    )
+    tensors = [
+        torch.randn(size, dtype=torch.float64) for size in (shape, weight_shape, weight_shape[:1])
+    ]
     check(name, tensors, {"padding": 1, "groups": groups})
     one = 70 * 40 if name == "fft" else 32 * 17
     assert max(sizes) <= max(held, one)
@@ -140,7 +180,10 @@ def test_ffts_in_blocks_are_exact_and_hold_few_numbers(monkeypatch, name, held, 
 @pytest.mark.parametrize("name", FFTS)
 def test_between_the_passes_ffts_keep_no_spectra(name):
     kept = []
-    inputs, weight = torch.randn(1, 4, 9, 8, requires_grad=True), torch.randn(6, 4, 3, 3, requires_grad=True)
+    inputs, weight = (
+        torch.randn(1, 4, 9, 8, requires_grad=True),
+        torch.randn(6, 4, 3, 3, requires_grad=True),
+    )
     with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda tensor: tensor):
         conv2d(name, inputs, weight)
     assert [tuple(tensor.shape) for tensor in kept] == [(1, 4, 9, 8), (6, 4, 3, 3)]
@@ -148,8 +191,13 @@ def test_between_the_passes_ffts_keep_no_spectra(name):
 
 @pytest.mark.parametrize("name", FFTS)
 def test_gradients_of_ffts_have_gradients(name):
-    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 2, 5, 34), (2, 1, 3, 2))]
-    assert torch.autograd.gradgradcheck(lambda *given: conv2d(name, *given, groups=2), tensors, fast_mode=True)
+    tensors = [
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((1, 2, 5, 34), (2, 1, 3, 2))
+    ]
+    assert torch.autograd.gradgradcheck(
+        lambda *given: conv2d(name, *given, groups=2), tensors, fast_mode=True
+    )
 
 
 @pytest.mark.slow
@@ -187,9 +235,15 @@ def test_the_memory_format_of_the_result_is_that_of_torch(name, which, taps):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_need_not_be_contiguous(name):
-    inputs, weight = torch.randn(9, 3, 8, 2).permute(3, 1, 0, 2)[..., ::2], torch.randn(3, 3, 6, 6)[..., ::2, ::2]
+    inputs, weight = (
+        torch.randn(9, 3, 8, 2).permute(3, 1, 0, 2)[..., ::2],
+        torch.randn(3, 3, 6, 6)[..., ::2, ::2],
+    )
     torch.testing.assert_close(
-        conv2d(name, inputs, weight, padding=1), conv2d_of_torch(inputs, weight, padding=1), rtol=1e-4, atol=1e-4
+        conv2d(name, inputs, weight, padding=1),
+        conv2d_of_torch(inputs, weight, padding=1),
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
@@ -214,7 +268,10 @@ def test_an_empty_batch_gives_an_empty_result_and_zero_gradients(name):
 def test_autocast_casts_as_for_torch_and_leaves_gradients_in_the_weights_type(name):
     inputs, weight = torch.randn(2, 3, 9, 8), torch.randn(4, 3, 3, 3, requires_grad=True)
     if name.startswith("fft"):
-        with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="bfloat16"):
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            pytest.raises(ValueError, match="bfloat16"),
+        ):
             conv2d(name, inputs, weight)
         return
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -263,10 +320,21 @@ def test_inputs_that_do_not_fit_are_refused(shape):
 
 def test_names_are_understood_with_spaces_and_a_wrong_one_gets_the_nearest():
     inputs, weight = torch.randn(1, 3, 6, 6), torch.randn(4, 3, 3, 3)
-    assert torch.equal(conv2d("implicit precomp gemm", inputs, weight), conv2d("Implicit-Precomp-GEMM", inputs, weight))
+    assert torch.equal(
+        conv2d("implicit precomp gemm", inputs, weight),
+        conv2d("Implicit-Precomp-GEMM", inputs, weight),
+    )
     with pytest.raises(UserError, match="Did you mean winograd"):
         conv2d("winogrand", inputs, weight)
 
 
 def test_fast_lengths_are_even_and_have_small_factors_only():
-    assert [fast_length(length) for length in (1, 7, 16, 17, 22, 113, 226)] == [2, 8, 16, 18, 24, 120, 240]
+    assert [fast_length(length) for length in (1, 7, 16, 17, 22, 113, 226)] == [
+        2,
+        8,
+        16,
+        18,
+        24,
+        120,
+        240,
+    ]

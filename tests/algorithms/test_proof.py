@@ -14,13 +14,26 @@ from perfexp.algorithms import convolution_plan as plan_module
 from perfexp.algorithms import families, proof
 from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
 from perfexp.algorithms.cudnn import CODES
-from perfexp.algorithms.families import Families, bare, forward_algorithm, judge, judge_forward, shipped
+from perfexp.algorithms.families import (
+    Families,
+    bare,
+    forward_algorithm,
+    judge,
+    judge_forward,
+    shipped,
+)
 from perfexp.algorithms.forced import Forced
 from tests.rotation import some_of
 
 SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())
-RAN = {which: sorted({call["algorithm"] for call in SEEN if call["which"] == which}) for which in Pass}
-ENTRY = {"Forward": Pass.forward, "BackwardData": Pass.backward_data, "BackwardFilter": Pass.backward_filter}
+RAN = {
+    which: sorted({call["algorithm"] for call in SEEN if call["which"] == which}) for which in Pass
+}
+ENTRY = {
+    "Forward": Pass.forward,
+    "BackwardData": Pass.backward_data,
+    "BackwardFilter": Pass.backward_filter,
+}
 #: What an H200's cuDNN has no kernel for: neither of two such names runs anything, so swapping them changes nothing.
 NEVER = {
     Pass.forward: {"direct", "winograd"},
@@ -48,13 +61,22 @@ NEVER = {
             "sm80_xmma_gemm_cf32cf32_f32f32_cf32_nt_n_tilesize32x64x8_stage3_warpsize2x2x1_ffma_aligna8",
             "xmma_gemm_complex",
         ),
-        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4", "xmma_gemm"),
-        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(cudnn::P<float>)", "winogradForwardData"),
+        (
+            "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4",
+            "xmma_gemm",
+        ),
+        (
+            "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(cudnn::P<float>)",
+            "winogradForwardData",
+        ),
         (
             "void cudnn::winograd_nonfused::winogradForwardData9x9_5x5<float, float>(cudnn::P<float>)",
             "winogradForwardData",
         ),
-        ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, int)", "fft2d_r2c_32x32"),
+        (
+            "void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, int)",
+            "fft2d_r2c_32x32",
+        ),
         (
             "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(cutlass_80_simt_sgemm::Params)",
             "cutlass_gemm",
@@ -68,7 +90,10 @@ NEVER = {
             "cutlass_fprop",
         ),
         ("nvjet_sm90_hsh_448x64_64x2_1x2_h_bz_coopB_NNN", "nvjet"),
-        ("void cudnn::cnn::conv2d_grouped_direct_kernel<false, true, int, float>(p)", "conv2d_grouped_direct_kernel"),
+        (
+            "void cudnn::cnn::conv2d_grouped_direct_kernel<false, true, int, float>(p)",
+            "conv2d_grouped_direct_kernel",
+        ),
         ("Memset (Device)", "Memset"),
     ],
 )
@@ -101,7 +126,9 @@ def test_nearly_all_calls_are_taken_for_what_they_were_or_for_what_cudnn_ran_ins
     calls = [call for call in SEEN if call["which"] == which]
     for algorithm in RAN[which]:
         own = [call for call in calls if call["algorithm"] == algorithm]
-        right = sum(call["calls"] for call in own if algorithm in shipped().likely(which, call["kernels"]))
+        right = sum(
+            call["calls"] for call in own if algorithm in shipped().likely(which, call["kernels"])
+        )
         instead = sum(call["calls"] for call in own if _substitutes(call["kernels"]))
         assert right + instead >= 0.98 * sum(call["calls"] for call in own), algorithm
         if algorithm != "algo_3":  # which cuDNN never runs: it is algo_0 or algo_1 every time
@@ -109,23 +136,27 @@ def test_nearly_all_calls_are_taken_for_what_they_were_or_for_what_cudnn_ran_ins
 
 
 def _substitutes(kernels):
-    return any(word in kernel for word in ("direct", "alg0", "alg1") for kernel in kernels) or kernels == [
-        "implicit_convolve_sgemm"
-    ]
+    return any(
+        word in kernel for word in ("direct", "alg0", "alg1") for kernel in kernels
+    ) or kernels == ["implicit_convolve_sgemm"]
 
 
 def _refused(which, asked, ran):
     """How many of an algorithm's calls would not be taken for another that was asked for."""
     calls = [call for call in SEEN if call["which"] == which and call["algorithm"] == ran]
-    return sum(call["calls"] for call in calls if asked not in shipped().likely(which, call["kernels"]))
+    return sum(
+        call["calls"] for call in calls if asked not in shipped().likely(which, call["kernels"])
+    )
 
 
-@pytest.mark.parametrize(("which", "pair"), [(which, pair) for which in Pass for pair in combinations(RAN[which], 2)])
+@pytest.mark.parametrize(
+    ("which", "pair"), [(which, pair) for which in Pass for pair in combinations(RAN[which], 2)]
+)
 def test_any_two_codes_that_are_swapped_are_found_out(which, pair):
     one, other = pair
-    assert _refused(which, one, other) + _refused(which, other, one) > _refused(which, one, one) + _refused(
-        which, other, other
-    )
+    assert _refused(which, one, other) + _refused(which, other, one) > _refused(
+        which, one, one
+    ) + _refused(which, other, other)
 
 
 @pytest.mark.parametrize("which", list(Pass))
@@ -153,7 +184,9 @@ def cudnn(monkeypatch, scripted):
     made.half = False
 
     made.kernels = _kernels
-    monkeypatch.setattr(proof, "_mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)"))
+    monkeypatch.setattr(
+        proof, "_mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)")
+    )
 
     def names(call):
         made.launched.clear()
@@ -179,7 +212,10 @@ def _spelled(which, code):
 
 def prove(name, **settings):
     model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3))
-    forced, inputs = Forced(name=name, backend="cudnn", verify=True, **settings), torch.randn(2, 4, 9, 8)
+    forced, inputs = (
+        Forced(name=name, backend="cudnn", verify=True, **settings),
+        torch.randn(2, 4, 9, 8),
+    )
     with forced.applied(SimpleNamespace(discard_compiled=lambda: None, module=model)):
 
         def step():
@@ -194,7 +230,9 @@ def statuses(report):
     return {each.status.value for layer in report.layers for each in layer.passes}
 
 
-@pytest.mark.parametrize("name", ["implicit_gemm", "implicit_precomp_gemm", "gemm", "fft", "winograd_nonfused"])
+@pytest.mark.parametrize(
+    "name", ["implicit_gemm", "implicit_precomp_gemm", "gemm", "fft", "winograd_nonfused"]
+)
 def test_what_ran_as_asked_is_proven(cudnn, name):
     report = prove(name)
     assert statuses(report) == {"ok"}
@@ -218,20 +256,31 @@ def test_what_cudnn_runs_instead_is_told(cudnn):
 
 def judged(call, kernels):
     """A pass that was handed the algorithm of a call, and these kernels."""
-    report = PassReport(which=Pass(call["which"]), selected=f"cudnn.{call['algorithm']}", status=LayerStatus.requested)
+    report = PassReport(
+        which=Pass(call["which"]),
+        selected=f"cudnn.{call['algorithm']}",
+        status=LayerStatus.requested,
+    )
     return judge(report, kernels)
 
 
 def test_a_call_with_one_unknown_kernel_is_unproven_whatever_runs_beside_it():
     for call in SEEN:
         for kernel in set(call["kernels"]) - {"Memset"}:
-            report = judged(call, ["a_kernel_of_tomorrow" if name == kernel else name for name in call["kernels"]])
+            report = judged(
+                call,
+                ["a_kernel_of_tomorrow" if name == kernel else name for name in call["kernels"]],
+            )
             assert report.status is LayerStatus.unproven, call
             assert "a_kernel_of_tomorrow" in report.reason
 
 
 def test_nearly_no_call_that_was_learned_is_unproven():
-    unproven = sum(call["calls"] for call in SEEN if judged(call, call["kernels"]).status is LayerStatus.unproven)
+    unproven = sum(
+        call["calls"]
+        for call in SEEN
+        if judged(call, call["kernels"]).status is LayerStatus.unproven
+    )
     assert unproven <= 0.005 * sum(call["calls"] for call in SEEN)
 
 
@@ -245,7 +294,10 @@ def test_kernels_that_run_beside_any_algorithm_prove_none(kernels):
 
 def test_an_unknown_winograd_kernel_between_known_ones_is_not_taken_for_a_substitute():
     fused = "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1"
-    report = judged({"which": "forward", "algorithm": "winograd"}, ["nchwToNhwcKernel", fused, "nhwcToNchwKernel"])
+    report = judged(
+        {"which": "forward", "algorithm": "winograd"},
+        ["nchwToNhwcKernel", fused, "nhwcToNchwKernel"],
+    )
     assert report.status is LayerStatus.unproven
 
 
@@ -304,7 +356,12 @@ def test_kernels_that_are_not_known_prove_nothing(cudnn):
 
 
 #: A third of them for each commit; benchmarks/swapped_codes.py takes all, with the real cuDNN.
-SWAPS = [(which, pair) for which in Pass for pair in combinations(CODES[which], 2) if not set(pair) <= NEVER[which]]
+SWAPS = [
+    (which, pair)
+    for which in Pass
+    for pair in combinations(CODES[which], 2)
+    if not set(pair) <= NEVER[which]
+]
 
 
 @pytest.mark.parametrize(("which", "pair"), some_of(SWAPS, 20))
@@ -316,7 +373,10 @@ def test_a_binding_with_two_codes_swapped_is_found_out(cudnn, monkeypatch, which
         if swapped:
             monkeypatch.setitem(CODES, which, wrong)
         outcomes = []
-        for cudnn.half in (False, True):  # algo_3 runs algo_0's kernel in float32, and algo_1's in half precisions
+        for cudnn.half in (
+            False,
+            True,
+        ):  # algo_3 runs algo_0's kernel in float32, and algo_1's in half precisions
             plan_module._plans.clear()
             outcomes += [_outcome(which, name) for name in pair]
         found.append(outcomes)
@@ -339,9 +399,14 @@ def _outcome(which, name):
 def handed(*layers):
     """A report of layers, each with `implicit_precomp_gemm` for all of its passes."""
     passes = tuple(
-        PassReport(which=which, selected="cudnn.implicit_precomp_gemm", status=LayerStatus.requested) for which in Pass
+        PassReport(
+            which=which, selected="cudnn.implicit_precomp_gemm", status=LayerStatus.requested
+        )
+        for which in Pass
     )
-    reports = [LayerReport(name=name, requested="implicit_precomp_gemm", passes=passes) for name in layers]
+    reports = [
+        LayerReport(name=name, requested="implicit_precomp_gemm", passes=passes) for name in layers
+    ]
     return AlgorithmReport(name="implicit_precomp_gemm", layers=tuple(reports))
 
 
@@ -351,7 +416,9 @@ OWN = "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128
 
 def forward_of(kernels, *layers):
     judged = judge_forward(handed(*layers), kernels)
-    assert {each.ran for layer in judged.layers for each in layer.passes[1:]} == {None}, "backward is left alone"
+    assert {each.ran for layer in judged.layers for each in layer.passes[1:]} == {None}, (
+        "backward is left alone"
+    )
     return [(layer.passes[0].status.value, layer.passes[0].ran) for layer in judged.layers]
 
 
@@ -377,7 +444,9 @@ def test_kernels_of_which_one_is_not_known_tell_nothing(kernels):
 
 
 def test_kernels_of_pytorch_beside_those_of_cudnn_do_not_matter():
-    bias = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+    bias = (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+    )
     assert forward_of({"a": [OTHER, bias]}, "a") == [("substituted", "implicit_gemm")]
 
 
@@ -388,7 +457,9 @@ def test_a_layer_with_two_kinds_of_inputs_is_left_alone():
 @pytest.mark.parametrize("selected", ["torch.gemm", "default", "triton.direct"])
 def test_what_cudnn_was_not_handed_is_not_judged(selected):
     passes = (PassReport(which=Pass.forward, selected=selected, status=LayerStatus.ok),)
-    report = AlgorithmReport(name="x", layers=(LayerReport(name="a", requested="x", passes=passes),))
+    report = AlgorithmReport(
+        name="x", layers=(LayerReport(name="a", requested="x", passes=passes),)
+    )
     assert judge_forward(report, {"a": [OTHER]}) == report
 
 
@@ -396,9 +467,17 @@ def test_what_cudnn_was_not_handed_is_not_judged(selected):
     ("kernels", "algorithm"),
     [
         ([OTHER], "implicit_gemm"),
-        (["sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128x64x8"], "implicit_precomp_gemm"),
+        (
+            ["sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize128x64x8"],
+            "implicit_precomp_gemm",
+        ),
         (["a_kernel_of_tomorrow"], None),
-        (["void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"], None),
+        (
+            [
+                "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+            ],
+            None,
+        ),
         ([], None),
     ],
 )

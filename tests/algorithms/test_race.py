@@ -32,7 +32,9 @@ def held(device, calls, default="default", captures=None):
     """The result of both races between the calls."""
     race = Race(device=device, default=default, captures=captures)
     nominees = race.nominate(calls)
-    return race.decide({name: calls[name] for name in dict.fromkeys([*nominees, default])}, nominees[0])
+    return race.decide(
+        {name: calls[name] for name in dict.fromkeys([*nominees, default])}, nominees[0]
+    )
 
 
 def works(device, **seconds):
@@ -42,7 +44,10 @@ def works(device, **seconds):
 def noisy(device, seed, noise, **seconds):
     """Calls whose every launch varies by itself."""
     rng = random.Random(seed)
-    return {name: lambda s=s: device.launch(s * math.exp(noise * rng.gauss(0, 1))) for name, s in seconds.items()}
+    return {
+        name: lambda s=s: device.launch(s * math.exp(noise * rng.gauss(0, 1)))
+        for name, s in seconds.items()
+    }
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -52,7 +57,10 @@ def test_a_race_is_won_by_the_fastest(asynchronous):
     assert (outcome.chosen, outcome.unsteady) == ("b", None)
     assert outcome.launching is (Launching.eager if asynchronous else Launching.clock)
     facts = outcome.facts()
-    assert facts["seconds"] == {"b": pytest.approx(20e-6, rel=0.05), "default": pytest.approx(30e-6, rel=0.05)}
+    assert facts["seconds"] == {
+        "b": pytest.approx(20e-6, rel=0.05),
+        "default": pytest.approx(30e-6, rel=0.05),
+    }
     assert facts["races"][outcome.launching.value]["b"]["speedup"] == pytest.approx(1.5, rel=0.05)
     assert facts["races"][outcome.launching.value]["default"]["speedup_low"] == 1
 
@@ -66,7 +74,11 @@ def test_equal_engines_replace_the_default_in_one_race_of_twenty_at_most():
         names = ("default", "benchmark", "a", "b", "c", "d", "e", "f")
         outcome = held(fake, noisy(fake, seed, 0.02, **dict.fromkeys(names, 40e-6)))
         switched += outcome.chosen != "default"
-        others = [interval for name, interval in outcome.speedups[Launching.eager].items() if name != "default"]
+        others = [
+            interval
+            for name, interval in outcome.speedups[Launching.eager].items()
+            if name != "default"
+        ]
         contained += all(interval.low <= 1 <= interval.high for interval in others[:1])
     assert switched / RACES <= 0.05
     assert contained / RACES >= adapted(0.93, 0.95, RACES) - 0.01
@@ -88,7 +100,9 @@ def test_what_is_reported_is_not_the_luck_of_the_first_race():
     gains = []
     for seed in range(RACES):
         fake = device()
-        outcome = held(fake, noisy(fake, seed, 0.05, **dict.fromkeys(("default", *"abcdefg"), 200e-6)))
+        outcome = held(
+            fake, noisy(fake, seed, 0.05, **dict.fromkeys(("default", *"abcdefg"), 200e-6))
+        )
         nominee = next(iter(outcome.speedups[Launching.eager]))
         gains.append(math.log(outcome.speedups[Launching.eager][nominee].value))
     spread = math.sqrt(sum(gain**2 for gain in gains) / RACES)
@@ -105,7 +119,11 @@ def test_all_are_captured_or_none_is():
 
     calls = {"default": partial(fake.launch, 40e-6), "four": four}
     captured = held(fake, calls, captures=lambda: fake.capture)
-    assert (captured.chosen, captured.launching, captured.not_captured) == ("four", Launching.captured, None)
+    assert (captured.chosen, captured.launching, captured.not_captured) == (
+        "four",
+        Launching.captured,
+        None,
+    )
     assert captured.speedups[Launching.captured]["four"].value == pytest.approx(42 / 38, rel=0.02)
     assert captured.speedups[Launching.eager]["four"].high < 1
 
@@ -115,7 +133,11 @@ def test_all_are_captured_or_none_is():
         return fake.capture(call)
 
     eager = held(fake, calls, captures=lambda: refuses)
-    assert (eager.chosen, eager.launching, eager.not_captured) == ("default", Launching.eager, "it waits")
+    assert (eager.chosen, eager.launching, eager.not_captured) == (
+        "default",
+        Launching.eager,
+        "it waits",
+    )
     assert list(eager.seconds) == [Launching.eager]
 
 

@@ -27,9 +27,15 @@ def session():
 
     device = CudaDevice()
     device.start()
-    module = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 96, 1), nn.Conv2d(96, 64, 3, stride=2)).cuda()
+    module = nn.Sequential(
+        nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 96, 1), nn.Conv2d(96, 64, 3, stride=2)
+    ).cuda()
     return SimpleNamespace(
-        discard_compiled=lambda: None, module=module, device=device, inferring=inferring, eager=module
+        discard_compiled=lambda: None,
+        module=module,
+        device=device,
+        inferring=inferring,
+        eager=module,
     )
 
 

@@ -68,10 +68,14 @@ def work():
 
 
 @pytest.mark.parametrize("which", list(Pass))
-def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(scripted, monkeypatch, made, which):
+def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(
+    scripted, monkeypatch, made, which
+):
     cudnn = scripted(workspace=lambda *_: 256)
     monkeypatch.setattr(replays_module, "Launch", Launched)
-    shape = Shape((2, 4, 6, 5), (6, 4, 3, 3), (1, 1), (1, 0), (1, 1), 1, torch.float32, False, Math.fma, 0)
+    shape = Shape(
+        (2, 4, 6, 5), (6, 4, 3, 3), (1, 1), (1, 0), (1, 1), 1, torch.float32, False, Math.fma, 0
+    )
     plan = Plan(which, "fft", shape)
     first, second = (
         torch.randn(size)

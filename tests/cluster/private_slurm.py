@@ -24,7 +24,11 @@ RESTART_SECONDS = 15
 
 def missing(*, accounting=False):
     """The programs that are not on this machine."""
-    return [name for name in (*DAEMONS, *(ACCOUNTING if accounting else ())) if shutil.which(name) is None]
+    return [
+        name
+        for name in (*DAEMONS, *(ACCOUNTING if accounting else ()))
+        if shutil.which(name) is None
+    ]
 
 
 class PrivateSlurm:
@@ -55,7 +59,9 @@ class PrivateSlurm:
 
     def __exit__(self, *failure):
         for name in ("slurmd*", "slurmctld", "slurmdbd", "mariadbd", "munged"):
-            for number in [key for key in self._daemons if key.rstrip("0123456789") == name.rstrip("*")]:
+            for number in [
+                key for key in self._daemons if key.rstrip("0123456789") == name.rstrip("*")
+            ]:
                 self.end(number)
         if self._before is None:
             os.environ.pop("SLURM_CONF", None)
@@ -64,7 +70,9 @@ class PrivateSlurm:
 
     def call(self, *command):
         """Output of one of SLURM's commands."""
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
 
     def end(self, daemon, number=signal.SIGTERM):
         """End a daemon (`slurmd1`, `slurmctld`) by a signal."""
@@ -96,12 +104,25 @@ class PrivateSlurm:
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         for number in range(self.gpus):
-            (self.folder / "dev" / f"nvidia{number}").symlink_to("/dev/null")  # a device; SLURM refuses regular files
+            (self.folder / "dev" / f"nvidia{number}").symlink_to(
+                "/dev/null"
+            )  # a device; SLURM refuses regular files
         self._write()
         munge = self.folder / "munge"
         self._run(
-            *("munged", "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={munge / 'sock'}"),
-            *(f"--pid-file={munge / 'pid'}", f"--log-file={munge / 'log'}", f"--seed-file={munge / 'seed'}"),
+            *(
+                "munged",
+                "munged",
+                "--foreground",
+                "--force",
+                f"--key-file={key}",
+                f"--socket={munge / 'sock'}",
+            ),
+            *(
+                f"--pid-file={munge / 'pid'}",
+                f"--log-file={munge / 'log'}",
+                f"--seed-file={munge / 'seed'}",
+            ),
         )
         self._until(lambda: (munge / "sock").exists())
         if self.accounting:
@@ -128,15 +149,22 @@ class PrivateSlurm:
             *("--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900", "--skip-log-bin"),
         )
         client = ["mariadb", "--no-defaults", "-uroot", "-S", str(socket_), "-e"]
-        self._until(lambda: subprocess.run([*client, "select 1"], capture_output=True).returncode == 0)
-        rights = (f"grant all on slurm.* to 's'@'{host}' identified by 's'" for host in ("127.0.0.1", "localhost"))
+        self._until(
+            lambda: subprocess.run([*client, "select 1"], capture_output=True).returncode == 0
+        )
+        rights = (
+            f"grant all on slurm.* to 's'@'{host}' identified by 's'"
+            for host in ("127.0.0.1", "localhost")
+        )
         self.call(*client, "; ".join(["create database slurm", *rights]))
         self._run("slurmdbd", "slurmdbd", "-D", SLURM_CONF=str(self.conf))
         self._until(self._has_cluster)
 
     def _has_cluster(self):
         subprocess.run(["sacctmgr", "-i", "add", "cluster", "perfexp"], capture_output=True)
-        shown = subprocess.run(["sacctmgr", "-nP", "show", "cluster", "format=cluster"], capture_output=True, text=True)
+        shown = subprocess.run(
+            ["sacctmgr", "-nP", "show", "cluster", "format=cluster"], capture_output=True, text=True
+        )
         return "perfexp" in shown.stdout.split()
 
     def _write(self):
@@ -185,7 +213,9 @@ class PrivateSlurm:
             }
             self._write_database(munge, user)
         written = {line.partition("=")[0] for line in self.settings}
-        texts = [f"{key}={value}" for key, value in lines.items() if key not in written] + list(self.settings)
+        texts = [f"{key}={value}" for key, value in lines.items() if key not in written] + list(
+            self.settings
+        )
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10 >> 20
         for number in range(1, self.nodes + 1):
             name = self.name(number)
@@ -197,8 +227,13 @@ class PrivateSlurm:
         self.conf.write_text("\n".join(texts) + "\n")
         devices = f"{self.folder}/dev/nvidia[0-{self.gpus - 1}]"
         (self.folder / "gres.conf").write_text(f"Name=gpu Type=l40s File={devices}\n")
-        version = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True).stdout.split()[-1]
-        if tuple(map(int, version.split(".")[:2])) >= (24, 5):  # it starts that plugin though nothing asks for it
+        version = subprocess.run(
+            ["slurmctld", "-V"], capture_output=True, text=True
+        ).stdout.split()[-1]
+        if tuple(map(int, version.split(".")[:2])) >= (
+            24,
+            5,
+        ):  # it starts that plugin though nothing asks for it
             (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
 
     def _write_database(self, munge, user):
@@ -241,7 +276,10 @@ class PrivateSlurm:
         raise AssertionError(f"SLURM did not start: {self._log('slurmctld')}")
 
     def _log(self, name):
-        return "\n".join(file.read_text(errors="replace")[-1500:] for file in (self.folder / "log").glob(f"{name}*"))
+        return "\n".join(
+            file.read_text(errors="replace")[-1500:]
+            for file in (self.folder / "log").glob(f"{name}*")
+        )
 
 
 def _free_port():

@@ -36,10 +36,22 @@ def test_a_kind_of_gpu_becomes_what_the_site_calls_it():
     default = Cluster(name="default")
     assert site.requests(default, "l40s") == ["--gres=gpu:l40s:1"]
     assert site.requests(default, "cpu") == []
-    gpus = {"l40s": ClusterGpu(constraint="gpul40s"), "h100": ClusterGpu(gres="gpu:hopper", partition="big")}
-    own = Cluster(name="own", partition="gpu", time_limit="60", cpus_per_gpu=8, options=["--nice"], gpus=gpus)
+    gpus = {
+        "l40s": ClusterGpu(constraint="gpul40s"),
+        "h100": ClusterGpu(gres="gpu:hopper", partition="big"),
+    }
+    own = Cluster(
+        name="own", partition="gpu", time_limit="60", cpus_per_gpu=8, options=["--nice"], gpus=gpus
+    )
     assert site.requests(own, "l40s", count=2) == [
-        *("--partition=gpu", "--time=60", "--constraint=gpul40s", "--gres=gpu:2", "--cpus-per-task=16", "--nice"),
+        *(
+            "--partition=gpu",
+            "--time=60",
+            "--constraint=gpul40s",
+            "--gres=gpu:2",
+            "--cpus-per-task=16",
+            "--nice",
+        ),
     ]
     assert "--partition=big" in site.requests(own, "h100")
     of_two_nodes = site.requests(default, "l40s", count=4, nodes=2)
@@ -64,11 +76,15 @@ def test_settings_out_of_range_are_refused(node, wrong):
         SlurmSettings(**node)
 
 
-def test_long_sweeps_are_cut_to_the_size_of_an_array_and_by_what_runs_request(tmp_path, monkeypatch):
+def test_long_sweeps_are_cut_to_the_size_of_an_array_and_by_what_runs_request(
+    tmp_path, monkeypatch
+):
     paths, options = SweepPaths(tmp_path), []
     monkeypatch.setattr(paths, "claim", lambda *_: None)
     monkeypatch.setattr(slurm, "max_array_size", lambda: 3)
-    monkeypatch.setattr(slurm, "submit", lambda script, given: options.append(given) or str(len(options)))
+    monkeypatch.setattr(
+        slurm, "submit", lambda script, given: options.append(given) or str(len(options))
+    )
     runs = [
         element.Run(
             assignment=SimpleNamespace(
@@ -80,9 +96,15 @@ def test_long_sweeps_are_cut_to_the_size_of_an_array_and_by_what_runs_request(tm
         )
         for number in range(8)
     ]
-    found = [[run.number for run in array] for _, array in campaigns.submit(runs, paths, "s", SlurmSettings(), [])]
+    found = [
+        [run.number for run in array]
+        for _, array in campaigns.submit(runs, paths, "s", SlurmSettings(), [])
+    ]
     assert found == [[0, 2, 4], [6], [1, 3, 5], [7]]
-    assert [word for words in options for word in words if "array" in word] == ["--array=0-2", "--array=0-0"] * 2
+    assert [word for words in options for word in words if "array" in word] == [
+        "--array=0-2",
+        "--array=0-0",
+    ] * 2
     assert job_states.load(paths)[4].job == "1_2"
 
 
@@ -90,7 +112,9 @@ def test_long_sweeps_are_cut_to_the_size_of_an_array_and_by_what_runs_request(tm
 def campaign(tmp_path, make_record, monkeypatch):
     """A sweep of eight runs in all states, and the answers of SLURM's commands."""
     children = [
-        SweepChild(job=number, name=f"run{number}", directory=f"{number}", status=Status.INTERRUPTED)
+        SweepChild(
+            job=number, name=f"run{number}", directory=f"{number}", status=Status.INTERRUPTED
+        )
         for number in range(9)
     ]
     sweep = Sweep(uid="s", name="batch_size", started=EARLIER, children=children, jobs=9)
@@ -99,10 +123,15 @@ def campaign(tmp_path, make_record, monkeypatch):
         record = make_record(failing=failing)
         (tmp_path / str(number)).mkdir()
         membership = {"uid": "s", "job": number, "directory": ".."}
-        content = record.to_json().replace(b'"sweep": null', f'"sweep": {membership}'.replace("'", '"').encode())
+        content = record.to_json().replace(
+            b'"sweep": null', f'"sweep": {membership}'.replace("'", '"').encode()
+        )
         (tmp_path / str(number) / "record.json").write_bytes(content)
         assert Record.load(tmp_path / str(number)).sweep.job == number
-    entries = [SubmittedRun(run=number, job=f"7_{number}", gpu="l40s", submitted=EARLIER) for number in range(7)]
+    entries = [
+        SubmittedRun(run=number, job=f"7_{number}", gpu="l40s", submitted=EARLIER)
+        for number in range(7)
+    ]
     entries.append(SubmittedRun(run=7, job="8_0", gpu="l40s", submitted=LATER))
     job_states.append(SweepPaths(tmp_path), entries)
     jobs = [
@@ -112,7 +141,10 @@ def campaign(tmp_path, make_record, monkeypatch):
         QueuedJob("8_0", "PENDING", "Priority", name="perfexp-s"),
     ]
     monkeypatch.setattr(slurm, "queue", lambda: {job.job: job for job in jobs})
-    accounted = {"7_5": QueuedJob("7_5", "CANCELLED", "", "node2"), "7_2": QueuedJob("7_2", "PREEMPTED")}
+    accounted = {
+        "7_5": QueuedJob("7_5", "CANCELLED", "", "node2"),
+        "7_2": QueuedJob("7_2", "PREEMPTED"),
+    }
     monkeypatch.setattr(slurm, "accounted", lambda name: accounted if name == "perfexp-s" else {})
     return sweep, tmp_path
 
@@ -121,7 +153,17 @@ def test_states_join_records_queue_and_accounting(campaign):
     sweep, folder = campaign
     states = job_states.states(sweep, folder)
     assert [str(state.state) for state in states] == [
-        *("done", "failed", "running", "pending", "failed", "cancelled", "lost", "pending", "not submitted"),
+        *(
+            "done",
+            "failed",
+            "running",
+            "pending",
+            "failed",
+            "cancelled",
+            "lost",
+            "pending",
+            "not submitted",
+        ),
     ]
     assert states[1].why.startswith("CUDA out of memory")
     assert (states[2].node, states[2].left) == ("node1", "59:00")
@@ -137,7 +179,9 @@ def test_states_join_records_queue_and_accounting(campaign):
 
 def test_a_gate_waits_for_what_runs_and_is_refused_by_what_failed(campaign):
     sweep, folder = campaign
-    with pytest.raises(UserError, match=r"5 runs of .* did not succeed \(run1: failed: CUDA out of memory"):
+    with pytest.raises(
+        UserError, match=r"5 runs of .* did not succeed \(run1: failed: CUDA out of memory"
+    ):
         campaigns.dependency(folder)
     sweep.children = [child for child in sweep.children if child.job in (0, 2, 3)]
     (folder / "sweep.json").write_bytes(sweep.to_json())
@@ -186,7 +230,9 @@ def test_the_queue_and_the_accounting_are_read_field_by_field(monkeypatch):
         "sacct": "7_1|CANCELLED by 1000|0:0|n1|2026-01-01T10:00:00|name\n7_2|FAILED|1:0|n2|Unknown|name\n",
     }
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or answers[words[0]])
-    assert slurm.queue() == {"7_1": QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "N/A", "name|x")}
+    assert slurm.queue() == {
+        "7_1": QueuedJob("7_1", "RUNNING", "None", "n1", "1:00", "N/A", "name|x")
+    }
     found = slurm.accounted("name")
     assert "--name=name" in calls[1]
     assert [(job.state, job.reason, job.node) for job in found.values()] == [
@@ -207,7 +253,9 @@ def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
     assert [(offer.kind, *offer.nodes.values()) for offer in found] == [
         *(("l40s", 2, 1, 1, 0), ("h100", 1, 0, 1, 0), ("cpu", 3, 1, 1, 1)),
     ]
-    assert [offer.kind for offer in site.offers(Cluster(name="default"), ["l40", "l40s", "h100"])] == ["l40s"]
+    assert [
+        offer.kind for offer in site.offers(Cluster(name="default"), ["l40", "l40s", "h100"])
+    ] == ["l40s"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +273,9 @@ def test_nodes_are_counted_by_what_a_kind_requests(monkeypatch):
 def test_a_constraint_is_read_as_slurm_reads_it(constraint, nodes, monkeypatch):
     listed = "a|gpu|idle|v100|gpu:2\nb|gpu|idle|a100,ib|gpu:2\nc|gpu|idle|x,ib|gpu:2\n"
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
-    [offer] = site.offers(Cluster(name="own", gpus={"x": ClusterGpu(constraint=constraint, gres="gpu")}), [])
+    [offer] = site.offers(
+        Cluster(name="own", gpus={"x": ClusterGpu(constraint=constraint, gres="gpu")}), []
+    )
     assert offer.nodes["nodes"] == nodes
 
 
@@ -237,9 +287,18 @@ def test_types_of_gpus_are_counted_exactly_as_slurm_gives_them(monkeypatch, caps
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
 
     def nodes_of(gres):
-        return site.offers(Cluster(name="own", gpus={"a100": ClusterGpu(gres=gres)}), [])[0].nodes["nodes"]
+        return site.offers(Cluster(name="own", gpus={"a100": ClusterGpu(gres=gres)}), [])[0].nodes[
+            "nodes"
+        ]
 
-    kinds = ("gpu:a100", "gpu:a100-sxm4-80gb", "gpu:a100.mig-1g.5gb", "gpu:a100.mig", "gpu", "gpu:a100-sxm4")
+    kinds = (
+        "gpu:a100",
+        "gpu:a100-sxm4-80gb",
+        "gpu:a100.mig-1g.5gb",
+        "gpu:a100.mig",
+        "gpu",
+        "gpu:a100-sxm4",
+    )
     assert [nodes_of(gres) for gres in kinds] == [1, 1, 1, 0, 4, 0]
     [found] = site.offers(Cluster(name="default"), ["a100", "a100-sxm4", "2"])
     assert (found.kind, found.nodes["nodes"]) == ("a100", 1)
@@ -253,8 +312,15 @@ def test_a_job_knows_itself_and_who_else_is_on_its_node(monkeypatch):
         "job": "JobId=7 Features=gpul40s TresPerNode=gres:gpu:1 TimeLimit=00:10:00",
         "node": "NodeName=n1 CPUAlloc=12 AllocTRES=cpu=12,gres/gpu=3 GresUsed=gpu:l40s:3(IDX:0-2)",
     }
-    monkeypatch.setattr(scheduler, "_shown", lambda kind, name: dict(w.split("=", 1) for w in shown[kind].split()))
-    variables = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURMD_NODENAME": "n1"}
+    monkeypatch.setattr(
+        scheduler, "_shown", lambda kind, name: dict(w.split("=", 1) for w in shown[kind].split())
+    )
+    variables = {
+        "SLURM_JOB_ID": "9",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "2",
+        "SLURMD_NODENAME": "n1",
+    }
     variables |= {"SLURM_CPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "1"}
     monkeypatch.setattr(scheduler, "environ", variables)
     facts = scheduler.job_facts()
@@ -317,8 +383,21 @@ def test_a_process_gets_the_cores_near_its_gpu(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch):
-    fake = ("model=fake", "gpu=fake", "stopping=coarse", "tracking=none", "-m", "hydra/launcher=local")
-    sweep = (*fake, "hydra.launcher.gpus=2", "output_dir=s", "batch_size=1,64", "model.faults.fail=1000000")
+    fake = (
+        "model=fake",
+        "gpu=fake",
+        "stopping=coarse",
+        "tracking=none",
+        "-m",
+        "hydra/launcher=local",
+    )
+    sweep = (
+        *fake,
+        "hydra.launcher.gpus=2",
+        "output_dir=s",
+        "batch_size=1,64",
+        "model.faults.fail=1000000",
+    )
     code, printed, records = run(*sweep, "hydra.launcher.exclusive=false")
     assert code == 1, printed
     assert [record.status for record in records] == ["ok", "failed"]
@@ -337,10 +416,18 @@ def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
     assert code == 2
     assert "is not on the PATH" in printed
     assert not (run.folder / "s").exists()
-    code, printed, _ = run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "hydra.launcher.warn_seconds=1")
+    code, printed, _ = run(
+        *fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "hydra.launcher.warn_seconds=1"
+    )
     assert printed.count("warn_seconds=1") == 1
-    assert "set cluster=NAME" in run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "~cluster")[1]
-    assert "gpu=auto" in run("model=fake", "output_dir=t", "-m", "batch_size=1,2", "hydra/launcher=slurm")[1]
+    assert (
+        "set cluster=NAME"
+        in run(*fake, "-m", "batch_size=1,2", "hydra/launcher=slurm", "~cluster")[1]
+    )
+    assert (
+        "gpu=auto"
+        in run("model=fake", "output_dir=t", "-m", "batch_size=1,2", "hydra/launcher=slurm")[1]
+    )
 
 
 @pytest.mark.parametrize("is_new", [True, False])
@@ -353,7 +440,15 @@ def test_a_failed_sbatch_leaves_a_sweep_only_if_it_had_begun_before(run, monkeyp
 
     monkeypatch.setattr(slurm, "max_array_size", lambda: 1000)
     monkeypatch.setattr(slurm, "submit", call)
-    sweep = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "-m", "batch_size=1,2", "output_dir=s")
+    sweep = (
+        "model=fake",
+        "gpu=fake",
+        "tracking=none",
+        "stopping=fixed",
+        "-m",
+        "batch_size=1,2",
+        "output_dir=s",
+    )
     if not is_new:
         assert run(*sweep)[0] == 0
         for folder in (run.folder / "s").glob("1_*"):
@@ -369,7 +464,9 @@ def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp
     (tmp_path / "record.json").write_bytes(record.to_json())
     (tmp_path / "points.jsonl").write_bytes(b"".join(map(point_to_line, record.points)))
     keys, asked = [point.key for point in record.points], []
-    plan = SimpleNamespace(keys=lambda results=(): asked.append(len(results)) or [*keys, *([()] if results else [])])
+    plan = SimpleNamespace(
+        keys=lambda results=(): asked.append(len(results)) or [*keys, *([()] if results else [])]
+    )
     assert not is_finished(RunPaths(tmp_path), plan)
     assert asked == [len(keys)]
 
@@ -384,7 +481,9 @@ def test_a_record_that_cannot_be_read_stops_no_other_run(tmp_path, monkeypatch, 
         run.assignment.folder.mkdir()
         (run.assignment.folder / "record.json").write_bytes(content)
     outcomes, notes = [], []
-    left = element.unfinished(runs, SimpleNamespace(note=notes.append), lambda *ended: outcomes.append(ended))
+    left = element.unfinished(
+        runs, SimpleNamespace(note=notes.append), lambda *ended: outcomes.append(ended)
+    )
     assert left == runs[2:]
     assert [(assignment.folder.name, type(outcome)) for assignment, outcome in outcomes] == [
         ("garbage", UserError),
@@ -398,8 +497,17 @@ def test_an_interrupt_ends_processes_and_sums_up_what_they_have_measured(run, mo
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local_queue, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
-    fake = ("model=fake", "gpu=fake", "stopping=coarse", "tracking=none", "-m", "hydra/launcher=local")
+    monkeypatch.setattr(
+        local_queue, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted)
+    )
+    fake = (
+        "model=fake",
+        "gpu=fake",
+        "stopping=coarse",
+        "tracking=none",
+        "-m",
+        "hydra/launcher=local",
+    )
     code, printed, _ = run(*fake, "hydra.launcher.gpus=1", "output_dir=s", "batch_size=1,2")
     assert code == 130
     assert "sweep over batch_size" in printed
@@ -418,7 +526,12 @@ def test_logs_of_processes_follow_no_link(tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "is_new", "outcome", "is_sent"),
-    [(0, True, Record, True), (3, True, Record, False), (2, False, UserError, True), (1, True, PerfexpError, True)],
+    [
+        (0, True, Record, True),
+        (3, True, Record, False),
+        (2, False, UserError, True),
+        (1, True, PerfexpError, True),
+    ],
 )
 def test_a_local_run_ends_with_its_exit_code_and_a_record_of_its_own(
     tmp_path, make_record, code, is_new, outcome, is_sent
@@ -428,7 +541,9 @@ def test_a_local_run_ends_with_its_exit_code_and_a_record_of_its_own(
     run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
     run.earlier = None if is_new else run.version
     outcomes, console = [], SimpleNamespace(show=lambda *_, **__: None)
-    local_queue._collect(run, code, SweepPaths(tmp_path), console, lambda run, outcome: outcomes.append(outcome))
+    local_queue._collect(
+        run, code, SweepPaths(tmp_path), console, lambda run, outcome: outcomes.append(outcome)
+    )
     assert (type(outcomes[0]), assignment.is_sent) == (outcome, is_sent)
 
 
@@ -450,7 +565,9 @@ def test_only_a_job_of_slurm_succeeds_with_a_record_that_was_not_sent(campaign, 
         (Status.OK, True, None),
     ],
 )
-def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(tmp_path, make_record, status, is_new, text):
+def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(
+    tmp_path, make_record, status, is_new, text
+):
     record = make_record()
     (tmp_path / "record.json").write_bytes(
         record.to_json().replace(b'"status": "ok"', f'"status": "{status.value}"'.encode(), 1)
@@ -462,7 +579,9 @@ def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(tmp_path, 
     run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
     run.earlier = None if is_new else run.version
     why = "left" if status is Status.FAILED else "reached its time limit"
-    state = job_states.RunState(run=0, name="run", folder=tmp_path, state=job_states.State.failed, job="7_0", why=why)
+    state = job_states.RunState(
+        run=0, name="run", folder=tmp_path, state=job_states.State.failed, job="7_0", why=why
+    )
     if status is Status.OK:
         state = replace(state, state=job_states.State.done, why="")
     outcomes = []
@@ -476,7 +595,9 @@ def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_pat
         return "MaxArraySize = 10" if words[0] == "scontrol" else "5\n"
 
     paths = SweepPaths(tmp_path)
-    assignment = SimpleNamespace(number=1, folder=tmp_path / "0", plan=SimpleNamespace(gpu_name="x"))
+    assignment = SimpleNamespace(
+        number=1, folder=tmp_path / "0", plan=SimpleNamespace(gpu_name="x")
+    )
     run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
     monkeypatch.setattr(slurm, "max_array_size", lambda: 10)
     monkeypatch.setattr(slurm, "call", taken)
@@ -496,7 +617,9 @@ def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monk
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(5, "running"), (500, "lost")])
-def test_a_run_without_a_visible_record_is_lost_after_a_while(campaign, monkeypatch, seconds, state):
+def test_a_run_without_a_visible_record_is_lost_after_a_while(
+    campaign, monkeypatch, seconds, state
+):
     sweep, folder = campaign
     at = (datetime.now() - timedelta(seconds=seconds)).isoformat(timespec="seconds")
     job = QueuedJob("7_2", "COMPLETED", "None", "node1", ended=at, name="perfexp-s")
@@ -510,7 +633,9 @@ def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
         number=1,
         folder=tmp_path / "0",
         overwrites=False,
-        plan=SimpleNamespace(gpu_name="cpu", devices=1, nodes=1, tracking={"_target_": "perfexp.tracking.NoTracking"}),
+        plan=SimpleNamespace(
+            gpu_name="cpu", devices=1, nodes=1, tracking={"_target_": "perfexp.tracking.NoTracking"}
+        ),
     )
     boxed = Cluster(name="boxed", container="image.sif")
     with pytest.raises(UserError, match=r"hydra\.launcher\.requeue=false"):
@@ -528,13 +653,23 @@ def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_container_that_would_requeue_is_refused_before_anything_is_submitted(run, tmp_path, monkeypatch):
+def test_a_container_that_would_requeue_is_refused_before_anything_is_submitted(
+    run, tmp_path, monkeypatch
+):
     """No command of SLURM is on the PATH: the refusal comes before the first of them."""
     (tmp_path / "mine" / "cluster").mkdir(parents=True)
     site_file = "defaults: [/schema/cluster@_here_, _self_]\nname: boxed\ncontainer: image.sif\n"
     (tmp_path / "mine" / "cluster" / "boxed.yaml").write_text(site_file)
     monkeypatch.setenv("PATH", "/nowhere")
-    sweep = ("model=fake", "gpu=fake", "tracking=none", "output_dir=s", "-m", "batch_size=1,2", "--config-dir=mine")
+    sweep = (
+        "model=fake",
+        "gpu=fake",
+        "tracking=none",
+        "output_dir=s",
+        "-m",
+        "batch_size=1,2",
+        "--config-dir=mine",
+    )
     boxed = (*sweep, "hydra/launcher=slurm", "cluster=boxed")
     code, printed, _ = run(*boxed)
     assert code == 2

@@ -5,7 +5,12 @@ import pytest
 from perfexp.__main__ import dispatch as main
 from perfexp.cluster import default_site
 
-STORED = ["--config-dir=/sites", "cluster=dsai", "hydra/launcher=slurm", "hydra.launcher.wait=false"]
+STORED = [
+    "--config-dir=/sites",
+    "cluster=dsai",
+    "hydra/launcher=slurm",
+    "hydra.launcher.wait=false",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +46,13 @@ def test_a_site_is_used_by_each_sweep_until_it_is_forgotten(tmp_path, monkeypatc
         "defaults: [/schema/cluster@_here_, _self_]\nname: dsai\ngpus: {cpu: {gres: ''}}\n"
     )
     sweep = ("-m", "model=fake", "gpu=fake", "batch_size=1,2", "tracking=none")
-    assert main(["cluster", "use", "dsai", "hydra.launcher.wait=false", "--config-dir", "mysite"]) == 0
-    assert config.read_text().splitlines()[:2] == [f"--config-dir={tmp_path}/mysite", "cluster=dsai"]
+    assert (
+        main(["cluster", "use", "dsai", "hydra.launcher.wait=false", "--config-dir", "mysite"]) == 0
+    )
+    assert config.read_text().splitlines()[:2] == [
+        f"--config-dir={tmp_path}/mysite",
+        "cluster=dsai",
+    ]
     assert main(sweep) == 2  # as for a typed cluster=dsai
     assert "scontrol is not on the PATH" in "".join(capsys.readouterr())
     assert main([*sweep, "hydra/launcher=basic", "--dry-run"]) == 0
@@ -53,7 +63,11 @@ def test_a_site_is_used_by_each_sweep_until_it_is_forgotten(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["nope"], "nope"), (["default", "wait"], "wait is not KEY=VALUE"), (["default", "--job"], "No such option")],
+    [
+        (["nope"], "nope"),
+        (["default", "wait"], "wait is not KEY=VALUE"),
+        (["default", "--job"], "No such option"),
+    ],
 )
 def test_a_wrong_site_or_setting_is_refused_and_nothing_is_stored(words, message, capsys, config):
     assert main(["cluster", "use", *words]) == 2

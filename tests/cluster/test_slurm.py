@@ -94,7 +94,9 @@ def test_a_sweep_runs_as_an_array_and_a_failed_run_fails_in_slurm(cluster, sweep
 
 
 @pytest.mark.slow
-def test_a_sweep_of_eight_runs_is_submitted_followed_resumed_and_skipped(each_cluster, sweep, capsys):
+def test_a_sweep_of_eight_runs_is_submitted_followed_resumed_and_skipped(
+    each_cluster, sweep, capsys
+):
     axes = "batch_size=1,2,3,4,5,6,7,8"
     code, printed = sweep(axes, "hydra.launcher.wait=false")
     assert code == 0, printed
@@ -118,7 +120,9 @@ def test_a_run_that_is_missing_is_submitted_again_alone(each_cluster, sweep):
     assert code == 1
     assert "3 runs finished already" in printed
     assert ": 1 run on gpu=fake" in printed
-    assert before == [(sweep.folder / name / "points.jsonl").read_bytes() for name in ("0_1", "1_2", "2_3")]
+    assert before == [
+        (sweep.folder / name / "points.jsonl").read_bytes() for name in ("0_1", "1_2", "2_3")
+    ]
 
 
 @pytest.mark.slow
@@ -126,7 +130,11 @@ def test_a_process_that_ends_hard_or_a_cancelled_element_is_reported(each_cluste
     """A run hangs at 64 samples until its job is cancelled; another one's own process is killed."""
     hang = ("model.faults.hang=1000000", "batch_size=1,64,128")
     assert sweep(*hang, "hydra.launcher.wait=false")[0] == 0
-    until(lambda: [states(sweep.folder)[run].state for run in (0, 1, 2)] == ["done", "running", "running"])
+    until(
+        lambda: (
+            [states(sweep.folder)[run].state for run in (0, 1, 2)] == ["done", "running", "running"]
+        )
+    )
     job = states(sweep.folder)[1].job
     each_cluster.call("scancel", job)
     until(lambda: states(sweep.folder)[1].state == "cancelled")
@@ -156,7 +164,14 @@ def test_a_run_that_is_warned_of_its_limit_is_queued_again_and_loses_no_point(ea
 
 @pytest.mark.slow
 def test_jobs_wait_for_the_success_of_an_earlier_sweep(each_cluster, sweep, run, tmp_path, capsys):
-    sanity = (*RUN, *SLURM, "model.faults.hang=1000000", "batch_size=1,64", "hydra.launcher.wait=false", "output_dir=a")
+    sanity = (
+        *RUN,
+        *SLURM,
+        "model.faults.hang=1000000",
+        "batch_size=1,64",
+        "hydra.launcher.wait=false",
+        "output_dir=a",
+    )
     assert run(*sanity)[0] == 0
     code, printed = sweep("batch_size=1,2", "hydra.launcher.after=a", "hydra.launcher.wait=false")
     assert code == 0, printed
@@ -199,9 +214,21 @@ def test_a_run_goes_on_elsewhere_when_its_node_goes_down(each_cluster, sweep):
 
 @pytest.mark.slow
 def test_a_waiting_campaign_is_left_to_itself_by_an_interrupt(cluster, sweep, tmp_path):
-    arguments = (*RUN, *SLURM, "batch_size=64", "model.faults.hang=1000000", f"output_dir={sweep.folder}")
-    process = subprocess.Popen([sys.executable, "-m", "perfexp", *arguments], stdout=subprocess.PIPE, text=True)
-    until(lambda: (sweep.folder / "jobs.jsonl").is_file() and states(sweep.folder)[0].state == "running")
+    arguments = (
+        *RUN,
+        *SLURM,
+        "batch_size=64",
+        "model.faults.hang=1000000",
+        f"output_dir={sweep.folder}",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perfexp", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    until(
+        lambda: (
+            (sweep.folder / "jobs.jsonl").is_file() and states(sweep.folder)[0].state == "running"
+        )
+    )
     process.send_signal(signal.SIGINT)
     out = process.communicate(timeout=30)[0]
     assert process.returncode == 130
@@ -217,8 +244,21 @@ def training(sweep, tmp_path, monkeypatch):
     (tmp_path / "mine" / "model" / "net.yaml").write_text("_target_: few_numbers.Net\n")
     (tmp_path / "few_numbers.py").write_text(NET)
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}")
-    base = ("model=net", "mode=train", "gpu=cpu", "gpu.nodes=2", "batch_size=2", "execution.threads=1")
-    base += ("tracking=none", "cluster=test", "stopping=fixed", "stopping.warmup=1", "percentiles=[50]")
+    base = (
+        "model=net",
+        "mode=train",
+        "gpu=cpu",
+        "gpu.nodes=2",
+        "batch_size=2",
+        "execution.threads=1",
+    )
+    base += (
+        "tracking=none",
+        "cluster=test",
+        "stopping=fixed",
+        "stopping.warmup=1",
+        "percentiles=[50]",
+    )
 
     def training(*arguments):
         return sweep(*arguments, base=base)
@@ -250,13 +290,19 @@ def test_two_nodes_train_together(each_cluster, training, sweep):
     assert [host["node"] for host in ranks["hosts"]] == [each_cluster.name(1), each_cluster.name(2)]
     assert "(4 ranks on 2 nodes)" in printed
     rates = {metric.name for metric in point.metrics if metric.value is not None}
-    assert {"ranks/samples_per_second", "ranks/3/samples_per_second", "ranks/communication_share"} <= rates
+    assert {
+        "ranks/samples_per_second",
+        "ranks/3/samples_per_second",
+        "ranks/communication_share",
+    } <= rates
     assert state_of(each_cluster, states(sweep.folder)[0].job) == "COMPLETED"
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_on_another_node_is_named_and_nothing_hangs(cluster, training, sweep):
-    assert training("input_size=[32,48]", "stopping.measure=100", "hydra.launcher.wait=false")[0] == 0
+    assert (
+        training("input_size=[32,48]", "stopping.measure=100", "hydra.launcher.wait=false")[0] == 0
+    )
     folder = sweep.folder / "0"
     until(lambda: (folder / "points.jsonl").is_file())
     killed = ranks_of(folder)[1]
@@ -270,7 +316,9 @@ def test_a_rank_that_is_killed_on_another_node_is_named_and_nothing_hangs(cluste
 
 @pytest.mark.slow
 def test_a_training_starts_again_when_one_of_its_nodes_goes_down(cluster, training, sweep):
-    assert training("input_size=[32,48]", "stopping.measure=40", "hydra.launcher.wait=false")[0] == 0
+    assert (
+        training("input_size=[32,48]", "stopping.measure=40", "hydra.launcher.wait=false")[0] == 0
+    )
     points = sweep.folder / "0" / "points.jsonl"
     until(lambda: points.is_file())
     early, node = points.read_bytes(), cluster.name(2)

@@ -15,7 +15,14 @@ from perfexp.records.record import Record, Status, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.statistics import sequential
 
-FAKE = ("model=fake", "gpu=fake", "input_size=64", "stopping=brisk", "tracking=none", "output_dir=x")
+FAKE = (
+    "model=fake",
+    "gpu=fake",
+    "input_size=64",
+    "stopping=brisk",
+    "tracking=none",
+    "output_dir=x",
+)
 A, B = "model.base_seconds=1e-3", "model.base_seconds=1.1e-3"
 #: Factors on the device's times of the replicates 0, 1, …, alternately of two runs.
 FACTORS = (1.0, 1.06, 0.95, 1.03, 0.98, 1.05, 0.96, 1.02)
@@ -55,12 +62,19 @@ def folders(here):
 def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_verdict(here, capsys):
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
-    assert "two variants in turn\n  A  model.base_seconds=1e-3\n  B  model.base_seconds=1.1e-3\n" in out
+    assert (
+        "two variants in turn\n  A  model.base_seconds=1e-3\n  B  model.base_seconds=1.1e-3\n"
+        in out
+    )
     assert "2 processes of each: device B/A 1.0" in out
-    assert out.count("▼ SLOWER") >= 3  # of the look, in the table of the sweep, and of the comparison
+    assert (
+        out.count("▼ SLOWER") >= 3
+    )  # of the look, in the table of the sweep, and of the comparison
     one, two = folders(here)
     points = [
-        (point.started, folder.name[0]) for folder in (one, two) for point in read_points(folder / "points.jsonl")
+        (point.started, folder.name[0])
+        for folder in (one, two)
+        for point in read_points(folder / "points.jsonl")
     ]
     assert "".join(name for _, name in sorted(points)) == "0110"
     for folder in (one, two):
@@ -68,7 +82,9 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
         assert (record.status, record.plan["processes"]) == (Status.OK, 2)
         assert record.sweep.level == sequential.level(2)
         assert {point.key.phase for point in record.points} == {"inference"}  # no cold starts
-    assert re.fullmatch(r"B is 1\.\d+× slower than A \(± .+, GPU time\)(; .+)?", out.splitlines()[-1])
+    assert re.fullmatch(
+        r"B is 1\.\d+× slower than A \(± .+, GPU time\)(; .+)?", out.splitlines()[-1]
+    )
     found = compared(capsys, "x")
     assert found["sides"][1]["level"] == sequential.level(2)
     assert {pair["word"] for pair in found["pairs"] if pair["measure"] == "device"} == {"SLOWER"}
@@ -108,7 +124,10 @@ def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
         assert "x holds another sweep: ab" in err and "--margin=0.1% --metric=device" in err
     code, out, _ = measured(capsys, *identical, "--margin", "0.10%", "--metric", "device")
     assert code == 0
-    assert "3 processes of each: device B/A 1.0" in out and "4 processes of each: device B/A 1.0" in out
+    assert (
+        "3 processes of each: device B/A 1.0" in out
+        and "4 processes of each: device B/A 1.0" in out
+    )
     assert "? UNDECIDED" in out
     assert "UNDECIDED after 4 processes of each side, the most" in out
     assert [side.facts.decided_by for side in sides.load(["x"], None)] == [("device",)] * 2
@@ -160,7 +179,9 @@ def test_more_processes_continue_a_run(here, capsys):
     assert Record.load(here / "r").points[0].started == first.started
     (here / "r" / "points.jsonl").unlink()  # the record has them
     assert main.main([*plain, "processes=4"]) == 0
-    assert msgspec.to_builtins(Record.load(here / "r").points[0].series) == msgspec.to_builtins(first.series)
+    assert msgspec.to_builtins(Record.load(here / "r").points[0].series) == msgspec.to_builtins(
+        first.series
+    )
     assert len(Record.load(here / "r").points) == 4
     capsys.readouterr()
     assert main.main([*plain, "processes=2"]) == 2
@@ -181,7 +202,9 @@ def test_more_processes_continue_a_run(here, capsys):
         (("", "", *FAKE, "--margin", "x"), "--margin x: give a percentage"),
     ],
 )
-def test_wrong_input_is_refused_in_one_line_before_anything_is_measured(arguments, message, here, capsys):
+def test_wrong_input_is_refused_in_one_line_before_anything_is_measured(
+    arguments, message, here, capsys
+):
     code, _, err = measured(capsys, *arguments)
     assert code == 2
     assert message in err

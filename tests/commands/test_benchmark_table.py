@@ -23,7 +23,9 @@ def here(tmp_path, monkeypatch):
     gpus = tmp_path / "own" / "gpu"
     gpus.mkdir(parents=True)
     for name in ("fake", "scripted"):
-        (gpus / f"{name}_card.yaml").write_text(f"defaults:\n  - fake\n  - _self_\n\nname: {name}\ncount: 1\n")
+        (gpus / f"{name}_card.yaml").write_text(
+            f"defaults:\n  - fake\n  - _self_\n\nname: {name}\ncount: 1\n"
+        )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -39,12 +41,27 @@ def visible(monkeypatch):
 
 
 def table(*arguments):
-    return main(["experiment=segmentation_table", "--config-dir=own", *SMALL, "output_dir=sweep", *arguments])
+    return main(
+        [
+            "experiment=segmentation_table",
+            "--config-dir=own",
+            *SMALL,
+            "output_dir=sweep",
+            *arguments,
+        ]
+    )
 
 
 @pytest.mark.parametrize(
     ("gpu", "number", "counts"),
-    [("auto", 0, "1"), ("auto", 1, "1"), ("auto", 2, "1,2"), ("h100", 8, "1,8"), ("cpu", 8, "1"), ("fake", 8, "1")],
+    [
+        ("auto", 0, "1"),
+        ("auto", 1, "1"),
+        ("auto", 2, "1,2"),
+        ("h100", 8, "1,8"),
+        ("cpu", 8, "1"),
+        ("fake", 8, "1"),
+    ],
 )
 def test_a_table_is_over_one_card_and_all_that_are_visible(gpu, number, counts, visible):
     visible(number)
@@ -54,12 +71,22 @@ def test_a_table_is_over_one_card_and_all_that_are_visible(gpu, number, counts, 
 def test_the_experiment_is_the_seeds_six_lines():
     config.register()
     with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
-        composed = compose("config", ["experiment=segmentation_table", "hydra.mode=RUN"], return_hydra_config=True)
+        composed = compose(
+            "config", ["experiment=segmentation_table", "hydra.mode=RUN"], return_hydra_config=True
+        )
     params = composed.hydra.sweeper.params
     assert params["model"] == "fastscnn,ocrnet_hrnetw48,segformer_b0"
     assert list(params) == ["model", "gpu.count"]
-    assert (composed.batch_size, composed.input_size, composed.precision.name) == (2, "512x1024", "fp32")
-    assert (composed.stopping.measure, composed.mode.name, composed.speed_dir) == (500, "train", ".")
+    assert (composed.batch_size, composed.input_size, composed.precision.name) == (
+        2,
+        "512x1024",
+        "fp32",
+    )
+    assert (composed.stopping.measure, composed.mode.name, composed.speed_dir) == (
+        500,
+        "train",
+        ".",
+    )
     assert not composed.probes.call_times
 
 
@@ -71,7 +98,11 @@ def test_with_one_card_mp_is_skipped_with_a_note_and_the_table_is_shown(here, vi
     out = capsys.readouterr().out
     assert out.splitlines()[0].startswith("mp is skipped: one GPU is visible here.")
     assert "training of segmentation models" in out
-    [line] = [line for line in out.splitlines() if "fake_sp_bs2_fp32_1_speed" in line and line.startswith("  fake ")]
+    [line] = [
+        line
+        for line in out.splitlines()
+        if "fake_sp_bs2_fp32_1_speed" in line and line.startswith("  fake ")
+    ]
     assert line.split()[1:4] == ["1", "fp32", "2"]
     assert (here / "fake_sp_bs2_fp32_1_speed").is_file()
 
@@ -79,10 +110,16 @@ def test_with_one_card_mp_is_skipped_with_a_note_and_the_table_is_shown(here, vi
 @pytest.mark.slow
 def test_with_several_cards_there_is_a_run_for_one_and_for_all(here, visible, capsys):
     visible(3)
-    table("gpu=scripted_card", "model=fake,fastscnn", "percentiles=[0]")  # is refused at once, whatever the model
+    table(
+        "gpu=scripted_card", "model=fake,fastscnn", "percentiles=[0]"
+    )  # is refused at once, whatever the model
     out = capsys.readouterr().out
     assert "4 of 4 runs ended, 4 failed" in out
-    rows = [line.split() for line in out.splitlines() if line.startswith("    ") and line.endswith(" failed")]
+    rows = [
+        line.split()
+        for line in out.splitlines()
+        if line.startswith("    ") and line.endswith(" failed")
+    ]
     assert rows == [
         ["0", "fake", "1", "failed"],
         ["1", "fake", "3", "failed"],
@@ -90,7 +127,11 @@ def test_with_several_cards_there_is_a_run_for_one_and_for_all(here, visible, ca
         ["3", "fastscnn", "3", "failed"],
     ]
     assert "mp is skipped" not in out
-    shown = [line.split()[:3] for line in out.splitlines() if line.startswith("  f") and "percentiles" in line]
+    shown = [
+        line.split()[:3]
+        for line in out.splitlines()
+        if line.startswith("  f") and "percentiles" in line
+    ]
     assert shown == [[name, count, "failed:"] for name in ("fake", "fastscnn") for count in "13"]
 
 
@@ -99,7 +140,11 @@ def test_what_the_user_says_of_cards_counts_more(here, visible, capsys):
     visible(1)
     table("gpu=scripted_card", "gpu.count=1,5", "percentiles=[0]")
     out = capsys.readouterr().out
-    rows = [line.split() for line in out.splitlines() if line.startswith("    ") and line.endswith(" failed")]
+    rows = [
+        line.split()
+        for line in out.splitlines()
+        if line.startswith("    ") and line.endswith(" failed")
+    ]
     assert rows == [["0", "1", "failed"], ["1", "5", "failed"]]
     assert "mp is skipped" not in out
 
@@ -114,11 +159,14 @@ def test_measuring_no_training_says_why_there_is_no_table(capsys, tmp_path, monk
     """An inference leaves no speed file, so the table has no line."""
     callback = segmentation_table.SegmentationTable(register=lambda *_, **__: None)
     monkeypatch.setattr(
-        "perfexp.records.sweep_record.Sweep.load", lambda folder: SimpleNamespace(records=lambda folder: [])
+        "perfexp.records.sweep_record.Sweep.load",
+        lambda folder: SimpleNamespace(records=lambda folder: []),
     )
     monkeypatch.setattr("perfexp.orchestration.segmentation_table.trainings", lambda *_: None)
     monkeypatch.setattr(segmentation_table.SweepRun, "folder", tmp_path)
-    config = SimpleNamespace(quiet=True, hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path))))
+    config = SimpleNamespace(
+        quiet=True, hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path)))
+    )
     callback.on_multirun_end(config)
     printed = capsys.readouterr()
     assert "no training was measured (mode=train)" in printed.out + printed.err

@@ -15,14 +15,24 @@ from perfexp.records.record import Metric, Record, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
 
 FLAT = [1.0, 1.001, 0.999]
-FAKE = ("model=fake", "gpu=fake", "processes=3", "input_size=64", "tracking=none", "probes.work=false")
+FAKE = (
+    "model=fake",
+    "gpu=fake",
+    "processes=3",
+    "input_size=64",
+    "tracking=none",
+    "probes.work=false",
+)
 
 
 def made(points=(FLAT,), *, seed=0, host="node1", scale=1.0, model="resnet18", board="NVIDIA H200"):
     factors = [[scale * factor for factor in point] for point in points]
     found = record(f"run {seed}", factors, np.random.default_rng(seed))
     found.plan["algorithm"], found.plan["model"] = {"name": "default"}, {"name": model}
-    found.environment = {"host": host, "device": {"name": board, "kind": "cuda", "power_limit_watts": 700.0}}
+    found.environment = {
+        "host": host,
+        "device": {"name": board, "kind": "cuda", "power_limit_watts": 700.0},
+    }
     return found
 
 
@@ -67,7 +77,9 @@ def test_an_equal_run_passes(checked):
 
 
 def test_each_regression_is_a_line_and_the_exit_code_is_1(checked):
-    code, lines, errors = checked(made([FLAT] * 3), made([FLAT, [1.1 * one for one in FLAT], FLAT], seed=1))
+    code, lines, errors = checked(
+        made([FLAT] * 3), made([FLAT, [1.1 * one for one in FLAT], FLAT], seed=1)
+    )
     assert code == 1
     [line] = lines
     assert line.startswith("▼ SLOWER device of 33: 5.499 ms, was 5.001 ms, ratio 1.100 ± ")
@@ -113,19 +125,27 @@ def test_a_run_of_a_sweep_without_a_record_is_missing(checked, tmp_path, capsys)
     (tmp_path / "new").rename(tmp_path / "sweep" / "run")
     sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
     (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
-    code, lines, _ = checked_by(capsys, "check", tmp_path / "sweep", "--against", tmp_path / "baseline")
+    code, lines, _ = checked_by(
+        capsys, "check", tmp_path / "sweep", "--against", tmp_path / "baseline"
+    )
     assert (code, lines) == (1, ["MISSING vgg16 (failed)"])
 
 
 def test_more_memory_fails(checked):
-    one, two = (with_metric(made(seed=seed), "memory/peak_bytes", size) for seed, size in ((0, 1e9), (1, 1.2e9)))
+    one, two = (
+        with_metric(made(seed=seed), "memory/peak_bytes", size)
+        for seed, size in ((0, 1e9), (1, 1.2e9))
+    )
     code, lines, _ = checked(one, two, "--metric", "device,memory")
     assert code == 1
     assert "▼ MORE memory of 32" in lines[0]
 
 
 def test_cycles_are_judged_only_if_they_are_named(checked):
-    one, two = (with_metric(made(seed=seed), "device/cycles_per_call", value) for seed, value in ((0, 1e7), (1, 2e7)))
+    one, two = (
+        with_metric(made(seed=seed), "device/cycles_per_call", value)
+        for seed, value in ((0, 1e7), (1, 2e7))
+    )
     assert checked(one, two)[0] == 0
     assert checked(one, two, "--metric", "device,cycles")[0] == 1
 
@@ -143,7 +163,9 @@ def test_a_worse_figure_that_is_undecided_is_no_pass(checked):
     code, lines, _ = checked(made(), noisy)
     assert code == 2
     [line] = lines
-    assert line.startswith("worse beyond the margin, but undecided: device of 1 point; measure in more processes")
+    assert line.startswith(
+        "worse beyond the margin, but undecided: device of 1 point; measure in more processes"
+    )
     assert checked(made(), noisy, "--allow-undecided")[0] == 0
 
 
@@ -158,7 +180,10 @@ def test_one_point_without_an_interval_is_no_pass(checked):
 
 @pytest.mark.parametrize(("accuracy", "code"), [(0.001, 1), (0.74, 1), (0.755, 0), (0.9, 0)])
 def test_accuracy_is_exact_with_the_margin_in_points(accuracy, code, checked):
-    one, two = (with_metric(made(seed=seed), "accuracy", value) for seed, value in ((0, 0.76), (1, accuracy)))
+    one, two = (
+        with_metric(made(seed=seed), "accuracy", value)
+        for seed, value in ((0, 0.76), (1, accuracy))
+    )
     found, lines, _ = checked(one, two)
     assert found == code
     assert all(line.startswith("▼ LOWER accuracy") for line in lines)
@@ -176,7 +201,9 @@ def test_a_graph_time_of_anchors_only_is_not_missing(checked):
     for point in one.points:
         point.series.append(msgspec.structs.replace(point.series[0], name="device/graph"))
     assert checked(one, two)[:2] == (0, [])
-    two.points[0].metrics.append(Metric(name="device/graph_seconds", value=None, unit="seconds", reason="no graph"))
+    two.points[0].metrics.append(
+        Metric(name="device/graph_seconds", value=None, unit="seconds", reason="no graph")
+    )
     assert checked(one, two)[:2] == (1, ["MISSING 32 · batch 1, device/graph"])
 
 
@@ -268,7 +295,10 @@ def test_names_in_a_record_are_no_workflow_commands(checked, tmp_path, monkeypat
 def test_github_elsewhere_and_errors_are_annotated(checked, tmp_path, monkeypatch):
     code, lines, errors = checked(made(), made(seed=1), "--github")
     assert code == 2
-    assert "GITHUB_STEP_SUMMARY is not set" in lines[0] and "GITHUB_STEP_SUMMARY is not set" in errors[0]
+    assert (
+        "GITHUB_STEP_SUMMARY is not set" in lines[0]
+        and "GITHUB_STEP_SUMMARY is not set" in errors[0]
+    )
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "missing" / "summary.md"))
     assert checked(made(), made(seed=1), "--github")[0] == 2
 
@@ -338,14 +368,20 @@ def test_a_baseline_is_of_its_machine_and_gpu(checked, tmp_path, capsys):
     assert checked_by(capsys, "baseline", "add", "main", "baseline", *folder)[0] == 0
     code, _, errors = checked_by(capsys, "check", "new", "--against", "main", *folder)
     assert code == 2
-    assert "no baseline main of node1-nvidia-l4" in errors[0] and "only of node1-nvidia-h200" in errors[0]
+    assert (
+        "no baseline main of node1-nvidia-l4" in errors[0]
+        and "only of node1-nvidia-h200" in errors[0]
+    )
     named = ("--machine", "node1-nvidia-h200", *folder)
     assert "--machine" in errors[0]
     assert checked_by(capsys, "check", "new", "--against", "main", *named)[0] == 0
     assert checked_by(capsys, "baseline", "add", "main", "new", *folder)[0] == 0
     code, _, errors = checked_by(capsys, "baseline", "rm", "main", *folder)
     assert (code, "--machine" in errors[0]) == (2, True)
-    assert checked_by(capsys, "baseline", "rm", "main", "--machine", "node1-nvidia-l4", *folder)[0] == 0
+    assert (
+        checked_by(capsys, "baseline", "rm", "main", "--machine", "node1-nvidia-l4", *folder)[0]
+        == 0
+    )
     assert [path.name for path in (tmp_path / "own").glob("*/*")] == ["main"]
 
 
@@ -360,14 +396,23 @@ def test_a_sweep_becomes_a_baseline_of_several_records(checked, tmp_path, capsys
     code, _, errors = checked_by(capsys, "baseline", "add", "both", tmp_path / "sweep")
     assert (code, errors) == (0, ["left out, without a record: alexnet (killed)"])
     checked(made(), made(seed=7, model="vgg16"))
-    code, lines, _ = checked_by(capsys, "check", "new", "--against", "both", "--fail-on", "slower,missing")
+    code, lines, _ = checked_by(
+        capsys, "check", "new", "--against", "both", "--fail-on", "slower,missing"
+    )
     assert code == 1
     assert [line.split(" · ")[0] for line in lines] == ["MISSING resnet18"]
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("add", "main"), ("add", "../main", "baseline"), ("rm",), ("show", "none"), ("rm", "*"), ("keep", "x")],
+    [
+        ("add", "main"),
+        ("add", "../main", "baseline"),
+        ("rm",),
+        ("show", "none"),
+        ("rm", "*"),
+        ("keep", "x"),
+    ],
 )
 def test_wrong_commands_of_baselines_have_exit_code_2(arguments, checked, capsys):
     checked(made(), made(seed=1))
@@ -385,8 +430,12 @@ def test_a_linked_baseline_is_neither_read_nor_removed(checked, tmp_path, capsys
     assert json.loads((tmp_path / "elsewhere" / "0" / "record.json").read_text())["name"] == "run 0"
 
 
-@pytest.mark.parametrize("command", [("rm", "main"), ("add", "main", "new", "--force"), ("show", "main")])
-def test_a_linked_record_of_a_baseline_is_neither_read_nor_removed(command, checked, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "command", [("rm", "main"), ("add", "main", "new", "--force"), ("show", "main")]
+)
+def test_a_linked_record_of_a_baseline_is_neither_read_nor_removed(
+    command, checked, tmp_path, capsys
+):
     checked(made(), made(seed=1))
     folder = ("--folder", tmp_path / "own")
     assert checked_by(capsys, "baseline", "add", "main", "baseline", *folder)[0] == 0

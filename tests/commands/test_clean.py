@@ -48,7 +48,14 @@ def left(folder):
 
 
 EVERYTHING = (
-    *("record.json", "points.jsonl", "plan.yaml", "run.log", "vgg16_gemm_overall.csv", "train.nsys-rep"),
+    *(
+        "record.json",
+        "points.jsonl",
+        "plan.yaml",
+        "run.log",
+        "vgg16_gemm_overall.csv",
+        "train.nsys-rep",
+    ),
     *(
         "train.sqlite",
         "resnet18_cifar10_final_weights.pth",
@@ -63,14 +70,18 @@ EVERYTHING = (
 def test_tables_profiles_and_checkpoints_go_and_measurements_stay(tmp_path, capsys):
     leave(tmp_path / "a/run", *EVERYTHING)
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
-    assert left(tmp_path / "a/run") == sorted(["manifest.json", "record.json", "points.jsonl", "run.log", "time.png"])
+    assert left(tmp_path / "a/run") == sorted(
+        ["manifest.json", "record.json", "points.jsonl", "run.log", "time.png"]
+    )
     out = capsys.readouterr().out
     assert "2.00 KiB  " in out
     assert "Deleted 7 of 7 files, 14.0 KiB." in out
 
 
 def test_what_no_manifest_names_stays(tmp_path):
-    leave(tmp_path, "mine_gemm_layers.csv", "theirs_gemm_layers.csv", claimed=["mine_gemm_layers.csv"])
+    leave(
+        tmp_path, "mine_gemm_layers.csv", "theirs_gemm_layers.csv", claimed=["mine_gemm_layers.csv"]
+    )
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/other.csv").write_text("1")
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
@@ -78,7 +89,11 @@ def test_what_no_manifest_names_stays(tmp_path):
 
 
 def test_checkpoints_go_and_their_folder_keeps_what_is_not_of_the_run(tmp_path):
-    names = ("checkpoints/net_images_best.pt", "checkpoints/net_images_epoch_3.pt", "checkpoints/deep/net_x_best.pt")
+    names = (
+        "checkpoints/net_images_best.pt",
+        "checkpoints/net_images_epoch_3.pt",
+        "checkpoints/deep/net_x_best.pt",
+    )
     others = ("checkpoints/mine.pt", "elsewhere/net_images_best.pt")
     leave(tmp_path, *names, *others, claimed=[*names, *others, "checkpoints/../kept_x_best.pt"])
     (tmp_path / "kept_x_best.pt").write_text("1")
@@ -125,7 +140,14 @@ def test_where_nobody_can_be_asked_nothing_goes(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["json", "jsonl,yaml,log", "db", "*.json"])
 def test_no_kind_reaches_what_a_run_is_made_of(tmp_path, kind):
-    names = ("record.json", "points.jsonl", "environment.json", "run.log", "sweep.json", "mlflow.db")
+    names = (
+        "record.json",
+        "points.jsonl",
+        "environment.json",
+        "run.log",
+        "sweep.json",
+        "mlflow.db",
+    )
     leave(tmp_path, *names)
     assert commands.run(["clean", str(tmp_path), "--yes", "--kind", kind]) == 0
     assert left(tmp_path) == sorted([*names, "manifest.json"])
@@ -217,7 +239,11 @@ def test_a_broken_manifest_names_nothing_and_is_told_of(tmp_path, capsys, conten
     leave(tmp_path / "broken", "a_gemm_overall.csv")
     (tmp_path / "broken" / "manifest.json").write_text(content)
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 1
-    assert left(tmp_path) == ["broken/a_gemm_overall.csv", "broken/manifest.json", "whole/manifest.json"]
+    assert left(tmp_path) == [
+        "broken/a_gemm_overall.csv",
+        "broken/manifest.json",
+        "whole/manifest.json",
+    ]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         f"error: {tmp_path}/broken/manifest.json: does not repeat the identity of the record or the plan beside it: "
@@ -227,13 +253,20 @@ def test_a_broken_manifest_names_nothing_and_is_told_of(tmp_path, capsys, conten
 
 @pytest.mark.parametrize(
     ("kind", "hint"),
-    [("pngs", "Did you mean png?"), ("nsysrep", "Did you mean nsys-rep?"), ("profiles", "Possible: csv, md, ncu-rep")],
+    [
+        ("pngs", "Did you mean png?"),
+        ("nsysrep", "Did you mean nsys-rep?"),
+        ("profiles", "Possible: csv, md, ncu-rep"),
+    ],
 )
 def test_a_kind_that_nothing_is_of_is_told_with_those_that_there_are(tmp_path, capsys, kind, hint):
     leave(tmp_path, "time.png", "report.md", "record.json")
     assert commands.run(["clean", str(tmp_path), "--kind", kind, "--yes"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert "is to go: 1 file of the kind md, 1 file of the kind png, 1 file that a record is made of." in first
+    assert (
+        "is to go: 1 file of the kind md, 1 file of the kind png, 1 file that a record is made of."
+        in first
+    )
     assert second.startswith(f"Nothing is of the kind {kind}. {hint}")
 
 
@@ -241,14 +274,19 @@ def test_a_folder_without_a_manifest_is_told_so(tmp_path, capsys):
     (tmp_path / "mine_gemm_layers.csv").write_text("1")
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
     out = capsys.readouterr().out
-    assert f"Nothing in or below {tmp_path} is to go: no folder has the manifest.json of a run" in out
+    assert (
+        f"Nothing in or below {tmp_path} is to go: no folder has the manifest.json of a run" in out
+    )
     assert (tmp_path / "mine_gemm_layers.csv").exists()
 
 
 def test_what_stays_is_counted_by_its_reasons(tmp_path, capsys):
     for run in ("a", "b"):
         leave(tmp_path / run, "new_gemm_layers.csv", "record.json", "time.png", "mine.csv")
-    assert commands.run(["clean", str(tmp_path), "--kind", "csv", "--older-than", "7d", "--dry-run"]) == 0
+    assert (
+        commands.run(["clean", str(tmp_path), "--kind", "csv", "--older-than", "7d", "--dry-run"])
+        == 0
+    )
     assert capsys.readouterr().out == (
         f"Nothing in or below {tmp_path} is to go: 2 files of the kind png, 2 files that a record is made of, "
         "2 files that are not old enough, 2 files whose names perfexp does not give.\n"
@@ -256,7 +294,9 @@ def test_what_stays_is_counted_by_its_reasons(tmp_path, capsys):
 
 
 def test_files_that_are_gone_are_not_counted(tmp_path, capsys):
-    leave(tmp_path, "record.json", "points.jsonl", claimed=["record.json", "points.jsonl", "gone.csv"])
+    leave(
+        tmp_path, "record.json", "points.jsonl", claimed=["record.json", "points.jsonl", "gone.csv"]
+    )
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
     assert capsys.readouterr().out.endswith("is to go: 2 files that a record is made of.\n")
 
@@ -286,7 +326,9 @@ def test_the_manifest_of_a_data_set_is_not_perfexps(tmp_path):
     assert (tmp_path / "train_gemm_overall.csv").exists()
 
 
-@pytest.mark.parametrize("name", ["train.csv", "thesis.csv", "model.pt", "photos.sqlite", "train/train.nsys-rep"])
+@pytest.mark.parametrize(
+    "name", ["train.csv", "thesis.csv", "model.pt", "photos.sqlite", "train/train.nsys-rep"]
+)
 def test_a_forged_manifest_deletes_nothing_whose_name_perfexp_does_not_give(tmp_path, name):
     leave(tmp_path, name)
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
@@ -302,9 +344,15 @@ def test_every_name_that_perfexp_gives_to_what_can_go_is_known(run_folder, tmp_p
         Ncu(name="ncu"),
         Torch(name="torch", memory=True),
     )
-    profiles = {path.name for profiler in profilers for place in places for path in profiler.outputs(place)}
-    rooflines = {path.name for place in places for path in files(place.file("_ncu_roofline")).values()}
-    names = profiles | rooflines | set(json.loads((run_folder / "manifest.json").read_bytes())["files"])
+    profiles = {
+        path.name for profiler in profilers for place in places for path in profiler.outputs(place)
+    }
+    rooflines = {
+        path.name for place in places for path in files(place.file("_ncu_roofline")).values()
+    }
+    names = (
+        profiles | rooflines | set(json.loads((run_folder / "manifest.json").read_bytes())["files"])
+    )
     can_go = {name for name in names if name.endswith(endings)}
     assert {name for name in can_go if not is_artifact(name)} == set()
     assert {"train.csv", "inference.csv", "record.json"}.isdisjoint(filter(is_artifact, can_go))
@@ -327,7 +375,9 @@ def swapped_folder_above(folder, outside):
 
 
 @pytest.mark.parametrize("swap", [swapped_folder, swapped_file, swapped_folder_above])
-def test_what_is_swapped_while_somebody_is_asked_is_not_deleted(tmp_path, capsys, monkeypatch, swap):
+def test_what_is_swapped_while_somebody_is_asked_is_not_deleted(
+    tmp_path, capsys, monkeypatch, swap
+):
     folder = leave(tmp_path / "below" / "x" / "run", "a_gemm_overall.csv")
     outside = leave(tmp_path / "else" / "run", "a_gemm_overall.csv")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

@@ -65,7 +65,10 @@ def made(points=(FLAT,), *, plan=None, environment=None, seed=0):
     """A record of an H200, with other values at dotted places of its plan and its environment."""
     found = record(f"run {seed}", points, np.random.default_rng(seed))
     found.priors = ALIKE
-    found.plan, found.environment = json.loads(json.dumps(PLAN)), json.loads(json.dumps(ENVIRONMENT))
+    found.plan, found.environment = (
+        json.loads(json.dumps(PLAN)),
+        json.loads(json.dumps(ENVIRONMENT)),
+    )
     for tree, changes in ((found.plan, plan), (found.environment, environment)):
         for place, value in (changes or {}).items():
             *folders, name = place.split(".")
@@ -124,7 +127,9 @@ def test_a_confounder_prevents_the_comparison_unless_it_is_allowed(key, compared
     plan, environment = CONFOUNDERS[key]
     other = made([[0.5 * factor for factor in FLAT]], plan=plan, environment=environment, seed=1)
     found = compared(made(), other)
-    assert [(pair["verdict"], pair["confounders"]) for pair in found["pairs"]] == [("not comparable", [key])]
+    assert [(pair["verdict"], pair["confounders"]) for pair in found["pairs"]] == [
+        ("not comparable", [key])
+    ]
     assert found["means"] == []
     paths = [str(tmp_path / f"run{number}") for number in range(2)]
     assert commands.run(["compare", *paths]) == 0
@@ -138,7 +143,15 @@ def test_a_confounder_prevents_the_comparison_unless_it_is_allowed(key, compared
 
 
 def test_every_confounder_has_a_test():
-    tested = {*CONFOUNDERS, "cpu", "device_method", "rate_method", "process_start", "meter", "diagnostics"}
+    tested = {
+        *CONFOUNDERS,
+        "cpu",
+        "device_method",
+        "rate_method",
+        "process_start",
+        "meter",
+        "diagnostics",
+    }
     assert tested == set(comparability.ALLOWABLE)
 
 
@@ -175,17 +188,25 @@ def test_a_queue_is_not_compared_with_a_graph(compared):
         for point in side.points:
             point.facts["device_method"] = method
             point.series[0].name = "device" if method == "queue" else "device/graph"
-            point.metrics.append(Metric(name="device/cycles_per_call", value=1e7, unit="1", estimated=True))
+            point.metrics.append(
+                Metric(name="device/cycles_per_call", value=1e7, unit="1", estimated=True)
+            )
     found = compared(one, other)
     assert verdicts(found) == {
         "cycles": "not comparable",
         **dict.fromkeys(("latency", "p95", "throughput"), "same"),
     }
-    assert [(alone["side"], alone["measure"]) for alone in found["alone"]] == [("A", "device"), ("B", "device/graph")]
+    assert [(alone["side"], alone["measure"]) for alone in found["alone"]] == [
+        ("A", "device"),
+        ("B", "device/graph"),
+    ]
 
 
 def test_an_older_device_time_of_a_graph_is_not_compared_with_a_queue(compared):
-    one, other = with_latency(made()), with_latency(made([[0.5 * factor for factor in FLAT]], seed=1))
+    one, other = (
+        with_latency(made()),
+        with_latency(made([[0.5 * factor for factor in FLAT]], seed=1)),
+    )
     for side, method in ((one, "queue"), (other, "graph")):
         for point in side.points:
             point.facts["device_method"] = method
@@ -194,20 +215,29 @@ def test_an_older_device_time_of_a_graph_is_not_compared_with_a_queue(compared):
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("cuda", "not comparable"), ("cpu", "better")])
-def test_a_pipelined_rate_is_not_compared_with_one_of_calls_that_synchronize(compared, kind, verdict):
+def test_a_pipelined_rate_is_not_compared_with_one_of_calls_that_synchronize(
+    compared, kind, verdict
+):
     one = with_latency(made(environment={"device.kind": kind}))
     other = with_latency(made([[0.5 * factor for factor in FLAT]], seed=1))
     for point in other.points:
         point.series.append(msgspec.structs.replace(point.series[0], name="throughput"))
     found = compared(one, other)
     assert (verdicts(found)["latency"], verdicts(found)["throughput"]) == ("better", verdict)
-    differences = [difference for difference in found["sides"][1]["differences"] if difference["role"] == "confounder"]
+    differences = [
+        difference
+        for difference in found["sides"][1]["differences"]
+        if difference["role"] == "confounder"
+    ]
     if kind == "cpu":  # its latency is the pipelined loop
         assert differences == []
     else:
         [method] = differences
         assert (method["key"], method["measures"]) == ("rate_method", ["throughput"])
-        assert (method["baseline"], method["other"]) == ("calls that each synchronize", "pipelined calls")
+        assert (method["baseline"], method["other"]) == (
+            "calls that each synchronize",
+            "pipelined calls",
+        )
         assert verdicts(compared(one, other, "--allow", "rate_method"))["throughput"] == "better"
 
 
@@ -215,17 +245,28 @@ def test_a_pipelined_rate_is_not_compared_with_one_of_calls_that_synchronize(com
     ("joules", "accuracy", "verdict"),
     [(1.0, 0.05, "not comparable"), (2.0, 0.05, "worse"), (2.0, None, "not comparable")],
 )
-def test_the_energy_of_another_board_is_compared_beyond_the_errors_of_the_meters(joules, accuracy, verdict, compared):
-    sides = made(environment={"device.uuid": "GPU-1"}), made(environment={"device.uuid": "GPU-2"}, seed=1)
+def test_the_energy_of_another_board_is_compared_beyond_the_errors_of_the_meters(
+    joules, accuracy, verdict, compared
+):
+    sides = (
+        made(environment={"device.uuid": "GPU-1"}),
+        made(environment={"device.uuid": "GPU-2"}, seed=1),
+    )
     for side, value in zip(sides, (1.0, joules), strict=True):
         ends = {"low": 0.99 * value, "high": 1.01 * value}
-        side.points[0].metrics = [Metric(name="energy/per_image_joules", value=value, unit="joules", **ends)]
+        side.points[0].metrics = [
+            Metric(name="energy/per_image_joules", value=value, unit="joules", **ends)
+        ]
         if accuracy:
-            side.points[0].metrics.append(Metric(name="energy/meter_accuracy", value=accuracy, unit="1"))
+            side.points[0].metrics.append(
+                Metric(name="energy/meter_accuracy", value=accuracy, unit="1")
+            )
     found = compared(*sides)
     assert verdicts(found) == {"device": "same", "energy": verdict}
     subjects = [one for one in found["sides"][1]["differences"] if one["role"] == "subject"]
-    assert [(one["key"], one["baseline"], one["other"]) for one in subjects] == [("board", "GPU-1", "GPU-2")]
+    assert [(one["key"], one["baseline"], one["other"]) for one in subjects] == [
+        ("board", "GPU-1", "GPU-2")
+    ]
 
 
 def test_times_of_graphs_are_compared(compared):
@@ -237,7 +278,9 @@ def test_times_of_graphs_are_compared(compared):
 
 def test_a_figure_with_an_error_is_not_compared(compared):
     other = made(seed=1)
-    other.points[1].doubts.append(diagnostics.make("precision_unavailable", precision="bf16", reason="too old"))
+    other.points[1].doubts.append(
+        diagnostics.make("precision_unavailable", precision="bf16", reason="too old")
+    )
     assert compared(made(), other)["pairs"][0]["confounders"] == ["diagnostics"]
 
 
@@ -249,17 +292,30 @@ def test_a_figure_with_an_error_is_not_compared(compared):
         ({"execution.threads": 4}, {"session.threads": 4}),
         ({"execution.cudnn_benchmark": True}, {"session.cudnn_benchmark": True}),
         ({}, {"packages.torch": "2.12.0"}),
-        ({}, {"device.name": "NVIDIA H100", "device.power_limit_watts": 350.0, "cpu.name": "Intel Xeon"}),
+        (
+            {},
+            {
+                "device.name": "NVIDIA H100",
+                "device.power_limit_watts": 350.0,
+                "cpu.name": "Intel Xeon",
+            },
+        ),
         ({}, {"host": "node2"}),
         ({}, {"device.ecc": None}),
     ],
 )
 def test_the_subject_and_what_follows_from_it_is_no_confounder(plan, environment, compared):
-    assert verdicts(compared(made(), made(plan=plan, environment=environment, seed=1))) == {"device": "same"}
+    assert verdicts(compared(made(), made(plan=plan, environment=environment, seed=1))) == {
+        "device": "same"
+    }
 
 
 def test_tf32_of_two_vendors_is_not_the_same_thing(compared):
-    amd = {"device.name": "AMD Instinct MI300X", "device.rocm": "7.1", "session.cudnn_allow_tf32": True}
+    amd = {
+        "device.name": "AMD Instinct MI300X",
+        "device.rocm": "7.1",
+        "session.cudnn_allow_tf32": True,
+    }
     of_nvidia, of_amd = {"session.cudnn_allow_tf32": True}, made(environment=amd, seed=1)
     assert compared(made(environment=of_nvidia), of_amd)["pairs"][0]["confounders"] == ["tf32"]
 
@@ -276,7 +332,11 @@ def test_a_setting_below_a_group_is_named(saved, capsys):
 
 
 def test_a_second_setting_beside_the_subject_is_a_confounder(compared):
-    other = made(plan={"algorithm.name": "fft", "execution.threads": 4}, environment={"session.threads": 4}, seed=1)
+    other = made(
+        plan={"algorithm.name": "fft", "execution.threads": 4},
+        environment={"session.threads": 4},
+        seed=1,
+    )
     [pair] = compared(made(), other)["pairs"]
     assert pair["confounders"] == ["threads"]
 
@@ -313,10 +373,18 @@ def with_accuracy(side, *values):
         (0.0, 0.0, "SAME", None),
     ],
 )
-def test_accuracies_are_compared_by_their_difference_also_those_of_0(before, after, word, ratio, compared):
-    found = compared(with_accuracy(made(), before), with_accuracy(made(seed=1), after), "--metric", "accuracy")
+def test_accuracies_are_compared_by_their_difference_also_those_of_0(
+    before, after, word, ratio, compared
+):
+    found = compared(
+        with_accuracy(made(), before), with_accuracy(made(seed=1), after), "--metric", "accuracy"
+    )
     [pair] = found["pairs"]
-    assert (pair["word"], pair["baseline"], pair["other"]) == (word, pytest.approx(before), pytest.approx(after))
+    assert (pair["word"], pair["baseline"], pair["other"]) == (
+        word,
+        pytest.approx(before),
+        pytest.approx(after),
+    )
     assert pair["ratio"] == (ratio and pytest.approx(ratio))
     assert found["alone"] == []
 
@@ -327,15 +395,24 @@ def test_an_accuracy_of_0_is_reported_without_a_ratio(saved, capsys, tmp_path):
     for side in (one, other):
         side.environment["device"]["name"] = side.name
     folder = tmp_path / "report"
-    assert commands.run(["compare", *saved(one, other), "--output", str(folder), "--metric", "accuracy,device"]) == 0
+    assert (
+        commands.run(
+            ["compare", *saved(one, other), "--output", str(folder), "--metric", "accuracy,device"]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "undefined" in text
     assert "▼ LOWER" in text
-    assert "the ratio of accuracy is undefined where a figure is 0; so is the mean of such ratios" in text.replace(
-        "\n    ", " "
+    assert (
+        "the ratio of accuracy is undefined where a figure is 0; so is the mean of such ratios"
+        in text.replace("\n    ", " ")
     )
     found = json.loads((folder / "comparison.json").read_text())
-    assert [pair["ratio"] for pair in found["pairs"] if pair["measure"] == "accuracy"] == [None, pytest.approx(1)]
+    assert [pair["ratio"] for pair in found["pairs"] if pair["measure"] == "accuracy"] == [
+        None,
+        pytest.approx(1),
+    ]
     assert {mean["measure"] for mean in found["means"]} == {"device"}
     assert found["devices"][0]["accuracy_difference"] == pytest.approx(-0.4)
     assert msgspec.json.decode(json.dumps(found), type=Comparison).pairs
@@ -348,10 +425,22 @@ def test_an_accuracy_of_0_is_reported_without_a_ratio(saved, capsys, tmp_path):
     ("processes", "decided_by", "words"),
     [
         (1, (), "with 1 process of each side: intervals need 2"),
-        (4, (), "perfexp ab ended when device was decided; for a verdict on another measure start a new perfexp ab"),
+        (
+            4,
+            (),
+            "perfexp ab ended when device was decided; for a verdict on another measure start a new perfexp ab",
+        ),
         (4, ("latency",), "a longer --max-seconds, which goes on while latency is undecided; for"),
-        (4, ("p95",), "which goes on while the measure that it decides by (--metric) is undecided; for"),
-        (4, None, "which goes on while the measure that it decides by (--metric) is undecided; for"),
+        (
+            4,
+            ("p95",),
+            "which goes on while the measure that it decides by (--metric) is undecided; for",
+        ),
+        (
+            4,
+            None,
+            "which goes on while the measure that it decides by (--metric) is undecided; for",
+        ),
         (32, (), "UNDECIDED after 32 processes of each side"),
     ],
 )
@@ -360,7 +449,9 @@ def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by
     key = Key(phase="inference", input_size=(32, 32), batch_size=1, precision="fp32")
     verdicts = {"device": Verdict.BETTER, "latency": Verdict.UNDECIDED, "memory": Verdict.SAME}
     pairs = [
-        SimpleNamespace(side="B", key=key, measure=name, verdict=verdict, processes=(processes, processes))
+        SimpleNamespace(
+            side="B", key=key, measure=name, verdict=verdict, processes=(processes, processes)
+        )
         for name, verdict in verdicts.items()
     ]
     side = SideFacts(name="B", source="b", runs=("b",), level=0.007, decided_by=decided_by)
@@ -378,7 +469,8 @@ def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, caps
     for point in other.points:
         shares = {"flops": 0.37, "proven": 0.0}
         point.metrics += [
-            Metric(name=f"algorithm/{name}_share", value=value, unit="1") for name, value in shares.items()
+            Metric(name=f"algorithm/{name}_share", value=value, unit="1")
+            for name, value in shares.items()
         ]
     folder = tmp_path / "report"
     assert commands.run(["compare", *saved(one, other), "--output", str(folder)]) == 0
@@ -392,7 +484,10 @@ def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, caps
     facts = json.loads((folder / "comparison.json").read_text())["sides"][0]
     assert "drift" in facts["warnings"] and facts["coverage"] == ""
     for point in other.points:
-        point.metrics = [Metric(name=f"algorithm/{name}_share", value=1.0, unit="1") for name in ("flops", "proven")]
+        point.metrics = [
+            Metric(name=f"algorithm/{name}_share", value=1.0, unit="1")
+            for name in ("flops", "proven")
+        ]
     assert commands.run(["compare", *saved(one, other)]) == 0
     assert "algorithm coverage" not in capsys.readouterr().out
 
@@ -408,13 +503,19 @@ def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, caps
 )
 def test_the_numbers_of_processes_stand_beside_the_confidence(processes, words):
     found = judging.compare(
-        [Side.of("A", "a", [Analysis.of(made())]), Side.of("B", "b", [Analysis.of(made(seed=1))])], judging.Settings()
+        [Side.of("A", "a", [Analysis.of(made())]), Side.of("B", "b", [Analysis.of(made(seed=1))])],
+        judging.Settings(),
     )
     [pair] = [pair for pair in found.pairs if pair.measure == "device"]
     pairs = [msgspec.structs.replace(pair, processes=counts) for counts in processes]
     exact = msgspec.structs.replace(pair, measure="energy", processes=(1, 1))
-    assert words in comparison_table.header(msgspec.structs.replace(found, pairs=(*pairs, exact)))[-1]
-    assert " process" not in comparison_table.header(msgspec.structs.replace(found, pairs=(exact,)))[-1]
+    assert (
+        words in comparison_table.header(msgspec.structs.replace(found, pairs=(*pairs, exact)))[-1]
+    )
+    assert (
+        " process"
+        not in comparison_table.header(msgspec.structs.replace(found, pairs=(exact,)))[-1]
+    )
 
 
 def many(seed, scale=1.0):
@@ -428,7 +529,9 @@ def many(seed, scale=1.0):
             "kind": "Conv2d",
             "seconds": dict.fromkeys(("mean", "median", "low", "high"), scale * seconds),
             "gap_seconds": dict.fromkeys(("mean", "median", "low", "high"), 0.0),
-            **dict.fromkeys(("macs", "flops", "bytes_min", "activation_bytes", "parameters", "convolution")),
+            **dict.fromkeys(
+                ("macs", "flops", "bytes_min", "activation_bytes", "parameters", "convolution")
+            ),
             **dict.fromkeys(("arithmetic_intensity", "flops_per_second")),
             "share": 0.5,
             "inputs": [],
@@ -455,7 +558,10 @@ def test_layers_that_disagree_with_the_call_are_not_compared(saved, tmp_path, ca
     two.points[-1].doubts.append(Diagnostic(code="layers_disagree", message="", help=""))
     assert commands.run(["compare", *saved(one, two), "--output", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "layers are not compared: they are shares only, of a profiled call unlike the timed one" in printed
+    assert (
+        "layers are not compared: they are shares only, of a profiled call unlike the timed one"
+        in printed
+    )
     assert "layer1.conv2" not in printed + (tmp_path / "out" / "comparison.html").read_text()
 
 
@@ -466,8 +572,13 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     found = msgspec.json.decode((out / "comparison.json").read_bytes(), type=Comparison)
     assert found.schema_version == 1
     assert len(found.pairs) == 5 * 4
-    assert [(one.layer, round(one.share, 6)) for one in found.layers] == [("layer1.conv2", 0.8), ("layer1.conv1", 0.2)]
-    assert {one.baseline_kernels + one.other_kernels for one in found.layers} == {("implicit_gemm", "winograd")}
+    assert [(one.layer, round(one.share, 6)) for one in found.layers] == [
+        ("layer1.conv2", 0.8),
+        ("layer1.conv1", 0.2),
+    ]
+    assert {one.baseline_kernels + one.other_kernels for one in found.layers} == {
+        ("implicit_gemm", "winograd")
+    }
     table = (out / "comparison.md").read_text()
     assert "kernels of A" in table and "kernels of B" in table
     assert "implicit\\_gemm" in table and "| winograd |" in table
@@ -483,7 +594,9 @@ def test_the_files_hold_the_whole_comparison(saved, tmp_path, capsys):
     assert "<td class=prose>implicit_gemm</td><td class=prose>winograd</td>" in page
     assert page.count("<svg") == 1
     ratios = re.findall(r"<title>(\w+), .*?</title>", page.partition("<svg")[2])
-    assert ratios == [pair.measure for pair in found.pairs], "each pair has its marker with its tooltip"
+    assert ratios == [pair.measure for pair in found.pairs], (
+        "each pair has its marker with its tooltip"
+    )
     assert not re.search(r"""(?:src|href)=["']?https?:""", page)
     assert commands.run(["compare", *paths, "--output", str(out)]) == 2
     assert "--force" in capsys.readouterr().err
@@ -555,10 +668,14 @@ def test_verdicts_have_colors_beside_their_symbols(saved, capsys):
 def test_a_clock_that_explains_a_difference_is_named(saved, capsys):
     one, two = made(), made([[0.9 * factor for factor in FLAT]], seed=1)
     for point in (*one.points, *two.points):
-        point.metrics.append(Metric(name="device/cycles_per_call", value=1e7, unit="1", estimated=True))
+        point.metrics.append(
+            Metric(name="device/cycles_per_call", value=1e7, unit="1", estimated=True)
+        )
     assert commands.run(["compare", *saved(one, two)]) == 0
     text = capsys.readouterr().out
-    assert "time and cycles disagree\n  32 · batch 1: faster only because the clock was higher" in text
+    assert (
+        "time and cycles disagree\n  32 · batch 1: faster only because the clock was higher" in text
+    )
     assert "time and cycles (≈ device time × clock) have the same verdict in 0 of 1 pairs" in text
 
 
@@ -566,11 +683,17 @@ def test_a_sweep_is_one_side(tmp_path, capsys):
     for name, scale in (("before", 1.0), ("after", 1.3)):
         children = []
         for number, model in enumerate(("resnet18", "vgg16")):
-            one = made([[scale * factor for factor in FLAT]], plan={"model.name": model}, seed=number + int(10 * scale))
+            one = made(
+                [[scale * factor for factor in FLAT]],
+                plan={"model.name": model},
+                seed=number + int(10 * scale),
+            )
             folder = tmp_path / name / str(number)
             folder.mkdir(parents=True)
             (folder / "record.json").write_bytes(one.to_json())
-            children.append(SweepChild(job=number, name=model, directory=str(number), status=Status.OK))
+            children.append(
+                SweepChild(job=number, name=model, directory=str(number), status=Status.OK)
+            )
         sweep = Sweep(uid=name, name=name, started="2026-01-01T00:00:00+00:00", children=children)
         (tmp_path / name / "sweep.json").write_bytes(sweep.to_json())
     assert commands.run(["compare", str(tmp_path / "before"), str(tmp_path / "after")]) == 0
@@ -586,11 +709,15 @@ def batches(tmp_path):
     def write(models, sizes=(1, 8)):
         children = []
         for job, (model, (size, found)) in enumerate(
-            (model, one) for model, of_model in models.items() for one in zip(sizes, of_model, strict=True)
+            (model, one)
+            for model, of_model in models.items()
+            for one in zip(sizes, of_model, strict=True)
         ):
             axes = ({"model": model} if len(models) > 1 else {}) | {"batch_size": str(size)}
             name = "-".join(axes.values())
-            children.append(SweepChild(job=job, name=name, directory=name, status=Status.FAILED, axes=axes))
+            children.append(
+                SweepChild(job=job, name=name, directory=name, status=Status.FAILED, axes=axes)
+            )
             (folder := tmp_path / "sweep" / name).mkdir(parents=True)
             if found is None:
                 continue
@@ -617,7 +744,10 @@ def test_a_sweep_is_compared_within_itself_at_each_point(batches, capsys):
         (f"{folder} model=resnet18 (2 runs)", ["resnet18-1", "resnet18-8"]),
         (f"{folder} model=vgg16 (2 runs)", ["vgg16-1", "vgg16-8"]),
     ]
-    assert {pair["key"]["batch_size"]: pair["word"] for pair in found["pairs"]} == {1: "FASTER", 8: "SLOWER"}
+    assert {pair["key"]["batch_size"]: pair["word"] for pair in found["pairs"]} == {
+        1: "FASTER",
+        8: "SLOWER",
+    }
     assert commands.run(["compare", str(folder)]) == 0
     assert "B against A: model resnet18 → vgg16\n" in capsys.readouterr().out
 
@@ -628,12 +758,21 @@ def test_failed_runs_of_a_sweep_leave_the_other_points(batches, capsys):
     text = capsys.readouterr().out
     assert f"B  {folder} model=vgg16 (2 runs)\n" in text
     assert text.count("▲ FASTER") == 1
-    assert "only on one side\n  A: " in text and "batch 8 (B: oom)\n" in text and "batch 64\n" in text
+    assert (
+        "only on one side\n  A: " in text and "batch 8 (B: oom)\n" in text and "batch 64\n" in text
+    )
     assert "runs without a record\n  B: vgg16-64 (failed)\n" in text
 
 
 def test_a_side_of_a_sweep_without_a_timed_point_is_left_out(batches, capsys):
-    folder = batches({"alexnet": [None, Status.OOM], "resnet18": [1.0, 4.0], "vgg16": [0.8, 6.0], "unet": [None, None]})
+    folder = batches(
+        {
+            "alexnet": [None, Status.OOM],
+            "resnet18": [1.0, 4.0],
+            "vgg16": [0.8, 6.0],
+            "unet": [None, None],
+        }
+    )
     assert commands.run(["compare", str(folder), "--metric", "device", "--json"]) == 0
     printed = capsys.readouterr()
     assert [side["source"] for side in json.loads(printed.out)["sides"]] == [
@@ -648,14 +787,20 @@ def test_a_side_of_a_sweep_without_a_timed_point_is_left_out(batches, capsys):
 def test_a_sweep_over_batch_sizes_alone_is_one_side(batches, capsys):
     folder = batches({"resnet18": [1.0, 4.0]})
     line = refused(capsys, folder)
-    assert f"{folder} is one side only: its runs differ in batch_size alone, and only equal points are" in line
+    assert (
+        f"{folder} is one side only: its runs differ in batch_size alone, and only equal points are"
+        in line
+    )
     assert "Sweep over something else as well, such as model=A,B" in line
     (folder / "8" / "record.json").rename(folder / "kept.json")
     assert "one side only" in refused(capsys, folder)
 
 
 def test_phases_have_a_geometric_mean_each(compared):
-    sides = made([FLAT] * 4), made([[scale * factor for factor in FLAT] for scale in (1, 1, 2, 2)], seed=1)
+    sides = (
+        made([FLAT] * 4),
+        made([[scale * factor for factor in FLAT] for scale in (1, 1, 2, 2)], seed=1),
+    )
     for side in sides:
         for point in side.points:
             if point.key.input_size >= (34, 34):
@@ -670,7 +815,9 @@ def test_phases_have_a_geometric_mean_each(compared):
 def test_no_record_is_read_twice(monkeypatch):
     """Two sweeps of ten records each, by the benchmark."""
     read, load = [], Record.load.__func__
-    monkeypatch.setattr(Record, "load", classmethod(lambda cls, path: (read.append(path), load(cls, path))[1]))
+    monkeypatch.setattr(
+        Record, "load", classmethod(lambda cls, path: (read.append(path), load(cls, path))[1])
+    )
     comparison.seconds(20)
     assert len(read) == len(set(read)) == 20
 
@@ -729,7 +876,9 @@ def _published(store, tmp_path, records, sweep=None):
         (tmp_path / "sent" / str(number) / "record.json").write_bytes(one.to_json())
         sink.publish(Analysis.of(one), tmp_path / "sent" / str(number))
     if sweep:
-        sink.publish_sweep(SweepAnalysis.of(sweep, sweep.records(tmp_path / "sent")), tmp_path / "sent")
+        sink.publish_sweep(
+            SweepAnalysis.of(sweep, sweep.records(tmp_path / "sent")), tmp_path / "sent"
+        )
     client = MlflowClient(tracking_uri=store)
     runs = client.search_runs([client.get_experiment_by_name("compared").experiment_id])
     return {run.data.tags["perfexp.kind"]: run.info.run_id for run in runs}
@@ -747,17 +896,25 @@ def test_a_side_may_be_a_run_or_a_sweep_of_a_tracking_store(store, saved, tmp_pa
     [point] = {point.key for point in records[0].points if point.key.replicate == 0}
     other_batch = msgspec.structs.replace(point, batch_size=2)
     records[0].points.append(msgspec.structs.replace(records[0].points[0], key=other_batch))
-    sweep = Sweep(uid="fetched", name="models", started="2026-01-01T00:00:00+00:00", children=children)
+    sweep = Sweep(
+        uid="fetched", name="models", started="2026-01-01T00:00:00+00:00", children=children
+    )
     ids = _published(store, tmp_path, records, sweep)
     assert ids.keys() == {"run", "point", "sweep"}
     for kind in ("point", "sweep"):
-        assert commands.run(["compare", folder, f"mlflow:{ids[kind]}", "--uri", store, "--json"]) == 0
+        assert (
+            commands.run(["compare", folder, f"mlflow:{ids[kind]}", "--uri", store, "--json"]) == 0
+        )
         found = json.loads(capsys.readouterr().out)
-        assert [(pair["word"], round(pair["ratio"], 1)) for pair in found["pairs"]] == [("SLOWER", 2.0)]
+        assert [(pair["word"], round(pair["ratio"], 1)) for pair in found["pairs"]] == [
+            ("SLOWER", 2.0)
+        ]
     assert len(found["sides"][1]["runs"]) == 2
 
 
-def test_a_run_that_no_store_has_is_refused_in_one_line(store, saved, tmp_path, capsys, monkeypatch):
+def test_a_run_that_no_store_has_is_refused_in_one_line(
+    store, saved, tmp_path, capsys, monkeypatch
+):
     [folder] = saved(made())
     line = refused(capsys, folder, "mlflow:0123", "--uri", f"sqlite:///{tmp_path}/none.db")
     assert "There is no tracking store" in line
@@ -767,7 +924,9 @@ def test_a_run_that_no_store_has_is_refused_in_one_line(store, saved, tmp_path, 
     assert "'0123'" in line or "0123 not found" in line
 
     def without_mlflow(request):
-        raise TrackingFailed("No module named 'mlflow' (pip install mlflow-skinny sqlalchemy alembic)")
+        raise TrackingFailed(
+            "No module named 'mlflow' (pip install mlflow-skinny sqlalchemy alembic)"
+        )
 
     monkeypatch.setattr(mlflow_sink, "deliver", without_mlflow)
     assert "pip install mlflow-skinny" in refused(capsys, folder, "mlflow:0123", "--uri", store)
@@ -775,7 +934,9 @@ def test_a_run_that_no_store_has_is_refused_in_one_line(store, saved, tmp_path, 
 
 @pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("place", ["../../private", "{}/private", "linked/private"])
-def test_a_run_outside_of_a_sweep_counts_only_if_it_is_of_the_sweep(tmp_path, saved, capsys, place, is_own):
+def test_a_run_outside_of_a_sweep_counts_only_if_it_is_of_the_sweep(
+    tmp_path, saved, capsys, place, is_own
+):
     [other] = saved(made(seed=2))
     (sweep := tmp_path / "given" / "sweep").mkdir(parents=True)
     (sweep / "linked").symlink_to(tmp_path)
@@ -798,7 +959,13 @@ def test_runs_of_a_sweep_without_a_record_are_listed(tmp_path, saved, capsys):
     one, _ = saved(made(), member)
     children = [
         SweepChild(job=0, name="measured", directory="../run1", status=Status.OK),
-        SweepChild(job=1, name="vgg16", directory="none", status=Status.FAILED, error="the weights are missing"),
+        SweepChild(
+            job=1,
+            name="vgg16",
+            directory="none",
+            status=Status.FAILED,
+            error="the weights are missing",
+        ),
     ]
     (tmp_path / "sweep").mkdir()
     sweep = Sweep(uid="s", name="s", started="2026-01-01T00:00:00+00:00", children=children)
@@ -808,13 +975,22 @@ def test_runs_of_a_sweep_without_a_record_are_listed(tmp_path, saved, capsys):
     assert "runs without a record\n  B: vgg16 (failed): the weights are missing" in text
 
 
-def test_a_comparison_is_sent_with_its_ratios_verdicts_sides_and_files(saved, tmp_path, monkeypatch, capsys):
+def test_a_comparison_is_sent_with_its_ratios_verdicts_sides_and_files(
+    saved, tmp_path, monkeypatch, capsys
+):
     sent = []
-    monkeypatch.setattr(mlflow_sink, "deliver", lambda delivery: sent.append(delivery.payload) or "the link")
+    monkeypatch.setattr(
+        mlflow_sink, "deliver", lambda delivery: sent.append(delivery.payload) or "the link"
+    )
     half = made([[0.5 * factor for factor in FLAT]], seed=1)
     paths = saved(made(), half)
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    assert commands.run(["compare", *paths, "--log", "--uri", store, "--output", str(tmp_path / "out")]) == 0
+    assert (
+        commands.run(
+            ["compare", *paths, "--log", "--uri", store, "--output", str(tmp_path / "out")]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.endswith("the link\n")
     [payload] = sent
     values = {(figure.name, figure.step): figure.value for figure in payload.figures}
@@ -836,15 +1012,22 @@ def test_a_store_that_refuses_a_comparison_is_an_error_after_the_table(saved, mo
         raise TrackingFailed("no such server")
 
     monkeypatch.setattr(mlflow_sink, "deliver", deliver)
-    code = commands.run(["compare", *saved(made(), made(seed=1)), "--log", "--uri", "sqlite:///store.db"])
+    code = commands.run(
+        ["compare", *saved(made(), made(seed=1)), "--log", "--uri", "sqlite:///store.db"]
+    )
     printed = capsys.readouterr()
     assert code == TrackingFailed.exit_code
     assert "SAME" in printed.out
     assert "no such server. The comparison itself is complete" in printed.err
 
 
-@pytest.mark.parametrize(("phases", "is_subject"), [(("inference", "train"), True), (("inference",), False)])
+@pytest.mark.parametrize(
+    ("phases", "is_subject"), [(("inference", "train"), True), (("inference",), False)]
+)
 def test_settings_of_a_training_are_compared_with_a_training_only(make_record, phases, is_subject):
-    sgd, adam = (make_record(phases=phases, plan={"mode": {"train": {"optimizer": name}}}) for name in ("sgd", "adam"))
+    sgd, adam = (
+        make_record(phases=phases, plan={"mode": {"train": {"optimizer": name}}})
+        for name in ("sgd", "adam")
+    )
     found = [one.key for one in comparability.differences(sgd, adam)]
     assert ("training" in found) is is_subject

@@ -57,8 +57,14 @@ TORCH_CPU = {"version": "2.11.0+cpu", "cuda": None, "rocm": None, "cudnn": None}
 @pytest.fixture
 def quiet_machine():
     """Facts of a Linux machine on which nothing is wrong, except that it has no device besides its CPU."""
-    fits = {name: {"wanted": ">=1", "version": "1.5", "fits": True} for name in ("torch", "torchvision", "mlflow")}
-    fits |= {name: {"wanted": ">=1", "version": "1.5", "fits": True} for name in ("hydra-core", "omegaconf", "msgspec")}
+    fits = {
+        name: {"wanted": ">=1", "version": "1.5", "fits": True}
+        for name in ("torch", "torchvision", "mlflow")
+    }
+    fits |= {
+        name: {"wanted": ">=1", "version": "1.5", "fits": True}
+        for name in ("hydra-core", "omegaconf", "msgspec")
+    }
     writable = {"path": "outputs", "writable": True, "free_bytes": 2**40}
     return {
         "machine": {
@@ -87,7 +93,11 @@ def quiet_machine():
                 "ncu": {"path": "/usr/bin/ncu", "on_path": True},
                 "rocprofv3": None,
             },
-            "folders": {"outputs": writable, "lock": writable | {"path": "/run/user/7/perfexp"}, "store": writable},
+            "folders": {
+                "outputs": writable,
+                "lock": writable | {"path": "/run/user/7/perfexp"},
+                "store": writable,
+            },
             "store": {"path": "/home/me/outputs/mlflow.db", "problem": None},
         },
         "survey": {
@@ -142,13 +152,21 @@ def board(facts):
 def verdicts(facts, name="auto", index=0):
     """By what was looked at: the verdict, and what is said of it in one line."""
     findings = whole.diagnose(facts, Choice(name=name, index=index))
-    assert all(one.remedy for one in findings if one.verdict in (Verdict.warn, Verdict.missing, Verdict.fail))
+    assert all(
+        one.remedy
+        for one in findings
+        if one.verdict in (Verdict.warn, Verdict.missing, Verdict.fail)
+    )
     assert len({one.check for one in findings}) == len(findings)
     return {one.check: (one.verdict.value, f"{one.found} → {one.remedy}") for one in findings}
 
 
 def not_ok(facts, name="auto", index=0):
-    return {check: verdict for check, (verdict, _) in verdicts(facts, name, index).items() if verdict != "ok"}
+    return {
+        check: verdict
+        for check, (verdict, _) in verdicts(facts, name, index).items()
+        if verdict != "ok"
+    }
 
 
 def test_a_machine_with_everything_is_all_right(h200):
@@ -160,14 +178,25 @@ def test_a_machine_with_everything_is_all_right(h200):
     assert "tick 32 ns, a record costs 2.0 µs" in told["event clock"][1]
     assert "1975 MHz, the driver reports 1980 MHz" in told["clock canary"][1]
     assert "700 W; 76 W now" in told["power limit"][1]
-    assert {"energy counter nvml GPU-1", "power nvml GPU-1", "NVML", "nsys", "ncu", "device lock", "ECC", "MIG"} <= set(
-        told
-    )
+    assert {
+        "energy counter nvml GPU-1",
+        "power nvml GPU-1",
+        "NVML",
+        "nsys",
+        "ncu",
+        "device lock",
+        "ECC",
+        "MIG",
+    } <= set(told)
 
 
 def test_a_machine_with_a_cpu_only_can_measure_and_says_what_it_lacks(quiet_machine):
     quiet_machine["machine"]["tools"] |= {"nsys": None, "ncu": None}
-    quiet_machine["survey"]["parts"]["energy"] = {"reason": "no meter: no RAPL", "doubts": [], "meters": []}
+    quiet_machine["survey"]["parts"]["energy"] = {
+        "reason": "no meter: no RAPL",
+        "doubts": [],
+        "meters": [],
+    }
     assert not_ok(quiet_machine) == {"nsys": "missing", "ncu": "missing", "energy": "missing"}
     assert verdicts(quiet_machine)["gpu=auto"] == ("ok", "AMD EPYC → ")
 
@@ -203,7 +232,12 @@ def test_a_device_without_a_file_is_measured_and_the_file_is_asked_for(h200):
 
 def test_slices_and_missing_meters_are_told(h200):
     board(h200)["facts"]["mig"] = True
-    nothing = {"counter_watts": None, "no_energy": "Not Supported", "integral_watts": None, "no_power": "Not Supported"}
+    nothing = {
+        "counter_watts": None,
+        "no_energy": "Not Supported",
+        "integral_watts": None,
+        "no_power": "Not Supported",
+    }
     h200["survey"]["parts"]["energy"]["meters"][0] |= nothing
     missing = {"energy counter nvml GPU-1": "missing", "power nvml GPU-1": "missing"}
     assert not_ok(h200) == {"MIG": "warn", **missing}
@@ -232,7 +266,10 @@ def test_neighbours_on_the_device_are_told(h200):
 
 
 def test_a_throttled_device_is_told_with_its_reasons(h200):
-    h200["survey"]["parts"]["clocks"]["busy"] |= {"throttling": ["hardware thermal"], "sm_clock_hertz": 1.98e9}
+    h200["survey"]["parts"]["clocks"]["busy"] |= {
+        "throttling": ["hardware thermal"],
+        "sm_clock_hertz": 1.98e9,
+    }
     h200["survey"]["parts"]["clocks"]["canary_hertz"] = 1.2e9
     board(h200)["facts"]["power_limit_watts"] = 500.0
     assert not_ok(h200) == {"throttling": "warn", "clock canary": "warn", "power limit": "warn"}
@@ -253,7 +290,9 @@ def test_a_device_that_runs_no_kernel_fails(h200):
 
 
 def test_a_device_on_which_another_run_measures_is_left_alone(h200):
-    h200["survey"]["parts"]["clocks"] = {"not_tried": "The device is in use: process 7 measures /x."}
+    h200["survey"]["parts"]["clocks"] = {
+        "not_tried": "The device is in use: process 7 measures /x."
+    }
     h200["locks"][H200.removeprefix("GPU-")] = "process 7 measures /x"
     assert not_ok(h200) == {"kernels": "warn", "device lock": "warn"}
     assert "process 7 measures /x" in verdicts(h200)["device lock"][1]
@@ -261,7 +300,10 @@ def test_a_device_on_which_another_run_measures_is_left_alone(h200):
 
 def test_rocm_is_untested_and_says_so(h200):
     parts = h200["survey"]["parts"]
-    parts |= {"boards": WITHOUT_NVML, "torch": {"version": "2.11", "cuda": None, "rocm": "6.4", "cudnn": None}}
+    parts |= {
+        "boards": WITHOUT_NVML,
+        "torch": {"version": "2.11", "cuda": None, "rocm": "6.4", "cudnn": None},
+    }
     parts["cuda"]["devices"][0]["name"] = "AMD Instinct MI300X"
     parts["clocks"]["busy"] = {}
     h200["machine"]["tools"]["rocprofv3"] = {"path": "/opt/rocm/bin/rocprofv3", "on_path": True}
@@ -286,7 +328,8 @@ def test_apples_gpu_is_found_and_untested(quiet_machine):
 
 
 @pytest.mark.parametrize(
-    ("version", "verdict"), [("3.11.1", "ok"), ("3.12.3", "untested"), ("3.13.0", "untested"), ("3.14.0", "fail")]
+    ("version", "verdict"),
+    [("3.11.1", "ok"), ("3.12.3", "untested"), ("3.13.0", "untested"), ("3.14.0", "fail")],
 )
 def test_a_python_that_nobody_tried_is_untested(quiet_machine, version, verdict):
     quiet_machine["machine"]["python"] = version
@@ -303,7 +346,11 @@ def test_packages_outside_their_ranges_fail_by_name(quiet_machine):
 
 
 def test_mlflow_is_no_condition_of_measuring(quiet_machine):
-    quiet_machine["machine"]["requirements"]["mlflow"] = {"wanted": ">=3.17", "version": None, "fits": False}
+    quiet_machine["machine"]["requirements"]["mlflow"] = {
+        "wanted": ">=3.17",
+        "version": None,
+        "fits": False,
+    }
     quiet_machine["machine"]["packages"] = {"mlflow-skinny": "3.17.2"}
     assert not_ok(quiet_machine) == {"MLflow": "warn"}
     quiet_machine["machine"]["packages"] = {}
@@ -312,7 +359,9 @@ def test_mlflow_is_no_condition_of_measuring(quiet_machine):
 
 def test_torch_that_can_not_be_imported_is_told_once(quiet_machine):
     error = {"error": "ImportError: libcudart.so.13: cannot open shared object file"}
-    quiet_machine["survey"]["parts"] |= dict.fromkeys(("torch", "torchvision", "cuda", "mps"), error)
+    quiet_machine["survey"]["parts"] |= dict.fromkeys(
+        ("torch", "torchvision", "cuda", "mps"), error
+    )
     assert not_ok(quiet_machine, "cpu") == {"torch": "fail"}
     assert not_ok(quiet_machine) == {"torch": "fail", "gpu=auto": "fail"}
 
@@ -328,7 +377,11 @@ def test_how_much_processes_differ_is_shown_or_a_selfcheck_recommended(quiet_mac
 
 def test_a_host_that_disturbs_or_limits_is_told(quiet_machine):
     host = quiet_machine["machine"]
-    host["cpu"] |= {"load_average_1min": 30.0, "governors": ["performance", "powersave"], "affinity": [0, 1, 2, 3]}
+    host["cpu"] |= {
+        "load_average_1min": 30.0,
+        "governors": ["performance", "powersave"],
+        "affinity": [0, 1, 2, 3],
+    }
     host["clock"]["source"] = "hpet"
     host["tools"]["nsys"] = {"path": "/opt/nvidia/nsight-systems/2025.3/bin/nsys", "on_path": False}
     host["store"]["problem"] = "it is not an SQLite database"
@@ -351,14 +404,18 @@ def test_folders_that_measuring_writes_to_have_to_be_writable(quiet_machine, fol
 # what becomes of the process that is asked
 
 TELL = "import os, signal, sys, time; fd = int(sys.argv[1].split('=')[1]); say = lambda text: os.write(fd, text); "
-BEGUN = r"""say(b'{"event": "part", "name": "torch", "answer": {"version": "2", "cuda": "13"}}\n'); """
+BEGUN = (
+    r"""say(b'{"event": "part", "name": "torch", "answer": {"version": "2", "cuda": "13"}}\n'); """
+)
 UNDER_WAY = r"""say(b'{"event": "block", "text": "cuda"}\n'); """
 
 
 def conduct(script, silence_seconds=60.0):
     """The survey by a process that runs a script."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_query, "worker_command", lambda *_: [sys.executable, "-c", TELL + script])
+        patch.setattr(
+            worker_query, "worker_command", lambda *_: [sys.executable, "-c", TELL + script]
+        )
         patch.setattr(worker_query, "_SILENCE_SECONDS", silence_seconds)
         return worker_query.survey(0)
 
@@ -384,11 +441,16 @@ def test_a_device_that_kills_the_process_does_not_keep_the_cpu_from_being_measur
 
 def test_a_process_that_hangs_is_ended_and_is_a_finding(quiet_machine):
     surveyed = conduct(UNDER_WAY + "time.sleep(600)", silence_seconds=0.5)
-    assert "sent no progress for 0.5 s and was terminated while starting CUDA" in surveyed["failure"]["text"]
+    assert (
+        "sent no progress for 0.5 s and was terminated while starting CUDA"
+        in surveyed["failure"]["text"]
+    )
     assert diagnosed(quiet_machine, surveyed, "h200") == {"devices": "fail", "gpu=h200": "fail"}
 
 
-@pytest.mark.parametrize("rubbish", [r"b'Segmentation\n'", r"b'[1, 2]\n'", r"b'{}\n'", r"b'\xff\xfe\n'"])
+@pytest.mark.parametrize(
+    "rubbish", [r"b'Segmentation\n'", r"b'[1, 2]\n'", r"b'{}\n'", r"b'\xff\xfe\n'"]
+)
 def test_a_process_that_babbles_is_a_finding(rubbish):
     assert "cannot be read" in conduct(f"say({rubbish}); time.sleep(600)")["failure"]["text"]
 
@@ -408,7 +470,9 @@ def test_a_part_that_raises_is_told_and_the_others_are_asked(monkeypatch):
     def refuse():
         raise RuntimeError("no driver")
 
-    monkeypatch.setattr(answers, "_parts", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})])
+    monkeypatch.setattr(
+        answers, "_parts", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})]
+    )
     told = []
     answers.survey(None, lambda event, **details: told.append((event, details)))
     assert [details["answer"] for event, details in told if event == "part"] == [
@@ -495,7 +559,9 @@ def scripted(monkeypatch):
     return see
 
 
-def test_the_exit_code_says_whether_it_can_measure_and_the_lines_are_plain_in_a_pipe(h200, scripted, capsys):
+def test_the_exit_code_says_whether_it_can_measure_and_the_lines_are_plain_in_a_pipe(
+    h200, scripted, capsys
+):
     scripted(h200)
     assert commands.run(["doctor"]) == 0
     printed = capsys.readouterr().out

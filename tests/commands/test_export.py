@@ -24,13 +24,19 @@ def here(tmp_path, monkeypatch):
     return tmp_path / "here"
 
 
-def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(make_record, leave_run, tmp_path, here, capsys):
+def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(
+    make_record, leave_run, tmp_path, here, capsys
+):
     first = make_record(uid="first", sizes=(224, 256))
     leave_run(first, tmp_path / "runs" / "a")
     leave_run(make_record(uid="second", phases=("train",)), tmp_path / "runs" / "deep" / "b")
     assert commands.run(["export", str(tmp_path / "runs")]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed == ["3 lines of 2 runs", f"wrote {here / 'export.csv'}", f"wrote {here / 'export.parquet'}"]
+    assert printed == [
+        "3 lines of 2 runs",
+        f"wrote {here / 'export.csv'}",
+        f"wrote {here / 'export.parquet'}",
+    ]
     frame = pd.read_parquet(here / "export.parquet")
     assert tuple(frame)[: len(flat.IDENTITY)] == flat.IDENTITY
     assert list(frame["run_uid"]) == ["first", "first", "second"]
@@ -52,7 +58,9 @@ def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(make_record, 
     assert {name: line[name] for name in expected} == expected
 
 
-def test_the_figures_are_those_of_the_runs_own_table_with_their_units(make_record, leave_run, tmp_path, here):
+def test_the_figures_are_those_of_the_runs_own_table_with_their_units(
+    make_record, leave_run, tmp_path, here
+):
     record = make_record(sizes=(224, 256), phases=("train", "inference"))
     commands.run(["export", str(leave_run(record, tmp_path / "run"))])
     frame, known = pd.read_parquet(here / "export.parquet"), flat.overall(Analysis.of(record))
@@ -63,11 +71,16 @@ def test_the_figures_are_those_of_the_runs_own_table_with_their_units(make_recor
     assert frame["phase_backward_ms"].isna().tolist() == [False, True, False, True]
 
 
-def test_numbers_truths_and_times_have_their_types_and_what_is_missing_is_null(make_record, leave_run, tmp_path, here):
+def test_numbers_truths_and_times_have_their_types_and_what_is_missing_is_null(
+    make_record, leave_run, tmp_path, here
+):
     record = make_record(sizes=(224, 256), failing={256: Status.OOM})
     commands.run(["export", str(leave_run(record, tmp_path / "run"))])
     frame = pd.read_parquet(here / "export.parquet")
-    types = {name: str(frame[name].dtype) for name in ("n", "mean_ms", "git_dirty", "sweep_job", "input_width_pixels")}
+    types = {
+        name: str(frame[name].dtype)
+        for name in ("n", "mean_ms", "git_dirty", "sweep_job", "input_width_pixels")
+    }
     assert types == {
         "n": "Int64",
         "mean_ms": "float64",
@@ -88,19 +101,30 @@ def test_csv_and_parquet_hold_the_same(make_record, leave_run, tmp_path, here):
     assert list(table["git_dirty"]) == list(frame["git_dirty"])
 
 
-def test_sizes_that_are_no_squares_have_a_height_and_a_width(make_record, leave_run, tmp_path, here):
+def test_sizes_that_are_no_squares_have_a_height_and_a_width(
+    make_record, leave_run, tmp_path, here
+):
     record = make_record()
     record.points[0].key = msgspec.structs.replace(record.points[0].key, input_size=(512, 1024))
     commands.run(["export", str(leave_run(record, tmp_path / "run"))])
     line = pd.read_parquet(here / "export.parquet").iloc[0]
-    assert (line["input_size"], line["input_height_pixels"], line["input_width_pixels"]) == ("512x1024", 512, 1024)
+    assert (line["input_size"], line["input_height_pixels"], line["input_width_pixels"]) == (
+        "512x1024",
+        512,
+        1024,
+    )
 
 
-def test_a_run_that_is_found_twice_counts_once_as_it_was_last(make_record, leave_run, tmp_path, here):
+def test_a_run_that_is_found_twice_counts_once_as_it_was_last(
+    make_record, leave_run, tmp_path, here
+):
     leave_run(make_record(uid="one", sizes=(224, 256)), tmp_path / "runs" / "a")
     earlier = make_record(uid="one", ended="2026-03-01T10:01:00+00:00")
     copied = leave_run(earlier, tmp_path / "runs" / "b")
-    assert commands.run(["export", str(tmp_path / "runs"), str(copied), str(copied / "record.json")]) == 0
+    assert (
+        commands.run(["export", str(tmp_path / "runs"), str(copied), str(copied / "record.json")])
+        == 0
+    )
     assert len(pd.read_parquet(here / "export.parquet")) == 2
 
 
@@ -118,13 +142,19 @@ def test_links_and_the_copies_of_a_store_are_not_followed(make_record, leave_run
 @pytest.fixture
 def sweep(make_record, leave_run, tmp_path):
     """A sweep whose runs lie beside its folder, as those of a stage do; the last was refused."""
-    axes = [{"batch_size": "1", "model": "a"}, {"batch_size": "2", "model": "b"}, {"batch_size": "4", "model": "=c"}]
+    axes = [
+        {"batch_size": "1", "model": "a"},
+        {"batch_size": "2", "model": "b"},
+        {"batch_size": "4", "model": "=c"},
+    ]
     summary = Sweep(uid="s", name="batch_size", started="2026-03-01T10:00:00+00:00", jobs=3)
     for job, values in enumerate(axes):
         error = "there is no such model" if job == 2 else None
         status = Status.FAILED if error else Status.OK
         directory = f"../stage/{job}"
-        child = SweepChild(job=job, name=f"run{job}", directory=directory, status=status, axes=values, error=error)
+        child = SweepChild(
+            job=job, name=f"run{job}", directory=directory, status=status, axes=values, error=error
+        )
         summary.children.append(child)
         if not error:
             membership = SweepMembership(uid="s", job=job, jobs=3, axes=values)
@@ -158,7 +188,9 @@ def test_a_text_that_a_spreadsheet_would_run_is_defused_in_csv_only(sweep, here)
     assert list(pd.read_csv(here / "export.csv")["axis_model"]) == ["a", "b", "'=c"]
 
 
-def test_a_damaged_record_is_told_and_the_others_are_exported(make_record, leave_run, tmp_path, here, capsys):
+def test_a_damaged_record_is_told_and_the_others_are_exported(
+    make_record, leave_run, tmp_path, here, capsys
+):
     leave_run(make_record(), tmp_path / "runs" / "good")
     bad = leave_run(make_record(uid="bad"), tmp_path / "runs" / "bad")
     (bad / "record.json").write_text("{")
@@ -175,7 +207,9 @@ def test_nothing_to_export_is_the_users_error(make_record, leave_run, tmp_path, 
     assert not list(here.iterdir())
 
 
-def test_nothing_is_overwritten_unless_it_is_asked_for(make_record, leave_run, tmp_path, here, capsys):
+def test_nothing_is_overwritten_unless_it_is_asked_for(
+    make_record, leave_run, tmp_path, here, capsys
+):
     run = str(leave_run(make_record(), tmp_path / "run"))
     (here / "export.parquet").write_text("mine")
     assert commands.run(["export", run]) == 2
@@ -206,13 +240,19 @@ def test_one_line_of_one_run_is_said_so(make_record, leave_run, tmp_path, capsys
         (["--out", "t.csv", "--samples"], ["t.csv", "t_samples.csv"]),
     ],
 )
-def test_the_format_is_what_is_asked_for_or_what_the_name_says(options, files, make_record, leave_run, tmp_path, here):
+def test_the_format_is_what_is_asked_for_or_what_the_name_says(
+    options, files, make_record, leave_run, tmp_path, here
+):
     assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), *options]) == 0
     assert sorted(path.name for path in here.iterdir()) == files
 
 
-@pytest.mark.parametrize("options", [["--out", "t.xlsx"], ["--out", "t.csv", "--format", "parquet"]])
-def test_a_name_that_can_not_be_is_the_users_error(options, make_record, leave_run, tmp_path, here, capsys):
+@pytest.mark.parametrize(
+    "options", [["--out", "t.xlsx"], ["--out", "t.csv", "--format", "parquet"]]
+)
+def test_a_name_that_can_not_be_is_the_users_error(
+    options, make_record, leave_run, tmp_path, here, capsys
+):
     assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), *options]) == 2
     assert "--out" in capsys.readouterr().err
     assert not list(here.iterdir())
@@ -235,7 +275,10 @@ def test_every_raw_sample_has_a_line(make_record, leave_run, tmp_path, here):
 def test_samples_in_csv_are_the_same_and_defused(make_record, leave_run, tmp_path, here):
     record = make_record(uid="=1+1")
     commands.run(["export", str(leave_run(record, tmp_path / "run")), "--samples"])
-    frame, table = pd.read_parquet(here / "export_samples.parquet"), pd.read_csv(here / "export_samples.csv")
+    frame, table = (
+        pd.read_parquet(here / "export_samples.parquet"),
+        pd.read_csv(here / "export_samples.csv"),
+    )
     assert list(table["seconds"]) == list(frame["seconds"])
     assert list(table["is_warmup"]) == list(frame["is_warmup"])
     assert set(table["run_uid"]) == {"'=1+1"}
@@ -278,9 +321,15 @@ def with_layers(record, seconds, *, algorithm="default", status=None, ran=None):
         key = LayerKey(path=path, call=0, operation=operation, kind=kind, which="forward")
         nothing = Spread(mean=0.0, median=0.0, low=None, high=None)
         spread = Spread(mean=taken, median=taken, low=None, high=None)
-        return msgspec.to_builtins(Line(key=key, kind=kind, seconds=spread, gap_seconds=nothing, share=0.5))
+        return msgspec.to_builtins(
+            Line(key=key, kind=kind, seconds=spread, gap_seconds=nothing, share=0.5)
+        )
 
-    lines = [line("", None, "Net", 1e-5), line("block", None, "Block", 1e-5), line(None, None, "optimizer", 1e-5)]
+    lines = [
+        line("", None, "Net", 1e-5),
+        line("block", None, "Block", 1e-5),
+        line(None, None, "optimizer", 1e-5),
+    ]
     lines += [line("block.conv1", None, "Conv2d", seconds[0]), line("block", 0, "add", seconds[1])]
     point = record.points[0]
     facts = {"layers": {"method": "clock", "call_seconds": [1e-3], "lines": lines}}
@@ -311,7 +360,9 @@ def exported_layers(make_record, leave_run, tmp_path, here):
 
 
 def test_layers_are_exported_with_the_winner_of_each(exported_layers):
-    frame = exported_layers(gemm=((2e-3, 1e-3), "ok"), fft=((1e-3, 4e-3), "unproven"), default=((3e-3, 2e-3), None))
+    frame = exported_layers(
+        gemm=((2e-3, 1e-3), "ok"), fft=((1e-3, 4e-3), "unproven"), default=((3e-3, 2e-3), None)
+    )
     for algorithm, ratio in (("gemm", 2), ("fft", 1), ("default", 3)):
         assert frame.loc[(algorithm, "block.conv1"), "fastest_algorithm"] == "fft"
         assert frame.loc[(algorithm, "block.conv1"), "p50_over_fastest"] == pytest.approx(ratio)
@@ -322,12 +373,16 @@ def test_layers_are_exported_with_the_winner_of_each(exported_layers):
 @pytest.mark.parametrize("status", ["fallback", "substituted"])
 def test_what_an_algorithm_left_to_another_is_never_the_fastest(status, exported_layers):
     frame = exported_layers(gemm=((1e-3, 1e-3), status), default=((2e-3, 2e-3), None))
-    assert set(frame.loc[(slice(None), ["block.conv1", "block.add"]), "fastest_algorithm"]) == {"default"}
+    assert set(frame.loc[(slice(None), ["block.conv1", "block.add"]), "fastest_algorithm"]) == {
+        "default"
+    }
     assert frame.loc["gemm", "p50_over_fastest"].isna().all()
 
 
 @pytest.mark.parametrize(("ran", "winner"), [("direct", "default"), ("fft or gemm", "gemm")])
-def test_a_layer_whose_kernels_are_another_algorithms_is_never_the_fastest(ran, winner, exported_layers):
+def test_a_layer_whose_kernels_are_another_algorithms_is_never_the_fastest(
+    ran, winner, exported_layers
+):
     frame = exported_layers(gemm=((1e-3, 1e-3), "ok", ran), default=((2e-3, 2e-3), None))
     assert frame.loc[("gemm", "block.conv1"), "fastest_algorithm"] == winner
     assert frame.loc[("gemm", "block.conv1"), "ran"] == ran
@@ -351,14 +406,23 @@ def test_an_algorithm_that_is_alone_has_not_won(exported_layers):
     assert frame["p50_over_fastest"].isna().all()
 
 
-def test_runs_without_layers_leave_no_table_of_them_and_say_so(make_record, leave_run, tmp_path, here, capsys):
-    assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), "--layers"]) == 0
+def test_runs_without_layers_leave_no_table_of_them_and_say_so(
+    make_record, leave_run, tmp_path, here, capsys
+):
+    assert (
+        commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), "--layers"]) == 0
+    )
     assert "probes.layers=true" in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["export.csv", "export.parquet"]
 
 
 def test_folders_of_the_table_are_made(make_record, leave_run, tmp_path, here):
-    assert commands.run(["export", str(leave_run(make_record(), tmp_path / "run")), "--out", "a/b/t.csv"]) == 0
+    assert (
+        commands.run(
+            ["export", str(leave_run(make_record(), tmp_path / "run")), "--out", "a/b/t.csv"]
+        )
+        == 0
+    )
     assert (here / "a" / "b" / "t.csv").is_file()
 
 

@@ -97,7 +97,9 @@ def ask(server):
 def names(ask, server):
     """Names of the experiments in the store."""
     host = ("Host", f"127.0.0.1:{server.port}")
-    _, _, content = ask("POST", "/api/2.0/mlflow/experiments/search", [host], b'{"max_results": 1000}')
+    _, _, content = ask(
+        "POST", "/api/2.0/mlflow/experiments/search", [host], b'{"max_results": 1000}'
+    )
     return {experiment["name"] for experiment in json.loads(content)["experiments"]}
 
 
@@ -109,7 +111,9 @@ def test_the_own_address_is_answered(host, with_port, ask, server):
     assert ask("GET", "/", [("Host", value), ("Origin", f"http://{value}")])[0] == 200
 
 
-@pytest.mark.parametrize("host", ["tunnel.example:8080", "gpu7.lab.example", "gpu7.lab.example:{port}"])
+@pytest.mark.parametrize(
+    "host", ["tunnel.example:8080", "gpu7.lab.example", "gpu7.lab.example:{port}"]
+)
 def test_names_that_the_user_allows_are_answered(host, ask, server):
     headers = [("Host", host.format(port=server.port))]
     assert ask("GET", "/api/2.0/mlflow/experiments/get?experiment_id=0", headers)[0] == 200
@@ -174,7 +178,9 @@ def test_a_page_of_another_origin_reads_and_writes_nothing(origin, ask, server):
     ]
     assert ask("OPTIONS", CREATE, preflight)[0] == 403
     for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
-        assert ask("POST", CREATE, [*headers, ("Content-Type", kind)], b'{"name": "forged"}')[0] == 403
+        assert (
+            ask("POST", CREATE, [*headers, ("Content-Type", kind)], b'{"name": "forged"}')[0] == 403
+        )
     assert "forged" not in names(ask, server)
 
 
@@ -190,7 +196,10 @@ def test_pages_embed_nothing_but_link_here(site, ask, server):
 
 def test_a_socket_of_another_page_is_refused(ask, server):
     upgrade = [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")]
-    upgrade += [("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="), ("Host", f"127.0.0.1:{server.port}")]
+    upgrade += [
+        ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ("Host", f"127.0.0.1:{server.port}"),
+    ]
     assert ask("GET", "/", [*upgrade, ("Origin", "http://localhost:1")])[0] == 403
 
 
@@ -198,7 +207,12 @@ def test_the_store_is_on_no_command_line(server):
     """A database's URI holds its password, and every user of a machine can read command lines."""
     processes = server.process.children(recursive=True)
     assert processes
-    assert not [argument for process in processes for argument in process.cmdline() if server.store in argument]
+    assert not [
+        argument
+        for process in processes
+        for argument in process.cmdline()
+        if server.store in argument
+    ]
 
 
 def test_every_address_of_this_machine_is_its_own_where_it_listens_on_all():
@@ -206,7 +220,12 @@ def test_every_address_of_this_machine_is_its_own_where_it_listens_on_all():
     assert {"localhost:5000", "127.0.0.1", f"{socket.gethostname().lower()}:5000"} <= set(hosts)
     assert not [host for host in hosts if "*" in host or "%" in host]
     assert "0.0.0.0" not in hosts
-    assert guard.accepted_hosts("node7", 80, "fe80::1,x:1")[-6:-2] == ["node7", "node7:80", "[fe80::1]", "[fe80::1]:80"]
+    assert guard.accepted_hosts("node7", 80, "fe80::1,x:1")[-6:-2] == [
+        "node7",
+        "node7:80",
+        "[fe80::1]",
+        "[fe80::1]:80",
+    ]
 
 
 def _publish(uri, record, folder):
@@ -214,7 +233,9 @@ def _publish(uri, record, folder):
     MlflowSink(uri=uri, experiment="race").publish(Analysis.of(record), folder)
 
 
-def test_processes_that_send_one_record_to_a_server_at_once_make_one_run(server, make_record, leave_run, tmp_path):
+def test_processes_that_send_one_record_to_a_server_at_once_make_one_run(
+    server, make_record, leave_run, tmp_path
+):
     from mlflow import MlflowClient
 
     record = make_record(sweep=SweepMembership(uid="s4", job=0, jobs=1))

@@ -75,7 +75,9 @@ def here(monkeypatch):
     """The worker's part in this process, where there may be a scripted cuDNN."""
 
     def query(plain, what, *, waiting):
-        told = answers.algorithms(config.typed(plain), RunPaths(Path("nowhere")), answers.Events(None))
+        told = answers.algorithms(
+            config.typed(plain), RunPaths(Path("nowhere")), answers.Events(None)
+        )
         return json.loads(json.dumps(told))
 
     monkeypatch.setattr(list_options, "query", query)
@@ -99,7 +101,9 @@ def layer(answer, name):
 def opened(model, **settings):
     execution = Execution(channels_last=settings.pop("channels_last", False))
     precision = Precision(name="fp32", **settings)
-    return model.open(device=CpuDevice(), precision=precision, execution=execution, num_classes=None, seed=0)
+    return model.open(
+        device=CpuDevice(), precision=precision, execution=execution, num_classes=None, seed=0
+    )
 
 
 def key(phase="inference", size=16, batch=2):
@@ -119,7 +123,9 @@ def test_a_real_command_on_a_cpu_whose_parent_never_imports_torch(tmp_path):
         "done = commands.run(['list', 'algorithms', 'model=resnet18', 'input_size=64', 'gpu=cpu']); "
         "sys.exit(99 if 'torch' in sys.modules else done)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     title, head, first, second, *rest = done.stdout.splitlines()
     assert title.startswith("resnet18 · inference · 64 · batch 1 · float32 · on ")
@@ -140,7 +146,12 @@ def test_layers_that_compute_the_same_are_one(here, capsys):
     assert len(answer["layers"]) == 11
     assert sum(len(each["names"]) for each in answer["layers"]) == 20
     alike = layer(answer, "layer1.0.conv1")
-    assert alike["names"] == ["layer1.0.conv1", "layer1.0.conv2", "layer1.1.conv1", "layer1.1.conv2"]
+    assert alike["names"] == [
+        "layer1.0.conv1",
+        "layer1.0.conv2",
+        "layer1.1.conv1",
+        "layer1.1.conv2",
+    ]
     assert alike["input_shape"] == [3, 64, 16, 16]
     assert alike["convolution"]["kernel"] == [3, 3]
     assert alike["algorithms"]["winograd"]["forward"] == {
@@ -150,16 +161,29 @@ def test_layers_that_compute_the_same_are_one(here, capsys):
         "reason": None,
         "passed_over": {},
     }
-    assert layer(answer, "conv1")["algorithms"]["winograd"]["forward"]["reason"] == "the kernel is 7×7, not 3×3"
+    assert (
+        layer(answer, "conv1")["algorithms"]["winograd"]["forward"]["reason"]
+        == "the kernel is 7×7, not 3×3"
+    )
     assert "the first of the plan's 2 input" in run(capsys, "model=resnet18", "input_size=[64,96]")
 
 
 def test_onednn_and_native_are_what_torch_takes(here, capsys):
     answer = found(capsys, "model=alexnet")
     before = torch._C._get_mkldnn_enabled()
-    taken = {name: layer(answer, "features.0")["algorithms"][name]["forward"] for name in ("onednn", "native")}
-    assert taken["native"] == {**taken["native"], "backend": "torch", "engine": "native", "reason": None}
-    assert taken["onednn"]["engine"] == "onednn" or taken["onednn"]["reason"].startswith("torch takes ")
+    taken = {
+        name: layer(answer, "features.0")["algorithms"][name]["forward"]
+        for name in ("onednn", "native")
+    }
+    assert taken["native"] == {
+        **taken["native"],
+        "backend": "torch",
+        "engine": "native",
+        "reason": None,
+    }
+    assert taken["onednn"]["engine"] == "onednn" or taken["onednn"]["reason"].startswith(
+        "torch takes "
+    )
     assert torch._C._get_mkldnn_enabled() == before
 
 
@@ -197,7 +221,9 @@ def test_the_first_layer_of_a_training_needs_no_gradient_of_its_inputs(here, cud
     answer = found(capsys, *small, "mode=train", "algorithm.backend=cudnn")
     assert list(layer(answer, "strided")["algorithms"]["gemm"]) == ["forward", "backward_filter"]
     second = layer(answer, "first")["algorithms"]["winograd"]
-    assert [second[which]["engine"] for which in ("forward", "backward_data", "backward_filter")] == [
+    assert [
+        second[which]["engine"] for which in ("forward", "backward_data", "backward_filter")
+    ] == [
         "cudnn.winograd",
         "cudnn.winograd",
         "cudnn.winograd_nonfused",
@@ -220,7 +246,10 @@ def test_what_was_passed_over_is_told_on_request(here, cudnn, small, capsys):
     assert "NOT_SUPPORTED" not in run(capsys, *small)
     told = run(capsys, *small, "--reasons")
     assert "supported, but not by the first backend" in told
-    assert next(line for line in told.splitlines() if "cuDNN: NOT_SUPPORTED" in line).split()[0] == "direct"
+    assert (
+        next(line for line in told.splitlines() if "cuDNN: NOT_SUPPORTED" in line).split()[0]
+        == "direct"
+    )
 
 
 @pytest.mark.parametrize("width", some_of([80, 100, 160], 2))
@@ -233,11 +262,21 @@ def test_no_line_is_wider_than_the_terminal(here, cudnn, capsys, monkeypatch, mo
     lines = run(capsys, "model=resnet18", "input_size=64", f"mode={mode}").splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
-    assert {"implicit_gemm", "implicit_precomp_gemm", "winograd_nonfused", "guess"} <= set(text.split())
+    assert {"implicit_gemm", "implicit_precomp_gemm", "winograd_nonfused", "guess"} <= set(
+        text.split()
+    )
     heads = [line for line in lines if line.split()[:2] == ["layer", "shape"]]
     tables = [line for line in lines if "layer1.0.conv1 (+3)" in line]
     assert heads
-    for size in ("3.53 MiB", "2.35 MiB", "1.18 MiB", "4.71 MiB", "5.89 MiB", "7.06 MiB", "8.24 MiB"):
+    for size in (
+        "3.53 MiB",
+        "2.35 MiB",
+        "1.18 MiB",
+        "4.71 MiB",
+        "5.89 MiB",
+        "7.06 MiB",
+        "8.24 MiB",
+    ):
         assert sum(f"cudnn {size}" in line for line in tables) == 1
 
 
@@ -282,7 +321,9 @@ def test_groups_strides_and_dilations_are_told():
     shape = {"input_shape": [1, 64, 7, 9]}
     plain = shape | {"convolution": convolution | {"stride": [1, 1], "dilation": [1, 1]}}
     assert shape_text(plain) == "64→32 1×3 7×9"
-    other = shape | {"convolution": convolution | {"stride": [2, 1], "dilation": [4, 4], "groups": 8}}
+    other = shape | {
+        "convolution": convolution | {"stride": [2, 1], "dilation": [4, 4], "groups": 8}
+    }
     assert shape_text(other) == "64→32 1×3 s2×1 d4 g8 7×9"
 
 

@@ -29,9 +29,15 @@ def ago(**age):
 @pytest.fixture
 def three(make_record, leave_run, tmp_path):
     """Three runs that ended some time ago, in another order than their names."""
-    for name, model, batch, days in (("a", "resnet18", 1, 1), ("b", "vgg16", [1, 8], 9), ("c", "resnet50", 8, 3)):
+    for name, model, batch, days in (
+        ("a", "resnet18", 1, 1),
+        ("b", "vgg16", [1, 8], 9),
+        ("c", "resnet50", 8, 3),
+    ):
         plan = PLAN | {"model": {"name": model}, "batch_size": batch}
-        leave_run(make_record(name=name, uid=name, ended=ago(days=days), plan=plan), tmp_path / name)
+        leave_run(
+            make_record(name=name, uid=name, ended=ago(days=days), plan=plan), tmp_path / name
+        )
     return tmp_path
 
 
@@ -91,10 +97,14 @@ def test_the_figure_is_the_median_over_processes_of_the_time_that_show_prints(tm
     assert "GPU time" in line
 
 
-def test_a_sweep_is_a_line_with_the_range_and_the_states_of_its_runs(make_record, leave_run, tmp_path, capsys):
+def test_a_sweep_is_a_line_with_the_range_and_the_states_of_its_runs(
+    make_record, leave_run, tmp_path, capsys
+):
     for job, size in enumerate((64, 128, 256)):
         membership = SweepMembership(uid="s", job=job, jobs=4)
-        record = make_record(sizes=(size,), uid=f"{job}", ended=ago(hours=9 - job), sweep=membership)
+        record = make_record(
+            sizes=(size,), uid=f"{job}", ended=ago(hours=9 - job), sweep=membership
+        )
         record.status = record.points[0].status if job < 2 else "oom"
         leave_run(record, tmp_path / "s" / str(job))
     sweep = Sweep(uid="s", name="input_size", started=ago(hours=10), jobs=4)
@@ -143,7 +153,13 @@ def test_nothing_is_listed_of_a_folder_without_runs(tmp_path, capsys):
 
 
 def test_a_terminal_that_is_too_narrow_for_the_table_has_two_lines_for_each_run():
-    row = {"ended": "2026-01-05 10:30", "folder": "outputs/a", "measured": "vgg16 · train", "time": "", "status": "ok"}
+    row = {
+        "ended": "2026-01-05 10:30",
+        "folder": "outputs/a",
+        "measured": "vgg16 · train",
+        "time": "",
+        "status": "ok",
+    }
     table = list_runs.content([row], 80)
     assert isinstance(table, Grid)
     assert [column.title for column in table.columns] == list(row)

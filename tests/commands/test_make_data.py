@@ -14,13 +14,23 @@ from PIL import Image
 
 from perfexp import commands
 from perfexp.data import cifar_files
-from perfexp.data.cityscapes_folder import IMAGES, SPLITS, VOID, Pair, find_pairs, inspect, read_mask
+from perfexp.data.cityscapes_folder import (
+    IMAGES,
+    SPLITS,
+    VOID,
+    Pair,
+    find_pairs,
+    inspect,
+    read_mask,
+)
 from perfexp.data.images import Images
 from tests.data.streets import cut_off
 
 
 def make(folder: Path, *options: str) -> int:
-    return commands.run(["make-data", str(folder), "--size", "64x128", "--train", "3", "--val", "2", *options])
+    return commands.run(
+        ["make-data", str(folder), "--size", "64x128", "--train", "3", "--val", "2", *options]
+    )
 
 
 @pytest.fixture
@@ -38,7 +48,9 @@ def pixels(root: Path) -> dict[str, bytes]:
     return {str(file.relative_to(root)): np.array(Image.open(file)).tobytes() for file in files}
 
 
-def test_what_is_made_is_in_the_layout_and_says_that_it_is_no_truth(tmp_path: Path, photographs: Path, capsys) -> None:
+def test_what_is_made_is_in_the_layout_and_says_that_it_is_no_truth(
+    tmp_path: Path, photographs: Path, capsys
+) -> None:
     made = tmp_path / "made"
     assert make(made, "--photographs", str(photographs / "temple")) == 0
     told = capsys.readouterr().out
@@ -78,7 +90,9 @@ def test_without_photographs_the_public_ones_are_taken(tmp_path: Path) -> None:
     assert about["photographs"] == ["scikit-learn: china.jpg", "scikit-learn: flower.jpg"]
 
 
-def test_with_photographs_scikit_learn_and_torch_are_not_needed(tmp_path: Path, photographs: Path) -> None:
+def test_with_photographs_scikit_learn_and_torch_are_not_needed(
+    tmp_path: Path, photographs: Path
+) -> None:
     code = (
         "import sys\n"
         "class Wall:\n"
@@ -90,8 +104,19 @@ def test_with_photographs_scikit_learn_and_torch_are_not_needed(tmp_path: Path, 
         "bare = commands.run(['make-data', 'y'])\n"
         "sys.exit(made or commands.run(['doctor', 'data.root=x']) or (bare != 2))"
     )
-    arguments = ["--photographs", str(photographs / "flower"), "--size", "32x64", "--train", "1", "--val", "1"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    arguments = [
+        "--photographs",
+        str(photographs / "flower"),
+        "--size",
+        "32x64",
+        "--train",
+        "1",
+        "--val",
+        "1",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "pip install scikit-learn" in done.stderr
 
@@ -106,7 +131,9 @@ def test_with_photographs_scikit_learn_and_torch_are_not_needed(tmp_path: Path, 
         (["--size", "big"], "is not a size"),
     ],
 )
-def test_bad_input_is_told(tmp_path: Path, monkeypatch, capsys, options: list[str], told: str) -> None:
+def test_bad_input_is_told(
+    tmp_path: Path, monkeypatch, capsys, options: list[str], told: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
@@ -180,7 +207,10 @@ def test_what_is_wrong_with_files_is_told_file_by_file(made: Path, capsys) -> No
     assert f"{second.mask} has labels that are not train ids: 19, 200" in failed[1]
     assert f"{third.mask} is 10 × 20, its image 64 × 128" in failed[2]
     assert f"1 without a mask, the first is {lonely[0].image}" in failed[3]
-    assert any(f"have no image, the first is {lonely[1].mask}" in each["found"] for each in answer["findings"])
+    assert any(
+        f"have no image, the first is {lonely[1].mask}" in each["found"]
+        for each in answer["findings"]
+    )
 
 
 def test_no_more_pairs_are_read_than_are_asked_for(made: Path, capsys) -> None:
@@ -212,10 +242,14 @@ def test_other_settings_are_refused(capsys, arguments: list[str], told: str) -> 
 
 
 def make_shapes(folder: Path, *options: str) -> int:
-    return commands.run(["make-data", "cifar10", str(folder), "--train", "13", "--test", "4", *options])
+    return commands.run(
+        ["make-data", "cifar10", str(folder), "--train", "13", "--test", "4", *options]
+    )
 
 
-def test_a_stand_in_for_cifar_10_is_in_its_format(tmp_path: Path, photographs: Path, capsys) -> None:
+def test_a_stand_in_for_cifar_10_is_in_its_format(
+    tmp_path: Path, photographs: Path, capsys
+) -> None:
     folder = tmp_path / "made"
     assert make_shapes(folder, "--classes", "3", "--photographs", str(photographs / "temple")) == 0
     assert "13 images of training and 4 of evaluation, 3 classes" in capsys.readouterr().out
@@ -227,19 +261,42 @@ def test_a_stand_in_for_cifar_10_is_in_its_format(tmp_path: Path, photographs: P
 
 
 def make_images(folder: Path, *options: str) -> int:
-    return commands.run(["make-data", "images", str(folder), "--train", "7", "--val", "3", "--classes", "3", *options])
+    return commands.run(
+        [
+            "make-data",
+            "images",
+            str(folder),
+            "--train",
+            "7",
+            "--val",
+            "3",
+            "--classes",
+            "3",
+            *options,
+        ]
+    )
 
 
-def test_images_by_class_are_a_folder_for_data_images(tmp_path: Path, photographs: Path, capsys) -> None:
+def test_images_by_class_are_a_folder_for_data_images(
+    tmp_path: Path, photographs: Path, capsys
+) -> None:
     folder = tmp_path / "made"
     assert make_images(folder, "--photographs", str(photographs / "temple")) == 0
     told = capsys.readouterr().out
     assert "7 images of training and 3 of evaluation, 256 × 256, 3 classes" in told
     assert f"data=images data.root={folder}" in told
-    counts = {name: len(list((folder / name).glob("*.jpg"))) for name in ("train/disc", "train/ring", "val/square")}
+    counts = {
+        name: len(list((folder / name).glob("*.jpg")))
+        for name in ("train/disc", "train/ring", "val/square")
+    }
     assert counts == {"train/disc": 3, "train/ring": 2, "val/square": 1}
     images = Images(root=str(folder))
-    assert (images.num_classes, images.num_samples, images.labelled, images.held_out) == (3, 7, True, True)
+    assert (images.num_classes, images.num_samples, images.labelled, images.held_out) == (
+        3,
+        7,
+        True,
+        True,
+    )
     with Image.open(folder / "train" / "disc" / "000000.jpg") as picture:
         assert (picture.size, picture.mode, picture.format) == ((256, 256), "RGB", "JPEG")
     assert make_images(folder) == 2
@@ -277,7 +334,9 @@ def test_the_seed_makes_the_same_stand_in(tmp_path: Path) -> None:
         (["images", "x", "--val", "9"], "--val 9: at least 10, one for each class"),
     ],
 )
-def test_a_wrong_layout_is_explained(tmp_path: Path, monkeypatch, capsys, arguments: list[str], told: str) -> None:
+def test_a_wrong_layout_is_explained(
+    tmp_path: Path, monkeypatch, capsys, arguments: list[str], told: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert commands.run(["make-data", *arguments]) == 2
     assert told in capsys.readouterr().err

@@ -49,7 +49,12 @@ def profile(tmp_path):
 
 def test_reports_of_a_file_lie_beside_it(nsys, profile, capsys):
     nsys()
-    assert commands.run(["nsys-stats", str(profile), "-r", "cuda_gpu_kern_sum", "-r", "nvtx_gpu_proj_sum"]) == 0
+    assert (
+        commands.run(
+            ["nsys-stats", str(profile), "-r", "cuda_gpu_kern_sum", "-r", "nvtx_gpu_proj_sum"]
+        )
+        == 0
+    )
     written = {file.name for file in profile.parent.glob("*.csv")}
     assert written == {"train_cuda_gpu_kern_sum.csv", "train_nvtx_gpu_proj_sum.csv"}
     printed = capsys.readouterr().out
@@ -82,7 +87,10 @@ def test_a_database_that_nsys_exported_will_do(nsys, profile, capsys):
     profile.unlink()
     before = database.read_bytes()
     assert commands.run(["nsys-stats", str(database), "-r", "cuda_gpu_kern_sum"]) == 0
-    assert {file.name for file in profile.parent.iterdir()} == {"train.sqlite", "train_cuda_gpu_kern_sum.csv"}
+    assert {file.name for file in profile.parent.iterdir()} == {
+        "train.sqlite",
+        "train_cuda_gpu_kern_sum.csv",
+    }
     assert database.read_bytes() == before
     assert commands.run(["nsys-stats", str(database), "-r", "cuda_gpu_kern_sum"]) == 1
     assert "train_cuda_gpu_kern_sum.csv" in capsys.readouterr().err
@@ -121,7 +129,12 @@ def test_what_was_not_imported_is_imported_by_the_importer_beside_nsys(nsys, pro
 def test_a_profile_and_a_tool_may_be_named_from_the_current_folder(nsys, profile, monkeypatch):
     nsys()
     monkeypatch.chdir(profile.parent)
-    assert commands.run(["nsys-stats", profile.name, "--tool", "../../tools/nsys", "-r", "cuda_gpu_kern_sum"]) == 0
+    assert (
+        commands.run(
+            ["nsys-stats", profile.name, "--tool", "../../tools/nsys", "-r", "cuda_gpu_kern_sum"]
+        )
+        == 0
+    )
     assert (profile.parent / "train_cuda_gpu_kern_sum.csv").exists()
 
 
@@ -134,7 +147,9 @@ def test_what_no_run_left_is_replaced_only_by_force(nsys, profile, capsys, name)
     said = capsys.readouterr().err
     assert f"{name} would be overwritten" in said
     assert "--force" in said
-    assert [path for path in profile.parent.iterdir() if path.suffix == ".csv" and path != mine] == []
+    assert [
+        path for path in profile.parent.iterdir() if path.suffix == ".csv" and path != mine
+    ] == []
     assert mine.read_text() == "mine"
     assert commands.run(["nsys-stats", str(profile), "-r", "cuda_api_sum", "--force"]) == 0
     assert (profile.parent / "train_cuda_api_sum.csv").read_text() != "mine"
@@ -163,7 +178,10 @@ def test_bad_input_is_told(nsys, tmp_path, capsys, arguments, told):
     folder.mkdir()
     file = folder / "points.jsonl"
     file.touch()
-    assert commands.run(["nsys-stats", *(text.format(folder=folder, file=file) for text in arguments)]) == 2
+    assert (
+        commands.run(["nsys-stats", *(text.format(folder=folder, file=file) for text in arguments)])
+        == 2
+    )
     assert told in capsys.readouterr().err
 
 
@@ -174,8 +192,12 @@ def test_no_nsys_at_all_is_told_with_where_to_get_it(profile, monkeypatch, capsy
     assert "https://developer.nvidia.com/nsight-systems" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("report", "code"), [("cuda_gpu_mem_time_sum", 0), ("cuda_gpu_mem_tyme_sum", 1)])
-def test_nothing_was_copied_is_an_answer_and_a_misspelt_report_is_none(nsys, profile, capsys, report, code):
+@pytest.mark.parametrize(
+    ("report", "code"), [("cuda_gpu_mem_time_sum", 0), ("cuda_gpu_mem_tyme_sum", 1)]
+)
+def test_nothing_was_copied_is_an_answer_and_a_misspelt_report_is_none(
+    nsys, profile, capsys, report, code
+):
     """By the database of a real step without its copies and fills."""
     database = profile.parent / "copied.sqlite"
     database.write_bytes((_PROFILERS / "h200" / "train.sqlite").read_bytes())

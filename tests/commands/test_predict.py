@@ -24,7 +24,13 @@ from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
 from perfexp.work.allocations import Peak
 from perfexp.worker import answers
-from perfexp.worker.peak_memory import CONTEXT_BYTES, LEAST_CONTEXT_BYTES, MemoryGuard, MemoryTrace, forked_trace
+from perfexp.worker.peak_memory import (
+    CONTEXT_BYTES,
+    LEAST_CONTEXT_BYTES,
+    MemoryGuard,
+    MemoryTrace,
+    forked_trace,
+)
 
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true",
           "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
@@ -47,7 +53,11 @@ def predict(capsys, tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def small():
     """A traced ResNet of small images."""
-    return MemoryTrace(config.typed(compose(["model=resnet18", "mode=train_inference", "gpu=h100", "input_size=64"])))
+    return MemoryTrace(
+        config.typed(
+            compose(["model=resnet18", "mode=train_inference", "gpu=h100", "input_size=64"])
+        )
+    )
 
 
 @pytest.mark.slow
@@ -83,7 +93,9 @@ def test_a_record_without_its_lines_of_points_is_done(finished, tmp_path, capsys
 def test_the_digits_show_the_interval(low, high, shown):
     pair = ((224, 224), 1)
     value = Interval(value=0.0524, low=low, high=high)
-    curve = SimpleNamespace(about=SimpleNamespace(device="NVIDIA H100"), folder="out", quantity="time", kind="device")
+    curve = SimpleNamespace(
+        about=SimpleNamespace(device="NVIDIA H100"), folder="out", quantity="time", kind="device"
+    )
     predicted = Predicted(pair=pair, source=MEASURED, value=value, nearest=pair)
     text = answer_text(Answer(predicted=predicted, curve=curve, diagnostics=()), "seconds")
     assert text == f"device {shown}, measured (NVIDIA H100, out)"
@@ -99,7 +111,9 @@ def test_other_plans_have_no_time_here(predict, finished):
 
 
 def test_settings_without_an_effect_on_the_time_are_not_compared(predict, finished):
-    _, printed, _ = predict(*FAKE, "input_size=224", "algorithm.cache_dir=here", "--corpus", finished(*SPARSE).root)
+    _, printed, _ = predict(
+        *FAKE, "input_size=224", "algorithm.cache_dir=here", "--corpus", finished(*SPARSE).root
+    )
     assert "measured (" in printed
 
 
@@ -116,7 +130,9 @@ def test_settings_without_an_effect_on_the_time_are_not_compared(predict, finish
         ("cpu", "AMD EPYC", 1, "gpu=fake", False),
     ],
 )
-def test_records_of_other_devices_have_no_time_here(predict, finished, tmp_path, kind, product, ranks, asked, is_found):
+def test_records_of_other_devices_have_no_time_here(
+    predict, finished, tmp_path, kind, product, ranks, asked, is_found
+):
     folder = finished(*SPARSE).copied(tmp_path / "copy").root
     record = json.loads((folder / "out" / "record.json").read_text())
     record["environment"]["device"] |= {"kind": kind, "name": product}
@@ -164,7 +180,12 @@ def test_the_peak_of_memory_is_that_of_records_workspaces_included(predict, fini
     for point in record["points"]:
         height, width = point["key"]["input_size"]
         others = [metric for metric in point["metrics"] if metric["name"] != "memory/peak_bytes"]
-        peak = {"name": "memory/peak_bytes", "unit": "bytes", "reason": None, "value": 2**27 + 500.0 * height * width}
+        peak = {
+            "name": "memory/peak_bytes",
+            "unit": "bytes",
+            "reason": None,
+            "value": 2**27 + 500.0 * height * width,
+        }
         point["metrics"] = [*others, peak]
     (folder / "out" / "record.json").write_text(json.dumps(record))
     _, printed, _ = predict(*FAKE, "input_size=[224,301]", "--corpus", folder, "--json")
@@ -172,13 +193,22 @@ def test_the_peak_of_memory_is_that_of_records_workspaces_included(predict, fini
     assert (measured["source"], measured["value"]) == ("measured", 2**27 + 500 * 224**2)
     assert (between["source"], between["unit"]) == ("interpolated", "bytes")
     assert between["low"] < 2**27 + 500 * 301**2 < between["high"] < 1.2 * between["low"]
-    assert "224 · batch 1: memory 152 MiB, measured" in predict(*FAKE, "input_size=224", "--corpus", folder)[1]
+    assert (
+        "224 · batch 1: memory 152 MiB, measured"
+        in predict(*FAKE, "input_size=224", "--corpus", folder)[1]
+    )
 
 
 def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
     code, printed, _ = predict("check", finished(*SPARSE).root)
     assert code == 0
-    for method in ("gaussian process", "nearest", "linear in pixels", "log interpolation", "scaling model"):
+    for method in (
+        "gaussian process",
+        "nearest",
+        "linear in pixels",
+        "log interpolation",
+        "scaling model",
+    ):
         assert method in printed
     assert "fake · default · inference · torch · time" in printed
     _, printed, _ = predict("check", finished(*SPARSE).root, "--json")
@@ -186,7 +216,9 @@ def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
 
 
 @pytest.mark.slow
-def test_curves_of_other_devices_are_listed_apart_and_calibrate_nothing(predict, finished, tmp_path):
+def test_curves_of_other_devices_are_listed_apart_and_calibrate_nothing(
+    predict, finished, tmp_path
+):
     folder = finished(*SPARSE).copied(tmp_path / "copy").root
     alone = json.loads(predict("check", folder, "--json")[1])["time"]
     record = json.loads((folder / "out" / "record.json").read_text())
@@ -199,7 +231,10 @@ def test_curves_of_other_devices_are_listed_apart_and_calibrate_nothing(predict,
         (folder / name).mkdir()
         (folder / name / "record.json").write_text(json.dumps(record))
     together = json.loads(predict("check", folder, "--json")[1])["time"]
-    assert len({(curve["name"], curve["device"], curve["folder"]) for curve in together["curves"]}) == 3
+    assert (
+        len({(curve["name"], curve["device"], curve["folder"]) for curve in together["curves"]})
+        == 3
+    )
     assert together["curves"][0]["interval_score"] == alone["curves"][0]["interval_score"]
     assert "gpu 1" in predict("check", folder)[1]
 
@@ -232,20 +267,34 @@ def test_memory_is_traced_by_category_without_a_gpu(small):
     trained, report = small.peak(point("train", 8)), small.report(point("inference", 8))
     weights = 11_689_512 * 4
     assert trained.categories["parameters"] == pytest.approx(weights, rel=0.002)
-    assert trained.categories["optimizer"] >= weights  # momentum, and the decayed gradients of all parameters
+    assert (
+        trained.categories["optimizer"] >= weights
+    )  # momentum, and the decayed gradients of all parameters
     assert report["peak_bytes"] == sum(report["categories"].values()) < trained.total_bytes
-    assert set(report["categories"]) == {"parameters", "buffers", "inputs", "activations", "workspace of cuBLAS"}
+    assert set(report["categories"]) == {
+        "parameters",
+        "buffers",
+        "inputs",
+        "activations",
+        "workspace of cuBLAS",
+    }
     assert report["peak_without_workspaces_bytes"] == report["peak_bytes"]
     assert report["workspaces"] is None
     limit = report["capacity_bytes"] - CONTEXT_BYTES - report["categories"]["workspace of cuBLAS"]
-    fits, fails = (small.peak(point("inference", report["largest_batch"] + more)).total_bytes for more in (0, 1))
+    fits, fails = (
+        small.peak(point("inference", report["largest_batch"] + more)).total_bytes
+        for more in (0, 1)
+    )
     assert fits <= limit < fails
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "largest"), [(10**9, 96), (50 * 10**6, 1), (26 * 10**6, None), (45 * 10**6, None)]
+    ("free_bytes", "largest"),
+    [(10**9, 96), (50 * 10**6, 1), (26 * 10**6, None), (45 * 10**6, None)],
 )
-def test_the_search_for_the_largest_batch_ends_at_the_last_peak_that_fits(small, monkeypatch, free_bytes, largest):
+def test_the_search_for_the_largest_batch_ends_at_the_last_peak_that_fits(
+    small, monkeypatch, free_bytes, largest
+):
     """Peaks are 40 MB and 10 MB a sample; one sample cannot be traced where less than 50 MB are free."""
 
     def peak(trace, key):
@@ -274,7 +323,9 @@ def test_points_that_exceed_the_memory_are_not_tried(small, monkeypatch):
 
 @pytest.mark.parametrize("wrong", ["execution.compile=default", "gpu.count=2", "model=fake"])
 def test_plans_whose_memory_is_not_traced_are_named(wrong):
-    plan = config.typed(compose(["model=resnet18", "gpu=fake" if wrong == "model=fake" else "gpu=h100", wrong]))
+    plan = config.typed(
+        compose(["model=resnet18", "gpu=fake" if wrong == "model=fake" else "gpu=h100", wrong])
+    )
     with pytest.raises(UserError, match=wrong.replace("default", "")):
         MemoryTrace(plan)
 
@@ -343,7 +394,9 @@ def convolutional(tmp_path, monkeypatch):
     return ("--config-dir", tmp_path / "own", "model=two", "input_size=32", "mode=inference")
 
 
-def test_workspaces_of_a_present_device_are_in_the_peak_and_do_not_limit_the_batch(predict, present, convolutional):
+def test_workspaces_of_a_present_device_are_in_the_peak_and_do_not_limit_the_batch(
+    predict, present, convolutional
+):
     code, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto", "--json")
     assert code == 0
     [point] = json.loads(printed)["memory"]["points"]
@@ -353,14 +406,20 @@ def test_workspaces_of_a_present_device_are_in_the_peak_and_do_not_limit_the_bat
     assert point["categories"]["workspaces"] == 4 * 2**24
     assert point["peak_bytes"] == sum(point["categories"].values())
     assert 0 < point["peak_bytes"] - point["peak_without_workspaces_bytes"] <= 4 * 2**24
-    assert (point["gpu"], point["capacity_bytes"]) == ("NVIDIA H100 80GB HBM3", 85 * 10**9)  # not the sheet's 80 GB
+    assert (point["gpu"], point["capacity_bytes"]) == (
+        "NVIDIA H100 80GB HBM3",
+        85 * 10**9,
+    )  # not the sheet's 80 GB
     assert point["categories"]["workspace of cuBLAS"] == 32 * 2**20
     share = (85 * 10**9 - CONTEXT_BYTES - 32 * 2**20) / 2**24
     assert point["largest_batch"] > share  # since without room for them cuDNN takes smaller ones
     assert {call.arguments[0].shape[0] for call in present.calls} == {4}
     _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto")
     assert "with workspaces of cuDNN for all 2 convolutions, from NVIDIA H100 80GB HBM3" in printed
-    assert f"at most batch {point['largest_batch']} fits in 79.2 GiB of NVIDIA H100 80GB HBM3; batch_size" in printed
+    assert (
+        f"at most batch {point['largest_batch']} fits in 79.2 GiB of NVIDIA H100 80GB HBM3; batch_size"
+        in printed
+    )
     assert "without workspaces" not in printed
     assert "names no memory size" not in printed
 
@@ -379,9 +438,18 @@ def test_workspaces_are_known_later_without_the_device(predict, present, convolu
     of_the_device = ("gpu", "capacity_bytes", "largest_batch")
     assert {**after, **{name: before[name] for name in of_the_device}} == before
     assert [after[name] for name in of_the_device[:2]] == ["h100", 80 * 10**9]
-    for other in ("gpu=h200", "gpu=auto", "algorithm=gemm", "precision=fp32", "execution.cudnn_benchmark=true"):
+    for other in (
+        "gpu=h200",
+        "gpu=auto",
+        "algorithm=gemm",
+        "precision=fp32",
+        "execution.cudnn_benchmark=true",
+    ):
         words = predict(*settings, other)[1]
-        assert "without workspaces of cuDNN, which may be larger than all of it; records include them" in words, other
+        assert (
+            "without workspaces of cuDNN, which may be larger than all of it; records include them"
+            in words
+        ), other
         sheet = r"at most about batch \d+ fits in the \d+ GB of h\d00's data sheet \(drivers report up to 7 % more\);"
         assert re.search(sheet, words) or "gpu=auto" in other
         assert "with workspaces" not in words, other

@@ -13,7 +13,14 @@ from perfexp import commands
 from perfexp.plan import plan_file
 from perfexp.records.record import Record
 
-GIVEN = ("model=fake", "gpu=fake", "tracking=none", "stopping=brisk", "processes=3", "device_lock=wait")
+GIVEN = (
+    "model=fake",
+    "gpu=fake",
+    "tracking=none",
+    "stopping=brisk",
+    "processes=3",
+    "device_lock=wait",
+)
 AGAIN = ("reproduce", "x", "tracking=none", "device_lock=wait")
 #: Found only while nothing has been measured.
 RESULTS = "outputs"
@@ -35,7 +42,9 @@ def run(run, capsys, monkeypatch):
 def change(folder, name, function):
     """Change a file of JSON or YAML in place, as a text editor would."""
     file = Path(folder, name)
-    read, write = (json.loads, json.dumps) if file.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
+    read, write = (
+        (json.loads, json.dumps) if file.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
+    )
     content = read(file.read_text())
     function(content)
     file.write_text(write(content))
@@ -60,11 +69,15 @@ def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slower_device)
     answer = json.loads(printed[printed.index("{\n") : printed.rindex("}\n") + 1])
     assert answer["outcome"] == "differs"
     assert Path(answer["folder"]) == Path("y").absolute()
-    [ratio] = [pair["ratio"] for pair in answer["comparison"]["pairs"] if pair["measure"] == "device"]
+    [ratio] = [
+        pair["ratio"] for pair in answer["comparison"]["pairs"] if pair["measure"] == "device"
+    ]
     assert ratio == pytest.approx(1.08, rel=0.01)
     assert any("device of 224 · batch 1: " in line and "by +" in line for line in answer["reasons"])
 
-    before = Path("y/points.jsonl").read_bytes()  # the same command with the folder measures nothing twice
+    before = Path(
+        "y/points.jsonl"
+    ).read_bytes()  # the same command with the folder measures nothing twice
     slower_device(1.0)
     assert run(*AGAIN, "output_dir=y")[0] == 1
     assert Path("y/points.jsonl").read_bytes() == before
@@ -91,7 +104,10 @@ def test_a_point_that_fails_now_differs(run, slower_device):
     [
         ({"perfexp": "0.0.1"}, "perfexp: 0.0.1 → "),
         ({"device": {"kind": "cpu", "name": "Another CPU"}}, "device: Another CPU"),
-        ({"device": {"kind": "cuda", "name": "Another GPU", "uuid": "GPU-1"}}, "device: Another GPU"),
+        (
+            {"device": {"kind": "cuda", "name": "Another GPU", "uuid": "GPU-1"}},
+            "device: Another GPU",
+        ),
     ],
 )
 def test_another_machine_or_version_is_not_comparable_and_nothing_is_measured(run, changed, reason):
@@ -122,11 +138,27 @@ def set_base_and_hash(record):
         ),
         ("record.json", lambda record: set_base(record["plan"]), "the plan in it does not match"),
         ("record.json", set_base_and_hash, "model.base_seconds: 0.5 → 0.001"),
-        ("record.json", lambda record: record["command"].append("model._target_=os.system"), "type it again: perfexp"),
-        ("record.json", lambda record: record["command"].append("--config-dir=evil"), "reproduce x --config-dir=evil"),
-        ("record.json", lambda record: record["command"].append("hydra.searchpath=[x]"), "not accepted from a file"),
+        (
+            "record.json",
+            lambda record: record["command"].append("model._target_=os.system"),
+            "type it again: perfexp",
+        ),
+        (
+            "record.json",
+            lambda record: record["command"].append("--config-dir=evil"),
+            "reproduce x --config-dir=evil",
+        ),
+        (
+            "record.json",
+            lambda record: record["command"].append("hydra.searchpath=[x]"),
+            "not accepted from a file",
+        ),
         ("record.json", lambda record: record["points"].clear(), "no timed point to compare"),
-        ("record.json", lambda record: record["environment"].update(device="x", perfexp="0"), "perfexp: 0 → "),
+        (
+            "record.json",
+            lambda record: record["environment"].update(device="x", perfexp="0"),
+            "perfexp: 0 → ",
+        ),
     ],
 )
 def test_a_record_that_was_changed_is_refused_and_runs_nothing(run, name, function, refusal):
@@ -138,7 +170,12 @@ def test_a_record_that_was_changed_is_refused_and_runs_nothing(run, name, functi
 
 
 def test_profilers_and_stores_of_a_record_are_left_out_and_values_typed_now_may_differ(run):
-    further = ["profiler=nsys", "profiler.tool=/bin/sh", "tracking=mlflow", "tracking.uri=http://evil.invalid"]
+    further = [
+        "profiler=nsys",
+        "profiler.tool=/bin/sh",
+        "tracking=mlflow",
+        "tracking.uri=http://evil.invalid",
+    ]
     change("x", "record.json", lambda record: record["command"].extend(further))
     code, printed = run(*AGAIN, "model.base_seconds=0.5", "--dry-run")
     assert code == 0
@@ -154,7 +191,10 @@ def test_profilers_and_stores_of_a_record_are_left_out_and_values_typed_now_may_
         (["x", "processes=3"], "'processes' is set by --processes"),
         (["nowhere"], "No record can be read"),
         (["x", "--image=--privileged", "--engine=true"], "an option of the engine"),
-        (["x", "--image=perfexp", "--engine=no-such-engine"], "No container engine found (no-such-engine)"),
+        (
+            ["x", "--image=perfexp", "--engine=no-such-engine"],
+            "No container engine found (no-such-engine)",
+        ),
         (["x", "--image=perfexp", "--engine=false"], "Pull or build the image first"),
     ],
 )
@@ -187,7 +227,13 @@ def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, 
     engine.chmod(0o755)
     Path("data").mkdir()
     place = Path("data").absolute()
-    given = ("--image=perfexp:1", f"--engine={engine}", "--processes=1", f"speed_dir={place}", "output_dir=y")
+    given = (
+        "--image=perfexp:1",
+        f"--engine={engine}",
+        "--processes=1",
+        f"speed_dir={place}",
+        "output_dir=y",
+    )
     monkeypatch.setenv("PYTHONPATH", str(Path(commands.__file__).parents[2]))
     assert run("reproduce", "x", "device_lock=wait", *given, "--dry-run")[0] == 0
     assert not Path("y").exists()
@@ -209,6 +255,8 @@ def test_a_sweeps_run_is_reproduced_without_its_sweep(run):
     shutil.copytree("x", "z")
     for name in ("plan.yaml", "manifest.json"):
         Path("z", name).unlink()
-    Path("z/record.json").write_bytes(msgspec.structs.replace(record, command=record.command[:-1]).to_json())
+    Path("z/record.json").write_bytes(
+        msgspec.structs.replace(record, command=record.command[:-1]).to_json()
+    )
     assert run("reproduce", "z", "processes=2")[0] == 2
     assert run("reproduce", "z", "--dry-run")[0] == 0

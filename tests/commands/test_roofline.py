@@ -54,7 +54,13 @@ def test_names_that_are_asked_for_are_taken(table, tmp_path, capsys):
     out, summary = tmp_path / "a.png", tmp_path / "b.csv"
     wanted = ["--out", str(out), "--summary", str(summary), "--label", "one step", *HAND]
     assert commands.run(["roofline", str(table), *wanted]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.png", "a.svg", "b.csv", "in"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.html",
+        "a.png",
+        "a.svg",
+        "b.csv",
+        "in",
+    ]
     assert capsys.readouterr().out.startswith("one step\n")
 
 
@@ -104,7 +110,9 @@ def test_several_inputs_each_have_their_own_files(table, capsys):
     assert commands.run(["roofline", str(table), str(other), *HAND, "--out", "x.png"]) == 2
     assert "there are 2 rooflines" in capsys.readouterr().err
     assert commands.run(["roofline", str(table), str(other), *HAND]) == 0
-    assert {"ncu_roofline.png", "other_roofline.png"} <= {path.name for path in table.parent.iterdir()}
+    assert {"ncu_roofline.png", "other_roofline.png"} <= {
+        path.name for path in table.parent.iterdir()
+    }
 
 
 def tool(folder: Path, script: str) -> None:
@@ -145,13 +153,29 @@ def test_a_report_without_ncu_or_with_one_that_fails_says_what_to_do(tmp_path, m
 @pytest.fixture
 def run(make_record, leave_run, tmp_path):
     """A run's folder with layers, and with a manifest."""
-    facts = {"product": "X", "peak_flops_per_second": {"fp32": 1e12}, "memory_bytes_per_second": 1e11}
+    facts = {
+        "product": "X",
+        "peak_flops_per_second": {"fp32": 1e12},
+        "memory_bytes_per_second": 1e11,
+    }
     record = make_record(plan={"gpu": {"name": "x", "facts": facts}})
     key = LayerKey(path="conv1", call=0, operation=None, kind="Conv2d", which=Pass.forward)
     taken, nothing = (Spread(mean=time, median=time, low=None, high=None) for time in (1e-3, 0.0))
-    line = Line(key=key, kind="Conv2d", seconds=taken, gap_seconds=nothing, share=1.0, flops=10**8, bytes_min=10**6)
-    layers = {"layers": {"method": "queue", "call_seconds": [1e-3], "lines": [msgspec.to_builtins(line)]}}
-    record.points.append(Point(key=layers_key(record.points[0].key), status=Status.OK, facts=layers))
+    line = Line(
+        key=key,
+        kind="Conv2d",
+        seconds=taken,
+        gap_seconds=nothing,
+        share=1.0,
+        flops=10**8,
+        bytes_min=10**6,
+    )
+    layers = {
+        "layers": {"method": "queue", "call_seconds": [1e-3], "lines": [msgspec.to_builtins(line)]}
+    }
+    record.points.append(
+        Point(key=layers_key(record.points[0].key), status=Status.OK, facts=layers)
+    )
     folder = leave_run(record, tmp_path / "run")
     (folder / "manifest.json").write_text(json.dumps({"files": ["record.json"]}))
     return folder
@@ -175,7 +199,9 @@ def test_what_a_run_has_drawn_is_drawn_again_and_a_file_of_somebody_else_is_not(
     (run / "roofline.csv").write_text("cut off")
     assert commands.run(["roofline", str(run / "record.json")]) == 0
     assert (run / "roofline.csv").read_text() == before
-    (run / "manifest.json").write_text(json.dumps({"files": ["record.json", "roofline.png", "roofline.svg"]}))
+    (run / "manifest.json").write_text(
+        json.dumps({"files": ["record.json", "roofline.png", "roofline.svg"]})
+    )
     assert commands.run(["roofline", str(run)]) == 2
     assert "roofline.html, " in (printed := capsys.readouterr().err)
     assert "roofline.csv would be overwritten" in printed
@@ -192,13 +218,18 @@ def test_an_input_is_kept_whatever_the_manifest_says_of_it(run, capsys):
     assert source.read_text() == text
 
 
-def test_peaks_of_another_device_stand_below_the_table_in_the_plot_and_in_the_summary(run, tmp_path, capsys):
+def test_peaks_of_another_device_stand_below_the_table_in_the_plot_and_in_the_summary(
+    run, tmp_path, capsys
+):
     assert commands.run(["roofline", str(run), "--gpu", "t4"]) == 0
     told = "The peaks belong to another device than the measured one: data sheet of NVIDIA T4 16GB"
     assert told in capsys.readouterr().out
     assert pd.read_csv(run / "roofline.csv").iloc[0]["notes"].startswith(told)
     [roofline] = of_record(Record.load(run), named("t4", gpu_sheets.read([conf_dir()]))).values()
-    assert "peaks: data sheet of NVIDIA T4 16GB, another device than NVIDIA H200" in caption(roofline).subtitle
+    assert (
+        "peaks: data sheet of NVIDIA T4 16GB, another device than NVIDIA H200"
+        in caption(roofline).subtitle
+    )
 
 
 def test_a_file_that_can_not_be_written_is_named(run, monkeypatch, tmp_path, capsys):
@@ -218,7 +249,9 @@ def test_a_folder_that_can_not_be_written_is_told_in_a_line(run, monkeypatch, ca
     monkeypatch.setattr("perfexp.records.paths.write_atomically", refused)
     assert commands.run(["roofline", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {run / 'manifest.json'} can't be written: Read-only file system. Choose another")
+    assert line.startswith(
+        f"error: {run / 'manifest.json'} can't be written: Read-only file system. Choose another"
+    )
 
 
 def test_ncus_tables_that_the_manifest_names_are_drawn_and_no_others(run, tmp_path):
@@ -228,13 +261,25 @@ def test_ncus_tables_that_the_manifest_names_are_drawn_and_no_others(run, tmp_pa
     for name in ("train_ncu.csv", "stranger.csv"):
         (run / name).write_text(text)
     (run / "link.csv").symlink_to(outside)
-    names = ["record.json", "train_ncu.csv", "link.csv", "../outside.csv", "resnet50_default_overall.csv", "gone.csv"]
+    names = [
+        "record.json",
+        "train_ncu.csv",
+        "link.csv",
+        "../outside.csv",
+        "resnet50_default_overall.csv",
+        "gone.csv",
+    ]
     (run / "manifest.json").write_text(json.dumps({"files": names}))
     assert commands.run(["roofline", str(run)]) == 0
-    assert sorted(path.name for path in run.glob("*.png")) == ["roofline.png", "train_ncu_roofline.png"]
+    assert sorted(path.name for path in run.glob("*.png")) == [
+        "roofline.png",
+        "train_ncu_roofline.png",
+    ]
 
 
-def test_a_run_without_layers_or_tables_says_how_to_get_them(make_record, leave_run, tmp_path, capsys):
+def test_a_run_without_layers_or_tables_says_how_to_get_them(
+    make_record, leave_run, tmp_path, capsys
+):
     assert commands.run(["roofline", str(leave_run(make_record(), tmp_path / "run"))]) == 2
     assert "probes.layers=true" in capsys.readouterr().err
 
@@ -244,7 +289,12 @@ def test_a_gpu_of_ones_own_folder_is_known(table, tmp_path):
     text = "facts:\n  product: Z9\n  peak_flops_per_second: {fp32: 1.0e+14}\n  memory_bytes_per_second: 1.0e+13\n"
     (tmp_path / "mine" / "gpu" / "z9.yaml").write_text(text)
     table.write_text(long_form([Kernel(metrics=counted().metrics)]))
-    assert commands.run(["roofline", str(table), "--gpu", "z9", "--config-dir", str(tmp_path / "mine")]) == 0
+    assert (
+        commands.run(
+            ["roofline", str(table), "--gpu", "z9", "--config-dir", str(tmp_path / "mine")]
+        )
+        == 0
+    )
 
 
 def test_its_help_does_not_import_what_takes_long():

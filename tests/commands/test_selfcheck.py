@@ -45,7 +45,9 @@ def test_a_planted_spread_is_found_printed_and_measured_once(processes_that_diff
     assert device["cv"] == pytest.approx(planted, rel=0.02)
     assert device["cv_interval"][0] < planted < device["cv_interval"][1]
     assert device["processes"] == 10
-    assert device["detectable"]["3"] > device["detectable"]["5"] > device["detectable"]["10"] > planted
+    assert (
+        device["detectable"]["3"] > device["detectable"]["5"] > device["detectable"]["10"] > planted
+    )
 
     record = Record.load(here / "x")
     assert {point.key.replicate for point in record.points} == set(range(10))
@@ -106,7 +108,9 @@ def record_of(make_record, **device):
             status=Status.OK,
             series=[
                 Series(
-                    name="latency", samples=list(level * generator.normal(1, 0.01, 80)), blocks=list(range(0, 80, 10))
+                    name="latency",
+                    samples=list(level * generator.normal(1, 0.01, 80)),
+                    blocks=list(range(0, 80, 10)),
                 )
             ],
         )
@@ -134,7 +138,11 @@ def test_doctor_shows_what_runs_of_its_device_and_driver_have_shown(make_record)
         "survey": {
             "parts": {
                 "cuda": {"devices": [{"index": 0, "name": "NVIDIA H200", "uuid": "1111"}]},
-                "boards": {"boards": [{"uuid": "GPU-1111", "name": "NVIDIA H200", "facts": {"driver": "580.65"}}]},
+                "boards": {
+                    "boards": [
+                        {"uuid": "GPU-1111", "name": "NVIDIA H200", "facts": {"driver": "580.65"}}
+                    ]
+                },
             }
         },
         "gpu_files": {},
@@ -151,7 +159,14 @@ def test_doctor_shows_what_runs_of_its_device_and_driver_have_shown(make_record)
 def test_later_runs_know_how_processes_differed(processes_that_differ, here, monkeypatch):
     for code, rule in list(diagnostics.DIAGNOSTICS.items()):  # other tests are other work
         monkeypatch.setitem(diagnostics.DIAGNOSTICS, code, rule._replace(disturbs=False))
-    run = ("model=fake", "gpu=fake", "input_size=128", "stopping=coarse", "tracking=none", "processes=1")
+    run = (
+        "model=fake",
+        "gpu=fake",
+        "input_size=128",
+        "stopping=coarse",
+        "tracking=none",
+        "processes=1",
+    )
     for folder in ("before", "after", "again"):
         assert main.main([*run, f"output_dir={folder}"]) == 0
         if folder == "before":
@@ -159,6 +174,10 @@ def test_later_runs_know_how_processes_differed(processes_that_differ, here, mon
     records = [Record.load(here / name) for name in ("before", "after", "again")]
     before, after, again = (record.priors["device"] for record in records)
     assert (before.cells, after.cells) == (priors.of_kind("fake")["device"].cells, before.cells + 1)
-    assert after.variance > 2 * before.variance and after == again, "a run of one process shows nothing of others"
-    widths = [row.times["device"].median.relative_half_width for record in records for row in rows(record)]
+    assert after.variance > 2 * before.variance and after == again, (
+        "a run of one process shows nothing of others"
+    )
+    widths = [
+        row.times["device"].median.relative_half_width for record in records for row in rows(record)
+    ]
     assert widths[1] > 1.3 * widths[0]

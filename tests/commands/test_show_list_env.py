@@ -27,8 +27,13 @@ def test_show_gives_the_report_of_a_run_again(make_record, leave_run, tmp_path, 
     assert "224" in from_folder
 
 
-def test_show_with_v_adds_all_metrics_and_the_text_of_notes(make_record, leave_run, tmp_path, capsys):
-    details = [Metric(name=f"memory/{name}_bytes", value=2.0**30, unit="bytes") for name in ("reserved_peak", "device")]
+def test_show_with_v_adds_all_metrics_and_the_text_of_notes(
+    make_record, leave_run, tmp_path, capsys
+):
+    details = [
+        Metric(name=f"memory/{name}_bytes", value=2.0**30, unit="bytes")
+        for name in ("reserved_peak", "device")
+    ]
     record = make_record(metrics=details, doubts=[make("tf32_ceiling", ratio=7.4)])
     folder = leave_run(record, tmp_path)
     assert commands.run(["show", str(folder)]) == 0
@@ -78,7 +83,10 @@ def test_the_path_of_a_page_does_not_disturb_json(make_record, leave_run, tmp_pa
 def test_show_alone_shows_what_ended_last(make_record, leave_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, hour in (("b", 12), ("c", 11), ("a", 10)):
-        leave_run(make_record(name=name, uid=name, ended=f"2026-11-28T{hour}:00:00+00:00"), tmp_path / "outputs" / name)
+        leave_run(
+            make_record(name=name, uid=name, ended=f"2026-11-28T{hour}:00:00+00:00"),
+            tmp_path / "outputs" / name,
+        )
     (tmp_path / "outputs" / "broken").mkdir()
     (tmp_path / "outputs" / "broken" / "record.json").write_text('{"ended": 3}')
     assert commands.run(["show"]) == 0
@@ -139,7 +147,9 @@ def test_show_of_a_refused_run_says_why(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_show_of_a_folder_above_runs_says_where_they_and_their_sweep_lie(tmp_path, monkeypatch, capsys):
+def test_show_of_a_folder_above_runs_says_where_they_and_their_sweep_lie(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main([*FAKE, "-m", "experiment=sanity", "model.name=a,b,c,d"]) == 0
     capsys.readouterr()
@@ -184,7 +194,10 @@ def test_list_shows_groups_of_ones_own(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tiny.yaml").write_text("# My own.\n_target_: mine.Tiny\n")
     assert commands.run(["list", "models", "--config-dir", str(tmp_path)]) == 0
-    assert any(line.startswith("tiny") and "My own." in line for line in capsys.readouterr().out.splitlines())
+    assert any(
+        line.startswith("tiny") and "My own." in line
+        for line in capsys.readouterr().out.splitlines()
+    )
 
 
 def test_env_is_json(capsys):
@@ -231,7 +244,9 @@ def test_v_prints_the_version(capsys):
     assert capsys.readouterr().out == f"perfexp {__version__}\n"
 
 
-@pytest.mark.parametrize(("command", "told"), [(["show", "--html"], "--html FILE"), (["ui", "--port"], "--port VALUE")])
+@pytest.mark.parametrize(
+    ("command", "told"), [(["show", "--html"], "--html FILE"), (["ui", "--port"], "--port VALUE")]
+)
 def test_an_option_without_its_value_says_what_to_type(command, told, capsys):
     assert commands.run(command) == 2
     assert capsys.readouterr().err == (

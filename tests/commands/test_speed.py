@@ -25,7 +25,9 @@ def left(folder):
 
 def test_a_log_becomes_a_file_where_the_user_stands_and_a_line(tmp_path, here, capsys):
     log = tmp_path / "20240501_100000.log"
-    log.write_text(writing.mmengine_head(cards=8) + writing.mmengine_iter([1.0, *[0.249, 0.251] * 10]))
+    log.write_text(
+        writing.mmengine_head(cards=8) + writing.mmengine_iter([1.0, *[0.249, 0.251] * 10])
+    )
     assert commands.run(["speed", str(log)]) == 0
     assert left(here) == ["fast_scnn_mp_bs2_fp32_8_speed"]
     assert json.loads((here / "fast_scnn_mp_bs2_fp32_8_speed").read_bytes()) == {
@@ -41,7 +43,9 @@ def test_a_log_becomes_a_file_where_the_user_stands_and_a_line(tmp_path, here, c
         "UNIT": "images/s",
     }
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("fast_scnn_mp_bs2_fp32_8_speed: 64 images/s (mean of 20 lines, 0.25 s for a step of 2 × 8")
+    assert line.startswith(
+        "fast_scnn_mp_bs2_fp32_8_speed: 64 images/s (mean of 20 lines, 0.25 s for a step of 2 × 8"
+    )
 
 
 def test_what_a_log_does_not_say_is_asked_for_and_then_taken_from_options(tmp_path, here, capsys):
@@ -50,8 +54,15 @@ def test_what_a_log_does_not_say_is_asked_for_and_then_taken_from_options(tmp_pa
     assert commands.run(["speed", str(log)]) == 2
     assert "add --model NAME --batch-size N --gpus N --precision P." in capsys.readouterr().err
     assert left(here) == []
-    assert commands.run(["speed", str(log), *GIVEN, "--run-mode", "mp", "--skip", "2", "--out", str(tmp_path)]) == 0
-    assert json.loads((tmp_path / "fastscnn_mp_bs2_fp32_1_speed").read_bytes())["FINAL_RESULT"] == 4.0
+    assert (
+        commands.run(
+            ["speed", str(log), *GIVEN, "--run-mode", "mp", "--skip", "2", "--out", str(tmp_path)]
+        )
+        == 0
+    )
+    assert (
+        json.loads((tmp_path / "fastscnn_mp_bs2_fp32_1_speed").read_bytes())["FINAL_RESULT"] == 4.0
+    )
 
 
 def test_the_output_folder_is_created_once_there_is_something_to_write(tmp_path, here):
@@ -67,15 +78,25 @@ def test_several_logs_have_a_file_each_even_of_one_name(tmp_path, here):
     for name, seconds in (("a", 0.5), ("b", 0.25), ("c", 1.0)):
         (tmp_path / name).write_text(writing.mmcv_iter([seconds] * 10))
     assert commands.run(["speed", *(str(tmp_path / name) for name in "abc"), *GIVEN]) == 0
-    names = ["fastscnn_2_sp_bs2_fp32_1_speed", "fastscnn_3_sp_bs2_fp32_1_speed", "fastscnn_sp_bs2_fp32_1_speed"]
+    names = [
+        "fastscnn_2_sp_bs2_fp32_1_speed",
+        "fastscnn_3_sp_bs2_fp32_1_speed",
+        "fastscnn_sp_bs2_fp32_1_speed",
+    ]
     assert left(here) == names
-    assert [json.loads((here / name).read_bytes())["FINAL_RESULT"] for name in names] == [8.0, 2.0, 4.0]
+    assert [json.loads((here / name).read_bytes())["FINAL_RESULT"] for name in names] == [
+        8.0,
+        2.0,
+        4.0,
+    ]
     assert {json.loads((here / name).read_bytes())["model_name"] for name in names} == {"fastscnn"}
 
 
 def test_a_training_that_failed_is_written_down_and_ends_with_1(tmp_path, here, capsys):
     log = tmp_path / "train.log"
-    log.write_text(writing.mmcv_iter([0.5] * 10) + "\x1b[31mRuntimeError: CUDA out of memory.\x1b[0m\n")
+    log.write_text(
+        writing.mmcv_iter([0.5] * 10) + "\x1b[31mRuntimeError: CUDA out of memory.\x1b[0m\n"
+    )
     assert commands.run(["speed", str(log), *GIVEN]) == 1
     document = json.loads((here / "fastscnn_sp_bs2_fp32_1_speed").read_bytes())
     assert (document["FINAL_RESULT"], document["JOB_FAIL_FLAG"]) == (0.0, 1)
@@ -91,7 +112,9 @@ def test_a_log_that_can_not_be_read_keeps_the_others_from_nothing(tmp_path, here
 
 
 def test_a_run_becomes_a_file_for_each_of_its_trainings(make_record, leave_run, tmp_path, here):
-    folder = leave_run(make_record(phases=("train", "inference"), batches=(1, 4)), tmp_path / "runs" / "a")
+    folder = leave_run(
+        make_record(phases=("train", "inference"), batches=(1, 4)), tmp_path / "runs" / "a"
+    )
     for place in (folder, folder / "record.json", tmp_path / "runs"):
         assert commands.run(["speed", str(place)]) == 0
         assert left(here) == ["resnet50_sp_bs1_fp32_1_speed", "resnet50_sp_bs4_fp32_1_speed"]
@@ -160,7 +183,9 @@ def test_what_is_refused_leaves_an_earlier_result_as_it_is(tmp_path, here):
         assert (here / "fastscnn_sp_bs2_fp32_1_speed").read_bytes() == good
 
 
-@pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--batch-size", "-1"], ["--skip", "-1"], ["--gpus", "9" * 30]])
+@pytest.mark.parametrize(
+    "arguments", [["--gpus", "0"], ["--batch-size", "-1"], ["--skip", "-1"], ["--gpus", "9" * 30]]
+)
 def test_numbers_that_can_not_be_are_refused(arguments, here):
     (here / "log").write_text(writing.mmcv_iter([0.5] * 10))
     assert commands.run(["speed", "log", *arguments]) == 2

@@ -32,7 +32,9 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 def plain_plan(*overrides):
     config.register()
     with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
-        return config.plan_of(compose(config_name="config", overrides=["processes=1", *overrides]), {})
+        return config.plan_of(
+            compose(config_name="config", overrides=["processes=1", *overrides]), {}
+        )
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +64,17 @@ def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=
     lines = [
         point_to_line(
             Point(
-                key=Key(phase="inference", input_size=(size, size), batch_size=1, precision="torch"),
+                key=Key(
+                    phase="inference", input_size=(size, size), batch_size=1, precision="torch"
+                ),
                 status=status,
                 series=[Series(name="latency", samples=[0.001] * 100)],
                 wall_seconds=wall_seconds,
             )
         )
-        for size, status in zip([224, 256, 288, 320, 352, 384, 416, 448, 480, 512], statuses, strict=False)
+        for size, status in zip(
+            [224, 256, 288, 320, 352, 384, 416, 448, 480, 512], statuses, strict=False
+        )
     ]
     (folder / "points.jsonl").write_bytes(b"".join(lines))
     return folder
@@ -77,10 +83,16 @@ def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=
 def test_what_is_all_done_is_said_so_with_exit_code_0(plan, tmp_path, capsys):
     leave(tmp_path / "run", plan)
     assert commands.run(["status", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path), "  model     default", "  resnet50  10/10 done"]
+    assert capsys.readouterr().out.splitlines() == [
+        str(tmp_path),
+        "  model     default",
+        "  resnet50  10/10 done",
+    ]
 
 
-def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimated(plan, tmp_path, capsys):
+def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimated(
+    plan, tmp_path, capsys
+):
     leave(tmp_path / "run", plan, statuses=[Status.OK] * 5 + [Status.OOM] * 2 + [Status.TIMEOUT])
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "resnet50  5/10 done, 2 oom, 1 timeout, 2 missing, ~66 s left" in capsys.readouterr().out
@@ -96,7 +108,9 @@ def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimate
         (["mode=train", "epochs=1"], ""),
     ],
 )
-def test_a_run_without_any_point_yet_takes_as_long_as_its_header_says(overrides, told, tmp_path, capsys):
+def test_a_run_without_any_point_yet_takes_as_long_as_its_header_says(
+    overrides, told, tmp_path, capsys
+):
     plain = plain_plan("model=resnet50", *overrides)
     folder = leave(tmp_path / "run", plain, statuses=())
     (folder / "points.jsonl").unlink()
@@ -117,7 +131,9 @@ def test_a_stopping_rule_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     assert not (tmp_path / "touched").exists()
 
 
-def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothing(plan, tmp_path, capsys):
+def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothing(
+    plan, tmp_path, capsys
+):
     folder = leave(tmp_path / "run", plan, statuses=[Status.OK] * 9)
     with (folder / "run.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
@@ -127,7 +143,11 @@ def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothi
     assert "running" not in capsys.readouterr().out
     (folder / "run.log").unlink()
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert sorted(path.name for path in folder.iterdir()) == ["expected.json", "plan.yaml", "points.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "expected.json",
+        "plan.yaml",
+        "points.jsonl",
+    ]
 
 
 def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_is_told(plan, tmp_path, capsys):
@@ -146,7 +166,11 @@ def test_models_go_down_and_algorithms_across_and_what_varies_is_named(plan, tmp
         for algorithm in ("gemm", "fft"):
             names = [("model", model), ("algorithm", algorithm)]
             leave(tmp_path / "2_quick" / f"{model}_{algorithm}", plan, names=names)
-    leave(tmp_path / "2_quick" / "other", plan, names=[("model", "vgg16"), ("gpu", "a100"), ("mode", "slow")])
+    leave(
+        tmp_path / "2_quick" / "other",
+        plan,
+        names=[("model", "vgg16"), ("gpu", "a100"), ("mode", "slow")],
+    )
     commands.run(["status", str(tmp_path)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:4] == [
@@ -245,7 +269,11 @@ def test_the_points_that_are_expected_are_those_of_the_plan(overrides, tmp_path)
     paths.create()
     prepare(paths, plan, plain, again=())
     expected = Expected.load(paths.expected)
-    assert expected.keys == [*plan.timed_keys(), *plan.first_prediction_keys(), *plan.profile_keys()]
+    assert expected.keys == [
+        *plan.timed_keys(),
+        *plan.first_prediction_keys(),
+        *plan.profile_keys(),
+    ]
     assert expected.point_seconds == plan.point_seconds
 
 
@@ -257,13 +285,22 @@ def test_a_sweep_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     assert not (tmp_path / "touched").exists()
 
 
-def test_of_a_folder_of_an_older_version_the_total_is_unknown_until_it_has_a_record(plan, tmp_path, capsys):
+def test_of_a_folder_of_an_older_version_the_total_is_unknown_until_it_has_a_record(
+    plan, tmp_path, capsys
+):
     folder = leave(tmp_path / "run", plan, expected=False)
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10 done, total unknown\n" in capsys.readouterr().out
     points = [json.loads(line) for line in (folder / "points.jsonl").read_bytes().splitlines()]
     when = "2026-03-01T10:00:00+00:00"
-    about = {"uid": "1", "name": "x", "perfexp_version": "0", "status": "ok", "started": when, "ended": when}
+    about = {
+        "uid": "1",
+        "name": "x",
+        "perfexp_version": "0",
+        "status": "ok",
+        "started": when,
+        "ended": when,
+    }
     record = {"schema_version": 1, **about, "plan": {}, "plan_hash": "", "points": points}
     (folder / "record.json").write_text(json.dumps(record))
     assert commands.run(["status", str(tmp_path)]) == 0
@@ -290,10 +327,14 @@ def test_a_run_whose_record_show_cannot_read_is_not_done(plan, tmp_path, capsys,
 
 def leave_sweep(folder, *children, uid="s", started="2026-03-01T10:00:00+00:00", jobs=None):
     folder.mkdir(parents=True, exist_ok=True)
-    sweep = Sweep(uid=uid, name="batch_size", started=started, command=["-m", "batch_size=1,2"], jobs=jobs)
+    sweep = Sweep(
+        uid=uid, name="batch_size", started=started, command=["-m", "batch_size=1,2"], jobs=jobs
+    )
     for job, (directory, error) in enumerate(children):
         status = Status.FAILED if error else Status.OK
-        sweep.children.append(SweepChild(job=job, name=f"r{job}", directory=directory, status=status, error=error))
+        sweep.children.append(
+            SweepChild(job=job, name=f"r{job}", directory=directory, status=status, error=error)
+        )
     (folder / "sweep.json").write_bytes(sweep.to_json())
 
 
@@ -313,10 +354,14 @@ def test_runs_of_a_sweep_that_have_not_begun_are_not_all_done(plan, tmp_path, ca
     assert "1 of 2 runs have ended" in capsys.readouterr().out
 
 
-def test_the_runs_of_a_stage_are_found_through_their_sweep_and_the_last_of_its_kind_speaks(plan, tmp_path, capsys):
+def test_the_runs_of_a_stage_are_found_through_their_sweep_and_the_last_of_its_kind_speaks(
+    plan, tmp_path, capsys
+):
     leave(tmp_path / "1_sanity" / "a", plan)
     leave_sweep(tmp_path / "old", ("../1_sanity/a", "it was busy"), jobs=2)
-    leave_sweep(tmp_path / "new", ("../1_sanity/a", None), started="2026-03-02T10:00:00+00:00", jobs=1)
+    leave_sweep(
+        tmp_path / "new", ("../1_sanity/a", None), started="2026-03-02T10:00:00+00:00", jobs=1
+    )
     assert commands.run(["status", str(tmp_path / "new")]) == 0
     assert "10/10 done" in capsys.readouterr().out
     assert commands.run(["status", str(tmp_path)]) == 0
@@ -355,22 +400,36 @@ def interrupted_sweep(folder, *names, plan, ended=1, begun=0, planned=True):
         begun: how many have begun besides; each has measured five.
         planned: whether the sweep wrote its runs when it began.
     """
-    sweep = Sweep(uid="s", name="axes", started="2026-03-01T10:00:00+00:00", command=["-m"], jobs=len(names))
+    sweep = Sweep(
+        uid="s", name="axes", started="2026-03-01T10:00:00+00:00", command=["-m"], jobs=len(names)
+    )
     for number, (model, algorithm) in enumerate(names):
-        options = {"model": model, "algorithm": algorithm, "mode": "inference", "precision": "torch", "gpu": "h200"}
-        one = PlannedRun(job=number, directory=str(number), options=options, points={"timed": 10}, seconds=22.0)
+        options = {
+            "model": model,
+            "algorithm": algorithm,
+            "mode": "inference",
+            "precision": "torch",
+            "gpu": "h200",
+        }
+        one = PlannedRun(
+            job=number, directory=str(number), options=options, points={"timed": 10}, seconds=22.0
+        )
         sweep.planned += [one] * planned
         if number < ended + begun:
             statuses = [Status.OK] * (10 if number < ended else 5)
             chosen = [("model", model), ("algorithm", algorithm)]
             leave(folder / str(number), plan, statuses=statuses, names=chosen)
         if number < ended:
-            sweep.children.append(SweepChild(job=number, name=f"r{number}", directory=str(number), status=Status.OK))
+            sweep.children.append(
+                SweepChild(job=number, name=f"r{number}", directory=str(number), status=Status.OK)
+            )
     folder.mkdir(exist_ok=True)
     (folder / "sweep.json").write_bytes(sweep.to_json())
 
 
-def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in_all(plan, tmp_path, capsys):
+def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in_all(
+    plan, tmp_path, capsys
+):
     names = product(("alexnet", "vgg16"), ("default", "gemm"))
     interrupted_sweep(tmp_path / "s", *names, plan=plan, begun=1)
     leave(tmp_path / "b" / "0", plan)
@@ -385,8 +444,12 @@ def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in
     ]
 
 
-def test_a_sweep_of_which_no_run_has_begun_has_the_names_and_points_of_its_runs(plan, tmp_path, capsys):
-    interrupted_sweep(tmp_path / "s", ("resnet50", "default"), ("resnet50", "fft"), plan=plan, ended=0)
+def test_a_sweep_of_which_no_run_has_begun_has_the_names_and_points_of_its_runs(
+    plan, tmp_path, capsys
+):
+    interrupted_sweep(
+        tmp_path / "s", ("resnet50", "default"), ("resnet50", "fft"), plan=plan, ended=0
+    )
     assert commands.run(["status", str(tmp_path), "--json"]) == 1
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [(run["model"], run["algorithm"], run["points"]) for run in runs] == [
@@ -395,7 +458,9 @@ def test_a_sweep_of_which_no_run_has_begun_has_the_names_and_points_of_its_runs(
     ]
 
 
-def test_a_run_without_a_limit_of_time_is_estimated_by_those_that_were_measured(plan, tmp_path, capsys):
+def test_a_run_without_a_limit_of_time_is_estimated_by_those_that_were_measured(
+    plan, tmp_path, capsys
+):
     interrupted_sweep(tmp_path / "s", ("resnet50", "default"), ("vgg16", "default"), plan=plan)
     sweep = Sweep.load(tmp_path / "s")
     sweep.planned[1].seconds = None
@@ -405,9 +470,14 @@ def test_a_run_without_a_limit_of_time_is_estimated_by_those_that_were_measured(
 
 
 def test_runs_of_a_sweep_by_an_earlier_version_are_said_not_to_be_counted(plan, tmp_path, capsys):
-    interrupted_sweep(tmp_path / "s", ("alexnet", "default"), ("vgg16", "default"), plan=plan, planned=False)
+    interrupted_sweep(
+        tmp_path / "s", ("alexnet", "default"), ("vgg16", "default"), plan=plan, planned=False
+    )
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "1 of 2 runs have ended; those that have not begun are not counted" in capsys.readouterr().out
+    assert (
+        "1 of 2 runs have ended; those that have not begun are not counted"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("directory", ["a\0b", "x" * 256, "0"])
@@ -424,18 +494,35 @@ def test_a_run_that_its_configuration_refused_is_in_the_row_of_its_model(plan, t
     sweep = Sweep.load(tmp_path / "s")
     axes = {"model.name": "vgg16", "batch_size": "0"}
     why = "batch_size=0 is not a batch size"
-    sweep.children += [SweepChild(job=1, name="v", directory="1_vgg16_0", status=Status.FAILED, axes=axes, error=why)]
+    sweep.children += [
+        SweepChild(
+            job=1, name="v", directory="1_vgg16_0", status=Status.FAILED, axes=axes, error=why
+        )
+    ]
     (tmp_path / "s" / "sweep.json").write_bytes(sweep.to_json())
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert "  vgg16    1 run refused\nnot measured\n  run 1 v: failed: batch_size=0 is not" in capsys.readouterr().out
+    assert (
+        "  vgg16    1 run refused\nnot measured\n  run 1 v: failed: batch_size=0 is not"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(tmp_path, monkeypatch, processes):
+def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(
+    tmp_path, monkeypatch, processes
+):
     seen = []
     folder = tmp_path / "s"
-    monkeypatch.setattr(driver, "measure", lambda *_, **__: seen.append(Sweep.load(folder).planned) or sys.exit(5))
-    arguments = ["-m", "batch_size=1,[1,2,4],0", f"processes={processes}", "cold_start=true", f"output_dir={folder}"]
+    monkeypatch.setattr(
+        driver, "measure", lambda *_, **__: seen.append(Sweep.load(folder).planned) or sys.exit(5)
+    )
+    arguments = [
+        "-m",
+        "batch_size=1,[1,2,4],0",
+        f"processes={processes}",
+        "cold_start=true",
+        f"output_dir={folder}",
+    ]
     with pytest.raises(SystemExit):
         main([*FAKE, *arguments])
     first, second = seen[0]  # the third one is refused
@@ -451,7 +538,9 @@ def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(t
 
 
 def test_what_is_left_in_all_is_the_sum_of_what_the_lines_say(tmp_path, capsys):
-    plan = plain_plan("model=resnet50", "sweep=sizes", "stopping=fixed")  # which has no limit of time
+    plan = plain_plan(
+        "model=resnet50", "sweep=sizes", "stopping=fixed"
+    )  # which has no limit of time
     leave(tmp_path / "a" / "0", plan, statuses=[Status.OK] * 9, wall_seconds=2.0)
     leave(tmp_path / "a" / "1", plan, statuses=(), names=[("model", "vgg16")])
     leave(tmp_path / "b" / "0", plan, statuses=[Status.OK] * 8, wall_seconds=40.0)
@@ -480,7 +569,12 @@ def test_a_run_that_a_worker_refused_is_told_with_the_reason_and_misses_nothing(
     capsys.readouterr()
     assert commands.run(["status", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == [str(tmp_path), "  model  default", "  fake   1 run refused", "not measured"]
+    assert lines[:4] == [
+        str(tmp_path),
+        "  model  default",
+        "  fake   1 run refused",
+        "not measured",
+    ]
     assert lines[4].startswith("  run: refused: ")
     assert "measures something else" in lines[4]
 
@@ -523,7 +617,9 @@ def test_a_refused_run_that_was_begun_again_is_refused_no_more(tmp_path, capsys)
     assert "1/1 done" in capsys.readouterr().out
 
 
-def test_the_run_that_is_asked_for_is_named_and_where_one_stands_has_a_name(plan, tmp_path, monkeypatch, capsys):
+def test_the_run_that_is_asked_for_is_named_and_where_one_stands_has_a_name(
+    plan, tmp_path, monkeypatch, capsys
+):
     leave(tmp_path / "run", plan)
     monkeypatch.chdir(tmp_path)
     for asked, title in (("run", "run"), (".", str(tmp_path))):

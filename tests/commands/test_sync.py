@@ -25,8 +25,12 @@ def read(store):
     return read
 
 
-def test_a_runs_folder_is_sent_to_the_store_that_is_named(store, read, make_record, leave_run, tmp_path, capsys):
-    record = make_record(plan={"tracking": {"uri": "sqlite:///elsewhere.db", "experiment": "of_the_plan"}})
+def test_a_runs_folder_is_sent_to_the_store_that_is_named(
+    store, read, make_record, leave_run, tmp_path, capsys
+):
+    record = make_record(
+        plan={"tracking": {"uri": "sqlite:///elsewhere.db", "experiment": "of_the_plan"}}
+    )
     assert commands.run(["sync", "--uri", store, str(leave_run(record, tmp_path))]) == 0
     assert [run.data.tags["perfexp.uid"] for run in read("of_the_plan")] == [record.uid]
     out = capsys.readouterr().out
@@ -38,7 +42,9 @@ def test_a_runs_folder_is_sent_to_the_store_that_is_named(store, read, make_reco
 @pytest.mark.slow
 def test_a_record_does_not_say_where_perfexp_writes(make_record, leave_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    record = make_record(plan={"tracking": {"uri": f"sqlite:///{tmp_path}/chosen_by_the_record.db"}})
+    record = make_record(
+        plan={"tracking": {"uri": f"sqlite:///{tmp_path}/chosen_by_the_record.db"}}
+    )
     assert commands.run(["sync", str(leave_run(record, tmp_path / "run"))]) == 0
     assert (tmp_path / "outputs" / "mlflow.db").exists()
     assert not (tmp_path / "chosen_by_the_record.db").exists()
@@ -48,17 +54,26 @@ def test_a_folder_above_sends_everything_below_it_and_twice_does_no_harm(
     store, read, make_record, leave_run, tmp_path, capsys
 ):
     sweep = Sweep(
-        uid="s3", name="models", started="2026-03-01T10:00:00+00:00", ended="2026-03-01T11:00:00+00:00", jobs=2
+        uid="s3",
+        name="models",
+        started="2026-03-01T10:00:00+00:00",
+        ended="2026-03-01T11:00:00+00:00",
+        jobs=2,
     )
     for job in range(2):
         membership = SweepMembership(uid="s3", job=job, jobs=2)
         record = make_record(uid=f"log{job}", name=f"model{job}", sweep=membership)
         leave_run(record, tmp_path / "sweep" / str(job))
-        sweep.children.append(SweepChild(job=job, name=record.name, directory=str(job), status=record.status))
+        sweep.children.append(
+            SweepChild(job=job, name=record.name, directory=str(job), status=record.status)
+        )
     (tmp_path / "sweep" / "sweep.json").write_bytes(sweep.to_json())
     for _ in range(2):
         assert commands.run(["sync", str(tmp_path), "--uri", store, "--experiment", "below"]) == 0
-        assert sorted(run.info.run_name for run in read("below")) == ["models", *["resnet50 fp32 224 b1 inf"] * 2]
+        assert sorted(run.info.run_name for run in read("below")) == [
+            "models",
+            *["resnet50 fp32 224 b1 inf"] * 2,
+        ]
     assert capsys.readouterr().out.count("sent ") == 6
 
 
@@ -69,7 +84,10 @@ def test_a_folder_without_a_record_is_the_users_error_and_the_others_are_sent(
     record = make_record()
     good = leave_run(record, tmp_path / "good")
     options = ["--uri", store, "--experiment", "mixed"]
-    assert commands.run(["sync", str(tmp_path / "empty"), str(tmp_path / "gone"), str(good), *options]) == 2
+    assert (
+        commands.run(["sync", str(tmp_path / "empty"), str(tmp_path / "gone"), str(good), *options])
+        == 2
+    )
     assert len(read("mixed")) == 1
     told = capsys.readouterr().err
     assert "empty: no record.json" in told
@@ -77,7 +95,9 @@ def test_a_folder_without_a_record_is_the_users_error_and_the_others_are_sent(
 
 
 @pytest.mark.slow
-def test_the_copies_in_a_store_below_the_folder_are_not_sent(make_record, leave_run, tmp_path, monkeypatch, capsys):
+def test_the_copies_in_a_store_below_the_folder_are_not_sent(
+    make_record, leave_run, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     leave_run(make_record(), tmp_path / "outputs" / "run")
     for _ in range(2):
@@ -86,7 +106,9 @@ def test_the_copies_in_a_store_below_the_folder_are_not_sent(make_record, leave_
     assert list((tmp_path / "outputs" / "mlartifacts").rglob("record.json"))
 
 
-def test_a_damaged_record_is_told_and_the_others_are_sent(store, read, make_record, leave_run, tmp_path, capsys):
+def test_a_damaged_record_is_told_and_the_others_are_sent(
+    store, read, make_record, leave_run, tmp_path, capsys
+):
     leave_run(make_record(), tmp_path / "good")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "record.json").write_text("{")
@@ -95,7 +117,9 @@ def test_a_damaged_record_is_told_and_the_others_are_sent(store, read, make_reco
     assert "bad" in capsys.readouterr().err
 
 
-def test_an_unreachable_server_is_a_failure_of_exit_code_3(make_record, leave_run, tmp_path, capsys):
+def test_an_unreachable_server_is_a_failure_of_exit_code_3(
+    make_record, leave_run, tmp_path, capsys
+):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
     assert commands.run(["sync", str(leave_run(make_record(), tmp_path)), "--uri", uri]) == 3

@@ -30,16 +30,32 @@ def machine(monkeypatch):
 
     def have(number):
         cuda = {"devices": [{"index": index} for index in range(number)]}
-        monkeypatch.setattr(worker_query, "survey", lambda index: {"parts": {"cuda": cuda}, "failure": None})
+        monkeypatch.setattr(
+            worker_query, "survey", lambda index: {"parts": {"cuda": cuda}, "failure": None}
+        )
 
     return have
 
 
 def settled(*words, overrides=(), **changes):
-    six = dict(zip(("model", "run_mode", "precision", "batch_size", "iterations", "workers"), words, strict=False))
-    defaults = {"model": "fastscnn", "run_mode": "sp", "precision": "fp32", "batch_size": 2, "iterations": 500}
+    six = dict(
+        zip(
+            ("model", "run_mode", "precision", "batch_size", "iterations", "workers"),
+            words,
+            strict=False,
+        )
+    )
+    defaults = {
+        "model": "fastscnn",
+        "run_mode": "sp",
+        "precision": "fp32",
+        "batch_size": 2,
+        "iterations": 500,
+    }
     settings = {**defaults, "workers": 5, **six, **changes}
-    return train_speed.settle(overrides, None, **{**settings, "run_mode": Mode(settings["run_mode"])})
+    return train_speed.settle(
+        overrides, None, **{**settings, "run_mode": Mode(settings["run_mode"])}
+    )
 
 
 def test_a_dry_run_names_the_points_and_makes_nothing(here, capsys):
@@ -52,7 +68,13 @@ def test_a_dry_run_names_the_points_and_makes_nothing(here, capsys):
 
 def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys):
     earlier = Speed(
-        log_file="x", model="fake", mode="sp", num_gpus=1, batch_size=2, precision="fp32", images_per_second=1.0
+        log_file="x",
+        model="fake",
+        mode="sp",
+        num_gpus=1,
+        batch_size=2,
+        precision="fp32",
+        images_per_second=1.0,
     )
     (here / NAME).write_bytes(earlier.to_json())
     assert commands.run(["train-speed", *SIX, *FAKE, "quiet=true"]) == 0
@@ -70,7 +92,9 @@ def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys)
 
 def test_a_training_that_fails_ends_with_1_and_is_written_down(here, capsys):
     failing = "model.faults.oom=1000"
-    assert commands.run(["train-speed", *SIX, *FAKE, failing, "output_dir=x", "speed_dir=null"]) == 1
+    assert (
+        commands.run(["train-speed", *SIX, *FAKE, failing, "output_dir=x", "speed_dir=null"]) == 1
+    )
     document = json.loads((here / "x" / NAME).read_bytes())
     assert (document["FINAL_RESULT"], document["JOB_FAIL_FLAG"]) == (0.0, 1)
     assert capsys.readouterr().out.splitlines()[-1] == "FINAL_RESULT: 0 images/s"
@@ -88,7 +112,13 @@ def test_the_six_words_are_a_run_of_exactly_so_many_steps():
 
 
 def test_what_follows_the_six_words_counts_more_than_what_the_seed_takes_for_granted():
-    more = ("data=cityscapes", "data.root=/data", "input_size=64x96", "speed_dir=/tmp", "stopping.warmup=50")
+    more = (
+        "data=cityscapes",
+        "data.root=/data",
+        "input_size=64x96",
+        "speed_dir=/tmp",
+        "stopping.warmup=50",
+    )
     _, plan = settled("segformer_b0", overrides=more, workers=3)
     assert (plan.data["workers"], plan.data["root"], plan.speed_dir) == (3, "/data", "/tmp")
     assert plan.timed_keys()[0].size_label == "64x96"
@@ -99,7 +129,9 @@ def changed(position, word):
     return [*SIX[:position], word, *SIX[position + 1 :]]
 
 
-@pytest.mark.parametrize(("word", "name"), [("fp16", "amp_fp16"), ("amp", "amp_fp16"), ("tf32", "tf32")])
+@pytest.mark.parametrize(
+    ("word", "name"), [("fp16", "amp_fp16"), ("amp", "amp_fp16"), ("tf32", "tf32")]
+)
 def test_fp16_is_mixed_precision_as_in_training_frameworks(word, name, here):
     assert commands.run(["train-speed", *changed(2, word), *FAKE, "quiet=true"]) == 0
     assert Record.load(next(here.rglob("record.json"))).points[0].key.precision == name
@@ -107,17 +139,28 @@ def test_fp16_is_mixed_precision_as_in_training_frameworks(word, name, here):
 
 def test_fp16_says_what_it_is_and_parameters_in_half_precision_can_still_be_had():
     def notes(*overrides):
-        words = {"model": "fake", "run_mode": Mode.sp, "precision": "amp_fp16", "batch_size": 2, "iterations": 5}
+        words = {
+            "model": "fake",
+            "run_mode": Mode.sp,
+            "precision": "amp_fp16",
+            "batch_size": 2,
+            "iterations": 5,
+        }
         plan = train_speed.settle(overrides, None, **words, workers=0)[1]
         return plan.precision.name, list(train_speed._notes(overrides, "fp16", 0, plan))
 
     name, (told, _) = notes()
-    assert (name, told.partition(".")[0]) == ("amp_fp16", "fp16 is mixed precision here: precision=amp_fp16")
+    assert (name, told.partition(".")[0]) == (
+        "amp_fp16",
+        "fp16 is mixed precision here: precision=amp_fp16",
+    )
     name, (told,) = notes("precision=fp16")
     assert (name, "mixed" in told) == ("fp16", False)
 
 
-@pytest.mark.parametrize(("visible", "overrides", "count"), [(2, (), 2), (8, (), 8), (8, ("gpu.index=2",), 6)])
+@pytest.mark.parametrize(
+    ("visible", "overrides", "count"), [(2, (), 2), (8, (), 8), (8, ("gpu.index=2",), 6)]
+)
 def test_mp_takes_all_cards_that_are_visible(visible, overrides, count, machine):
     machine(visible)
     arguments, plan = settled("fastscnn", "mp", overrides=overrides)
@@ -144,7 +187,9 @@ def test_mp_takes_as_many_as_the_user_says_and_then_asks_nobody():
         ("sp", 8, ("gpu.count=2",), "sp is one GPU, but gpu.count=2"),
     ],
 )
-def test_a_run_mode_without_the_cards_for_it_is_refused(run_mode, visible, overrides, message, machine, here, capsys):
+def test_a_run_mode_without_the_cards_for_it_is_refused(
+    run_mode, visible, overrides, message, machine, here, capsys
+):
     machine(visible)
     assert commands.run(["train-speed", "fastscnn", run_mode, *SIX[2:], *overrides]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -153,7 +198,10 @@ def test_a_run_mode_without_the_cards_for_it_is_refused(run_mode, visible, overr
 
 
 def test_a_machine_that_can_not_be_asked_is_an_error(monkeypatch, capsys):
-    failure = {"text": "the process that queries torch and the driver was ended by SIGSEGV", "during": "cuda"}
+    failure = {
+        "text": "the process that queries torch and the driver was ended by SIGSEGV",
+        "during": "cuda",
+    }
     monkeypatch.setattr(worker_query, "survey", lambda index: {"parts": {}, "failure": failure})
     assert commands.run(["train-speed", "fastscnn", "mp", *SIX[2:]]) == 1
     assert "SIGSEGV" in capsys.readouterr().err
@@ -187,7 +235,9 @@ def test_a_machine_that_can_not_be_asked_is_an_error(monkeypatch, capsys):
         ([*SIX, "--config-dir", "missing", "gpu=fake"], "missing"),
     ],
 )
-def test_what_can_not_be_is_told_in_one_line_before_anything_is_measured(words, message, here, capsys):
+def test_what_can_not_be_is_told_in_one_line_before_anything_is_measured(
+    words, message, here, capsys
+):
     (here / "file").write_text("")
     (here / "taken").mkdir()
     (here / "taken" / NAME).write_text("mine")

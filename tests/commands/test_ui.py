@@ -35,7 +35,10 @@ def test_a_port_that_is_taken_is_told(tmp_path, capsys):
     (tmp_path / "mlflow.db").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(port)]) == 2
+        assert (
+            commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(port)])
+            == 2
+        )
     assert "--port" in capsys.readouterr().err
 
 
@@ -55,14 +58,22 @@ def test_the_start_is_told_before_the_server_answers(tmp_path, monkeypatch, free
 
     monkeypatch.setattr(ui, "_server", lambda uri: [sys.executable, "-c", "input()"])
     monkeypatch.setattr(ui, "_wait_for", wait_for)
-    assert commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(free_port)]) == 1
+    assert (
+        commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(free_port)])
+        == 1
+    )
     assert told == [f"Starting MLflow on http://127.0.0.1:{free_port} …\n"]
 
 
 @pytest.mark.slow
 def test_a_server_that_cannot_start_says_why(tmp_path, free_port, capsys):
-    (tmp_path / "mlflow.db").write_text("no database, a text that is long enough to be told from an empty one")
-    assert commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(free_port)]) == 1
+    (tmp_path / "mlflow.db").write_text(
+        "no database, a text that is long enough to be told from an empty one"
+    )
+    assert (
+        commands.run(["ui", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--port", str(free_port)])
+        == 1
+    )
     assert "not a database" in capsys.readouterr().err
 
 
@@ -95,13 +106,20 @@ def test_it_shows_the_store_takes_records_and_ends_with_all_its_processes(
         assert lines[0].endswith("&viewStateShareKey=perfexp-inference\n")
         assert urllib.request.urlopen(base, timeout=10).status == 200
         for _ in range(2):
-            link = MlflowSink(uri=base, experiment=f"through {ending.name}").publish(Analysis.of(record), folder)
+            link = MlflowSink(uri=base, experiment=f"through {ending.name}").publish(
+                Analysis.of(record), folder
+            )
         assert link.startswith(f"{base}/#/experiments/")
         processes = psutil.Process(ui.pid).children(recursive=True)
         ui.send_signal(ending)
         assert ui.wait(30) == 0
         assert not psutil.wait_procs(processes, timeout=10)[1]
-        assert _names_of_files(store, f"through {ending.name}") == ["config", "data", "logs", "tables"]
+        assert _names_of_files(store, f"through {ending.name}") == [
+            "config",
+            "data",
+            "logs",
+            "tables",
+        ]
     finally:
         ui.kill()
         ui.stdout.close()
@@ -115,4 +133,7 @@ def _names_of_files(store, experiment):
     client = MlflowClient(tracking_uri=store)
     (run,) = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
     folder = Path(store.removeprefix("sqlite:///")).parent / "mlartifacts"
-    return sorted(file.name for file in (folder / run.info.artifact_uri.removeprefix("mlflow-artifacts:/")).iterdir())
+    return sorted(
+        file.name
+        for file in (folder / run.info.artifact_uri.removeprefix("mlflow-artifacts:/")).iterdir()
+    )

@@ -17,7 +17,9 @@ def stem(index: int) -> str:
     return f"ulm/ulm_{index:06}_000019"
 
 
-def write_pair(root: Path, split: str, index: int, *, size: tuple[int, int] = SIZE, label_ids: bool = False) -> None:
+def write_pair(
+    root: Path, split: str, index: int, *, size: tuple[int, int] = SIZE, label_ids: bool = False
+) -> None:
     """Noise, and a mask with bands of all classes and void; as label ids if wanted."""
     random = np.random.default_rng([index, *size])
     picture = image_of(root, split, stem(index))
@@ -27,7 +29,9 @@ def write_pair(root: Path, split: str, index: int, *, size: tuple[int, int] = SI
     Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(picture)
     numbers = (np.arange(size[1]) + index) % (34 if label_ids else 20)
     bands = np.broadcast_to(numbers, size).astype(np.uint8)
-    Image.fromarray(bands if label_ids else np.where(bands == 19, 255, bands).astype(np.uint8)).save(mask)
+    Image.fromarray(
+        bands if label_ids else np.where(bands == 19, 255, bands).astype(np.uint8)
+    ).save(mask)
 
 
 def write_streets(root: Path, *, size: tuple[int, int] = SIZE, label_ids: bool = False) -> Path:

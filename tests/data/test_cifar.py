@@ -27,18 +27,28 @@ from tests.data import cifar_folders
 from tests.data.cifar_folders import BINARY, COUNT, PICKLED, STYLES, Format
 
 # Torch starts the loader's workers by fork; Python 3.12 and later warn of that where there are threads.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
 
 
 def open_session(module: torch.nn.Module) -> Session:
     return adapt(module, "small").open(
-        device=CpuDevice(), precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+        device=CpuDevice(),
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=None,
+        seed=0,
     )
 
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    return open_session(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10)))
+    return open_session(
+        torch.nn.Sequential(
+            torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10)
+        )
+    )
 
 
 @pytest.fixture
@@ -47,8 +57,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(data: Cifar, session: Session, *, batch_size: int = 4, training: bool = True, seed: int = 0) -> Any:
-    return data.open(session=session, input_size=(32, 32), batch_size=batch_size, training=training, seed=seed)
+def opened(
+    data: Cifar, session: Session, *, batch_size: int = 4, training: bool = True, seed: int = 0
+) -> Any:
+    return data.open(
+        session=session, input_size=(32, 32), batch_size=batch_size, training=training, seed=seed
+    )
 
 
 def classes_of(style: Format) -> int:
@@ -73,7 +87,9 @@ def test_each_format_gives_its_images_and_labels(
     assert len(contents.classes) == classes_of(style)
 
 
-def test_pickles_of_python_2_are_read_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickles_of_python_2_are_read_as_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = cifar_folders.write(tmp_path, PICKLED)
     (folder / "test_batch").write_bytes(cifar_folders.python2(PICKLED, "test_batch"))
     cifar_folders.publish(monkeypatch, PICKLED, folder)
@@ -86,7 +102,12 @@ def test_pickles_of_python_2_are_read_as_published(tmp_path: Path, monkeypatch: 
 def test_the_classes_are_those_that_the_files_name(root: Path) -> None:
     (root / BINARY.folder / "batches.meta.txt").write_text("\n".join("abcdefghij"))
     data = Cifar(root=str(root))
-    assert (data.num_classes, data.num_samples, data.held_out, data.labelled) == (10, 5 * COUNT, True, True)
+    assert (data.num_classes, data.num_samples, data.held_out, data.labelled) == (
+        10,
+        5 * COUNT,
+        True,
+        True,
+    )
 
 
 # what is missing, or not of the format
@@ -100,13 +121,16 @@ def test_a_missing_file_is_named_with_its_archive(tmp_path: Path, style: Format)
     told = str(caught.value)
     assert f"lacks {style.files[0]}." in told
     native = FORMATS[classes_of(style)][0]
-    assert all(text in told for text in (native.archive, native.md5, native.folder, "data.download=true"))
+    assert all(
+        text in told for text in (native.archive, native.md5, native.folder, "data.download=true")
+    )
 
 
 @pytest.mark.parametrize("classes", FORMATS)
 def test_without_data_the_archive_and_its_checksum_are_named(tmp_path: Path, classes: int) -> None:
     with pytest.raises(
-        UserError, match=rf"no CIFAR-{classes} .*{FORMATS[classes][0].archive} \(MD5 {FORMATS[classes][0].md5}"
+        UserError,
+        match=rf"no CIFAR-{classes} .*{FORMATS[classes][0].archive} \(MD5 {FORMATS[classes][0].md5}",
     ):
         read(tmp_path, classes)
 
@@ -150,7 +174,9 @@ def test_a_pickle_that_is_not_the_published_one_is_not_unpickled(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_the_hostile_pickles_would_run(tmp_path: Path) -> None:
     for make in HOSTILE.values():
         pickle.loads(make(tmp_path))
@@ -179,7 +205,11 @@ def _linked(file: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "told"),
     [
-        ("test_batch.bin", lambda file: file.write_bytes(file.read_bytes()[:-1]), "multiple of 3073"),
+        (
+            "test_batch.bin",
+            lambda file: file.write_bytes(file.read_bytes()[:-1]),
+            "multiple of 3073",
+        ),
         ("test_batch.bin", lambda file: file.write_bytes(b""), "0 bytes"),
         ("test_batch.bin", lambda file: file.write_bytes(b"\x0a" * 3073), "the label 10"),
         ("data_batch_2.bin", _irregular, "a FIFO"),
@@ -188,7 +218,9 @@ def _linked(file: Path) -> None:
         ("batches.meta.txt", lambda file: file.write_text("a\n" * 11), "2 to 10 classes"),
     ],
 )
-def test_a_broken_binary_file_is_one_line(root: Path, file: str, change: Callable[[Path], object], told: str) -> None:
+def test_a_broken_binary_file_is_one_line(
+    root: Path, file: str, change: Callable[[Path], object], told: str
+) -> None:
     change(root / BINARY.folder / file)
     with pytest.raises(UserError, match=told) as caught:
         read(root, 10)
@@ -200,7 +232,9 @@ def test_a_command_ends_with_one_line_and_code_2(run: Any, tmp_path: Path) -> No
     folder = cifar_folders.write(tmp_path / "data", PICKLED)
     (folder / "test_batch").write_bytes(HOSTILE["os.system"](tmp_path))
     command = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train")
-    code, told, _ = run(*command, "data=cifar10", f"data.root={folder}", "input_size=32", "output_dir=x")
+    code, told, _ = run(
+        *command, "data=cifar10", f"data.root={folder}", "input_size=32", "output_dir=x"
+    )
     assert code == 2
     assert told.count("not the published file") == 1
     assert "Traceback" not in told
@@ -211,7 +245,9 @@ def test_wrong_settings_are_explained(root: Path, session: Session) -> None:
     with pytest.raises(UserError, match="set 10 or 100"):
         Cifar(root=str(root), classes=20)
     with pytest.raises(UserError, match="leave input_size out"):
-        Cifar(root=str(root)).open(session=session, input_size=(224, 224), batch_size=1, training=True, seed=0)
+        Cifar(root=str(root)).open(
+            session=session, input_size=(224, 224), batch_size=1, training=True, seed=0
+        )
     for pipeline in Pipeline:
         data = Cifar(root=str(root), workers=0, pipeline=pipeline)
         with pytest.raises(Unsupported, match="fewer than the 31"):
@@ -234,7 +270,9 @@ def test_crops_and_normalization_are_those_of_their_definition() -> None:
     augmentation, rows = Augmentation(mean, std, (32, 32)), torch.tensor([4, 0, 0, 2, 1, 3, 3])
     draws = torch.tensor([[0, 8, 4, 3, 0, 7, 8], [0, 8, 4, 1, 8, 2, 0], [0, 1, 0, 1, 1, 0, 1]])
     cut = augmentation.cropped(padded(pixels), rows, draws)
-    expected = [crop(padded(pixels)[row], *place) for row, place in zip(rows, draws.T.tolist(), strict=True)]
+    expected = [
+        crop(padded(pixels)[row], *place) for row, place in zip(rows, draws.T.tolist(), strict=True)
+    ]
     assert torch.equal(cut, torch.stack(expected))
     assert torch.equal(cut[2], pixels[0])  # four pixels in, which is the image itself
     normalized = (cut / 255 - mean.view(3, 1, 1) / 255) / (std.view(3, 1, 1) / 255)
@@ -262,12 +300,17 @@ def test_both_pipelines_give_each_image_once_and_the_same_in_evaluation(
         again = [batches.next() for _ in range(2)]
     pixels, labels = torch.from_numpy(contents.test.pixels), torch.from_numpy(contents.test.labels)
     values = torch.from_numpy(contents.train.pixels).double()
-    mean, std = (one.view(3, 1, 1) for one in (values.mean((0, 2, 3)), values.std((0, 2, 3), correction=0)))
+    mean, std = (
+        one.view(3, 1, 1) for one in (values.mean((0, 2, 3)), values.std((0, 2, 3), correction=0))
+    )
     expected = ((pixels - mean) / std).float()
     torch.testing.assert_close(torch.cat([batch.inputs for batch in taken]), expected)
     assert torch.cat([batch.targets for batch in taken]).equal(labels)
     assert [len(batch.inputs) for batch in taken] == [4, 2]
-    assert [len(batch.inputs) for batch in again] == [4, 4]  # a smaller call would be another measurement
+    assert [len(batch.inputs) for batch in again] == [
+        4,
+        4,
+    ]  # a smaller call would be another measurement
 
 
 @pytest.mark.parametrize("pipeline", Pipeline)
@@ -291,9 +334,13 @@ def first_inputs(batches: Batches, count: int = 6) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("pipeline", Pipeline)
-def test_the_seed_makes_order_and_crops_reproducible(root: Path, session: Session, pipeline: Pipeline) -> None:
+def test_the_seed_makes_order_and_crops_reproducible(
+    root: Path, session: Session, pipeline: Pipeline
+) -> None:
     def drawn(seed: int) -> torch.Tensor:
-        with opened(Cifar(root=str(root), pipeline=pipeline, workers=1), session, batch_size=10, seed=seed) as batches:
+        with opened(
+            Cifar(root=str(root), pipeline=pipeline, workers=1), session, batch_size=10, seed=seed
+        ) as batches:
             return first_inputs(batches)
 
     assert torch.equal(drawn(1), drawn(1))
@@ -305,7 +352,9 @@ def test_both_pipelines_draw_from_the_same_images(root: Path, session: Session) 
     """Mean and deviation over many passes agree pixel by pixel: the same crops, mirrorings and normalization."""
     averages = []
     for pipeline in Pipeline:
-        with opened(Cifar(root=str(root), pipeline=pipeline, workers=0), session, batch_size=30) as batches:
+        with opened(
+            Cifar(root=str(root), pipeline=pipeline, workers=0), session, batch_size=30
+        ) as batches:
             inputs = torch.cat([batches.next().inputs for _ in range(300)])
         averages.append((inputs.mean(0), inputs.std(0)))
     (mean, std), (other_mean, other_std) = averages
@@ -323,7 +372,9 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = function.overloadpacket.__name__.split(".")[-1]
         assert not any(name.startswith(waiting) for waiting in self.WAITING), name
         self.names.append(name)
@@ -339,7 +390,12 @@ def test_the_device_pipeline_waits_for_nothing_and_makes_no_tensor_from_the_host
             for _ in range(2 * batches.per_epoch):
                 batches.next()
     assert "randperm" in operations.names
-    made = {"lift_fresh", "arange", "empty", "zeros"}  # a list of the host's numbers would be copied to the device
+    made = {
+        "lift_fresh",
+        "arange",
+        "empty",
+        "zeros",
+    }  # a list of the host's numbers would be copied to the device
     assert not made & set(operations.names)
     with pytest.raises(AssertionError, match="_local_scalar_dense"), _Operations():
         torch.ones(1).item()
@@ -356,7 +412,9 @@ def test_a_captured_batch_could_be_replayed(root: Path, session: Session) -> Non
         assert torch.equal(replayed[2].inputs, first.inputs)
         assert not torch.equal(replayed[0].inputs, first.inputs)
         next(batches.epoch())
-        assert addresses == [tensor.data_ptr() for tensor in (batches._order, batches._draws, batches._upcoming)]
+        assert addresses == [
+            tensor.data_ptr() for tensor in (batches._order, batches._draws, batches._upcoming)
+        ]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -377,9 +435,13 @@ def test_on_a_cuda_device_a_batch_is_one_launch_of_what_was_captured_once(
         return capture
 
     def passes(can_capture: bool) -> list[torch.Tensor]:
-        with opened(Cifar(root=str(root), pipeline=Pipeline.device), session, batch_size=10) as batches:
+        with opened(
+            Cifar(root=str(root), pipeline=Pipeline.device), session, batch_size=10
+        ) as batches:
             batches._can_capture = can_capture
-            return [batches.next().inputs for _ in range(7)] + [batch.inputs for batch in batches.epoch()]
+            return [batches.next().inputs for _ in range(7)] + [
+                batch.inputs for batch in batches.epoch()
+            ]
 
     monkeypatch.setattr(device_batches, "captures", captures)
     expected, found = passes(False), passes(True)
@@ -425,7 +487,10 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Cifar:
 
 def accuracy(session: Session, data: Cifar) -> float:
     with opened(data, session, batch_size=100, training=False) as batches, session.inferring():
-        pairs = [session.correct(session.forward(batch.inputs), batch.targets) for batch in batches.epoch()]
+        pairs = [
+            session.correct(session.forward(batch.inputs), batch.targets)
+            for batch in batches.epoch()
+        ]
     return sum(correct for correct, _ in pairs) / sum(count for _, count in pairs)
 
 
@@ -447,9 +512,17 @@ def test_a_small_convolutional_network_learns_the_stand_in(shapes: Cifar) -> Non
     torch.manual_seed(0)
     layers: list[torch.nn.Module] = []
     for before, after in ((3, 16), (16, 32), (32, 64)):
-        layers += [torch.nn.Conv2d(before, after, 3, padding=1, bias=False), torch.nn.BatchNorm2d(after)]
-        layers += [torch.nn.ReLU(), torch.nn.MaxPool2d(2) if after < 64 else torch.nn.AdaptiveMaxPool2d(1)]
-    session = open_session(torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+        layers += [
+            torch.nn.Conv2d(before, after, 3, padding=1, bias=False),
+            torch.nn.BatchNorm2d(after),
+        ]
+        layers += [
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2) if after < 64 else torch.nn.AdaptiveMaxPool2d(1),
+        ]
+    session = open_session(
+        torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    )
     update = session.optimizer({"name": "adam", "lr": 0.003})
     reached = []
     with opened(shapes, session, batch_size=50) as batches:

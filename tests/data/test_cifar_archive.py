@@ -50,9 +50,15 @@ class Site:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         self.ranges.append(request.headers["Range"])
-        start = int(request.headers["Range"].removeprefix("bytes=").removesuffix("-")) if self.knows_ranges else 0
+        start = (
+            int(request.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+            if self.knows_ranges
+            else 0
+        )
         rest = self.content[start:]
-        request.send_response(416 if self.knows_ranges and not rest else 206 if self.knows_ranges else 200)
+        request.send_response(
+            416 if self.knows_ranges and not rest else 206 if self.knows_ranges else 200
+        )
         request.send_header("Content-Length", str(len(rest)))
         request.end_headers()
         request.wfile.write(rest[: self.breaks_after])
@@ -77,7 +83,10 @@ def packed(*extra: tarfile.TarInfo, without: str = "") -> bytes:
             archive.addfile(member, io.BytesIO(b"x" * member.size))
         for name in BINARY.files:
             if name != without:
-                member, content = tarfile.TarInfo(f"{BINARY.folder}/{name}"), cifar_folders.content(BINARY, name)
+                member, content = (
+                    tarfile.TarInfo(f"{BINARY.folder}/{name}"),
+                    cifar_folders.content(BINARY, name),
+                )
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
@@ -93,7 +102,9 @@ def publish(site: Site, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None
     monkeypatch.setitem(cifar_files.FORMATS, 10, (style, *cifar_files.FORMATS[10][1:]))
 
 
-def test_missing_data_is_downloaded_once(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_data_is_downloaded_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     publish(site, monkeypatch, packed())
     for _ in range(2):
         assert Cifar(root=str(tmp_path / "data"), download=True).num_samples == 5 * COUNT
@@ -150,13 +161,17 @@ def test_an_archive_that_lies_there_needs_no_network(
     assert not site.ranges
 
 
-def test_without_a_network_one_line_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_one_line_says_what_to_put_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # nobody listens
         monkeypatch.setattr(cifar_files, "SITE", f"http://127.0.0.1:{unused.getsockname()[1]}/")
         with pytest.raises(UserError, match="Connection refused") as caught:
             Cifar(root=str(tmp_path / "data"), download=True)
-    assert all(text in str(caught.value) for text in (BINARY.archive, BINARY.md5, str(tmp_path / "data")))
+    assert all(
+        text in str(caught.value) for text in (BINARY.archive, BINARY.md5, str(tmp_path / "data"))
+    )
     assert "\n" not in str(caught.value)
 
 
@@ -166,16 +181,26 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return info
 
 
-def test_names_in_an_archive_decide_nothing(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    strange = (member("../outside"), member(f"{tmp_path}/absolute"), member(f"{BINARY.folder}/other"))
-    publish(site, monkeypatch, packed(*strange, member(BINARY.folder, tarfile.SYMTYPE, str(tmp_path))))
+def test_names_in_an_archive_decide_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    strange = (
+        member("../outside"),
+        member(f"{tmp_path}/absolute"),
+        member(f"{BINARY.folder}/other"),
+    )
+    publish(
+        site, monkeypatch, packed(*strange, member(BINARY.folder, tarfile.SYMTYPE, str(tmp_path)))
+    )
     cifar_files.download(tmp_path / "data", 10)
     assert names_in(tmp_path / "data" / BINARY.folder) == set(BINARY.files)
     assert not (tmp_path / "data" / BINARY.folder).is_symlink()
     assert not [name for name in ("outside", "absolute") if (tmp_path / name).exists()]
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE]
+)
 def test_a_member_that_is_not_a_file_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: bytes
 ) -> None:
@@ -186,7 +211,9 @@ def test_a_member_that_is_not_a_file_is_refused(
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("content", [packed(without="test_batch.bin"), packed()[:-900], b"no archive"])
+@pytest.mark.parametrize(
+    "content", [packed(without="test_batch.bin"), packed()[:-900], b"no archive"]
+)
 def test_an_archive_that_is_not_whole_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
 ) -> None:

@@ -30,15 +30,29 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Execution, Precision, Session
 from perfexp.models.torchvision import Torchvision
-from tests.data.streets import PER_SPLIT, SIZE, change_mask, cut_off, stem, write_pair, write_streets
+from tests.data.streets import (
+    PER_SPLIT,
+    SIZE,
+    change_mask,
+    cut_off,
+    stem,
+    write_pair,
+    write_streets,
+)
 
 # Torch starts the loader's workers by fork; Python 3.12 and later warn of that where there are threads.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
 
 
 def opened(name: str, num_classes: int | None = None) -> Session:
     return Torchvision(name=name, num_classes=num_classes).open(
-        device=CpuDevice(), precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+        device=CpuDevice(),
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=None,
+        seed=0,
     )
 
 
@@ -52,15 +66,41 @@ def streets(tmp_path: Path) -> Path:
     return write_streets(tmp_path / "streets")
 
 
-def open_batches(root: Path, session: Session, *, batch_size: int = 2, training: bool = True, seed: int = 0, **given):
+def open_batches(
+    root: Path,
+    session: Session,
+    *,
+    batch_size: int = 2,
+    training: bool = True,
+    seed: int = 0,
+    **given,
+):
     data = Cityscapes(root=str(root), **{"workers": 0, **given})
-    return data.open(session=session, input_size=(16, 32), batch_size=batch_size, training=training, seed=seed)
+    return data.open(
+        session=session, input_size=(16, 32), batch_size=batch_size, training=training, seed=seed
+    )
 
 
 def test_the_ids_of_the_classes_are_those_of_cityscapes_scripts() -> None:
     """Its table, cityscapesscripts/helpers/labels.py: id of each class that has a train id, in order of the latter."""
-    first = {"road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19}
-    second = {"traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26}
+    first = {
+        "road": 7,
+        "sidewalk": 8,
+        "building": 11,
+        "wall": 12,
+        "fence": 13,
+        "pole": 17,
+        "traffic light": 19,
+    }
+    second = {
+        "traffic sign": 20,
+        "vegetation": 21,
+        "terrain": 22,
+        "sky": 23,
+        "person": 24,
+        "rider": 25,
+        "car": 26,
+    }
     table = first | second | {"truck": 27, "bus": 28, "train": 31, "motorcycle": 32, "bicycle": 33}
     assert dict(zip(CLASSES, LABEL_IDS, strict=True)) == table
 
@@ -70,7 +110,10 @@ def test_the_ids_are_those_of_the_installed_cityscapes_scripts() -> None:
     drawn = [label for label in labels if label.id >= 0]
     mask = np.array([[label.id for label in drawn]], np.uint8)
     expected = [[label.trainId for label in drawn]]
-    assert train_ids(mask, Path("x_gtFine_labelIds.png"), size=mask.shape, classes=19).tolist() == expected
+    assert (
+        train_ids(mask, Path("x_gtFine_labelIds.png"), size=mask.shape, classes=19).tolist()
+        == expected
+    )
 
 
 def test_label_ids_become_train_ids_and_everything_else_void() -> None:
@@ -90,14 +133,19 @@ def test_train_ids_stay_as_they_are() -> None:
 @pytest.mark.parametrize("label", [19, 33, 200, 254])
 def test_every_number_that_is_no_train_id_is_told(label: int) -> None:
     mask = np.array([[0, label, VOID]], np.uint8)
-    with pytest.raises(UserError, match=rf"x_gtFine_labelTrainIds\.png has labels that are not train ids: {label}\."):
+    with pytest.raises(
+        UserError,
+        match=rf"x_gtFine_labelTrainIds\.png has labels that are not train ids: {label}\.",
+    ):
         train_ids(mask, Path("x_gtFine_labelTrainIds.png"), size=(1, 3), classes=19)
 
 
 @pytest.mark.parametrize("label", [34, 200, 254])
 def test_every_number_that_is_no_label_id_is_told(label: int) -> None:
     mask = np.array([[7, label]], np.uint8)
-    with pytest.raises(UserError, match=rf"not label ids of Cityscapes: {label}\. They go from 0 to 33"):
+    with pytest.raises(
+        UserError, match=rf"not label ids of Cityscapes: {label}\. They go from 0 to 33"
+    ):
         train_ids(mask, Path("x_gtFine_labelIds.png"), size=(1, 2), classes=19)
 
 
@@ -140,7 +188,10 @@ def test_a_root_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_picture_without_a_mask_and_a_split_without_pictures_are_refused(streets: Path) -> None:
     mask_of(streets, "train", stem(3)).unlink()
-    with pytest.raises(UserError, match=r"1 of 6 images .* have no mask, the first is ulm_000003_000019_leftImg8bit"):
+    with pytest.raises(
+        UserError,
+        match=r"1 of 6 images .* have no mask, the first is ulm_000003_000019_leftImg8bit",
+    ):
         Cityscapes(root=str(streets))
     shutil.rmtree(streets / "leftImg8bit/train/ulm")
     with pytest.raises(UserError, match=r"There are no images .*leftImg8bit/train"):
@@ -149,7 +200,12 @@ def test_a_picture_without_a_mask_and_a_split_without_pictures_are_refused(stree
 
 def test_it_says_what_it_is(streets: Path) -> None:
     data = Cityscapes(root=str(streets))
-    assert (data.labelled, data.num_classes, data.num_samples, data.held_out) == (True, 19, PER_SPLIT["train"], True)
+    assert (data.labelled, data.num_classes, data.num_samples, data.held_out) == (
+        True,
+        19,
+        PER_SPLIT["train"],
+        True,
+    )
     (streets / MADE).write_text("{}")
     assert not Cityscapes(root=str(streets)).labelled
 
@@ -169,7 +225,9 @@ def test_an_evaluation_shows_whole_pictures_in_order(streets: Path, session: Ses
     assert epoch[0].targets[0].tolist() == expected_ids.tolist()
 
 
-def test_label_ids_give_the_same_targets_as_the_train_ids_made_from_them(tmp_path: Path, session: Session) -> None:
+def test_label_ids_give_the_same_targets_as_the_train_ids_made_from_them(
+    tmp_path: Path, session: Session
+) -> None:
     roots = [write_streets(tmp_path / name, label_ids=True) for name in ("label_ids", "train_ids")]
     for split, count in PER_SPLIT.items():
         for index in range(count):
@@ -200,12 +258,16 @@ def test_a_crop_cuts_picture_and_mask_alike(tmp_path: Path) -> None:
 
 def test_a_picture_smaller_than_the_crop_is_enlarged(streets: Path, session: Session) -> None:
     data = Cityscapes(root=str(streets), workers=0)
-    with data.open(session=session, input_size=(96, 96), batch_size=2, training=True, seed=0) as batches:
+    with data.open(
+        session=session, input_size=(96, 96), batch_size=2, training=True, seed=0
+    ) as batches:
         batch = batches.next()
     assert (batch.inputs.shape, batch.targets.shape) == ((2, 3, 96, 96), (2, 96, 96))
 
 
-def test_a_training_goes_on_after_a_pass_and_an_epoch_is_one(streets: Path, session: Session) -> None:
+def test_a_training_goes_on_after_a_pass_and_an_epoch_is_one(
+    streets: Path, session: Session
+) -> None:
     with open_batches(streets, session, batch_size=4) as batches:
         assert batches.per_epoch == 1
         assert [len(batches.next().inputs) for _ in range(4)] == [4] * 4
@@ -235,11 +297,15 @@ def test_the_seed_makes_order_and_crops_reproducible(streets: Path, session: Ses
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_files_that_can_not_be_used_are_named(streets: Path, session: Session, workers: int) -> None:
+def test_files_that_can_not_be_used_are_named(
+    streets: Path, session: Session, workers: int
+) -> None:
     def told() -> str:
         with (
             pytest.raises(UserError) as caught,
-            open_batches(streets, session, training=False, batch_size=1, workers=workers) as batches,
+            open_batches(
+                streets, session, training=False, batch_size=1, workers=workers
+            ) as batches,
         ):
             batches.next()
         assert "Traceback" not in str(caught.value)
@@ -260,7 +326,10 @@ def test_files_that_can_not_be_used_are_named(streets: Path, session: Session, w
 
 def test_a_model_with_fewer_classes_is_told_before_its_loss_fails(streets: Path) -> None:
     few = opened("lraspp_mobilenet_v3_large", 4)
-    with pytest.raises(UserError, match="has 4 classes, Cityscapes 19"), open_batches(streets, few) as batches:
+    with (
+        pytest.raises(UserError, match="has 4 classes, Cityscapes 19"),
+        open_batches(streets, few) as batches,
+    ):
         batches.next()
 
 
@@ -274,7 +343,9 @@ def test_a_classifier_is_refused(streets: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_fewer_pictures_than_a_batch_are_refused(streets: Path, session: Session, training: bool) -> None:
+def test_fewer_pictures_than_a_batch_are_refused(
+    streets: Path, session: Session, training: bool
+) -> None:
     with (
         pytest.raises(Unsupported, match="fewer than the 7 of one batch"),
         open_batches(streets, session, training=training, batch_size=7) as batches,

@@ -60,7 +60,9 @@ def seeded() -> None:
     torch.manual_seed(3)
 
 
-def by_mmengine(session: MmsegSession, root: Path, size: tuple[int, int], *, training: bool) -> tuple[Any, Any]:
+def by_mmengine(
+    session: MmsegSession, root: Path, size: tuple[int, int], *, training: bool
+) -> tuple[Any, Any]:
     """The first two samples as mmengine's own data set, collation and data_preprocessor give them."""
     import mmseg.datasets  # noqa: F401 - registers them
     from mmengine.dataset.utils import pseudo_collate
@@ -104,7 +106,9 @@ def test_batches_are_those_of_mmengine_bit_by_bit(
     assert torch.equal(batch.targets, targets)
 
 
-def test_a_test_shows_the_whole_picture_whatever_the_shape_of_the_point(session: MmsegSession, streets: Path) -> None:
+def test_a_test_shows_the_whole_picture_whatever_the_shape_of_the_point(
+    session: MmsegSession, streets: Path
+) -> None:
     pipeline = Pipeline(session.config, (96, 96), training=False, classes=19, seed=0)
     picture, mask = pipeline.prepare(find_pairs(streets, "val")[0])
     assert (picture.shape, picture.dtype, mask.shape) == ((3, 96, 96), torch.uint8, SIZE)
@@ -130,17 +134,28 @@ def test_masks_with_label_ids_become_train_ids(session: MmsegSession, tmp_path: 
 def test_the_mean_is_taken_out_exactly_in_whatever_precision_the_weights_are(streets: Path) -> None:
     low = opened("bf16")
     picture = torch.full((3, *SIZE), 124, dtype=torch.uint8)
-    placed = low.place(Batch(inputs=HostImages([picture], SIZE, True), targets=torch.zeros(1, *SIZE, dtype=torch.long)))
-    expected = (124 - torch.tensor([123.675, 116.28, 103.53])) / torch.tensor([58.395, 57.12, 57.375])
+    placed = low.place(
+        Batch(
+            inputs=HostImages([picture], SIZE, True),
+            targets=torch.zeros(1, *SIZE, dtype=torch.long),
+        )
+    )
+    expected = (124 - torch.tensor([123.675, 116.28, 103.53])) / torch.tensor(
+        [58.395, 57.12, 57.375]
+    )
     assert placed.inputs.dtype is torch.bfloat16
     assert placed.inputs[0, :, 0, 0].tolist() == expected.to(torch.bfloat16).tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_the_seed_makes_batches_reproducible(session: MmsegSession, streets: Path, workers: int) -> None:
+def test_the_seed_makes_batches_reproducible(
+    session: MmsegSession, streets: Path, workers: int
+) -> None:
     def drawn(seed: int) -> torch.Tensor:
         data = Cityscapes(root=str(streets), workers=workers)
-        with data.open(session=session, input_size=SIZE, batch_size=2, training=True, seed=seed) as batches:
+        with data.open(
+            session=session, input_size=SIZE, batch_size=2, training=True, seed=seed
+        ) as batches:
             return torch.stack([batches.next().inputs for _ in range(2)])
 
     first = drawn(1)
@@ -175,20 +190,31 @@ def test_pictures_of_several_sizes_are_told_where_they_can_not_be_one_batch(
     data = Cityscapes(root=str(root), workers=0)
     with (
         pytest.raises(UserError, match=r"different sizes.*batch_size=1"),
-        data.open(session=session, input_size=SIZE, batch_size=2, training=False, seed=0) as batches,
+        data.open(
+            session=session, input_size=SIZE, batch_size=2, training=False, seed=0
+        ) as batches,
     ):
         batches.next()
 
 
-def test_a_pipeline_of_another_configuration_is_understood_or_told(session: MmsegSession, streets: Path) -> None:
+def test_a_pipeline_of_another_configuration_is_understood_or_told(
+    session: MmsegSession, streets: Path
+) -> None:
     config = copy.deepcopy(session.config)
     described = config.train_dataloader.dataset
     config.train_dataloader.dataset = {"type": "RepeatDataset", "times": 2, "dataset": described}
     described.pipeline[1].reduce_zero_label = True  # of other data
     pair = find_pairs(streets, "train")[0]
-    assert Pipeline(config, SIZE, training=True, classes=19, seed=0).prepare(pair)[0].shape == (3, *SIZE)
-    described.pipeline = [step for step in described.pipeline if step.type not in ("RandomCrop", "RandomResize")]
-    with pytest.raises(UserError, match=r"makes 64 × 128 pixels of .*the point is 32 × 64: it needs a RandomCrop"):
+    assert Pipeline(config, SIZE, training=True, classes=19, seed=0).prepare(pair)[0].shape == (
+        3,
+        *SIZE,
+    )
+    described.pipeline = [
+        step for step in described.pipeline if step.type not in ("RandomCrop", "RandomResize")
+    ]
+    with pytest.raises(
+        UserError, match=r"makes 64 × 128 pixels of .*the point is 32 × 64: it needs a RandomCrop"
+    ):
         Pipeline(config, (32, 64), training=True, classes=19, seed=0).prepare(pair)
     described.pipeline[-2].type = "NoSuchTransform"
     with pytest.raises(UserError, match=r"can't be built: .*NoSuchTransform"):
@@ -225,7 +251,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
 
     def go(*arguments: str) -> tuple[int, str, Record | None]:
-        settings = ("gpu=cpu", "data=cityscapes", "input_size=64x128", "batch_size=2", "tracking=none")
+        settings = (
+            "gpu=cpu",
+            "data=cityscapes",
+            "input_size=64x128",
+            "batch_size=2",
+            "tracking=none",
+        )
         fixed = ("stopping=fixed", "stopping.warmup=1", "stopping.measure=3", "output_dir=x")
         code = main([*settings, *fixed, *arguments])
         printed = capsys.readouterr()
@@ -237,7 +269,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.mark.slow
 def test_a_model_trains_and_infers_on_it(run: Any, streets: Path) -> None:
-    code, printed, record = run("model=fastscnn", f"data.root={streets}", "data.workers=1", "mode=train_inference")
+    code, printed, record = run(
+        "model=fastscnn", f"data.root={streets}", "data.workers=1", "mode=train_inference"
+    )
     assert code == 0, printed
     train, inference = record.points
     assert [point.status for point in record.points] == [Status.OK, Status.OK]
@@ -263,6 +297,8 @@ def test_what_is_wrong_with_a_mask_ends_the_run_before_the_loss(run: Any, tmp_pa
 def test_a_truncated_picture_is_named_by_the_run(run: Any, tmp_path: Path) -> None:
     root = write_streets(tmp_path / "wrong", size=SIZE)
     cut_off(image_of(root, "val", stem(0)))
-    code, printed, _ = run("model=fastscnn", f"data.root={root}", "data.workers=0", "mode=inference")
+    code, printed, _ = run(
+        "model=fastscnn", f"data.root={root}", "data.workers=0", "mode=inference"
+    )
     assert code == 2
     assert "ulm_000000_000019_leftImg8bit.png can't be read as an image" in printed

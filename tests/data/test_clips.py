@@ -25,16 +25,24 @@ def write(folder, count, first=0):
 def session(monkeypatch):
     models = import_torchvision().models
     vit = models.VisionTransformer
-    monkeypatch.setattr(models, "vit_b_32", lambda num_classes: vit(224, 112, 1, 2, 8, 16, num_classes=num_classes))
+    monkeypatch.setattr(
+        models, "vit_b_32", lambda num_classes: vit(224, 112, 1, 2, 8, 16, num_classes=num_classes)
+    )
     model = ClipGesture(backbone=Backbone.image, frames=3)
     return model.open(
-        device=CpuDevice(), precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+        device=CpuDevice(),
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=None,
+        seed=0,
     )
 
 
 def grays(data, session):
     """The gray values of each frame of each clip."""
-    with data.open(session=session, input_size=(224, 224), batch_size=1, training=False, seed=0) as batches:
+    with data.open(
+        session=session, input_size=(224, 224), batch_size=1, training=False, seed=0
+    ) as batches:
         clips = torch.cat([batch.inputs for batch in batches.epoch()])
     pixels = clips[:, 0, :, 0, 0] * STD[0] + MEAN[0]
     assert clips.shape[1:] == (3, 3, 224, 224)
@@ -58,7 +66,9 @@ def test_the_frames_of_a_video_are_classified(tmp_path, session):
     write(tmp_path, 6)
     data = Clips(root=str(tmp_path), frames=3, workers=0)
     with (
-        data.open(session=session, input_size=(224, 224), batch_size=2, training=False, seed=0) as batches,
+        data.open(
+            session=session, input_size=(224, 224), batch_size=2, training=False, seed=0
+        ) as batches,
         session.inferring(),
     ):
         assert session.first_forward(batches.next()).shape == (2, 9)
@@ -76,7 +86,9 @@ def test_what_can_not_be_used_is_explained(tmp_path, session):
     with pytest.raises(UserError, match="no classes to learn"):
         data.open(session=session, input_size=(224, 224), batch_size=1, training=True, seed=0)
     with (
-        data.open(session=session, input_size=(224, 224), batch_size=9, training=False, seed=0) as batches,
+        data.open(
+            session=session, input_size=(224, 224), batch_size=9, training=False, seed=0
+        ) as batches,
         pytest.raises(Unsupported),
     ):
         batches.next()

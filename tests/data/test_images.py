@@ -18,19 +18,31 @@ from perfexp.models import Execution, Precision, Session
 from perfexp.models.module import adapt
 
 # Torch starts the loader's workers by fork; Python 3.12 and later warn of that where there are threads.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
 
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    module = torch.nn.Sequential(
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2)
+    )
     return adapt(module, "pool").open(
-        device=CpuDevice(), precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+        device=CpuDevice(),
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=None,
+        seed=0,
     )
 
 
-def open_images(images: Images, session: Session, *, batch_size: int = 4, training: bool = True, seed: int = 0):
-    return images.open(session=session, input_size=(24, 32), batch_size=batch_size, training=training, seed=seed)
+def open_images(
+    images: Images, session: Session, *, batch_size: int = 4, training: bool = True, seed: int = 0
+):
+    return images.open(
+        session=session, input_size=(24, 32), batch_size=batch_size, training=training, seed=seed
+    )
 
 
 def save_picture(file: Path, colour: str = "red") -> None:
@@ -38,7 +50,9 @@ def save_picture(file: Path, colour: str = "red") -> None:
     Image.new("RGB", (40, 30), colour).save(file)
 
 
-def test_class_folders_become_labels_in_alphabetical_order(photographs: Path, session: Session) -> None:
+def test_class_folders_become_labels_in_alphabetical_order(
+    photographs: Path, session: Session
+) -> None:
     images = Images(root=str(photographs), workers=0)
     assert (images.labelled, images.num_classes, images.num_samples) == (True, 2, 12)
     with open_images(images, session, training=False) as batches:
@@ -46,7 +60,9 @@ def test_class_folders_become_labels_in_alphabetical_order(photographs: Path, se
     assert labels.tolist() == [0] * 6 + [1] * 6
 
 
-def test_a_batch_is_normalised_and_of_the_size_that_was_asked_for(photographs: Path, session: Session) -> None:
+def test_a_batch_is_normalised_and_of_the_size_that_was_asked_for(
+    photographs: Path, session: Session
+) -> None:
     with open_images(Images(root=str(photographs), workers=0), session, training=False) as batches:
         batch = batches.next()
     with Image.open(photographs / "flower" / "0.jpg") as picture:
@@ -59,14 +75,20 @@ def test_normalising_takes_out_imagenets_mean_and_deviation() -> None:
     grey = Image.new("RGB", (5, 4), (124, 116, 104))
     tensor = to_tensor(grey)
     assert tensor.shape == (3, 4, 5)
-    expected = [(124 / 255 - 0.485) / 0.229, (116 / 255 - 0.456) / 0.224, (104 / 255 - 0.406) / 0.225]
+    expected = [
+        (124 / 255 - 0.485) / 0.229,
+        (116 / 255 - 0.456) / 0.224,
+        (104 / 255 - 0.406) / 0.225,
+    ]
     torch.testing.assert_close(tensor[:, 0, 0], torch.tensor(expected))
 
 
 def test_the_middle_of_a_wide_picture_is_kept() -> None:
     picture = Image.new("RGB", (60, 20), "black")
     picture.paste("white", (20, 0, 40, 20))
-    inside = centre_crop(picture, (10, 10)).crop((1, 1, 9, 9))  # resizing blends the border with what lies outside
+    inside = centre_crop(picture, (10, 10)).crop(
+        (1, 1, 9, 9)
+    )  # resizing blends the border with what lies outside
     assert inside.getextrema() == ((255, 255),) * 3
 
 
@@ -83,11 +105,15 @@ def test_training_leaves_out_what_does_not_fill_a_batch_and_evaluation_does_not(
 
 
 def test_next_gives_full_batches_for_ever(photographs: Path, session: Session) -> None:
-    with open_images(Images(root=str(photographs), workers=0), session, batch_size=5, training=False) as batches:
+    with open_images(
+        Images(root=str(photographs), workers=0), session, batch_size=5, training=False
+    ) as batches:
         assert [len(batches.next().inputs) for _ in range(5)] == [5] * 5
 
 
-def test_an_epoch_begins_at_the_beginning_wherever_next_was(photographs: Path, session: Session) -> None:
+def test_an_epoch_begins_at_the_beginning_wherever_next_was(
+    photographs: Path, session: Session
+) -> None:
     with open_images(Images(root=str(photographs), workers=1), session, training=False) as batches:
         first = batches.next().inputs
         batches.next()
@@ -96,7 +122,9 @@ def test_an_epoch_begins_at_the_beginning_wherever_next_was(photographs: Path, s
     torch.testing.assert_close(epoch[0], first)
 
 
-def test_the_seed_makes_the_shuffled_order_and_the_crops_reproducible(photographs: Path, session: Session) -> None:
+def test_the_seed_makes_the_shuffled_order_and_the_crops_reproducible(
+    photographs: Path, session: Session
+) -> None:
     def drawn(seed: int) -> torch.Tensor:
         with open_images(Images(root=str(photographs), workers=2), session, seed=seed) as batches:
             return torch.stack([batches.next().inputs for _ in range(2)])
@@ -105,7 +133,9 @@ def test_the_seed_makes_the_shuffled_order_and_the_crops_reproducible(photograph
     assert not torch.equal(drawn(1), drawn(2))
 
 
-def test_train_and_val_folders_are_the_two_splits(tmp_path: Path, photographs: Path, session: Session) -> None:
+def test_train_and_val_folders_are_the_two_splits(
+    tmp_path: Path, photographs: Path, session: Session
+) -> None:
     shutil.copytree(photographs, tmp_path / "train")
     for name in ("flower", "temple"):
         (tmp_path / "val" / name).mkdir(parents=True)
@@ -136,7 +166,9 @@ def test_pictures_without_subfolders_have_no_labels(tmp_path: Path, session: Ses
         pass
 
 
-def test_hidden_files_other_files_and_links_out_of_the_folder_are_passed_over(tmp_path: Path) -> None:
+def test_hidden_files_other_files_and_links_out_of_the_folder_are_passed_over(
+    tmp_path: Path,
+) -> None:
     save_picture(tmp_path / "elsewhere" / "1.png")
     root = tmp_path / "root"
     save_picture(root / "cat" / "1.png")
@@ -159,7 +191,9 @@ def test_an_unreadable_picture_is_named(
 ) -> None:
     bad = tmp_path / "cat" / "bad.jpg"
     bad.parent.mkdir()
-    bad.write_bytes((photographs / "temple" / "0.jpg").read_bytes()[:2000] if content is None else content)
+    bad.write_bytes(
+        (photographs / "temple" / "0.jpg").read_bytes()[:2000] if content is None else content
+    )
     with (
         pytest.raises(UserError, match=r"cat/bad\.jpg can't be read as an image") as caught,
         open_images(Images(root=str(tmp_path), workers=workers), session, batch_size=1) as batches,
@@ -174,7 +208,10 @@ def test_a_picture_that_would_fill_the_memory_is_unreadable(
     save_picture(tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     images = Images(root=str(tmp_path), workers=0)
-    with pytest.raises(UserError, match=r"bomb\.png"), open_images(images, session, batch_size=1, training=False) as it:
+    with (
+        pytest.raises(UserError, match=r"bomb\.png"),
+        open_images(images, session, batch_size=1, training=False) as it,
+    ):
         it.next()
 
 
@@ -196,7 +233,9 @@ def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_fewer_pictures_than_a_batch_are_refused(photographs: Path, session: Session, training: bool) -> None:
+def test_fewer_pictures_than_a_batch_are_refused(
+    photographs: Path, session: Session, training: bool
+) -> None:
     images = Images(root=str(photographs), workers=0)
     with (
         pytest.raises(Unsupported, match="12 samples, fewer than the 13"),

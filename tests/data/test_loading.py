@@ -70,7 +70,12 @@ def test_batches_arrive_though_the_path_of_the_temporary_folder_is_too_long_for_
     command = [sys.executable, "-c", BATCH]
     root = Path(__file__).parent.parent.parent
     ended = subprocess.run(
-        command, cwd=root, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=root,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (ended.returncode, ended.stdout) == (0, "[[1.0, 1.0]]\n"), ended.stderr
 

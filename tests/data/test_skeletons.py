@@ -17,7 +17,11 @@ FRAMES = np.arange(12, dtype=np.float64).reshape(4, 3)
 
 def write(root, name, frames=FRAMES):
     root.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(",".join(map(str, frame)) for frame in frames) if isinstance(frames, np.ndarray) else frames
+    text = (
+        "\n".join(",".join(map(str, frame)) for frame in frames)
+        if isinstance(frames, np.ndarray)
+        else frames
+    )
     (root / name).write_text(text)
 
 
@@ -52,20 +56,34 @@ def session():
 @pytest.mark.parametrize(
     ("name", "frames", "reason"),
     [
-        ("hello.txt", FRAMES, "its name is not SUBJECT_DATE_GESTURE_REPETITION_CORRECT_POSITION.txt"),
+        (
+            "hello.txt",
+            FRAMES,
+            "its name is not SUBJECT_DATE_GESTURE_REPETITION_CORRECT_POSITION.txt",
+        ),
         ("101_18_0_1_4_stand.txt", FRAMES, "its name is not SUBJECT_DATE"),
         ("101_18_7_1_1_stand.txt", FRAMES, "gesture 7 is not one from 0 to 1"),
         ("101_18_0_1_1_x.txt", "", "number of frames: 0, 2 or more are needed"),
         ("101_18_0_1_1_x.txt", "1,2,3\n", "number of frames: 1, 2 or more are needed"),
         ("101_18_0_1_1_x.txt", "1,2,3\n1,2\n", "frame 2 has 2 columns instead of 3"),
         ("101_18_0_1_1_x.txt", "1,2,3,4\n1,2,3,4\n", "frame 1 has 4 columns instead of 3"),
-        ("101_18_0_1_1_x.txt", "1,2,3\n1,nan,3\n", "frame 2, column 2 is not finite, the first of 1"),
-        ("101_18_0_1_1_x.txt", "1,2,3\n1,2,1e99\n", "frame 2, column 3 is not finite, the first of 1"),
+        (
+            "101_18_0_1_1_x.txt",
+            "1,2,3\n1,nan,3\n",
+            "frame 2, column 2 is not finite, the first of 1",
+        ),
+        (
+            "101_18_0_1_1_x.txt",
+            "1,2,3\n1,2,1e99\n",
+            "frame 2, column 3 is not finite, the first of 1",
+        ),
         ("101_18_0_1_1_x.txt", "1,2,3\n1,x,3\n", "could not convert string 'x'"),
         ("101_18_0_1_1_x.txt", "\0\N{ZERO WIDTH SPACE}", "number of frames: 1"),
     ],
 )
-def test_a_file_that_can_not_be_used_is_one_line_and_costs_no_other_file(folder, name, frames, reason):
+def test_a_file_that_can_not_be_used_is_one_line_and_costs_no_other_file(
+    folder, name, frames, reason
+):
     whole = len(read(folder)[0])
     write(folder / "more", name, frames)
     repetitions, [problem] = read(folder)
@@ -93,7 +111,9 @@ def test_the_archives_folder_of_coordinates_is_found_and_its_raw_files_are_not_r
 
 def test_a_link_that_leads_out_of_the_folder_is_not_read(folder, tmp_path):
     write(tmp_path / "elsewhere", "200_18_0_1_1_stand.txt")
-    (folder / "200_18_0_1_1_stand.txt").symlink_to(tmp_path / "elsewhere" / "200_18_0_1_1_stand.txt")
+    (folder / "200_18_0_1_1_stand.txt").symlink_to(
+        tmp_path / "elsewhere" / "200_18_0_1_1_stand.txt"
+    )
     assert "200" not in {repetition.subject for repetition in read(folder)[0]}
 
 
@@ -153,10 +173,14 @@ def test_a_constant_column_stays_finite(tmp_path):
 
 def test_an_epoch_has_every_held_out_movement_once(folder, session):
     data = small(folder)
-    with data.open(session=session, input_size=(4, 3), batch_size=3, training=False, seed=0) as batches:
+    with data.open(
+        session=session, input_size=(4, 3), batch_size=3, training=False, seed=0
+    ) as batches:
         sizes = [tuple(batch.inputs.shape) for batch in batches.epoch()]
     assert sizes == [(3, 4, 3), (1, 4, 3)]
-    with data.open(session=session, input_size=(4, 3), batch_size=3, training=True, seed=0) as batches:
+    with data.open(
+        session=session, input_size=(4, 3), batch_size=3, training=True, seed=0
+    ) as batches:
         assert batches.per_epoch == data.num_samples // 3 == 6
         assert {int(label) for batch in batches.epoch() for label in batch.targets} == {0, 1}
 
@@ -184,7 +208,9 @@ def test_the_stand_in_is_in_the_layout_and_follows_its_seed(tmp_path, capsys):
         options = ["--subjects", "2", "--repetitions", "1", "--seed", seed]
         assert commands.run(["make-data", "skeletons", str(tmp_path / name), *options]) == 0
     assert "18 repetitions of 9 gestures by 2 subjects" in capsys.readouterr().out
-    one, same, other = (skeletons.read(tmp_path / name, gestures=9, columns=75) for name in ("one", "same", "other"))
+    one, same, other = (
+        skeletons.read(tmp_path / name, gestures=9, columns=75) for name in ("one", "same", "other")
+    )
     assert (len(one[0]), one[1]) == (18, [])
     assert {repetition.gesture for repetition in one[0]} == set(range(9))
     assert all(map(torch.equal, *([each.frames for each in side[0]] for side in (one, same))))
@@ -193,7 +219,14 @@ def test_the_stand_in_is_in_the_layout_and_follows_its_seed(tmp_path, capsys):
 
 def test_a_gesture_of_the_stand_in_moves_its_own_joints(tmp_path):
     commands.run(["make-data", "skeletons", str(tmp_path), "--subjects", "2", "--repetitions", "1"])
-    joints = {5: "ElbowLeft", 6: "WristLeft", 9: "ElbowRight", 10: "WristRight", 14: "AnkleLeft", 18: "AnkleRight"}
+    joints = {
+        5: "ElbowLeft",
+        6: "WristLeft",
+        9: "ElbowRight",
+        10: "WristRight",
+        14: "AnkleLeft",
+        18: "AnkleRight",
+    }
     moving = []
     for repetition in read_all(tmp_path)[:9]:
         spread = np.ptp(repetition.frames.numpy().reshape(-1, 25, 3), axis=0).max(axis=1)
@@ -210,7 +243,10 @@ def read_all(root):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--photographs", "x"], "--photographs is not for skeletons; its own are --subjects, --repetitions"),
+        (
+            ["--photographs", "x"],
+            "--photographs is not for skeletons; its own are --subjects, --repetitions",
+        ),
         (["--test", "3"], "--test is not for skeletons"),
         (["--subjects", "1"], "greater than or equal to 2"),
     ],

@@ -75,13 +75,21 @@ def test_what_torch_was_built_for_is_read_from_its_files():
         ("cpu", None, raising(OSError()), [0], "no zones"),
         ("auto", "cpu", raising(OSError()), [0], "no zones"),
         ("auto", "NVIDIA H100", lambda: [{"uuid": "GPU-0"}], [0], ""),
-        ("h100", None, lambda: [{"uuid": "GPU-0"}, {"uuid": "MIG-1"}], [0, 1], "no counter of MIG-1"),
+        (
+            "h100",
+            None,
+            lambda: [{"uuid": "GPU-0"}, {"uuid": "MIG-1"}],
+            [0, 1],
+            "no counter of MIG-1",
+        ),
         ("h100", None, lambda: [{"uuid": "GPU-0"}], [1], None),  # refused when it is opened
         ("h100", None, raising(OSError("no driver")), [0], None),
         ("h100", None, lambda: None, [0], None),
     ],
 )
-def test_meters_are_found_without_torch_where_that_is_possible(monkeypatch, name, product, boards, indices, reason):
+def test_meters_are_found_without_torch_where_that_is_possible(
+    monkeypatch, name, product, boards, indices, reason
+):
     def of_board(uuid):
         return (
             Found(meters=(SimpleNamespace(name=uuid),))

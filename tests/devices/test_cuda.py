@@ -9,7 +9,9 @@ from perfexp.devices import cuda
 from perfexp.devices.cuda import CudaDevice
 
 GIB = 2**30
-GIVEN_BACK = "another process freed memory of the board during the measurement, which hides the increase"
+GIVEN_BACK = (
+    "another process freed memory of the board during the measurement, which hides the increase"
+)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,9 @@ GIVEN_BACK = "another process freed memory of the board during the measurement, 
         (10 * GIB, None, None, "the driver does not report the memory in use"),
     ],
 )
-def test_memory_of_the_device_that_is_less_than_torchs_own_is_not_told(monkeypatch, before, used, value, reason):
+def test_memory_of_the_device_that_is_less_than_torchs_own_is_not_told(
+    monkeypatch, before, used, value, reason
+):
     peak, reserved, board = memory(monkeypatch, before, used)
     assert (peak.value, reserved.value, board.value, board.reason) == (GIB, 3 * GIB, value, reason)
 
@@ -34,7 +38,11 @@ def test_the_buffer_that_flushes_the_cache_is_no_memory_of_the_call(monkeypatch)
 
 def memory(monkeypatch, before, used, flushed=None):
     """What a device says on whose board so much was in use, before and now."""
-    for name, told in {"max_memory_allocated": GIB, "max_memory_reserved": 3 * GIB, "memory_reserved": 2 * GIB}.items():
+    for name, told in {
+        "max_memory_allocated": GIB,
+        "max_memory_reserved": 3 * GIB,
+        "memory_reserved": 2 * GIB,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, lambda told=told: told)
     device = object.__new__(CudaDevice)
     device._board, device._no_board = SimpleNamespace(used_bytes=lambda: used), None
@@ -55,11 +63,17 @@ def memory(monkeypatch, before, used, flushed=None):
         ([(1, None)], 4, "1 other process"),
     ],
 )
-def test_whoever_had_the_device_before_is_waited_for_and_told_if_still_there(monkeypatch, states, looks, doubt):
+def test_whoever_had_the_device_before_is_waited_for_and_told_if_still_there(
+    monkeypatch, states, looks, doubt
+):
     seen, now = [], [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds)
+    )
     monkeypatch.setattr(cuda, "time", clock)
-    monkeypatch.setattr(cuda, "_SETTLING_SECONDS", 2.5 * cuda._LOOK_SECONDS if len(states) == 1 else 60.0)
+    monkeypatch.setattr(
+        cuda, "_SETTLING_SECONDS", 2.5 * cuda._LOOK_SECONDS if len(states) == 1 else 60.0
+    )
 
     def state():
         seen.append(states[min(len(seen), len(states) - 1)])
@@ -68,7 +82,11 @@ def test_whoever_had_the_device_before_is_waited_for_and_told_if_still_there(mon
     for name in ("set_device", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     device = object.__new__(CudaDevice)
-    device._board, device._index, device.name = SimpleNamespace(state=state, used_bytes=lambda: GIB), 0, "H200"
+    device._board, device._index, device.name = (
+        SimpleNamespace(state=state, used_bytes=lambda: GIB),
+        0,
+        "H200",
+    )
     device.settle()
     assert len(seen) == looks
     device.start()
@@ -87,7 +105,9 @@ def test_a_device_without_a_board_is_not_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize("offset_seconds", [0.0, 4e-6])
-def test_a_short_reading_of_the_clock_is_freed_from_the_constant_part_of_a_spin(monkeypatch, offset_seconds):
+def test_a_short_reading_of_the_clock_is_freed_from_the_constant_part_of_a_spin(
+    monkeypatch, offset_seconds
+):
     hertz, seconds = 1.98e9, [0.0]
     device = object.__new__(CudaDevice)
 

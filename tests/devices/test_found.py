@@ -11,7 +11,9 @@ from perfexp.host import locks
 @pytest.fixture
 def device(monkeypatch, tmp_path):
     """A scripted device as the one that torch calls `cuda:0`."""
-    scripted = FakeDevice(lock_name="GPU-1", tick_seconds=32e-9, record_seconds=2e-6, clock_hertz=[1.98e9])
+    scripted = FakeDevice(
+        lock_name="GPU-1", tick_seconds=32e-9, record_seconds=2e-6, clock_hertz=[1.98e9]
+    )
     monkeypatch.setattr(locks, "TEMPORARY", tmp_path)
     monkeypatch.setattr(cuda, "is_available", lambda index: index == 0)
     monkeypatch.setattr(cuda, "CudaDevice", lambda index: scripted)

@@ -28,7 +28,11 @@ def test_the_holder_is_named_as_long_as_it_holds():
 
 
 def test_a_device_in_use_is_refused():
-    with hold(), pytest.raises(UserError, match=f"in use: process {os.getpid()} measures outputs/x"), hold():
+    with (
+        hold(),
+        pytest.raises(UserError, match=f"in use: process {os.getpid()} measures outputs/x"),
+        hold(),
+    ):
         pass
 
 

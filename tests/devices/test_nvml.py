@@ -98,8 +98,13 @@ def test_a_loaded_board_is_asked_for_its_clock_and_for_a_power_of_the_moment(dri
     driver.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda handle, kind: 1755)
     driver.setattr(pynvml, "nvmlDeviceGetPowerUsage", lambda handle: 690_000)
     answers = {"loaded_sm_clock_hertz": 1.755e9}
-    for capability in ((9, 0), (8, 0)):  # Hopper's plain power is an average over a second, GA100's is not
-        driver.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle, found=capability: found)
+    for capability in (
+        (9, 0),
+        (8, 0),
+    ):  # Hopper's plain power is an average over a second, GA100's is not
+        driver.setattr(
+            pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle, found=capability: found
+        )
         assert {name: query() for name, query in nvml.Board("1").load_queries().items()} == answers
         answers["loaded_power_watts"] = 690.0
 
@@ -116,11 +121,20 @@ def test_facts_name_what_limits_the_clock_and_where_the_board_is(driver, tmp_pat
     for name, answer in answers.items():
         driver.setattr(pynvml, name, answer)
     facts = nvml.Board("1").facts()
-    assert (facts["application_clock_hertz"], facts["application_clock_changed"]) == (clock * 1e6, changed)
+    assert (facts["application_clock_hertz"], facts["application_clock_changed"]) == (
+        clock * 1e6,
+        changed,
+    )
     limits = nvml.Board("1").limits()
     assert limits.items() < facts.items()
-    assert {"driver", "power_limit_watts", "max_sm_clock_hertz", "application_clock_hertz"} < set(limits)
-    assert (facts["persistence"], facts["vbios"], facts["auto_boost"]) == (False, "96.00.A5.00.1A", None)
+    assert {"driver", "power_limit_watts", "max_sm_clock_hertz", "application_clock_hertz"} < set(
+        limits
+    )
+    assert (facts["persistence"], facts["vbios"], facts["auto_boost"]) == (
+        False,
+        "96.00.A5.00.1A",
+        None,
+    )
     (tmp_path / "0000:1b:00.0").mkdir()
     for text, node in (("1\n", 1), ("-1\n", None)):
         (tmp_path / "0000:1b:00.0" / "numa_node").write_text(text)

@@ -35,12 +35,19 @@ def test_records_are_read_with_a_mark_and_refused_as_utf_16(make_record, tmp_pat
     text = record.to_json().decode()
     assert Record.load(write(path, text, "utf-8-sig")).points == record.points
     for encoding in ("utf-16", "utf-16-le"):
-        with pytest.raises(UserError, match="is not a perfexp record: its text is UTF-16, save it as UTF-8"):
+        with pytest.raises(
+            UserError, match="is not a perfexp record: its text is UTF-16, save it as UTF-8"
+        ):
             Record.load(write(path, text, encoding))
 
 
 @pytest.mark.parametrize(
-    ("load", "name"), [(Sweep.load, "sweep.json"), (vendor_file.load, "vendor_x.json"), (plan_file.read, "plan.yaml")]
+    ("load", "name"),
+    [
+        (Sweep.load, "sweep.json"),
+        (vendor_file.load, "vendor_x.json"),
+        (plan_file.read, "plan.yaml"),
+    ],
 )
 def test_other_files_say_so_too(load, name, tmp_path):
     with pytest.raises(UserError, match="UTF-16, save it as UTF-8") as caught:
@@ -48,7 +55,9 @@ def test_other_files_say_so_too(load, name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_speed_file_with_a_mark_is_replaced_like_any_other(make_record, leave_run, tmp_path, capsys):
+def test_a_speed_file_with_a_mark_is_replaced_like_any_other(
+    make_record, leave_run, tmp_path, capsys
+):
     folder = leave_run(make_record(phases=("train",)), tmp_path / "run")
     assert commands.run(["speed", str(folder), "--out", str(tmp_path)]) == 0
     [file] = tmp_path.glob("*_speed")
@@ -58,7 +67,15 @@ def test_a_speed_file_with_a_mark_is_replaced_like_any_other(make_record, leave_
 
 
 @pytest.mark.parametrize(
-    "text", ['!!int ""', '!!float ""', "!!bool foo", "!!timestamp foo", f"1{':0' * 400}:0.5", "!!timestamp 2020-99-99"]
+    "text",
+    [
+        '!!int ""',
+        '!!float ""',
+        "!!bool foo",
+        "!!timestamp foo",
+        f"1{':0' * 400}:0.5",
+        "!!timestamp 2020-99-99",
+    ],
 )
 def test_values_that_are_not_of_their_type_are_refused_in_one_line(text, tmp_path):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
@@ -82,4 +99,6 @@ def test_a_plan_has_texts_as_keys(text, tmp_path):
 
 
 def test_settings_of_a_model_may_have_numbers_as_keys(tmp_path):
-    assert plan_file.read(write(tmp_path / "plan.yaml", "a: {1: x, 2: y}", "utf-8")) == {"a": {1: "x", 2: "y"}}
+    assert plan_file.read(write(tmp_path / "plan.yaml", "a: {1: x, 2: y}", "utf-8")) == {
+        "a": {1: "x", 2: "y"}
+    }

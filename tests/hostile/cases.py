@@ -46,7 +46,9 @@ def set_command(place, *overrides, drop):
     ):
         content = read((folder / name).read_bytes())
         original = place.originals.setdefault(name, content["command"])
-        content["command"] = [text for text in original if not text.startswith(drop)] + list(overrides)
+        content["command"] = [text for text in original if not text.startswith(drop)] + list(
+            overrides
+        )
         (folder / name).write_text(write(content))
 
 
@@ -85,7 +87,9 @@ def option_by_a_path_that_reads_an_mmengine_configuration(place):
 @case
 def option_by_a_path_that_loads_a_hub_folder(place):
     (place.outside / "evil" / "hubconf.py").write_text(place.planted + "def x(): pass\n")
-    target = f"_target_: torch.hub.load\nrepo_or_dir: {place.outside}/evil\nmodel: x\nsource: local\n"
+    target = (
+        f"_target_: torch.hub.load\nrepo_or_dir: {place.outside}/evil\nmodel: x\nsource: local\n"
+    )
     yield from of(place, f"stopping={plant_option(place, target)}", drop=("stopping",))
 
 
@@ -97,10 +101,18 @@ def option_by_an_absolute_path(place):
 
 @case
 def option_by_a_path_in_a_summary_alone(place):
-    name = plant_option(place, "_target_: perfexp.models.mmseg_config.read_config\nname: x\noptions: {}\n")
+    name = plant_option(
+        place, "_target_: perfexp.models.mmseg_config.read_config\nname: x\noptions: {}\n"
+    )
     shutil.rmtree(place.sweep)
     place.sweep.mkdir()
-    summary = {"schema_version": 1, "uid": "1", "name": "x", "started": "2026-01-01T00:00:00Z", "children": []}
+    summary = {
+        "schema_version": 1,
+        "uid": "1",
+        "name": "x",
+        "started": "2026-01-01T00:00:00Z",
+        "children": [],
+    }
     summary["command"] = ["-m", "model=fake", "gpu=fake", f"stopping={name}", "batch_size=1,2"]
     (place.sweep / "sweep.json").write_text(json.dumps(summary))
     yield [[f"resume={place.sweep}"], ["show", str(place.sweep)], ["sync", str(place.sweep)]]
@@ -115,7 +127,9 @@ def option_by_a_path_in_quotes_and_in_a_list(place):
 
 @case
 def option_of_a_group_that_is_relocated(place):
-    yield from of(place, f"+stopping@probe.x={plant_option(place, '_target_: perfexp.stopping.Fixed')}")
+    yield from of(
+        place, f"+stopping@probe.x={plant_option(place, '_target_: perfexp.stopping.Fixed')}"
+    )
 
 
 @case
@@ -132,7 +146,9 @@ def configuration_of_mmengine_that_is_named_like_one_of_its_own(place):
     name = "fast_scnn_8xb4-160k_cityscapes-512x1024"
     (place.cwd / name).write_text(place.planted)
     (place.cwd / f"{name}.py").write_text(place.planted)
-    yield from of(place, "model=mmseg", f"model.config={name}.py", "gpu=cpu", drop=("model=", "gpu="))
+    yield from of(
+        place, "model=mmseg", f"model.config={name}.py", "gpu=cpu", drop=("model=", "gpu=")
+    )
 
 
 @case
@@ -150,17 +166,50 @@ def settings_of_hydra(place):
 @case
 def programs_and_nested_settings(place):
     for text in (
-        *("profiler=nsys", "profiler.tool=/bin/sh", "profiler.options=[-x]", "profiler.reports=[evil]"),
-        *("model.options={custom_imports:{imports:[evil]}}", "model.kwargs.weights=DEFAULT", "++model.x=1"),
-        *(f"algorithm.cache_dir={place.outside}", "model._target_=os.system", "seed=${oc.env:HOSTILE_SECRET}"),
-        *("+resume=x", "--config-dir=evil", "--config-name=evil", "--config-path=evil", "-cd=evil", "--info"),
+        *(
+            "profiler=nsys",
+            "profiler.tool=/bin/sh",
+            "profiler.options=[-x]",
+            "profiler.reports=[evil]",
+        ),
+        *(
+            "model.options={custom_imports:{imports:[evil]}}",
+            "model.kwargs.weights=DEFAULT",
+            "++model.x=1",
+        ),
+        *(
+            f"algorithm.cache_dir={place.outside}",
+            "model._target_=os.system",
+            "seed=${oc.env:HOSTILE_SECRET}",
+        ),
+        *(
+            "+resume=x",
+            "--config-dir=evil",
+            "--config-name=evil",
+            "--config-path=evil",
+            "-cd=evil",
+            "--info",
+        ),
     ):
-        yield from of(place, text, drop=("profiler", "model.", "++", "algorithm", "seed", "+resume", "--", "-cd"))
+        yield from of(
+            place,
+            text,
+            drop=("profiler", "model.", "++", "algorithm", "seed", "+resume", "--", "-cd"),
+        )
 
 
 @case
 def code_in_the_current_folder(place):
-    for name in ("torch", "yaml", "perfexp", "numpy", "mlflow", "psutil", "sitecustomize", "hydra_plugins"):
+    for name in (
+        "torch",
+        "yaml",
+        "perfexp",
+        "numpy",
+        "mlflow",
+        "psutil",
+        "sitecustomize",
+        "hydra_plugins",
+    ):
         (place.cwd / f"{name}.py").write_text(place.planted)
     (place.cwd / "matplotlibrc").write_text("text.usetex: True\nbackend: module://evil\n")
     (place.cwd / "evil.py").write_text(place.planted)
@@ -209,7 +258,9 @@ _OF_SWEEP = {
 
 def _readers(place, path):
     """The commands that read a file of a run or of a sweep, `resume` last."""
-    files, folder = (_OF_SWEEP, place.sweep) if path.is_relative_to(place.sweep) else (_OF_RUN, place.run)
+    files, folder = (
+        (_OF_SWEEP, place.sweep) if path.is_relative_to(place.sweep) else (_OF_RUN, place.run)
+    )
     wanted = (*files[path.name], f"resume={folder}")
     return [command for command in commands(folder, place.out) if command[0] in wanted]
 
@@ -223,7 +274,9 @@ def _in_place_of(place, make):
             path.rename(kept)
         make(path)
         yield _readers(place, path)
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
+            missing_ok=True
+        )
         if kept.exists():
             kept.rename(path)
 
@@ -289,7 +342,12 @@ def a_name_that_moves_the_cursor(place):
 def a_manifest_that_names_other_files(place):
     manifest = json.loads((place.run / "manifest.json").read_bytes())
     away = [f"../../outside/{name}" for name in ("precious.csv", "train_gemm_overall.csv")]
-    manifest["files"] += [*away, str(place.outside / "precious.csv"), "link_gemm_overall.csv", "to/precious.csv"]
+    manifest["files"] += [
+        *away,
+        str(place.outside / "precious.csv"),
+        "link_gemm_overall.csv",
+        "to/precious.csv",
+    ]
     (place.run / "manifest.json").write_text(json.dumps(manifest))
     (place.run / "link_gemm_overall.csv").symlink_to(place.outside / "precious.csv")
     (place.run / "to").symlink_to(place.outside)
@@ -313,7 +371,11 @@ def replacements_that_lead_elsewhere(place):
                 (inner / "checkpoints").mkdir(exist_ok=True)
                 (inner / "checkpoints" / name).write_text("evil")
             manifest = json.loads((inner / "manifest.json").read_bytes())
-            manifest["files"] += ["checkpoints/train_gemm_overall.csv", "checkpoints/net_images_best.pt", "h/bashrc"]
+            manifest["files"] += [
+                "checkpoints/train_gemm_overall.csv",
+                "checkpoints/net_images_best.pt",
+                "h/bashrc",
+            ]
             (inner / "manifest.json").write_text(json.dumps(manifest))
         (place.run / linked).symlink_to(place.outside)
         yield [*given, ["--overwrite", *given[1]], ["clean", str(place.run), "--yes"]]
@@ -335,7 +397,9 @@ def runs_of_a_sweep_that_lie_elsewhere(place):
 @case
 def artifacts_that_lie_elsewhere(place):
     record = json.loads((place.run / "record.json").read_bytes())
-    record["artifacts"] = [{"path": path, "kind": "data"} for path in ("../../outside/bashrc", "/etc/passwd", "l")]
+    record["artifacts"] = [
+        {"path": path, "kind": "data"} for path in ("../../outside/bashrc", "/etc/passwd", "l")
+    ]
     (place.run / "l").symlink_to(place.outside / "bashrc")
     record["plan"]["speed_dir"] = str(place.outside)
     (place.run / "record.json").write_text(json.dumps(record))
@@ -357,7 +421,9 @@ def other_places_to_write_to(place):
 
 @case
 def ranges_of_billions(place):
-    yield from of(place, "batch_size=range(1,2000000000)", "seed=range(1,2000000000)", drop=("batch_size",))
+    yield from of(
+        place, "batch_size=range(1,2000000000)", "seed=range(1,2000000000)", drop=("batch_size",)
+    )
 
 
 @case
@@ -391,7 +457,14 @@ def counts_beyond_all_measure(place):
         {"processes": 10**30},
         {"percentiles": [-50, 95]},
         {"input_size": list(range(1, 10**5)), "batch_size": list(range(1, 10**5))},
-        {"sweep": {"_target_": "perfexp.sweep.Sizes", "num_sizes": 10**12, "min_size": 1, "max_size": 10**13}},
+        {
+            "sweep": {
+                "_target_": "perfexp.sweep.Sizes",
+                "num_sizes": 10**12,
+                "min_size": 1,
+                "max_size": 10**13,
+            }
+        },
         {"timeout_seconds": 1e300},
     ):
         (place.run / "plan.yaml").write_text(_dumped({**plan, **changed}))
@@ -415,14 +488,21 @@ def names_and_values_that_are_interpolated(place):
 
 @case
 def weights_that_are_downloaded(place):
-    yield from of(place, "model=resnet18", "model.weights=DEFAULT", "gpu=cpu", drop=("model=", "gpu="))
+    yield from of(
+        place, "model=resnet18", "model.weights=DEFAULT", "gpu=cpu", drop=("model=", "gpu=")
+    )
 
 
 @case
 def data_sets_that_are_downloaded(place):
     for root in (place.outside / "made", place.run / "made", "made"):
         yield from of(
-            place, "data=cifar10", f"data.root={root}", "data.download=true", "input_size=32", drop=("input",)
+            place,
+            "data=cifar10",
+            f"data.root={root}",
+            "data.download=true",
+            "input_size=32",
+            drop=("input",),
         )
     assert not (place.run / "made").exists()
     assert not (place.cwd / "made").exists()
@@ -431,7 +511,9 @@ def data_sets_that_are_downloaded(place):
 @case
 def commands_of_hundreds_of_thousands_of_characters(place):
     yield from of(place, *["seed=1"] * 300_000)
-    yield from of(place, *["batch_size=[" + ",".join(["1"] * 40_000) + "]"] * 3, drop=("batch_size",))
+    yield from of(
+        place, *["batch_size=[" + ",".join(["1"] * 40_000) + "]"] * 3, drop=("batch_size",)
+    )
 
 
 @case
@@ -522,9 +604,22 @@ def pipes_where_people_look(place):
     yield [[f"resume={place.run}"]]
     logs = place.run / "vis_data"
     logs.mkdir()
-    (logs / "scalars.json").write_text('{"iter":1,"time":0.1,"loss":1.0}\n{"iter":2,"time":0.1,"loss":1.0}\n')
+    (logs / "scalars.json").write_text(
+        '{"iter":1,"time":0.1,"loss":1.0}\n{"iter":2,"time":0.1,"loss":1.0}\n'
+    )
     os.mkfifo(logs / "config.py")
-    known = ["--model", "m", "--batch-size", "1", "--gpus", "1", "--precision", "fp32", "--out", str(place.out)]
+    known = [
+        "--model",
+        "m",
+        "--batch-size",
+        "1",
+        "--gpus",
+        "1",
+        "--precision",
+        "fp32",
+        "--out",
+        str(place.out),
+    ]
     yield [["speed", str(logs / "scalars.json"), *known]]
 
 
@@ -562,7 +657,9 @@ def facts_of_profiles_that_are_something_else(place):
         {"profiler": "torch", "files": ["/etc/passwd", "../../outside/bashrc"]},
     ):
         point["facts"] = {"profile": facts}
-        (place.run / "points.jsonl").write_bytes(b"\n".join([*lines, json.dumps(point).encode()]) + b"\n")
+        (place.run / "points.jsonl").write_bytes(
+            b"\n".join([*lines, json.dumps(point).encode()]) + b"\n"
+        )
         (place.run / "record.json").unlink(missing_ok=True)
         yield [[f"resume={place.run}"], ["show", str(place.run)], ["sync", str(place.run)]]
 
@@ -573,7 +670,18 @@ def a_log_that_begins_again_at_every_line(place):
     with log.open("w") as file:
         for _ in range(200_000):
             file.write('{"iter":2,"time":0.1,"loss":1.0}\n{"iter":1,"time":0.1,"loss":1.0}\n')
-    known = ["--model", "m", "--batch-size", "1", "--gpus", "1", "--precision", "fp32", "--out", str(place.out)]
+    known = [
+        "--model",
+        "m",
+        "--batch-size",
+        "1",
+        "--gpus",
+        "1",
+        "--precision",
+        "fp32",
+        "--out",
+        str(place.out),
+    ]
     yield [["speed", str(log), *known]]
 
 
@@ -606,14 +714,17 @@ def a_journal_beside_a_store(place):
     with closing(sqlite3.connect(store)) as connection, connection:
         connection.execute("create trigger t after insert on tags begin delete from tags; end")
     size = struct.unpack(">H", clean[16:18])[0]
-    pages = [store.read_bytes()[number * size :][:size] for number in range(store.stat().st_size // size)]
+    pages = [
+        store.read_bytes()[number * size :][:size] for number in range(store.stat().st_size // size)
+    ]
     store.write_bytes(clean)
     magic, nonce = bytes.fromhex("d9d505f920a163d7"), 7
 
     def journal(records, tail=b""):
         head = magic + struct.pack(">5I", len(records), nonce, len(clean) // size, 512, size)
         sums = [
-            (nonce + sum(page[-200 - 200 * k] for k in range((size - 1) // 200))) & 0xFFFFFFFF for _, page in records
+            (nonce + sum(page[-200 - 200 * k] for k in range((size - 1) // 200))) & 0xFFFFFFFF
+            for _, page in records
         ]
         body = b"".join(
             struct.pack(">I", number) + page + struct.pack(">I", total)
@@ -622,7 +733,12 @@ def a_journal_beside_a_store(place):
         return head.ljust(512, b"\0") + body + tail
 
     name = str(place.outside / "precious.csv").encode()
-    named = struct.pack(">I", 0x40000000 // size + 1) + name + struct.pack(">II", len(name), sum(name)) + magic
+    named = (
+        struct.pack(">I", 0x40000000 // size + 1)
+        + name
+        + struct.pack(">II", len(name), sum(name))
+        + magic
+    )
     for log in (
         journal([], named),
         journal([(number + 1, page) for number, page in enumerate(pages)][: len(clean) // size]),
@@ -661,4 +777,7 @@ def files_of_somebody_else_in_a_folder_to_overwrite(place):
         names = '["train_data.csv", "environment.json", "plan.yaml"]'
         (folder / "manifest.json").write_text(f'{{{identity}"files": {names}}}')
         yield [["--overwrite", *command, f"output_dir={folder}"], ["clean", str(folder), "--yes"]]
-        assert {(folder / name).read_text() for name in ("train_data.csv", "environment.json", "plan.yaml")} == {"{}"}
+        assert {
+            (folder / name).read_text()
+            for name in ("train_data.csv", "environment.json", "plan.yaml")
+        } == {"{}"}

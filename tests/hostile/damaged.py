@@ -24,7 +24,11 @@ def damaged(content):
             changes += [(repr(value), value) for value in _NUMBERS]
         if isinstance(node, list):
             changes += [("doubled", node * 2), ("reversed", node[::-1]), ("first", node[:1])]
-            changes += [(f"all {value!r}", [value] * len(node)) for value in (0, 1e308, -1.0) if _are_numbers(node)]
+            changes += [
+                (f"all {value!r}", [value] * len(node))
+                for value in (0, 1e308, -1.0)
+                if _are_numbers(node)
+            ]
         for name, value in changes:
             changed = copy.deepcopy(content)
             parent = _at(changed, place[:-1])

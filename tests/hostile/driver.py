@@ -31,7 +31,9 @@ def main():
     # drawing takes longer than everything else, and is the last step: what is drawn has been read by then
     run_files._png = lambda picture: picture and b"a picture"
     with composing.remembered():
-        compose(["model=fake", "gpu=fake", "tracking=none", "stopping=fixed"])  # forked processes remember it
+        compose(
+            ["model=fake", "gpu=fake", "tracking=none", "stopping=fixed"]
+        )  # forked processes remember it
         tempfile.tempdir = None  # each case has its own
         for line in sys.stdin:
             case = json.loads(line)

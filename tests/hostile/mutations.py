@@ -12,8 +12,31 @@ from tests.hostile.place import commands
 
 #: Values that fit nowhere, or where they should not.
 _VALUES = (
-    *(None, True, 0, -1, 10**30, 1.5, 1e308, "", "x", "\x1b[2J", "../../outside/bashrc", "=1+1", "a" * 5000),
-    *([], {}, [[]], {"a": {"b": []}}, [1, "2", None], "\ud800", "\u202e", "${oc.env:HOSTILE_SECRET}"),
+    *(
+        None,
+        True,
+        0,
+        -1,
+        10**30,
+        1.5,
+        1e308,
+        "",
+        "x",
+        "\x1b[2J",
+        "../../outside/bashrc",
+        "=1+1",
+        "a" * 5000,
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        {"a": {"b": []}},
+        [1, "2", None],
+        "\ud800",
+        "\u202e",
+        "${oc.env:HOSTILE_SECRET}",
+    ),
 )
 _NAMES = (
     *("plan.yaml", "expected.json", "record.json", "points.jsonl", "manifest.json"),
@@ -31,7 +54,9 @@ def mutate(place, seed):
     folder = random_.choice((place.run, place.run, place.sweep))
     names = _SWEEP_NAMES if folder == place.sweep else _NAMES
     for _ in range(random_.randint(1, 3)):
-        change = random_.choice((_overrides, _overrides, _value, _value, _value, _bytes, _bytes, _replaced, _key))
+        change = random_.choice(
+            (_overrides, _overrides, _value, _value, _value, _bytes, _bytes, _replaced, _key)
+        )
         change(place, folder / random_.choice(names), random_)
     return commands(folder, place.out)
 
@@ -39,20 +64,88 @@ def mutate(place, seed):
 def _overrides(place, path, random_):
     """An override more in the stored command."""
     path = path.parent / ("sweep.json" if (path.parent / "sweep.json").exists() else "plan.yaml")
-    option = plant_option(place, f"_target_: shutil.copy\nsrc: {place.outside}/bashrc\ndst: {place.canary}\n")
+    option = plant_option(
+        place, f"_target_: shutil.copy\nsrc: {place.outside}/bashrc\ndst: {place.canary}\n"
+    )
     (place.outside / "evil" / "cfg.py").write_text(place.planted)
     values = (
-        *(option, f"'{option}'", f"{place.outside}/evil/option", f"{place.outside}/evil/cfg.py", "../../x", "$HOME"),
-        *("1", "-1", "1e400", "null", "[1,2]", "{a:1}", "range(1,9999999999)", "glob(*)", "choice(a,b)", "\x1b[2J"),
-        *("fixed", "nsys", "torch", "str(1)", "extend_list(1)", "sort(3,1)", "${seed}", "x" * 200_000, "[" * 1000),
+        *(
+            option,
+            f"'{option}'",
+            f"{place.outside}/evil/option",
+            f"{place.outside}/evil/cfg.py",
+            "../../x",
+            "$HOME",
+        ),
+        *(
+            "1",
+            "-1",
+            "1e400",
+            "null",
+            "[1,2]",
+            "{a:1}",
+            "range(1,9999999999)",
+            "glob(*)",
+            "choice(a,b)",
+            "\x1b[2J",
+        ),
+        *(
+            "fixed",
+            "nsys",
+            "torch",
+            "str(1)",
+            "extend_list(1)",
+            "sort(3,1)",
+            "${seed}",
+            "x" * 200_000,
+            "[" * 1000,
+        ),
     )
     keys = (
-        *("stopping", "model", "algorithm", "probe", "profiler", "experiment", "hydra/launcher", "hydra.searchpath"),
-        *("model.config", "model.options", "model.kwargs", "algorithm.cache_dir", "profiler.tool", "batch_size"),
-        *("input_size", "seed", "processes", "output_dir", "speed_dir", "stage", "tracking.uri", "+x", "~model"),
-        *("stopping.measure", "data.root", "model.weights", "timeout_seconds", "execution.threads", "model._target_"),
+        *(
+            "stopping",
+            "model",
+            "algorithm",
+            "probe",
+            "profiler",
+            "experiment",
+            "hydra/launcher",
+            "hydra.searchpath",
+        ),
+        *(
+            "model.config",
+            "model.options",
+            "model.kwargs",
+            "algorithm.cache_dir",
+            "profiler.tool",
+            "batch_size",
+        ),
+        *(
+            "input_size",
+            "seed",
+            "processes",
+            "output_dir",
+            "speed_dir",
+            "stage",
+            "tracking.uri",
+            "+x",
+            "~model",
+        ),
+        *(
+            "stopping.measure",
+            "data.root",
+            "model.weights",
+            "timeout_seconds",
+            "execution.threads",
+            "model._target_",
+        ),
     )
-    _rewrite(path, lambda content: content["command"].append(f"{random_.choice(keys)}={random_.choice(values)}"))
+    _rewrite(
+        path,
+        lambda content: content["command"].append(
+            f"{random_.choice(keys)}={random_.choice(values)}"
+        ),
+    )
 
 
 def _value(place, path, random_):
@@ -78,8 +171,8 @@ def _key(place, path, random_):
         if random_.random() < 0.5:
             content.pop(random_.choice(list(content)))
         else:
-            content[random_.choice(("_target_", "x", "uid", "perfexp", "command", "children"))] = random_.choice(
-                _VALUES
+            content[random_.choice(("_target_", "x", "uid", "perfexp", "command", "children"))] = (
+                random_.choice(_VALUES)
             )
 
     _rewrite(path, change)
@@ -129,9 +222,13 @@ def _rewrite(path, change):
     try:
         text = path.read_text()
         lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-        contents = [yaml.safe_load(line) if path.suffix == ".yaml" else json.loads(line) for line in lines]
+        contents = [
+            yaml.safe_load(line) if path.suffix == ".yaml" else json.loads(line) for line in lines
+        ]
         change(contents[0])
-        written = [yaml.dump(each) if path.suffix == ".yaml" else json.dumps(each) for each in contents]
+        written = [
+            yaml.dump(each) if path.suffix == ".yaml" else json.dumps(each) for each in contents
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, yaml.YAMLError):
         return
     if path.is_symlink():

@@ -86,8 +86,18 @@ class Place:
     def __post_init__(self):
         self.run, self.sweep = self.root / "given" / "run", self.root / "given" / "sweep"
         self.outside, self.cwd = self.root / "outside", self.root / "cwd"
-        self.canary, self.out, self.log = self.root / "canary", self.root / "out", self.root / "violations"
-        for folder in (self.outside / "evil", self.cwd, self.out, self.root / "tmp", self.root / "home"):
+        self.canary, self.out, self.log = (
+            self.root / "canary",
+            self.root / "out",
+            self.root / "violations",
+        )
+        for folder in (
+            self.outside / "evil",
+            self.cwd,
+            self.out,
+            self.root / "tmp",
+            self.root / "home",
+        ):
             folder.mkdir(parents=True)
         for name in ("bashrc", "precious.csv", "train_gemm_overall.csv", "evil/readme"):
             (self.outside / name).write_text(f"{SECRET}\n")
@@ -107,7 +117,9 @@ class Place:
         self.store = base / "store.db"
         for file in (self.root / "given").rglob("*"):
             if file.is_file() and file.suffix in (".json", ".yaml", ".jsonl"):
-                file.write_bytes(file.read_bytes().replace(os.fsencode(base), os.fsencode(self.root / "given")))
+                file.write_bytes(
+                    file.read_bytes().replace(os.fsencode(base), os.fsencode(self.root / "given"))
+                )
 
     def some(self, files):
         """The files that are to be replaced."""
@@ -135,7 +147,16 @@ class Place:
         watch = {
             "log": str(self.log),
             "allowed": [
-                *map(str, (self.root / "given", self.cwd / "outputs", self.out, self.root / "tmp", self.root / "home")),
+                *map(
+                    str,
+                    (
+                        self.root / "given",
+                        self.cwd / "outputs",
+                        self.out,
+                        self.root / "tmp",
+                        self.root / "home",
+                    ),
+                ),
                 *("/dev", f"/tmp/perfexp-{os.getuid()}"),
             ],
         }
@@ -167,9 +188,17 @@ class Place:
         found = []
         if self.canary.exists():
             found.append("planted code ran")
-        found += [f"touched: {line}" for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        found += (
+            [f"touched: {line}" for line in self.log.read_text().splitlines()]
+            if self.log.exists()
+            else []
+        )
         after = self.state()
-        found += [f"changed: {path}" for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
+        found += [
+            f"changed: {path}"
+            for path in before.keys() | after.keys()
+            if before.get(path) != after.get(path)
+        ]
         for answer in self.answers:
             name = " ".join(answer.command)[:80]
             if answer.code is None:
@@ -180,9 +209,13 @@ class Place:
                 found.append(f"{name}: a traceback: {answer.err[-1500:]}")
             if SECRET in answer.out + answer.err:
                 found.append(f"{name}: printed what is outside")
-            if any(ord(letter) < 32 and letter not in "\n\t\r" for letter in answer.out + answer.err):
+            if any(
+                ord(letter) < 32 and letter not in "\n\t\r" for letter in answer.out + answer.err
+            ):
                 found.append(f"{name}: printed control characters")
-            has_outcome = re.search("^(UNDECIDED|NOT COMPARABLE)", answer.out, re.MULTILINE)  # of reproduce
+            has_outcome = re.search(
+                "^(UNDECIDED|NOT COMPARABLE)", answer.out, re.MULTILINE
+            )  # of reproduce
             if answer.code == 2 and not answer.err.strip() and not has_outcome:
                 found.append(f"{name}: refused without a word")
         return found
@@ -203,7 +236,8 @@ class Driver:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(HERE.parent.parent), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=os.environ
+            | {"PYTHONPATH": str(HERE.parent.parent), "PYTHONDONTWRITEBYTECODE": "1"},
         )
 
     def run(self, place, command):
@@ -242,7 +276,14 @@ def make_base(folder):
     folder.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{folder / 'store.db'}"
     MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments()
-    given = ["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "input_size=[32,64]", "probes.layers=true"]
+    given = [
+        "model=fake",
+        "gpu=fake",
+        "tracking=none",
+        "stopping=fixed",
+        "input_size=[32,64]",
+        "probes.layers=true",
+    ]
     for command in (
         [*given, f"output_dir={folder / 'run'}"],
         ["-m", *given, "batch_size=1,2", f"output_dir={folder / 'sweep'}"],

@@ -55,10 +55,14 @@ def test_a_mutated_folder_does_nothing(seed, base, driven, tmp_path):
 @pytest.mark.slow
 def test_every_test_that_security_md_names_exists():
     root = Path(__file__).parents[2]
-    rows = [line for line in (root / "SECURITY.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line for line in (root / "SECURITY.md").read_text().splitlines() if line.startswith("| ")
+    ]
     named = [word for line in rows[1:] for word in re.findall(r"`([^`]+)`", line.split("|")[3])]
     assert len(named) > 20
     for word in named:
         stem = word.rstrip("…")
-        known = (root / word).is_file() if "/" in word else any(name.startswith(stem) for name in CASES)
+        known = (
+            (root / word).is_file() if "/" in word else any(name.startswith(stem) for name in CASES)
+        )
         assert known, word

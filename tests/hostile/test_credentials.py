@@ -14,7 +14,14 @@ from tests import processes
 from tests.rotation import some_of
 
 #: Each has what a password should not have, percent-encoded where a URL needs that.
-SECRETS = ("s3cr3t-plain", "s3cr3t%2Fslash", "s3cr3t at@sign", "s3cr3t:colon", "s3cr3t,comma", "s3cr3t'quote")
+SECRETS = (
+    "s3cr3t-plain",
+    "s3cr3t%2Fslash",
+    "s3cr3t at@sign",
+    "s3cr3t:colon",
+    "s3cr3t,comma",
+    "s3cr3t'quote",
+)
 FAKE = ("model=fake", "gpu=fake", "stopping=fixed", "tracking.request_timeout_seconds=2")
 
 
@@ -71,7 +78,11 @@ def test_what_a_sweep_leaves_holds_no_credential(tmp_path, server, how):
         (tmp_path / "mine" / "tracking" / "own.yaml").write_text(text)
         given += ["batch_size=1,2", "tracking=own", "--config-dir=mine"]
     else:
-        given += ["batch_size=1,2", f"tracking.uri={url}"] if how == "plain" else [f"tracking.uri={url},{url}x"]
+        given += (
+            ["batch_size=1,2", f"tracking.uri={url}"]
+            if how == "plain"
+            else [f"tracking.uri={url},{url}x"]
+        )
     printed = perfexp(tmp_path, *given)
     (tmp_path / "mine" / "tracking" / "own.yaml").unlink(missing_ok=True)
     assert (tmp_path / "s" / "sweep.json").exists()
@@ -84,7 +95,8 @@ def test_what_a_sweep_leaves_holds_no_credential(tmp_path, server, how):
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize(
-    "form", ["http://joe:{}@host:1/p", "postgresql://u:{}@h/db?sslmode=require", "http://h?token={}"]
+    "form",
+    ["http://joe:{}@host:1/p", "postgresql://u:{}@h/db?sslmode=require", "http://h?token={}"],
 )
 def test_an_override_loses_its_credential_and_the_store_gets_it_back(secret, form):
     url = form.format(secret)
@@ -99,7 +111,10 @@ def test_values_of_an_axis_stay_different():
     [argument] = without_credentials(["tracking.uri=http://joe:one1@h,http://ann:two2@h,http://h"])
     [override] = parsed([argument])
     masked = [value.text for value in override.value().list[:2]]
-    assert [credentials.reveal(value) for value in masked] == ["http://joe:one1@h", "http://ann:two2@h"]
+    assert [credentials.reveal(value) for value in masked] == [
+        "http://joe:one1@h",
+        "http://ann:two2@h",
+    ]
     assert "one1" not in argument
     assert "two2" not in argument
 
@@ -122,26 +137,44 @@ def test_what_has_no_credential_is_left_as_it_is(text):
 def test_messages_of_others_lose_what_was_taken_out():
     credentials.hide("http://joe:pa%73s-word@host/p?api_key=k3y-value")
     text = "cannot reach host with pass-word, k3y-value or pa%73s-word; see ftp://ann:x@y/z?token=1"
-    assert credentials.scrub(text) == "cannot reach host with ***, *** or ***; see ftp://***@y/z?token=***"
+    assert (
+        credentials.scrub(text)
+        == "cannot reach host with ***, *** or ***; see ftp://***@y/z?token=***"
+    )
 
 
-@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--cfg=job", "--resolve"], ["--info", "defaults"]])
+@pytest.mark.parametrize(
+    "flags", [["--cfg", "job"], ["--cfg=job", "--resolve"], ["--info", "defaults"]]
+)
 def test_a_configuration_is_printed_without_credentials(tmp_path, monkeypatch, flags):
     monkeypatch.setenv("OWN_URI", "http://joe:s3cr3tpass@h")
-    assert leaks(tmp_path, perfexp(tmp_path, *FAKE, "tracking.uri=${oc.env:OWN_URI}", *flags), ["s3cr3tpass"]) == []
+    assert (
+        leaks(
+            tmp_path,
+            perfexp(tmp_path, *FAKE, "tracking.uri=${oc.env:OWN_URI}", *flags),
+            ["s3cr3tpass"],
+        )
+        == []
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "override", ["tracking.uri=${oc.env:OWN_URI}", "tracking.uri='http://joe:${oc.env:OWN_PW}@{}'"]
 )
-def test_a_credential_of_the_environment_is_used_and_not_written(tmp_path, monkeypatch, server, override):
+def test_a_credential_of_the_environment_is_used_and_not_written(
+    tmp_path, monkeypatch, server, override
+):
     address, received = server
     monkeypatch.setenv("OWN_URI", f"http://joe:s3cr3tpass@{address}")
     monkeypatch.setenv("OWN_PW", "s3cr3tpass")
-    printed = perfexp(tmp_path, "-m", *FAKE, "seed=1,2", "output_dir=s", override.replace("{}", address))
+    printed = perfexp(
+        tmp_path, "-m", *FAKE, "seed=1,2", "output_dir=s", override.replace("{}", address)
+    )
     assert leaks(tmp_path, printed, ["s3cr3tpass"]) == []
-    assert received[0][1]["Authorization"] == f"Basic {base64.b64encode(b'joe:s3cr3tpass').decode()}"
+    assert (
+        received[0][1]["Authorization"] == f"Basic {base64.b64encode(b'joe:s3cr3tpass').decode()}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +194,9 @@ def test_a_credential_in_a_form_that_cannot_be_used_is_not_shown_either(tmp_path
 
 @pytest.mark.parametrize("secret", some_of(["mlflow", "inference", "seed", "model"], 2))
 def test_a_password_that_is_a_word_changes_nothing_else(tmp_path, secret):
-    printed = perfexp(tmp_path, *FAKE, "output_dir=x", f"tracking.uri='http://joe:{secret}@127.0.0.1:9'")
+    printed = perfexp(
+        tmp_path, *FAKE, "output_dir=x", f"tracking.uri='http://joe:{secret}@127.0.0.1:9'"
+    )
     assert "could not be sent to MLflow at http://***@127.0.0.1:9" in printed
     assert (tmp_path / "x" / "record.json").exists()
 
@@ -169,8 +204,14 @@ def test_a_password_that_is_a_word_changes_nothing_else(tmp_path, secret):
 @pytest.mark.parametrize("command", ["sync", "ui"])
 def test_a_store_named_by_an_option_is_shown_without_its_credential(tmp_path, command):
     place = [str(tmp_path)] if command == "sync" else []
-    for url in ("http://joe:s3cr3tpass'x tail@127.0.0.1:9", "foo://joe:s3cr3tpass tail@h", "joe:s3cr3tpass@h"):
-        assert leaks(tmp_path, perfexp(tmp_path, command, *place, "--uri", url), ["s3cr3tpass"]) == []
+    for url in (
+        "http://joe:s3cr3tpass'x tail@127.0.0.1:9",
+        "foo://joe:s3cr3tpass tail@h",
+        "joe:s3cr3tpass@h",
+    ):
+        assert (
+            leaks(tmp_path, perfexp(tmp_path, command, *place, "--uri", url), ["s3cr3tpass"]) == []
+        )
 
 
 def test_a_credential_in_a_nested_value_is_refused(tmp_path):
@@ -179,7 +220,10 @@ def test_a_credential_in_a_nested_value_is_refused(tmp_path):
 
 
 def test_a_word_that_is_no_override_is_shown_without_its_credential(tmp_path):
-    assert leaks(tmp_path, perfexp(tmp_path, f"http://joe:{quote('s3cr3tpass')}@h"), ["s3cr3tpass"]) == []
+    assert (
+        leaks(tmp_path, perfexp(tmp_path, f"http://joe:{quote('s3cr3tpass')}@h"), ["s3cr3tpass"])
+        == []
+    )
 
 
 @pytest.mark.parametrize(

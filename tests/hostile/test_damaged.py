@@ -18,7 +18,10 @@ from perfexp.reports import run_files
 from perfexp.summaries.analysis import Analysis
 from tests.hostile.damaged import damaged
 
-GOOD = (Path(__file__).parent / "record.json", Path(__file__).parents[1] / "golden" / "record-1.json")
+GOOD = (
+    Path(__file__).parent / "record.json",
+    Path(__file__).parents[1] / "golden" / "record-1.json",
+)
 #: One in so many cases is tried.
 STRIDE = 10 if os.environ.get("PERFEXP_ALL") else 200
 
@@ -40,7 +43,11 @@ def commands_on(bad, good, out):
 def problems(content, folder, monkeypatch):
     """What goes wrong with a record, a line each."""
     found, bad, good = [], folder / "bad", folder / "good"
-    monkeypatch.setattr(crash_report, "failure", lambda error, *_: found.append(repr(error)) or PerfexpError("crash"))
+    monkeypatch.setattr(
+        crash_report,
+        "failure",
+        lambda error, *_: found.append(repr(error)) or PerfexpError("crash"),
+    )
     (bad / "record.json").write_text(json.dumps(content))
     for command in commands_on(str(bad), str(good), folder):
         out, err = io.StringIO(), io.StringIO()
@@ -80,14 +87,22 @@ def test_a_damaged_record_is_used_or_refused_in_one_line(source, tmp_path, monke
     ("place", "value"),
     [
         *((("schema_version",), 0), (("points", 0, "series", 0, "samples"), [-1.0])),
-        *((("points", 0, "series", 0, "unit"), "ms"), (("points", 0, "series", 0, "samples"), [1e308] * 9)),
-        *((("priors",), {"device": {"variance": -1.0, "degrees": 1.0}}), (("points", 0, "metrics", 0, "value"), 1e308)),
+        *(
+            (("points", 0, "series", 0, "unit"), "ms"),
+            (("points", 0, "series", 0, "samples"), [1e308] * 9),
+        ),
+        *(
+            (("priors",), {"device": {"variance": -1.0, "degrees": 1.0}}),
+            (("points", 0, "metrics", 0, "value"), 1e308),
+        ),
         (("priors",), {"device": {"variance": 1e-4, "degrees": 0.0}}),
         *((("points", 0, "key", "batch_size"), -1), (("points", 0, "key", "input_size"), [0, 1])),
         (("points", 0, "facts", "layers"), {"lines": 0}),
     ],
 )
-def test_what_nobody_can_have_measured_is_refused_by_check_with_exit_code_2(place, value, tmp_path, capsys):
+def test_what_nobody_can_have_measured_is_refused_by_check_with_exit_code_2(
+    place, value, tmp_path, capsys
+):
     content = node = json.loads(GOOD[0].read_text())
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()

@@ -24,12 +24,16 @@ SECRET = "machine example.com login me password hunter2\n"
 def profile(make_record, files) -> Record:
     record = make_record()
     facts = {"profile": {"profiler": "ncu", "files": files}}
-    record.points.append(Point(key=profile_key(record.points[0].key), status=Status.OK, facts=facts))
+    record.points.append(
+        Point(key=profile_key(record.points[0].key), status=Status.OK, facts=facts)
+    )
     return record
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_a_file_that_is_no_table_of_ncu_is_neither_followed_nor_quoted(make_record, tmp_path, is_link):
+def test_a_file_that_is_no_table_of_ncu_is_neither_followed_nor_quoted(
+    make_record, tmp_path, is_link
+):
     secret, folder = tmp_path / "netrc", tmp_path / "run"
     folder.mkdir()
     secret.write_text(SECRET)
@@ -46,7 +50,9 @@ def test_a_file_that_is_no_table_of_ncu_is_neither_followed_nor_quoted(make_reco
     assert b"hunter2" not in record.to_json()
 
 
-@pytest.mark.parametrize("files", [["../inference_ncu.csv"], ["/etc/passwd"], ["a\0_ncu.csv"], ["a" * 300], 5, [5]])
+@pytest.mark.parametrize(
+    "files", [["../inference_ncu.csv"], ["/etc/passwd"], ["a\0_ncu.csv"], ["a" * 300], 5, [5]]
+)
 def test_files_of_a_profile_are_names_in_the_runs_folder(make_record, files):
     record = profile(make_record, files)
     with pytest.raises(UserError, match=r"is not a perfexp record: "):
@@ -79,9 +85,13 @@ def test_a_sweep_is_measured_into_the_folders_that_are_composed_here(tmp_path):
         SweepChild(job=number, name="run", directory=directory, status=Status.OK)
         for number, directory in [*enumerate(named), (2, "2_3")]
     ]
-    sweep = Sweep(uid="s", name="batch_size", started="", command=command, children=children, jobs=4)
+    sweep = Sweep(
+        uid="s", name="batch_size", started="", command=command, children=children, jobs=4
+    )
     (root / "sweep.json").write_bytes(sweep.to_json())
-    sweep_run = SweepRun(folder=root, command=command, axes={"batch_size": []}, jobs=4, console=Console(quiet=True))
+    sweep_run = SweepRun(
+        folder=root, command=command, axes={"batch_size": []}, jobs=4, console=Console(quiet=True)
+    )
     folders = [root / "0_1", root / "1_2", root / "2_3", outside]
     membership = [sweep_run.membership(number, {}, folder) for number, folder in enumerate(folders)]
     runs = [
@@ -89,6 +99,8 @@ def test_a_sweep_is_measured_into_the_folders_that_are_composed_here(tmp_path):
         for number, folder in enumerate(folders)
     ]
     sweep_run.expect(runs)
-    elements = [element.Element(f"{root}:{number}", requeue=False, is_job=False) for number in range(4)]
+    elements = [
+        element.Element(f"{root}:{number}", requeue=False, is_job=False) for number in range(4)
+    ]
     assert [one.folder for one in elements] == folders
     assert [one.child.status for one in elements] == ["interrupted", "ok", "ok", "ok"]

@@ -13,11 +13,15 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
 def start(folder, *arguments):
-    return processes.start(*arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return processes.start(
+        *arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.slow
-def test_one_of_two_resumed_sweeps_is_refused_once_and_the_summary_says_what_the_records_say(tmp_path):
+def test_one_of_two_resumed_sweeps_is_refused_once_and_the_summary_says_what_the_records_say(
+    tmp_path,
+):
     first = start(tmp_path, "-m", *FAKE, "batch_size=1,2,4", "output_dir=s")
     assert first.wait(120) == 0
     first.communicate()
@@ -44,5 +48,7 @@ def test_a_summary_that_says_failed_is_mended_by_the_records(tmp_path):
     summary.write_text(json.dumps(content))
     process = start(tmp_path, "resume=s")
     process.communicate(timeout=120)
-    assert [(child.status, child.error) for child in Sweep.load(tmp_path / "s").children] == [(Status.OK, None)] * 2
+    assert [(child.status, child.error) for child in Sweep.load(tmp_path / "s").children] == [
+        (Status.OK, None)
+    ] * 2
     assert Record.load(tmp_path / "s" / "0_1").status is Status.OK

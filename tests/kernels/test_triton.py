@@ -36,7 +36,13 @@ BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.
 #: Some of the data types, see tests/rotation.py.
 DTYPES = pytest.mark.parametrize("dtype", some_of(BOUNDS, 2, "interpreted"), ids=str)
 NAMES = pytest.mark.parametrize("name", ["direct", "winograd"])
-FEW = settings(max_examples=4, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+FEW = settings(
+    max_examples=4,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 #: Data type, capability, whether tf32 is allowed, and whether channels lie last.
 COMPILED = [
@@ -49,7 +55,9 @@ COMPILED = [
     (torch.float16, 80, False, False),
 ]
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 
 
 def compute(name, *arguments):
@@ -59,7 +67,15 @@ def compute(name, *arguments):
 def reference(inputs, weight, convolution):
     """By torch, in float64 and differentiable."""
     padded = pad(inputs.double(), convolution.padding)
-    return conv2d(padded, weight.double(), None, convolution.stride, 0, convolution.dilation, convolution.groups)
+    return conv2d(
+        padded,
+        weight.double(),
+        None,
+        convolution.stride,
+        0,
+        convolution.dilation,
+        convolution.groups,
+    )
 
 
 def error(found, true):
@@ -73,7 +89,9 @@ def tensors(convolution, shape=(2, 9, 8), dtype=torch.float32, *, last=False):
     sizes = (batch, convolution.in_channels, height, width), (
         convolution.out_channels, convolution.in_group, *convolution.kernel,
     )  # fmt: skip
-    inputs, weight = (torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes)
+    inputs, weight = (
+        torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes
+    )
     return (inputs.to(memory_format=torch.channels_last) if last else inputs), weight
 
 
@@ -81,7 +99,10 @@ def tensors(convolution, shape=(2, 9, 8), dtype=torch.float32, *, last=False):
 def convolutions(draw, name):
     """A convolution, and batch, height and width of inputs that it fits into."""
     groups = draw(st.sampled_from((1, 1, 2, 3)))
-    in_group, out_group = draw(st.sampled_from((1, 2, 5, 8, 17))), draw(st.sampled_from((1, 3, 4, 18)))
+    in_group, out_group = (
+        draw(st.sampled_from((1, 2, 5, 8, 17))),
+        draw(st.sampled_from((1, 3, 4, 18))),
+    )
     kernel, stride, dilation = (3, 3), (1, 1), (1, 1)
     if name == "direct":
         kernel = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
@@ -97,7 +118,10 @@ def convolutions(draw, name):
         groups=groups,
     )
     left, right, top, bottom = convolution.padding
-    least = (dilation[0] * (kernel[0] - 1) + 1 - top - bottom, dilation[1] * (kernel[1] - 1) + 1 - left - right)
+    least = (
+        dilation[0] * (kernel[0] - 1) + 1 - top - bottom,
+        dilation[1] * (kernel[1] - 1) + 1 - left - right,
+    )
     size = [max(1, each) + draw(st.integers(0, 8)) for each in least]
     return convolution, (draw(st.integers(1, 3)), *size)
 
@@ -123,7 +147,10 @@ def test_they_say_why_they_can_not_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert kernels.available(torch.device("cuda")) == "the device has compute capability 7.5, not 8.0 or higher"
+    assert (
+        kernels.available(torch.device("cuda"))
+        == "the device has compute capability 7.5, not 8.0 or higher"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert kernels.available() is None
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -136,18 +163,28 @@ def test_they_say_what_they_can_not_compute():
     assert Kernels(name="direct").rejects(odd, torch.int32) == "the data type is int32"
     assert Kernels(name="winograd").rejects(UNEVEN, torch.float16) is None
     assert Kernels(name="winograd").rejects(odd, torch.float16) == "the kernel is 5×3, not 3×3"
-    assert Kernels(name="winograd").rejects(replace(THREE, stride=(2, 1)), torch.float16) == "the stride is 2×1, not 1"
+    assert (
+        Kernels(name="winograd").rejects(replace(THREE, stride=(2, 1)), torch.float16)
+        == "the stride is 2×1, not 1"
+    )
 
 
 @NAMES
 @pytest.mark.skipif(INTERPRETED, reason="there is an interpreter")
 def test_without_an_interpreter_a_cpu_is_refused(name):
-    with pytest.raises(ValueError, match=f"The kernel of {name} can't compute this convolution: .*"):
+    with pytest.raises(
+        ValueError, match=f"The kernel of {name} can't compute this convolution: .*"
+    ):
         compute(name, *tensors(THREE), THREE)
 
 
 def test_of_several_plans_the_first_that_is_about_the_fastest_is_taken(monkeypatch):
-    seconds = {"first": 1.0, "same": 0.97, "faster": 0.5, "broken": ValueError("too much shared memory")}
+    seconds = {
+        "first": 1.0,
+        "same": 0.97,
+        "faster": 0.5,
+        "broken": ValueError("too much shared memory"),
+    }
 
     def timed(plan, inputs, weight):
         if isinstance(seconds[plan], Exception):
@@ -176,17 +213,25 @@ def test_later_launches_are_of_what_the_first_compiled():
 
     class Kernel:
         def __getitem__(self, grid):
-            return lambda *arguments, **options: calls.append((grid, arguments, options)) or Compiled()
+            return lambda *arguments, **options: (
+                calls.append((grid, arguments, options)) or Compiled()
+            )
 
     class Compiled:
         def __getitem__(self, grid):
             return lambda *arguments: calls.append((grid, arguments))
 
-    once = launch.Launch(kernel=Kernel(), grid=(3, 2, 1), numbers=(5, 7), constants=(True,), warps=8)
+    once = launch.Launch(
+        kernel=Kernel(), grid=(3, 2, 1), numbers=(5, 7), constants=(True,), warps=8
+    )
     once("x", "y")
     once("z", "y")
     assert calls == [
-        ((3, 2, 1), ("x", "y", 5, 7, True), {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}),
+        (
+            (3, 2, 1),
+            ("x", "y", 5, 7, True),
+            {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True},
+        ),
         ((3, 2, 1), ("z", "y", 5, 7, True)),
     ]
 
@@ -216,7 +261,9 @@ class NoDriver:
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize(("dtype", "capability", "tf32", "last"), some_of(COMPILED, 2), ids=str)
-def test_kernels_compile_for_gpus_and_keep_sums_in_registers(dtype, capability, tf32, last, monkeypatch, tmp_path):
+def test_kernels_compile_for_gpus_and_keep_sums_in_registers(
+    dtype, capability, tf32, last, monkeypatch, tmp_path
+):
     from triton import knobs
     from triton.runtime import driver
 
@@ -234,7 +281,9 @@ def test_kernels_compile_for_gpus_and_keep_sums_in_registers(dtype, capability, 
             kernel = each[0].run(*each[1:-2], grid=each[-2], warmup=True, **each[-1])
             found.add(each[0].__name__)
             assert kernel.metadata.shared <= 99 * 1024, "more than an RTX GPU has"
-            disassembler = Path(sys.modules["triton"].__file__).parent / "backends/nvidia/bin/cuobjdump"
+            disassembler = (
+                Path(sys.modules["triton"].__file__).parent / "backends/nvidia/bin/cuobjdump"
+            )
             if disassembler.exists():
                 assert stack_bytes(kernel, disassembler) <= 64, "more than a few addresses"
     assert found == {"packed", "convolved", "convolved_by_channel", "transformed"}
@@ -255,15 +304,22 @@ def launches(name, convolution, batch, dtype, tf32, last):
         steps = [(recipe.launch, (inputs, weight, outputs))]
         if recipe.prepare is not None:
             prepared = torch.empty(recipe.size, dtype=recipe.dtype)
-            steps = [(recipe.prepare, (weight, prepared)), (recipe.launch, (inputs, prepared, outputs))]
+            steps = [
+                (recipe.prepare, (weight, prepared)),
+                (recipe.launch, (inputs, prepared, outputs)),
+            ]
         for step, arguments in steps:
             yield (step._kernel, *arguments, *step._rest, step._grid, step._options)
 
 
 def stack_bytes(kernel, disassembler):
     """Memory of a thread for what its registers do not hold."""
-    path = Path(next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin")))
-    told = subprocess.run([disassembler, "--dump-resource-usage", path], capture_output=True, text=True, check=True)
+    path = Path(
+        next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
+    )
+    told = subprocess.run(
+        [disassembler, "--dump-resource-usage", path], capture_output=True, text=True, check=True
+    )
     return int(re.search(r"STACK:(\d+)", told.stdout)[1])
 
 
@@ -274,7 +330,18 @@ def stack_bytes(kernel, disassembler):
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is the other process")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+    ]
     command.append(f"{__file__}::TestInterpreted")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     root = Path(__file__).parents[2]
@@ -341,32 +408,51 @@ class TestInterpreted:
     def test_tensors_may_lie_in_memory_as_they_like(self, name, last):
         inputs, weight = tensors(UNEVEN, (2, 16, 18), last=last)
         odd = inputs[:, :, ::2, 1::3]
-        assert error(compute(name, odd, weight, UNEVEN), reference(odd, weight, UNEVEN)) <= BOUNDS[torch.float32]
+        assert (
+            error(compute(name, odd, weight, UNEVEN), reference(odd, weight, UNEVEN))
+            <= BOUNDS[torch.float32]
+        )
         turned = weight.transpose(2, 3)
-        assert error(compute(name, odd, turned, UNEVEN), reference(odd, turned, UNEVEN)) <= BOUNDS[torch.float32]
+        assert (
+            error(compute(name, odd, turned, UNEVEN), reference(odd, turned, UNEVEN))
+            <= BOUNDS[torch.float32]
+        )
         same = inputs[:, :1].expand(-1, 4, -1, -1)
-        assert error(compute(name, same, weight, UNEVEN), reference(same, weight, UNEVEN)) <= BOUNDS[torch.float32]
+        assert (
+            error(compute(name, same, weight, UNEVEN), reference(same, weight, UNEVEN))
+            <= BOUNDS[torch.float32]
+        )
 
     @NAMES
-    @pytest.mark.parametrize("convolution", [THREE, replace(UNEVEN, in_channels=4, out_channels=4, groups=4)])
+    @pytest.mark.parametrize(
+        "convolution", [THREE, replace(UNEVEN, in_channels=4, out_channels=4, groups=4)]
+    )
     def test_elements_may_be_counted_in_64_bits(self, name, convolution, monkeypatch):
         monkeypatch.setattr(launch, "INT32", 0)
         inputs, weight = tensors(convolution)
         for plan in kernels.plans(name, inputs, weight, convolution):
             assert True in plan.launch.constants
-            assert error(plan(inputs, weight), reference(inputs, weight, convolution)) <= BOUNDS[torch.float32]
+            assert (
+                error(plan(inputs, weight), reference(inputs, weight, convolution))
+                <= BOUNDS[torch.float32]
+            )
 
     @pytest.mark.parametrize("last", [False, True])
     @pytest.mark.parametrize("out_group", [1, 4, 40, 300])
     def test_every_tiling_of_direct_computes_the_definition(self, out_group, last, monkeypatch):
         from perfexp.kernels import direct_kernels
 
-        convolution = Convolution(in_channels=32, out_channels=2 * out_group, kernel=(1, 2), groups=2)
+        convolution = Convolution(
+            in_channels=32, out_channels=2 * out_group, kernel=(1, 2), groups=2
+        )
         inputs, weight = tensors(convolution, (1, 3, 4), last=last)
         for tiling in direct_kernels._TILINGS[last]:
             monkeypatch.setitem(direct_kernels._TILINGS, last, (tiling,) * 4)
             (plan,) = kernels.plans("direct", inputs, weight, convolution)
-            assert error(plan(inputs, weight), reference(inputs, weight, convolution)) <= BOUNDS[torch.float32]
+            assert (
+                error(plan(inputs, weight), reference(inputs, weight, convolution))
+                <= BOUNDS[torch.float32]
+            )
 
     @NAMES
     @pytest.mark.parametrize("convolution", [THREE, UNEVEN])
@@ -382,10 +468,17 @@ class TestInterpreted:
     )
     def test_gradients_are_those_of_the_definition(self, name, convolution, dtype, wanted):
         given = tensors(convolution, dtype=dtype)
-        leaves = [tensor.clone().requires_grad_(want) for tensor, want in zip(given, wanted, strict=True)]
-        doubles = [tensor.double().requires_grad_(want) for tensor, want in zip(given, wanted, strict=True)]
+        leaves = [
+            tensor.clone().requires_grad_(want) for tensor, want in zip(given, wanted, strict=True)
+        ]
+        doubles = [
+            tensor.double().requires_grad_(want) for tensor, want in zip(given, wanted, strict=True)
+        ]
         engines = Engines(f"triton.{name}", f"triton.{name}", "default")
-        outputs, true = engines.compute(convolution, *leaves, None), reference(*doubles, convolution)
+        outputs, true = (
+            engines.compute(convolution, *leaves, None),
+            reference(*doubles, convolution),
+        )
         gradient = torch.randn(true.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         outputs.backward(gradient)
         true.backward(gradient.double())

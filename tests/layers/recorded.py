@@ -38,10 +38,22 @@ def with_ranges(rows, begins):
     for number, start in enumerate(starts):
         following = starts[number + 1] if number + 1 < len(starts) else rows[-1][1] + 1
         ours = [
-            row for row in host if start <= row[1] < following and row[0].startswith(("module:", "phase:", "Optim"))
+            row
+            for row in host
+            if start <= row[1] < following and row[0].startswith(("module:", "phase:", "Optim"))
         ]
         end = max(row[1] + row[2] for row in ours)
-        events.append(Event(Mark(Scope.call, number).name, start - 1, end - start + 2, False, 442, -1 - number, 0))
+        events.append(
+            Event(
+                Mark(Scope.call, number).name,
+                start - 1,
+                end - start + 2,
+                False,
+                442,
+                -1 - number,
+                0,
+            )
+        )
     for name, start, duration, kind, *numbers, annotation in rows:
         if kind == "CPU" and name.startswith("module:"):
             counts = Counter() if name == "module:" else counts
@@ -56,4 +68,8 @@ def with_ranges(rows, begins):
 
 def sum_ns(call):
     """Sum of rows, gaps and unattributed time, which equals the span."""
-    return sum(spent.busy_ns + spent.gap_ns for of in (call.rows, call.unattributed) for spent in of.values())
+    return sum(
+        spent.busy_ns + spent.gap_ns
+        for of in (call.rows, call.unattributed)
+        for spent in of.values()
+    )

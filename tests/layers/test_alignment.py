@@ -19,7 +19,10 @@ def longest(left, right):
     return max(longest(left[:-1], right), longest(left, right[:-1]))
 
 
-@given(left=st.lists(st.sampled_from("abc"), max_size=7), right=st.lists(st.sampled_from("abc"), max_size=7))
+@given(
+    left=st.lists(st.sampled_from("abc"), max_size=7),
+    right=st.lists(st.sampled_from("abc"), max_size=7),
+)
 def test_as_many_as_there_are_belong_together_in_order_by_name(left, right):
     pairs = aligned(left, right)
     assert all(left[i] == right[j] for i, j in pairs)

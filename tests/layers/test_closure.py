@@ -22,7 +22,8 @@ def times(busy=0.9, gap=0.1, unattributed=0.0, method=Method.queue, calls=10):
 
 
 @pytest.mark.parametrize(
-    ("gap", "clean", "closes"), [(0.1, 0.99, True), (0.1, 0.97, False), (0.4, 0.97, True), (0.4, 0.94, False)]
+    ("gap", "clean", "closes"),
+    [(0.1, 0.99, True), (0.1, 0.97, False), (0.4, 0.97, True), (0.4, 0.94, False)],
 )
 def test_two_percent_are_tolerated_and_five_where_gaps_dominate(gap, clean, closes):
     found = close(times(1 - gap, gap), clean)
@@ -31,7 +32,9 @@ def test_two_percent_are_tolerated_and_five_where_gaps_dominate(gap, clean, clos
     assert [doubt.code for doubt in found.doubts] == ([] if closes else ["layers_disagree"])
 
 
-@pytest.mark.parametrize(("clean", "remedy"), [(0.9, "read the layers as shares"), (0.1, "measure again")])
+@pytest.mark.parametrize(
+    ("clean", "remedy"), [(0.9, "read the layers as shares"), (0.1, "measure again")]
+)
 def test_layers_that_are_far_from_the_clock_are_no_shares_either(clean, remedy):
     [doubt] = close(times(), clean).doubts
     assert remedy in doubt.help
@@ -49,18 +52,24 @@ def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
 
 
 @pytest.mark.parametrize(
-    ("busy", "codes"), [(0.4, ["layers_disagree"]), (0.7, []), (0.97, []), (1.04, []), (1.08, ["layers_disagree"])]
+    ("busy", "codes"),
+    [(0.4, ["layers_disagree"]), (0.7, []), (0.97, []), (1.04, []), (1.08, ["layers_disagree"])],
 )
 def test_gaps_of_the_host_are_no_disagreement_but_kernels_that_are_another_time_are(busy, codes):
     found = close(times(busy, 3.0, method=Method.unheld), 1.0)
     assert [doubt.code for doubt in found.doubts] == [*codes, "layers_inexact"]
-    assert f"{busy * 1e3:.4g} ms, {busy:.0%} of a call without profiling" in found.doubts[-1].message
+    assert (
+        f"{busy * 1e3:.4g} ms, {busy:.0%} of a call without profiling" in found.doubts[-1].message
+    )
 
 
 def test_one_disturbed_call_moves_no_share():
     """The optimizer's mean is 0.37 of 1.17 there, its median 0.1 of 0.9."""
     seconds = {"a": [0.3] * 10, "b": [0.5] * 10, "optimizer": [0.1] * 9 + [2.8]}
-    rows = [RowTimes(key=key(name), seconds=each, gap_seconds=[0.0] * 10) for name, each in seconds.items()]
+    rows = [
+        RowTimes(key=key(name), seconds=each, gap_seconds=[0.0] * 10)
+        for name, each in seconds.items()
+    ]
     lines = join(LayerTimes(method=Method.queue, rows=rows, call_seconds=[0.9] * 9 + [3.6]), None)
     assert [line.share for line in lines] == pytest.approx([0.3 / 0.9, 0.5 / 0.9, 0.1 / 0.9])
 
@@ -73,9 +82,23 @@ def test_one_call_that_waited_does_not_make_gaps_dominate():
 
 
 def work():
-    convolution = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
-    numbers = {"call": 0, "macs": 50, "flops": 100, "input_gradient_flops": 0, "weight_gradient_flops": 100}
-    rest = {"bytes_min": 40, "activation_bytes": 8, "parameters": 7, "inputs": ((1, 3),), "outputs": ((1, 8),)}
+    convolution = Geometry(
+        in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1)
+    )
+    numbers = {
+        "call": 0,
+        "macs": 50,
+        "flops": 100,
+        "input_gradient_flops": 0,
+        "weight_gradient_flops": 100,
+    }
+    rest = {
+        "bytes_min": 40,
+        "activation_bytes": 8,
+        "parameters": 7,
+        "inputs": ((1, 3),),
+        "outputs": ((1, 8),),
+    }
     first = Row(path="a", operation=None, kind="Conv2d", convolution=convolution, **numbers, **rest)
     view = Row(path="", operation=0, kind="flatten", **numbers, **rest)
     return Work(rows=(first, view), parameters=7, backward=True, uncounted=())
@@ -84,13 +107,26 @@ def work():
 def test_a_line_has_time_and_work_of_its_row_and_pass():
     given = times(0.5, 0.1)
     given.rows[0].kernels = [Kernel(name="k", count=20, seconds=5.0)]
-    given.rows.append(RowTimes(key=key("a", Pass.backward), seconds=[0.3] * 10, gap_seconds=[0.0] * 10))
-    given.rows.append(RowTimes(key=key(None, Pass.loss, kind="loss"), seconds=[0.1] * 10, gap_seconds=[0.0] * 10))
+    given.rows.append(
+        RowTimes(key=key("a", Pass.backward), seconds=[0.3] * 10, gap_seconds=[0.0] * 10)
+    )
+    given.rows.append(
+        RowTimes(key=key(None, Pass.loss, kind="loss"), seconds=[0.1] * 10, gap_seconds=[0.0] * 10)
+    )
     given.call_seconds = [1.0] * 10
     forward, backward, loss, view = join(given, work())
-    assert (forward.seconds.median, forward.gap_seconds.median, forward.share) == (0.5, 0.1, pytest.approx(0.6))
+    assert (forward.seconds.median, forward.gap_seconds.median, forward.share) == (
+        0.5,
+        0.1,
+        pytest.approx(0.6),
+    )
     assert (forward.seconds.low, forward.seconds.high) == (0.5, 0.5)
-    assert (forward.flops, forward.macs, forward.flops_per_second, forward.arithmetic_intensity) == (100, 50, 200, 2.5)
+    assert (
+        forward.flops,
+        forward.macs,
+        forward.flops_per_second,
+        forward.arithmetic_intensity,
+    ) == (100, 50, 200, 2.5)
     assert forward.convolution.kernel == (3, 3)
     assert forward.kernels == {"k": 2.0}
     assert (backward.flops, backward.macs, backward.bytes_min) == (100, None, None)
@@ -107,7 +143,14 @@ def operations(*kinds, which=Pass.forward):
 
 def counted(*kinds):
     """Work whose rows are operations of the model's own code: the first has 1 FLOP, the second 2, …"""
-    rest = {"path": "", "call": 0, "macs": 0, "bytes_min": 1, "activation_bytes": 0, "parameters": 0}
+    rest = {
+        "path": "",
+        "call": 0,
+        "macs": 0,
+        "bytes_min": 1,
+        "activation_bytes": 0,
+        "parameters": 0,
+    }
     rows = [
         Row(operation=number, kind=kind, flops=number + 1, input_gradient_flops=10 * (number + 1),
             weight_gradient_flops=0, inputs=(), outputs=(), **rest)
@@ -129,7 +172,9 @@ def test_an_operation_has_the_work_of_the_one_that_was_counted_there_in_both_pas
 def test_operations_behind_a_loss_that_was_not_counted_are_found_again():
     """What a model computes for its losses has no work, and no row of the work is another's or stands there twice."""
     given = times()
-    given.rows = operations("interpolate", "cat", "interpolate", "topk", "sum", "interpolate", "cat")
+    given.rows = operations(
+        "interpolate", "cat", "interpolate", "topk", "sum", "interpolate", "cat"
+    )
     lines = join(given, counted("interpolate", "cat", "interpolate", "cat"))
     assert [(line.kind, line.flops) for line in lines] == [
         ("interpolate", 1), ("cat", 2), ("interpolate", None), ("topk", None), ("sum", None),

@@ -27,7 +27,9 @@ def host(name, start, end, number, **more):
 
 
 def kernel(name, start, end, linked, *, stream=7, number=None):
-    return Event(name, start, end - start, True, stream, 9000 + start if number is None else number, linked)
+    return Event(
+        name, start, end - start, True, stream, 9000 + start if number is None else number, linked
+    )
 
 
 def row(path, which=Pass.forward, *, call=0, operation=None, kind="Conv2d"):
@@ -98,7 +100,9 @@ def test_a_kernel_that_nothing_is_known_of_is_named_and_stays_in_the_sum():
         kernel("ka", 100, 110, 2), kernel("mystery", 115, 120, 0), kernel("ka", 120, 130, 2),
     ])  # fmt: skip
     assert taken(call) == {row("a"): (20, 0)}
-    assert {name: (spent.busy_ns, spent.gap_ns) for name, spent in call.unattributed.items()} == {"mystery": (5, 5)}
+    assert {name: (spent.busy_ns, spent.gap_ns) for name, spent in call.unattributed.items()} == {
+        "mystery": (5, 5)
+    }
 
 
 def test_a_kernel_of_no_duration_is_counted_and_the_gap_before_it_is_its_rows():
@@ -119,7 +123,9 @@ def test_the_devices_copies_of_annotations_are_no_kernels():
 
 def test_the_profilers_own_work_does_not_stand_in_for_an_operator():
     overhead = Event("Activity Buffer Request", 2, 90, False, 0, 2, 0)
-    call = only([host(CALL, 0, 99, 1), overhead, host(module("a"), 1, 50, 2), kernel("ka", 100, 110, 2)])
+    call = only(
+        [host(CALL, 0, 99, 1), overhead, host(module("a"), 1, 50, 2), kernel("ka", 100, 110, 2)]
+    )
     assert taken(call) == {row("a"): (10, 0)}
 
 
@@ -163,7 +169,14 @@ def backward(*nodes, forward_sequence=7):
 
 
 def node(name, sequence, start, end, number):
-    event = host(f"autograd::engine::evaluate_function: {name}", start, end, number, sequence=sequence, thread=2)
+    event = host(
+        f"autograd::engine::evaluate_function: {name}",
+        start,
+        end,
+        number,
+        sequence=sequence,
+        thread=2,
+    )
     inner = host(name, start + 1, end - 20, number + 1, sequence=sequence, thread=2)
     return [event._replace(forward_thread=1), inner._replace(forward_thread=1)]
 
@@ -205,14 +218,22 @@ def test_a_node_whose_forward_operator_is_not_known_is_unattributed(sequence):
 
 def test_the_gradient_of_a_parameter_is_added_up_in_a_row_of_its_module():
     events = backward(
-        host("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 210, 300, 20, thread=2),
+        host(
+            "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+            210,
+            300,
+            20,
+            thread=2,
+        ),
         host("torch::autograd::AccumulateGrad", 211, 290, 21, thread=2),
         host("aten::add_", 212, 250, 22, thread=2),
     )
     known = host(Mark(Scope.parameter, path="a").name, 260, 261, 23, thread=2)
     add = kernel("add", 610, 640, 22)
     for found, path in (([known], "a"), ([], None)):
-        assert set(taken(only([*events, *found, add]))) == {row(path, Pass.accumulation, kind="AccumulateGrad")}
+        assert set(taken(only([*events, *found, add]))) == {
+            row(path, Pass.accumulation, kind="AccumulateGrad")
+        }
 
 
 def test_what_is_computed_again_for_the_backward_pass_is_backward():

@@ -23,7 +23,11 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.conv, self.norm, self.relu = (
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+        )
 
     def forward(self, x):
         y = self.relu(self.norm(self.conv(x)))
@@ -128,7 +132,11 @@ def training(model, inputs):
 
 
 def places(keys, *passes):
-    return [(key.path, key.call, key.operation) for key in keys if key.path is not None and key.which in passes]
+    return [
+        (key.path, key.call, key.operation)
+        for key in keys
+        if key.path is not None and key.which in passes
+    ]
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -190,7 +198,8 @@ def test_a_model_is_left_as_it_was(fails):
     before = copy.deepcopy(model.state_dict())
     call = nn.Module.__call__
     hooks = {
-        name: (dict(module._forward_hooks), dict(module._forward_pre_hooks)) for name, module in model.named_modules()
+        name: (dict(module._forward_hooks), dict(module._forward_pre_hooks))
+        for name, module in model.named_modules()
     }
 
     @contextmanager
@@ -268,7 +277,9 @@ def test_attention_takes_the_fast_way_that_it_takes_without_marks(monkeypatch):
     model, inputs = nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.rand(2, 3, 4)
     fast = []
     original = torch._native_multi_head_attention
-    monkeypatch.setattr(torch, "_native_multi_head_attention", lambda *args: fast.append(1) or original(*args))
+    monkeypatch.setattr(
+        torch, "_native_multi_head_attention", lambda *args: fast.append(1) or original(*args)
+    )
     outline = outline_of(lambda: model(inputs, inputs, inputs), model)
     fast.clear()
     with torch.no_grad(), marking(model, outline, Ranges()):
@@ -282,9 +293,14 @@ def test_gradients_by_perfexps_own_convolutions_are_in_the_row_of_their_layer():
     class Convolution(nn.Conv2d):
         def forward(self, x):
             sizes = ((1, 1), (1, 1), (1, 1), 1, False)
-            return torch.ops.perfexp.convolution(x, self.weight, *sizes, "default", "default", "default")
+            return torch.ops.perfexp.convolution(
+                x, self.weight, *sizes, "default", "default", "default"
+            )
 
-    model, inputs = nn.Sequential(nn.Conv2d(3, 4, 1), Convolution(4, 4, 3), nn.ReLU()), torch.rand(1, 3, 6, 6)
+    model, inputs = (
+        nn.Sequential(nn.Conv2d(3, 4, 1), Convolution(4, 4, 3), nn.ReLU()),
+        torch.rand(1, 3, 6, 6),
+    )
     operators = {}
     outline = outline_of(training(model, inputs), model)
     with marking(model, outline, Ranges()) as marker:

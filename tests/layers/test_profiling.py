@@ -69,11 +69,17 @@ class Machine(FakeDevice):
     def one(self, name, seconds):
         number = 10_000 + len(self.events)
         begun = self.now_ns()
-        self.launch(0.0, self.enqueue_seconds * (self.slower if self.watching else 1))  # what launching costs the host
+        self.launch(
+            0.0, self.enqueue_seconds * (self.slower if self.watching else 1)
+        )  # what launching costs the host
         end = round(self.launch(seconds, 0.0) * 1e9)
-        self.events.append(Event("cudaLaunchKernel", begun, self.now_ns() - begun, False, 1, number, 0))
+        self.events.append(
+            Event("cudaLaunchKernel", begun, self.now_ns() - begun, False, 1, number, 0)
+        )
         start = end - round(seconds * 1e9)
-        self.events.append(Event(name, start, end - start, True, 7, number, self.open[-1] if self.open else 0))
+        self.events.append(
+            Event(name, start, end - start, True, 7, number, self.open[-1] if self.open else 0)
+        )
 
     def hold(self, seconds):
         self.rounds.append(seconds)
@@ -83,12 +89,20 @@ class Machine(FakeDevice):
         """Launches all kernels of a call at once."""
         number, begun = 10_000 + len(self.events), self.now_ns()
         self.launch(0.0, self.enqueue_seconds)
-        parts = [(name, WORK["first" if name not in WORK else name] / self.launches) for name in names]
-        moment = self.launch(sum(seconds for _, seconds in parts), 0.0) - sum(seconds for _, seconds in parts)
-        self.events.append(Event("cudaGraphLaunch", begun, self.now_ns() - begun, False, 1, number, 0))
+        parts = [
+            (name, WORK["first" if name not in WORK else name] / self.launches) for name in names
+        ]
+        moment = self.launch(sum(seconds for _, seconds in parts), 0.0) - sum(
+            seconds for _, seconds in parts
+        )
+        self.events.append(
+            Event("cudaGraphLaunch", begun, self.now_ns() - begun, False, 1, number, 0)
+        )
         for name, seconds in parts:
             start, moment = round(moment * 1e9), moment + seconds
-            self.events.append(Event(name, start, round(moment * 1e9) - start, True, 7, number, self.open[-1]))
+            self.events.append(
+                Event(name, start, round(moment * 1e9) - start, True, 7, number, self.open[-1])
+            )
 
     def profiler(self, run):
         self.events.clear()
@@ -117,7 +131,15 @@ def profiled(monkeypatch, machine, clean=CALL_SECONDS, calls=10, model=None, **s
     model = model or Net(machine)
     monkeypatch.setattr(marking_module, "_Range", machine.range)
     step = step_of(model, machine)
-    return profile_layers(step, model, machine, clean_seconds=clean, calls=calls, profiler=machine.profiler, **settings)
+    return profile_layers(
+        step,
+        model,
+        machine,
+        clean_seconds=clean,
+        calls=calls,
+        profiler=machine.profiler,
+        **settings,
+    )
 
 
 def step_of(model, machine):
@@ -128,7 +150,9 @@ def step_of(model, machine):
         machine.work("loss")
 
     segments = (("forward", forward), ("loss", loss))
-    return Step(call=forward, segments=segments, active=nullcontext, batch_size=1, state=State(source=list))
+    return Step(
+        call=forward, segments=segments, active=nullcontext, batch_size=1, state=State(source=list)
+    )
 
 
 def seconds(times):
@@ -158,7 +182,9 @@ def test_the_queue_is_held_for_longer_than_the_slower_host_needs(monkeypatch):
     assert times.starved == 0
     assert times.closure.gap_share == pytest.approx(0, abs=1e-6)
     needed = 4 * machine.slower * machine.enqueue_seconds
-    assert all(hold > needed for hold in machine.rounds[1:])  # the first is held without the profiler
+    assert all(
+        hold > needed for hold in machine.rounds[1:]
+    )  # the first is held without the profiler
 
 
 def test_calls_that_do_not_fit_into_the_queue_together_are_held_one_by_one(monkeypatch):
@@ -169,7 +195,9 @@ def test_calls_that_do_not_fit_into_the_queue_together_are_held_one_by_one(monke
 
 
 def test_a_call_that_never_fits_is_taken_unheld_and_says_so(monkeypatch):
-    times = profiled(monkeypatch, Machine(queue_depth=4, launches=6, slower=40.0, enqueue_seconds=20e-6))
+    times = profiled(
+        monkeypatch, Machine(queue_depth=4, launches=6, slower=40.0, enqueue_seconds=20e-6)
+    )
     assert times.method is Method.unheld
     assert not times.held
     assert times.calls == 10
@@ -185,7 +213,9 @@ def captured(machine, names, *, data=True):
         machine.graph([name for name in names for _ in range(machine.launches)])
 
     segments = [("data", lambda: machine.one("copy", 1e-6))] if data else []
-    return lambda: dataclasses.replace(step_of(None, machine), segments=(*segments, ("graph", replay)))
+    return lambda: dataclasses.replace(
+        step_of(None, machine), segments=(*segments, ("graph", replay))
+    )
 
 
 #: Of which a call takes more launches than the queue has place for, though not as a graph.
@@ -223,7 +253,10 @@ def test_a_graph_that_is_another_call_says_nothing_of_the_layers(monkeypatch, na
 
 
 def test_a_call_that_can_not_be_captured_after_all_is_taken_as_it_is(monkeypatch):
-    held, deep = (profiled(monkeypatch, machine, capture=lambda: None) for machine in (Machine(), Machine(**DEEP)))
+    held, deep = (
+        profiled(monkeypatch, machine, capture=lambda: None)
+        for machine in (Machine(), Machine(**DEEP))
+    )
     assert (held.method, held.doubts) == (Method.queue, [])
     assert "it could not be captured this time" in deep.doubts[0].message
 

@@ -17,7 +17,9 @@ def calls_of(name):
 
 def kernels_of(name):
     """The device's work behind the spin, in the order in which it ran."""
-    kernels = sorted((event for event in recording(name)[1] if event.is_kernel), key=lambda event: event.start_ns)
+    kernels = sorted(
+        (event for event in recording(name)[1] if event.is_kernel), key=lambda event: event.start_ns
+    )
     assert "spin_kernel" in kernels[0].name
     return kernels
 
@@ -32,14 +34,19 @@ def test_rows_gaps_and_what_is_unattributed_are_the_span_to_the_nanosecond(name)
 @pytest.mark.parametrize("name", EVERY)
 def test_calls_one_after_the_other_partition_the_time(name):
     spin, *kernels = kernels_of(name)
-    assert sum(call.span_ns for call in calls_of(name)) == max(each.end_ns for each in kernels) - spin.end_ns
+    assert (
+        sum(call.span_ns for call in calls_of(name))
+        == max(each.end_ns for each in kernels) - spin.end_ns
+    )
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_kernel_is_counted_once_and_has_a_row(name):
     calls = calls_of(name)
     assert all(not call.unattributed for call in calls)
-    counted = sum(count for call in calls for row in call.rows.values() for count, _ in row.kernels.values())
+    counted = sum(
+        count for call in calls for row in call.rows.values() for count, _ in row.kernels.values()
+    )
     assert counted == len(kernels_of(name)) - 1
 
 
@@ -70,7 +77,9 @@ def test_gradients_of_every_convolution_are_in_its_row(name):
     of_node = {}  # sequence number: names of kernels launched while its node was under way, by time alone
     nodes = [event for event in events if event.name == "ConvolutionBackward0"]
     for kernel in (event for event in events if event.is_kernel):
-        launch = next(each for each in events if each.is_runtime and each.correlation == kernel.correlation)
+        launch = next(
+            each for each in events if each.is_runtime and each.correlation == kernel.correlation
+        )
         for node in nodes:
             if node.thread == launch.thread and node.start_ns <= launch.start_ns < node.end_ns:
                 of_node.setdefault(node.sequence, []).append(kernel.name)
@@ -91,10 +100,16 @@ def test_gradients_of_every_convolution_are_in_its_row(name):
 def test_gradients_are_in_the_row_of_the_module_whose_forward_made_the_node(name):
     events = recording(name)[1]
     for call in calls_of(name):
-        forward = {key.path for key in call.rows if key.which is Pass.forward and is_convolution(key.path)}
-        backward = {key.path for key in call.rows if key.which is Pass.backward and is_convolution(key.path)}
+        forward = {
+            key.path for key in call.rows if key.which is Pass.forward and is_convolution(key.path)
+        }
+        backward = {
+            key.path for key in call.rows if key.which is Pass.backward and is_convolution(key.path)
+        }
         assert forward == backward
-        assert len(forward) == sum(event.name == "aten::conv2d" for event in events) / len(calls_of(name))
+        assert len(forward) == sum(event.name == "aten::conv2d" for event in events) / len(
+            calls_of(name)
+        )
 
 
 def test_both_gradients_of_an_inner_convolution_of_vgg16_are_there_and_only_one_of_the_first():

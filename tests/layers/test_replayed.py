@@ -48,7 +48,13 @@ def test_a_kernel_has_the_row_of_its_like_in_the_same_order(captured, replayed, 
 
 def test_each_replay_begins_anew_and_its_data_is_not_in_it():
     copies = [Attributed(kernel("copy"), call, in_no_module("data")) for call in (0, 1)]
-    seen = [copies[0], *replay("ab", 0), copies[1], *replay("ab", 1), Attributed(kernel("spin"), None, None)]
+    seen = [
+        copies[0],
+        *replay("ab", 0),
+        copies[1],
+        *replay("ab", 1),
+        Attributed(kernel("spin"), None, None),
+    ]
     known = pattern("ab")
     rowed = known.rowed(seen)
     assert [each.kernel for each in rowed] == [each.kernel for each in seen]

@@ -74,13 +74,22 @@ def stamped(device, *, clean, train=True, leaves_loss=True):
     segments = [("forward", forward)]
     if train:
         segments += [("loss", loss), ("backward", lambda: state.batch.backward())]
-    step = Step(call=forward, segments=tuple(segments), active=nullcontext, batch_size=2, state=state, trains=train)
+    step = Step(
+        call=forward,
+        segments=tuple(segments),
+        active=nullcontext,
+        batch_size=2,
+        state=state,
+        trains=train,
+    )
     return stamp_layers(step, model, device, clean_seconds=clean, calls=5)
 
 
 def found(times):
     return {
-        (row.key.path, row.key.call, row.key.operation, str(row.key.which)): pytest.approx(row.seconds[0])
+        (row.key.path, row.key.call, row.key.operation, str(row.key.which)): pytest.approx(
+            row.seconds[0]
+        )
         for row in times.rows
         if row.seconds[0]
     }

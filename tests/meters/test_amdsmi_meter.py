@@ -16,7 +16,11 @@ class AmdSmiException(Exception):
 
 def power(current, average):
     """What `amdsmi_get_power_info` gives: watts, `N/A` where there is none."""
-    return {"socket_power": current, "current_socket_power": current, "average_socket_power": average}
+    return {
+        "socket_power": current,
+        "current_socket_power": current,
+        "average_socket_power": average,
+    }
 
 
 @pytest.fixture
@@ -68,7 +72,9 @@ def test_the_power_is_the_one_that_the_board_tells(smi, answer, watts, kind):
     [meter] = found().meters
     assert meter.power_watts().value == watts
     assert meter.power_kind is kind
-    assert ("meter_limited" in [doubt.code for doubt in meter.doubts()]) == (kind is PowerKind.average)
+    assert ("meter_limited" in [doubt.code for doubt in meter.doubts()]) == (
+        kind is PowerKind.average
+    )
 
 
 def test_it_says_that_nobody_has_tried_it(smi):
@@ -84,7 +90,10 @@ def test_a_package_of_two_dies_is_shared(smi):
 
 
 def test_the_second_die_of_a_package_has_no_meter(smi):
-    smi.amdsmi_get_energy_count = lambda handle: {"energy_accumulator": 0, "counter_resolution": 15.3}
+    smi.amdsmi_get_energy_count = lambda handle: {
+        "energy_accumulator": 0,
+        "counter_resolution": 15.3,
+    }
     smi.amdsmi_get_power_info = lambda handle: power(0, "N/A")
     assert found().meters == ()
     assert "other die" in found().reason
@@ -92,7 +101,9 @@ def test_the_second_die_of_a_package_has_no_meter(smi):
 
 def test_what_the_library_refuses_is_a_reason(smi):
     [meter] = found().meters
-    refused = AmdSmiException("Error code:\n\t2 | AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported")
+    refused = AmdSmiException(
+        "Error code:\n\t2 | AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported"
+    )
     smi.amdsmi_get_energy_count = raising(refused)
     smi.amdsmi_get_power_info = raising(refused)
     assert "Error code: 2 | AMDSMI_STATUS_NOT_SUPPORTED" in meter.energy_joules().reason

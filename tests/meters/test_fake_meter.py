@@ -24,10 +24,18 @@ def test_the_energy_of_a_curve_is_the_integral_of_its_power(steps, start, share)
         curve_points.append((times, watts))
     curve = Polyline(curve_points)
     assert curve.joules(0.0) == pytest.approx(0.0, abs=1e-9)
-    edges = sorted({start, start + 3.0, *(at for at, _ in curve_points if start < at < start + 3.0)})
+    edges = sorted(
+        {start, start + 3.0, *(at for at, _ in curve_points if start < at < start + 3.0)}
+    )
     truth = sum((b - a) * (curve.watts(a) + curve.watts(b)) / 2 for a, b in pairwise(edges))
-    assert curve.joules(start + 3.0) - curve.joules(start) == pytest.approx(truth, rel=1e-6, abs=1e-6)
-    assert min(w for _, w in curve_points) <= curve.watts(start + share) <= max(w for _, w in curve_points)
+    assert curve.joules(start + 3.0) - curve.joules(start) == pytest.approx(
+        truth, rel=1e-6, abs=1e-6
+    )
+    assert (
+        min(w for _, w in curve_points)
+        <= curve.watts(start + share)
+        <= max(w for _, w in curve_points)
+    )
 
 
 def test_the_counter_stands_still_between_its_ticks():

@@ -165,7 +165,9 @@ def test_other_processes_on_the_board_are_told(driver):
     driver.tell_field()
     [meter] = nvml.find("aa").meters
     for processes, found in (([], []), (["own"], []), (["own", "another"], ["meter_shared"])):
-        driver.answer("nvmlDeviceGetComputeRunningProcesses", lambda handle, listed=processes: listed)
+        driver.answer(
+            "nvmlDeviceGetComputeRunningProcesses", lambda handle, listed=processes: listed
+        )
         assert codes(meter.doubts()) == found
 
 

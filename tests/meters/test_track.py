@@ -63,7 +63,9 @@ def test_a_change_lies_between_the_reading_before_and_the_one_that_shows_it():
     for _ in range(3):
         track.ask_energy()
     [tick] = track.ticks
-    assert tick == Tick(seconds=1.0, width_seconds=1.0, joules=7.0)  # asked from 0 to 1 and from 1 to 2
+    assert tick == Tick(
+        seconds=1.0, width_seconds=1.0, joules=7.0
+    )  # asked from 0 to 1 and from 1 to 2
 
 
 def test_a_change_is_no_older_than_a_period():
@@ -92,7 +94,9 @@ def test_the_integral_reaches_from_end_to_end_of_the_window_along_straight_lines
     for seconds in np.arange(0.0, 4.0, 0.3):
         clock[0] = seconds
         track.ask_power()
-    assert track.integral_joules(0.55, 3.01).value == pytest.approx(curve.joules(3.01) - curve.joules(0.55), rel=1e-9)
+    assert track.integral_joules(0.55, 3.01).value == pytest.approx(
+        curve.joules(3.01) - curve.joules(0.55), rel=1e-9
+    )
 
 
 def test_few_readings_of_the_power_give_no_integral():
@@ -100,13 +104,17 @@ def test_few_readings_of_the_power_give_no_integral():
     track = Track(meter, meter.now)
     for _ in range(4):
         track.ask_power()
-    assert track.integral_joules(-1.0, 5.0) == Reading(None, "4 readings of the power are too few for an integral")
+    assert track.integral_joules(-1.0, 5.0) == Reading(
+        None, "4 readings of the power are too few for an integral"
+    )
 
 
 def test_the_uncertainty_is_that_of_two_uniform_distributions():
     ends = Tick(1.0, 0.03, 0.0), Tick(2.0, 0.04, 5.0)
     rng = np.random.default_rng(7)
-    lengths = (2.0 + rng.uniform(-0.02, 0.02, 200_000)) - (1.0 + rng.uniform(-0.015, 0.015, 200_000))
+    lengths = (2.0 + rng.uniform(-0.02, 0.02, 200_000)) - (
+        1.0 + rng.uniform(-0.015, 0.015, 200_000)
+    )
     assert uncertainty(*ends) == pytest.approx(lengths.std(), rel=0.01)
 
 

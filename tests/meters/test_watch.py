@@ -68,7 +68,9 @@ def test_whatever_the_counter_s_period_the_error_is_within_the_uncertainty(
 ):
     script = {"phase_seconds": phase_seconds, "query_seconds": query_seconds, "tells_tick": knows}
     clock = Clock()
-    meter = FakeMeter(clock.now, steady(300.0), spend=clock.go_on, tick_seconds=tick_seconds, **script)
+    meter = FakeMeter(
+        clock.now, steady(300.0), spend=clock.go_on, tick_seconds=tick_seconds, **script
+    )
     track = Track(meter, clock.now)
     [window] = Watch([track], clock.now, Rules()).run(clock.go_on)
     assert abs(window.counter_watts.value / 300.0 - 1) <= 6**0.5 * window.uncertainty + 1e-9
@@ -86,10 +88,16 @@ def test_in_the_window_the_counter_is_read_only_where_a_tick_is_expected_and_the
     """Each question takes some of the host's time, of which calls may need every bit."""
     window, track = watched(steady(300.0), tick_seconds=0.1, query_seconds=1e-3)
     end = window.edges[-1]
-    readings = np.array([seconds for seconds, _ in track.readings if window.edges[0] + 0.01 < seconds < end + 0.01])
-    ahead = np.array(window.edges)[np.searchsorted(np.array(window.edges) + 0.001, readings)] - readings
+    readings = np.array(
+        [seconds for seconds, _ in track.readings if window.edges[0] + 0.01 < seconds < end + 0.01]
+    )
+    ahead = (
+        np.array(window.edges)[np.searchsorted(np.array(window.edges) + 0.001, readings)] - readings
+    )
     assert -0.001 <= ahead.min() < ahead.max() < 0.02
-    assert sum(np.diff(readings) > 0.002) == 2, "a pause in each window but the first, which began before"
+    assert sum(np.diff(readings) > 0.002) == 2, (
+        "a pause in each window but the first, which began before"
+    )
     powers = [seconds for seconds, _ in track.powers if window.edges[0] < seconds < end]
     assert 8 <= len(powers) <= 11
     assert window.integral_watts.value == pytest.approx(300.0)
@@ -99,7 +107,9 @@ def test_in_the_window_the_counter_is_read_only_where_a_tick_is_expected_and_the
 def test_a_slow_counter_is_given_its_time_if_it_says_that_it_is_slow(tells_tick):
     """Two seconds from tick to tick; the rules take a second without one for standing still."""
     clock = Clock()
-    meter = FakeMeter(clock.now, steady(300.0), tick_seconds=2.0, phase_seconds=0.7, tells_tick=tells_tick)
+    meter = FakeMeter(
+        clock.now, steady(300.0), tick_seconds=2.0, phase_seconds=0.7, tells_tick=tells_tick
+    )
     track = Track(meter, clock.now)
     [window] = Watch([track], clock.now).run(clock.go_on)
     if tells_tick:
@@ -121,7 +131,9 @@ def test_one_slow_answer_does_not_spoil_the_window(slow_seconds):
                 clock.go_on(next(left, 0.0))
             return super().energy_joules()
 
-    track = Track(Once(clock.now, steady(300.0), spend=clock.go_on, query_seconds=1e-3), clock.now, 0.1)
+    track = Track(
+        Once(clock.now, steady(300.0), spend=clock.go_on, query_seconds=1e-3), clock.now, 0.1
+    )
     [window] = Watch([track], clock.now).run(clock.go_on)
     assert window.counter_watts.value == pytest.approx(300.0, rel=0.01)
     assert window.integral_watts.value == pytest.approx(300.0)

@@ -27,7 +27,9 @@ class Piece(nn.Module):
     """Notes its calls."""
 
     def forward(self, x):
-        calls.append((type(self).__name__, type(x), tuple(x.shape), self.training, torch.is_grad_enabled()))
+        calls.append(
+            (type(self).__name__, type(x), tuple(x.shape), self.training, torch.is_grad_enabled())
+        )
         return self.compute(x)
 
 
@@ -102,7 +104,9 @@ class ClassLevel(Piece):
 
 class FunctionAttribute(Piece):
     def compute(self, x):
-        ramp.kept = getattr(ramp, "kept", None) if getattr(ramp, "size", None) == x.shape[-1] else None
+        ramp.kept = (
+            getattr(ramp, "kept", None) if getattr(ramp, "size", None) == x.shape[-1] else None
+        )
         if ramp.kept is None:
             ramp.kept, ramp.size = ramp(x), x.shape[-1]
         return x + ramp.kept
@@ -253,7 +257,9 @@ class DataClass(Piece):
         self.state = Kept()
 
     def compute(self, x):
-        self.state = dataclasses.replace(self.state, pos=ramp(x)) if self.state.pos is None else self.state
+        self.state = (
+            dataclasses.replace(self.state, pos=ramp(x)) if self.state.pos is None else self.state
+        )
         return x + self.state.pos
 
 
@@ -348,7 +354,9 @@ class HookedStore(Piece):
     def __init__(self):
         super().__init__()
         self.conv, self.store = nn.Conv2d(3, 3, 1), {}
-        self.conv.register_forward_hook(lambda module, given, returned: self.store.update(last=returned))
+        self.conv.register_forward_hook(
+            lambda module, given, returned: self.store.update(last=returned)
+        )
 
     def compute(self, x):
         return self.conv(x)
@@ -390,7 +398,11 @@ class Doubled(Piece):
         return self.first(x) + self.second(x) + self.kept[0].mean()
 
 
-PIECES = [value for value in list(globals().values()) if isinstance(value, type) and issubclass(value, Piece)]
+PIECES = [
+    value
+    for value in list(globals().values())
+    if isinstance(value, type) and issubclass(value, Piece)
+]
 PIECES.remove(Piece)
 
 
@@ -399,7 +411,11 @@ class Net(nn.Module):
 
     def __init__(self, *pieces):
         super().__init__()
-        self.stem, self.pieces, self.head = nn.Conv2d(3, 3, 3, padding=1), nn.ModuleList(pieces), nn.Linear(3, 5)
+        self.stem, self.pieces, self.head = (
+            nn.Conv2d(3, 3, 3, padding=1),
+            nn.ModuleList(pieces),
+            nn.Linear(3, 5),
+        )
 
     def forward(self, x):
         for piece in [*self.pieces, self.stem]:
@@ -433,10 +449,15 @@ def state_of(value, seen=None):
     if id(value) in seen:
         return "…"
     seen.add(id(value))
-    if isinstance(value, collections.OrderedDict | weakref.WeakKeyDictionary):  # such as hooks by their number
+    if isinstance(
+        value, collections.OrderedDict | weakref.WeakKeyDictionary
+    ):  # such as hooks by their number
         return state_of(list(value.values()), seen)
     if isinstance(value, dict):
-        return [(key if isinstance(key, str | int) else "key", state_of(item, seen)) for key, item in value.items()]
+        return [
+            (key if isinstance(key, str | int) else "key", state_of(item, seen))
+            for key, item in value.items()
+        ]
     if isinstance(value, (list, tuple, set, collections.deque)):
         return [state_of(item, seen) for item in value]
     if isinstance(value, queue.Queue):
@@ -450,7 +471,14 @@ def state_of(value, seen=None):
 
 def everything(net):
     """Return what a net and its surroundings keep."""
-    outside = [by_size, in_class, vars(local), vars(ramp), context.get(None), by_module.get(net, None)]
+    outside = [
+        by_size,
+        in_class,
+        vars(local),
+        vars(ramp),
+        context.get(None),
+        by_module.get(net, None),
+    ]
     numbers = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     caches = [function.cache_info().currsize for function in (table_of, CachedMethod.table)]
     return state_of([net, outside, numbers, caches])

@@ -81,7 +81,11 @@ def test_a_module_computes_and_keeps_what_it_does_in_a_plain_loop(kind, phase):
     point = measured(ours, phase)
     assert point.status is Status.OK, point.error
     work = point.metric("work/flops")
-    assert work.value if kind is not ActNorm else "can't be followed without its numbers" in work.reason
+    assert (
+        work.value
+        if kind is not ActNorm
+        else "can't be followed without its numbers" in work.reason
+    )
     made, kept = list(keepers.calls), everything(ours.eval())
     plain = make(kind)
     plain_loop(plain, phase == "train", len(made))
@@ -131,7 +135,9 @@ def test_modules_of_any_pieces_are_measured_without_a_stand_in(kinds, phase):
 @pytest.mark.parametrize("part", range(50))
 def test_a_thousand_modules_are_measured_without_a_stand_in(part):
     """Fifty parts of twenty, which differ by their seed."""
-    modules = settings(max_examples=20, deadline=None, database=None)(given(kinds=KINDS, phase=PHASES)(check_any))
+    modules = settings(max_examples=20, deadline=None, database=None)(
+        given(kinds=KINDS, phase=PHASES)(check_any)
+    )
     seed(part)(modules)()
 
 
@@ -162,7 +168,10 @@ def numbers_in(value):
     return [float(value)] if isinstance(value, float | int) else []
 
 
-TRAINING = ["mode=train", *(f"mode.train.optimizer.{item}" for item in (f"lr={RATE}", "momentum=0", "weight_decay=0"))]
+TRAINING = [
+    "mode=train",
+    *(f"mode.train.optimizer.{item}" for item in (f"lr={RATE}", "momentum=0", "weight_decay=0")),
+]
 
 
 @pytest.mark.slow
@@ -182,10 +191,22 @@ def test_the_command_measures_a_module_as_it_is(kind, options, tmp_path, monkeyp
     node = f"_target_: kept_net.net\n_partial_: true\nkind: {kind.__name__}\n"
     (tmp_path / "own" / "model" / "kept.yaml").write_text(node)
     monkeypatch.setenv("KEPT", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)])
+    )
     words = ["input_size=9", f"batch_size={BATCH}", "gpu=cpu", "tracking=none", "stopping=fixed"]
-    command = [sys.executable, "-m", "perfexp", "--config-dir", "own", "model=kept", "output_dir=run"]
-    done = subprocess.run([*command, *words, *options], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "perfexp",
+        "--config-dir",
+        "own",
+        "model=kept",
+        "output_dir=run",
+    ]
+    done = subprocess.run(
+        [*command, *words, *options], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     points = Record.load(tmp_path / "run").points
     assert all(point.status is Status.OK for point in points)

@@ -19,7 +19,14 @@ from perfexp.modes.train import Train
 from perfexp.records.record import Key, Status
 from perfexp.stopping import Fixed
 
-PARAMETERS = {"tiny": 0.5e6, "small": 1.5e6, "medium": 4e6, "large": 11e6, "xlarge": 20e6, "xxlarge": 35e6}
+PARAMETERS = {
+    "tiny": 0.5e6,
+    "small": 1.5e6,
+    "medium": 4e6,
+    "large": 11e6,
+    "xlarge": 20e6,
+    "xxlarge": 35e6,
+}
 
 
 def opened(precision="fp32", num_classes=None, **settings):
@@ -92,7 +99,9 @@ def test_the_loss_has_both_parts_with_their_weights():
     entropy = torch.nn.functional.cross_entropy(scores, labels)
     for share in (0.6, 0.0, 1.0):
         loss = Gesture(5, frames=None, contrastive_weight=share).loss(scores, labels)
-        assert loss.item() == pytest.approx((share * info_nce(pairs) + (1 - share) * entropy).item(), rel=1e-6)
+        assert loss.item() == pytest.approx(
+            (share * info_nce(pairs) + (1 - share) * entropy).item(), rel=1e-6
+        )
 
 
 def test_scores_are_cosines_over_the_temperature(tiny):
@@ -109,7 +118,9 @@ def test_scores_are_cosines_over_the_temperature(tiny):
 def test_a_size_has_its_parameters(size):
     with torch.device("meta"):
         module = ClipGesture(size=size)._build()
-    assert sum(parameter.numel() for parameter in module.parameters()) == pytest.approx(PARAMETERS[size], rel=0.1)
+    assert sum(parameter.numel() for parameter in module.parameters()) == pytest.approx(
+        PARAMETERS[size], rel=0.1
+    )
 
 
 def test_after_a_step_the_texts_of_inference_are_the_new_ones(tiny):
@@ -124,7 +135,9 @@ def test_after_a_step_the_texts_of_inference_are_the_new_ones(tiny):
         trained = tiny.forward(batch.inputs)
     with tiny.inferring():
         after = tiny.forward(batch.inputs)
-    assert torch.allclose(after, trained, atol=1e-4)  # without dropout, training has the same scores
+    assert torch.allclose(
+        after, trained, atol=1e-4
+    )  # without dropout, training has the same scores
     assert not torch.allclose(after, before, atol=1e-2)
     assert tiny.module.text_features.data_ptr() == buffer  # a captured graph reads it
     tiny.reset()
@@ -133,12 +146,19 @@ def test_after_a_step_the_texts_of_inference_are_the_new_ones(tiny):
 
 
 def test_weights_have_no_entries_of_texts_or_positions(tiny):
-    assert not [name for name in tiny.module.state_dict() if name.endswith(("tokens", "ends", "positions", "features"))]
+    assert not [
+        name
+        for name in tiny.module.state_dict()
+        if name.endswith(("tokens", "ends", "positions", "features"))
+    ]
 
 
 def test_the_scores_learn_under_autocast():
     session = opened(precision="amp_bf16")
-    batch, update = session.random_batch((20, 75), 6, 0), session.optimizer({"name": "adamw", "lr": 1e-3})
+    batch, update = (
+        session.random_batch((20, 75), 6, 0),
+        session.optimizer({"name": "adamw", "lr": 1e-3}),
+    )
     losses = []
     with session.training():
         for _ in range(8):
@@ -177,7 +197,9 @@ def test_frames_of_a_video_are_encoded_one_by_one_and_averaged(monkeypatch):
     with session.inferring():
         assert session.first_forward(batch).shape == (2, len(GESTURES))
         clip = session.module.inputs(batch.inputs)
-        frames = torch.stack([session.module.inputs.images(batch.inputs[:, :, number]) for number in range(3)])
+        frames = torch.stack(
+            [session.module.inputs.images(batch.inputs[:, :, number]) for number in range(3)]
+        )
     assert torch.allclose(clip, frames.mean(dim=0), atol=1e-5)
     with session.inferring(), pytest.raises(Unsupported, match="set input_size=224"):
         session.first_forward(session.random_batch((64, 64), 1, 0))
@@ -211,9 +233,14 @@ def test_a_prompt_is_a_sentence_about_a_gesture():
 
 @pytest.mark.slow
 def test_the_stand_in_is_learned_by_who_has_not_seen_its_subjects(tmp_path):
-    made_skeletons.recipe(subjects=10, repetitions=2, seed=0).write(tmp_path / "made", lambda _: None)
+    made_skeletons.recipe(subjects=10, repetitions=2, seed=0).write(
+        tmp_path / "made", lambda _: None
+    )
     session = opened()
-    settings = {"optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}, "clip_grad_norm": 0.5}
+    settings = {
+        "optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01},
+        "clip_grad_norm": 0.5,
+    }
     train = Train(**settings, schedule=Schedule.cosine, warmup_epochs=1, eval_every=1, patience=5)
     procedure = Procedure(
         session=session,
@@ -223,6 +250,8 @@ def test_the_stand_in_is_learned_by_who_has_not_seen_its_subjects(tmp_path):
         stopping=Fixed(warmup=1, measure=1),
         epochs=12,
     )
-    point = procedure.measure(Key(phase="train", input_size=(20, 75), batch_size=16, precision="fp32"))
+    point = procedure.measure(
+        Key(phase="train", input_size=(20, 75), batch_size=16, precision="fp32")
+    )
     assert point.status is Status.OK, point.error
     assert point.metric("train/accuracy_best").value >= 0.9

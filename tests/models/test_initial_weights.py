@@ -11,7 +11,16 @@ from perfexp.models.initial_weights import initialized
 from perfexp.models.torchvision import Torchvision
 
 #: One model of each way to initialize: all of torchvision's have been compared once.
-_USUAL = ("resnet18", "vit_b_16", "mobilenet_v3_small", "inception_v3", "swin_t", "fcn_resnet50", "r3d_18", "alexnet")
+_USUAL = (
+    "resnet18",
+    "vit_b_16",
+    "mobilenet_v3_small",
+    "inception_v3",
+    "swin_t",
+    "fcn_resnet50",
+    "r3d_18",
+    "alexnet",
+)
 
 
 def tensors(module):

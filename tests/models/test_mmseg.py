@@ -30,7 +30,13 @@ SIZE = (64, 128)
 def opened(config: str, *, num_classes: int | None = None, **settings: Any) -> MmsegSession:
     model = Mmseg(name="model", config=config, **settings)
     precision, execution = Precision(name="fp32"), Execution()
-    return model.open(device=CpuDevice(), precision=precision, execution=execution, num_classes=num_classes, seed=1)
+    return model.open(
+        device=CpuDevice(),
+        precision=precision,
+        execution=execution,
+        num_classes=num_classes,
+        seed=1,
+    )
 
 
 def step(session: MmsegSession, update: Any, batch: Batch) -> float:
@@ -45,7 +51,9 @@ def step(session: MmsegSession, update: Any, batch: Batch) -> float:
     ("config", "parameters", "gigaflops"),
     [(OCRNET, 70.371e6, 648.9), (FASTSCNN, 1.457e6, 3.62), (SEGFORMER, 3.720e6, 35.5)],
 )
-def test_parameters_and_flops_are_those_that_are_published(config: str, parameters: float, gigaflops: float) -> None:
+def test_parameters_and_flops_are_those_that_are_published(
+    config: str, parameters: float, gigaflops: float
+) -> None:
     """Forward at 512 × 1024; two FLOPs for each multiply-accumulate of convolutions and matrix products."""
     session = opened(config)
     assert session.facts()["parameters"] == pytest.approx(parameters, rel=0.01)
@@ -64,7 +72,9 @@ def test_it_learns_by_its_own_loss_and_optimiser(config: str) -> None:
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)
     assert session.facts()["optimizer"] == ("AdamW" if config == SEGFORMER else "SGD")
     assert session.facts()["sync_batch_norm"] == "as batch norm: it needs several CUDA devices"
-    assert not any(isinstance(module, torch.nn.SyncBatchNorm) for module in session.module.modules())
+    assert not any(
+        isinstance(module, torch.nn.SyncBatchNorm) for module in session.module.modules()
+    )
 
 
 @pytest.mark.slow
@@ -75,7 +85,9 @@ def test_the_loss_is_the_sum_of_what_the_model_says() -> None:
         losses = session.learn(batch)
     told = {name: value for name, value in losses.items() if "loss" in name}
     assert set(told) == {"decode.loss_ce", "aux_0.loss_ce", "aux_1.loss_ce"}
-    assert float(session.loss(losses, batch.targets)) == pytest.approx(sum(float(each) for each in told.values()))
+    assert float(session.loss(losses, batch.targets)) == pytest.approx(
+        sum(float(each) for each in told.values())
+    )
     right, counted = session.correct(losses, batch.targets)
     assert 0 <= right <= counted == batch.targets.numel()
 
@@ -97,7 +109,9 @@ def test_the_schedule_of_the_configuration_goes_on_step_by_step() -> None:
     assert rates[2] - rates[1] == pytest.approx(6e-5 / 1499, rel=0.01)
 
 
-def test_gradients_are_clipped_as_the_configuration_says_and_schedules_by_epochs_are_left_out() -> None:
+def test_gradients_are_clipped_as_the_configuration_says_and_schedules_by_epochs_are_left_out() -> (
+    None
+):
     session = opened(FASTSCNN)
     session.config.optim_wrapper.clip_grad = {"type": "value", "clip_value": 0.0}
     session.config.param_scheduler = [{"type": "PolyLR", "by_epoch": True, "power": 0.9}]
@@ -108,7 +122,9 @@ def test_gradients_are_clipped_as_the_configuration_says_and_schedules_by_epochs
     before = [parameter.clone() for parameter in session.module.parameters()]
     with session.training():
         step(session, session.optimizer({}), batch)
-    same = [torch.equal(old, new) for old, new in zip(before, session.module.parameters(), strict=True)]
+    same = [
+        torch.equal(old, new) for old, new in zip(before, session.module.parameters(), strict=True)
+    ]
     assert all(same), "gradients that are clipped to nothing change nothing"
 
 
@@ -118,7 +134,10 @@ def test_the_mode_s_optimiser_is_taken_where_it_is_asked_for() -> None:
     before = [parameter.clone() for parameter in session.module.parameters()]
     with session.training():
         step(session, session.optimizer({"name": "sgd", "lr": 0.1}), batch)
-    changed = [not torch.equal(old, new) for old, new in zip(before, session.module.parameters(), strict=True)]
+    changed = [
+        not torch.equal(old, new)
+        for old, new in zip(before, session.module.parameters(), strict=True)
+    ]
     assert all(changed)
     assert "optimizer" not in session.facts()
 
@@ -131,7 +150,9 @@ def test_an_inference_gives_scores_or_the_decision() -> None:
     assert tuple(scores.shape) == (2, 19, SIZE[0] // 8, SIZE[1] // 8)
     assert [tuple(sample.pred_sem_seg.data.shape) for sample in samples] == [(1, *SIZE)] * 2
     resized = torch.nn.functional.interpolate(scores, SIZE, mode="bilinear")
-    assert torch.equal(resized.argmax(1), torch.cat([sample.pred_sem_seg.data for sample in samples]))
+    assert torch.equal(
+        resized.argmax(1), torch.cat([sample.pred_sem_seg.data for sample in samples])
+    )
     assert raw.correct(scores, batch.targets) == decided.correct(samples, batch.targets)
     assert (raw.facts()["output"], decided.facts()["output"]) == ("raw", "predict")
 
@@ -142,10 +163,16 @@ def test_the_work_of_a_training_is_that_of_all_heads_forward_and_backward() -> N
     inputs = torch.empty(2, 3, *SIZE)
     inferring, training = (session.work(inputs, training=trains) for trains in (False, True))
     convolutions = [row.path for row in training.rows if row.kind == "Conv2d"]
-    assert {"auxiliary_head.0.conv_seg", "auxiliary_head.1.conv_seg", "decode_head.conv_seg"} <= set(convolutions)
+    assert {
+        "auxiliary_head.0.conv_seg",
+        "auxiliary_head.1.conv_seg",
+        "decode_head.conv_seg",
+    } <= set(convolutions)
     assert sum(row.macs for row in training.rows) > sum(row.macs for row in inferring.rows)
     assert sum(row.weight_gradient_flops for row in training.rows) > 0
-    assert not [row for row in training.rows if row.operation is not None and not row.path]  # what only losses compute
+    assert not [
+        row for row in training.rows if row.operation is not None and not row.path
+    ]  # what only losses compute
     with session.training():  # and afterwards it has its losses again
         assert float(session.loss(session.learn(session.random_batch(SIZE, 2, seed=3)), None)) > 0
 
@@ -159,7 +186,9 @@ def test_the_work_of_a_training_is_that_of_all_heads_forward_and_backward() -> N
         "unet/unet-s5-d16_fcn_4xb4-160k_cityscapes-512x1024.py",
     ],
 )
-def test_other_configurations_are_built_without_a_download(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_configurations_are_built_without_a_download(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a download")
 
@@ -175,10 +204,18 @@ def test_other_configurations_are_built_without_a_download(config: str, monkeypa
 def test_classes_are_those_of_the_data_or_as_asked_for() -> None:
     assert opened(OCRNET, num_classes=5).num_classes == 5
     session = opened(FASTSCNN, num_classes=5, options={"model.decode_head.channels": 64})
-    assert {head.num_classes for head in [session.module.decode_head, *session.module.auxiliary_head]} == {5}
+    assert {
+        head.num_classes for head in [session.module.decode_head, *session.module.auxiliary_head]
+    } == {5}
     model = Mmseg(name="model", config=FASTSCNN, num_classes=4)
     with pytest.raises(UserError, match=r"The data has 19 classes, model\.num_classes is 4"):
-        model.open(device=CpuDevice(), precision=Precision(name="fp32"), execution=Execution(), num_classes=19, seed=1)
+        model.open(
+            device=CpuDevice(),
+            precision=Precision(name="fp32"),
+            execution=Execution(),
+            num_classes=19,
+            seed=1,
+        )
 
 
 def test_one_picture_is_too_few_for_a_batch_norm_over_one_pixel() -> None:
@@ -213,7 +250,10 @@ def test_weights_come_from_a_file_that_fits(tmp_path: Path) -> None:
         ({"config": "nowhere/fast_scnn.py"}, "is neither a file nor one of mmsegmentation's"),
         ({"config": FASTSCNN, "output": "labels"}, "model.output=labels: raw or predict"),
         ({"config": FASTSCNN, "optimizer": "sgd"}, "model.optimizer=sgd: own or mode"),
-        ({"config": FASTSCNN, "options": {"model.backbone.type": "NoSuchNet"}}, "can't be built: .*NoSuchNet"),
+        (
+            {"config": FASTSCNN, "options": {"model.backbone.type": "NoSuchNet"}},
+            "can't be built: .*NoSuchNet",
+        ),
     ],
 )
 def test_wrong_settings_are_told(settings: dict[str, Any], told: str) -> None:
@@ -221,14 +261,18 @@ def test_wrong_settings_are_told(settings: dict[str, Any], told: str) -> None:
         opened(**settings)
 
 
-@pytest.mark.parametrize(("text", "told"), [("x = (", "can't be read"), ("x = 1", "describes no model")])
+@pytest.mark.parametrize(
+    ("text", "told"), [("x = (", "can't be read"), ("x = 1", "describes no model")]
+)
 def test_a_file_that_is_no_configuration_is_told(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=told):
         opened(str(tmp_path / "mine.py"))
 
 
-def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_message_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     room.import_mmseg.cache_clear()
     monkeypatch.setitem(sys.modules, "mmseg", None)
     with pytest.raises(UserError, match=r"pip install 'perfexp\[seg\]'"):
@@ -275,7 +319,9 @@ def test_without_waits_a_training_comes_to_the_same_and_selects_nothing(
 
 
 @pytest.mark.parametrize("ignored", [255, None])
-def test_the_accuracy_of_no_labelled_pixel_at_all_is_mmsegmentations_too(ignored: int | None) -> None:
+def test_the_accuracy_of_no_labelled_pixel_at_all_is_mmsegmentations_too(
+    ignored: int | None,
+) -> None:
     from mmseg.models import losses
 
     scores, void = torch.rand(1, 4, 3, 3), torch.full((1, 3, 3), 255)

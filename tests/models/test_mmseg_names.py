@@ -16,7 +16,11 @@ TARGET = "perfexp.models.mmseg.Mmseg"
 def installed(tmp_path, monkeypatch):
     """A package mmseg with two configurations and a base, of which nothing can be imported."""
     folder = tmp_path / "site" / "mmseg"
-    for name in ("unet/unet_fcn_4xb4.py", "pspnet/pspnet_r50-d8_0.5x.py", "_base_/models/fcn_unet.py"):
+    for name in (
+        "unet/unet_fcn_4xb4.py",
+        "pspnet/pspnet_r50-d8_0.5x.py",
+        "_base_/models/fcn_unet.py",
+    ):
         path = folder / ".mim" / "configs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("raise AssertionError")
@@ -32,7 +36,13 @@ def check(config):
 
 @pytest.mark.parametrize(
     "config",
-    ["unet_fcn_4xb4", "unet_fcn_4xb4.py", "unet/unet_fcn_4xb4", "unet/unet_fcn_4xb4.py", "pspnet_r50-d8_0.5x"],
+    [
+        "unet_fcn_4xb4",
+        "unet_fcn_4xb4.py",
+        "unet/unet_fcn_4xb4",
+        "unet/unet_fcn_4xb4.py",
+        "pspnet_r50-d8_0.5x",
+    ],
 )
 def test_what_there_is_passes(installed, config):
     check(config)
@@ -62,12 +72,17 @@ def test_what_there_is_not_is_refused_with_the_nearest_names(installed, config, 
 
 def test_without_mmsegmentation_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs mmsegmentation, which is not installed\. pip install 'perfexp\[seg\]'"):
+    with pytest.raises(
+        UserError,
+        match=r"needs mmsegmentation, which is not installed\. pip install 'perfexp\[seg\]'",
+    ):
         check("unet_fcn_4xb4")
 
 
 def test_a_checkout_without_that_folder_and_other_models_are_left_alone(tmp_path, monkeypatch):
-    spec = importlib.machinery.ModuleSpec("mmseg", None, origin=str(tmp_path / "mmseg" / "__init__.py"))
+    spec = importlib.machinery.ModuleSpec(
+        "mmseg", None, origin=str(tmp_path / "mmseg" / "__init__.py")
+    )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     check("whatever")
     mmseg_names.check({"_target_": "perfexp.models.torchvision.Torchvision", "config": "whatever"})
@@ -81,5 +96,7 @@ def test_it_takes_neither_torch_nor_mmsegmentation():
         "try: mmseg_names.check(node)\nexcept mmseg_names.UserError as error: print(error)\n"
         "assert not {'torch', 'mmseg', 'mmengine'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
     assert done.stdout.startswith("model.config=no such thing ")

@@ -80,7 +80,9 @@ def test_the_outputs_shape_says_what_a_module_learns(
     module: torch.nn.Module, inputs: tuple[int, ...], targets: tuple[int, ...], classes: int
 ) -> None:
     session = open_adapted(module)
-    with Synthetic().open(session=session, input_size=(9, 11), batch_size=2, training=True, seed=0) as batches:
+    with Synthetic().open(
+        session=session, input_size=(9, 11), batch_size=2, training=True, seed=0
+    ) as batches:
         with session.training():
             session.first_forward(batches.next())
         batch, other = batches.next(), batches.next()
@@ -140,10 +142,16 @@ def test_a_partial_makes_weights_that_follow_the_seed() -> None:
 
 def test_infinities_and_nan_are_found_wherever_the_outputs_have_them() -> None:
     session = open_adapted(Classifier())
-    fine = {"out": torch.ones(2, 3), "labels": torch.zeros(2, dtype=torch.int64), "none": [torch.empty(0), None]}
+    fine = {
+        "out": torch.ones(2, 3),
+        "labels": torch.zeros(2, dtype=torch.int64),
+        "none": [torch.empty(0), None],
+    }
     assert session.is_finite(fine)
     for wrong in (float("nan"), float("inf"), -float("inf")):
-        assert not session.is_finite({**fine, "aux": (torch.tensor([1.0, wrong, 2.0], dtype=torch.bfloat16),)})
+        assert not session.is_finite(
+            {**fine, "aux": (torch.tensor([1.0, wrong, 2.0], dtype=torch.bfloat16),)}
+        )
 
 
 def test_labels_beyond_the_modules_classes_are_refused() -> None:
@@ -162,7 +170,9 @@ def test_a_model_is_left_as_it_is_and_a_module_becomes_one() -> None:
 
 @pytest.mark.parametrize("built", [None, 3, "resnet18", {"name": "resnet18"}])
 def test_something_else_is_explained(built: object) -> None:
-    with pytest.raises(UserError, match=rf"model=mine built a {type(built).__name__}\. .*torch\.nn\.Module"):
+    with pytest.raises(
+        UserError, match=rf"model=mine built a {type(built).__name__}\. .*torch\.nn\.Module"
+    ):
         adapt(built, "mine")
 
 
@@ -183,9 +193,14 @@ class Pair(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "reason"),
-    [(Tokens(), "scalar types: Long, Int"), (Pair(), "forward: missing a required argument: 'other'")],
+    [
+        (Tokens(), "scalar types: Long, Int"),
+        (Pair(), "forward: missing a required argument: 'other'"),
+    ],
 )
-def test_a_module_of_other_inputs_is_refused_with_what_to_set(module: torch.nn.Module, reason: str) -> None:
+def test_a_module_of_other_inputs_is_refused_with_what_to_set(
+    module: torch.nn.Module, reason: str
+) -> None:
     session = open_adapted(module)
     with session.inferring(), pytest.raises(Unsupported, match=reason) as raised:
         session.first_forward(session.random_batch((32, 32), 1, seed=0))
@@ -227,7 +242,9 @@ def test_a_module_makes_several_inputs_of_its_own(kind: type[Several]) -> None:
         assert torch.equal(one, other), "the seed decides"
     with session.inferring():
         assert session.first_forward(batch).shape == (8, 3)
-        assert torch.equal(session.forward(session.copy(batch).inputs), session.forward(batch.inputs))
+        assert torch.equal(
+            session.forward(session.copy(batch).inputs), session.forward(batch.inputs)
+        )
     work = session.work(batch.inputs, training=False)
     assert work is not None
     assert work.macs == 8 * 6 * 3
@@ -235,7 +252,9 @@ def test_a_module_makes_several_inputs_of_its_own(kind: type[Several]) -> None:
     assert targets.shape == (8,)
     with session.training():
         update = session.optimizer({"name": "sgd", "lr": 0.1})
-        session.backward(session.loss(session.learn(Batch(inputs=batch.inputs, targets=targets)), targets))
+        session.backward(
+            session.loss(session.learn(Batch(inputs=batch.inputs, targets=targets)), targets)
+        )
         update()
 
 

@@ -79,10 +79,14 @@ class NestedFlag(Small):
 
 
 @pytest.mark.parametrize("phase", ["inference", "train"])
-@pytest.mark.parametrize("kind", [Frozen, SilentEval, Fit, TrainFlag, NestedFlag], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Frozen, SilentEval, Fit, TrainFlag, NestedFlag], ids=lambda kind: kind.__name__
+)
 def test_modes_are_set_as_far_as_the_author_lets_them(kind, phase):
     module, modes = kind(), []
-    module.head.register_forward_pre_hook(lambda *_: modes.append((module.training, module.norm.training)))
+    module.head.register_forward_pre_hook(
+        lambda *_: modes.append((module.training, module.norm.training))
+    )
     point = measured(module, phase)
     assert point.status is Status.OK, point.error
     trains = phase == "train"
@@ -123,11 +127,15 @@ def test_only_numbers_of_the_common_type_are_converted(kind, name):
         session = opened(module, storage=name)
         assert module.conv.weight.dtype is getattr(torch, name)
         batch = session.place(Batch(inputs=inputs, targets=None))
-        torch.testing.assert_close(session.forward(batch.inputs).float(), truth, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            session.forward(batch.inputs).float(), truth, rtol=1e-5, atol=1e-5
+        )
 
 
 def test_a_module_of_another_type_is_converted_as_a_whole():
-    assert {tensor.dtype for tensor in opened(Small().double()).module.parameters()} == {torch.float32}
+    assert {tensor.dtype for tensor in opened(Small().double()).module.parameters()} == {
+        torch.float32
+    }
 
 
 class Lazy:
@@ -151,7 +159,12 @@ class Lazy:
 @pytest.mark.filterwarnings("ignore:coroutine")
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(Lazy.Generator, "generator"), (Lazy.Function, "function"), (Lazy.Map, "map"), (Lazy.Coroutine, "coroutine")],
+    [
+        (Lazy.Generator, "generator"),
+        (Lazy.Function, "function"),
+        (Lazy.Map, "map"),
+        (Lazy.Coroutine, "coroutine"),
+    ],
 )
 def test_a_call_that_computes_nothing_is_refused(kind, name):
     point = measured(kind(), "inference")
@@ -245,7 +258,11 @@ def test_names_that_are_ours_are_free(phase):
     point = measured(module, phase)
     assert point.status is Status.OK, point.error
     assert live_model(Named, "mine").open(
-        device=CpuDevice(), precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+        device=CpuDevice(),
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=None,
+        seed=0,
     )
     del module.loss
     module.loss = nn.L1Loss()
@@ -337,7 +354,8 @@ class CompiledPart(Small):
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["inference", "train"])
 @pytest.mark.parametrize(
-    "make", [CompiledHelper, CompilesItself, CompiledPart, lambda: torch.compile(Small(), backend="eager")]
+    "make",
+    [CompiledHelper, CompilesItself, CompiledPart, lambda: torch.compile(Small(), backend="eager")],
 )
 def test_what_its_author_compiled_is_measured_and_counted(make, phase):
     torch.compiler.reset()
@@ -476,7 +494,11 @@ class LateHead(nn.Module):
 
 class Adapter(Small):
     def state_dict(self, *args, **kwargs):
-        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name.startswith("head")}
+        return {
+            name: value
+            for name, value in super().state_dict(*args, **kwargs).items()
+            if name.startswith("head")
+        }
 
 
 class Extra(Small):
@@ -615,7 +637,9 @@ class Threads(Small):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("kind", "code"), [(Cached, "work_uncounted"), (Threads, "settings_changed")])
+@pytest.mark.parametrize(
+    ("kind", "code"), [(Cached, "work_uncounted"), (Threads, "settings_changed")]
+)
 def test_calls_that_are_not_what_they_seem_are_named(kind, code):
     with unchanged_settings():
         point = measured(kind(), "inference")
@@ -677,6 +701,12 @@ def test_a_loss_of_the_modules_own_gets_targets_of_the_outputs_shape(tmp_path):
             return torch.nn.functional.cross_entropy(outputs, targets)
 
     record = api.measure(
-        Own(), mode="train", input_size=8, batch_size=4, stopping="fixed", tracking="none", output_dir=tmp_path / "x"
+        Own(),
+        mode="train",
+        input_size=8,
+        batch_size=4,
+        stopping="fixed",
+        tracking="none",
+        output_dir=tmp_path / "x",
     )
     assert [point.status.value for point in record.points if point.key.is_timed] == ["ok"]

@@ -99,7 +99,9 @@ def test_random_batches_follow_the_seed_and_are_never_zeros() -> None:
         (VideoClassification(5, frames=4), (2, 3, 4, 8, 10), (2,)),
     ],
 )
-def test_a_batch_has_the_shape_of_its_kind(kind: Any, inputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
+def test_a_batch_has_the_shape_of_its_kind(
+    kind: Any, inputs: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
     batch = open_session(kind=kind).random_batch((8, 10), 2, 0)
     assert (batch.inputs.shape, batch.targets.shape) == (inputs, targets)
 
@@ -120,7 +122,9 @@ def test_reset_forgets_all_training() -> None:
     with session.training():
         session.backward(session.loss(session.forward(batch.inputs), batch.targets))
         update()
-    assert not all(torch.equal(before[name], tensor) for name, tensor in session.module.state_dict().items())
+    assert not all(
+        torch.equal(before[name], tensor) for name, tensor in session.module.state_dict().items()
+    )
     session.reset()
     for name, tensor in session.module.state_dict().items():
         assert torch.equal(before[name], tensor), name
@@ -182,7 +186,9 @@ def test_inferring_evaluates_without_autograd_and_restores_on_leaving() -> None:
 def test_an_evaluation_does_without_the_compiler() -> None:
     session = open_session()
     compiled: list[Any] = []
-    session._run = session._trained = lambda inputs: compiled.append(inputs)  # stands for what a compiler returns
+    session._run = session._trained = lambda inputs: compiled.append(
+        inputs
+    )  # stands for what a compiler returns
     batch = session.random_batch((8, 8), 2, 0)
     with session.training(), session.evaluating():
         outputs = session.forward(batch.inputs)
@@ -245,7 +251,9 @@ def test_fp16_autocast_scales_the_loss_and_the_optimizer_unscales_the_gradients(
 
 
 @pytest.mark.parametrize("precision", [{"storage": "float16"}, {"autocast": "float16"}])
-def test_a_cpu_without_fast_float16_runs_as_fp32_with_a_doubt(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_fast_float16_runs_as_fp32_with_a_doubt(
+    precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch_settings, "_has_fast_float16", lambda: False)
     session = open_session(precision=Precision(name="half", **precision))
     (doubt,) = session.doubts()
@@ -260,11 +268,17 @@ def test_tf32_on_a_cpu_runs_as_fp32_with_a_doubt() -> None:
     assert doubt.code == "precision_unavailable"
     assert "tf32 was requested, but fp32 was measured" in doubt.message
     facts = session.facts()
-    assert (facts["precision"], facts["matmul_allow_tf32"], facts["cudnn_allow_tf32"]) == ("fp32", False, False)
+    assert (facts["precision"], facts["matmul_allow_tf32"], facts["cudnn_allow_tf32"]) == (
+        "fp32",
+        False,
+        False,
+    )
 
 
 def test_a_data_type_that_the_device_refuses_runs_as_fp32_with_torchs_reason() -> None:
-    session = open_session(precision=Precision(name="bf16", storage="bfloat16"), device=WithoutBfloat16())
+    session = open_session(
+        precision=Precision(name="bf16", storage="bfloat16"), device=WithoutBfloat16()
+    )
     (doubt,) = session.doubts()
     assert doubt.code == "precision_unavailable"
     assert doubt.message.endswith("not implemented for 'BFloat16'")
@@ -281,7 +295,11 @@ def test_facts_count_the_parameters_and_are_json() -> None:
     module = Pooled()
     facts = open_session(module, precision=Precision(name="bf16", storage="bfloat16")).facts()
     count = sum(parameter.numel() for parameter in module.parameters())
-    assert (facts["parameters"], facts["architecture"], facts["weights"]) == (count, "Pooled", "random")
+    assert (facts["parameters"], facts["architecture"], facts["weights"]) == (
+        count,
+        "Pooled",
+        "random",
+    )
     assert facts["parameter_bytes"] == count * (2 if facts["precision"] == "bf16" else 4)
     assert facts["torch"] == torch.__version__
     json.dumps(facts)
@@ -290,7 +308,11 @@ def test_facts_count_the_parameters_and_are_json() -> None:
 def test_threads_and_flags_are_set_and_reported() -> None:
     with unchanged_settings():
         facts = open_session(threads=1, cudnn_benchmark=True, deterministic=True).facts()
-        assert (facts["threads"], facts["cudnn_benchmark"], facts["deterministic"]) == (1, True, True)
+        assert (facts["threads"], facts["cudnn_benchmark"], facts["deterministic"]) == (
+            1,
+            True,
+            True,
+        )
         later = open_session().facts()  # what the process has set, as a program does, stays
         assert (later["cudnn_benchmark"], later["deterministic"]) == (True, True)
     facts = open_session().facts()
@@ -313,7 +335,9 @@ def test_threads_that_torch_no_longer_changes_are_a_doubt(monkeypatch: pytest.Mo
         (3, VideoClassification(5, frames=4), torch.channels_last_3d),
     ],
 )
-def test_channels_last_reaches_parameters_inputs_and_outputs(dims: int, kind: Any, layout: torch.memory_format) -> None:
+def test_channels_last_reaches_parameters_inputs_and_outputs(
+    dims: int, kind: Any, layout: torch.memory_format
+) -> None:
     module = Pooled(dims=dims)
     session = open_session(module, kind=kind, channels_last=True)
     batch = session.random_batch((8, 8), 2, 0)
@@ -323,13 +347,17 @@ def test_channels_last_reaches_parameters_inputs_and_outputs(dims: int, kind: An
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_size_that_the_model_cannot_take_is_unsupported(training: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_size_that_the_model_cannot_take_is_unsupported(
+    training: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     session = open_session()
     batch = session.random_batch((2, 2), 2, 0)
     with (
         session.training() if training else session.inferring(),
         caplog.at_level(logging.ERROR),
-        pytest.raises(Unsupported, match=r"^pooled can't take 2 × 3 × 2 × 2: .*[Kk]ernel size.*[^.]\.$"),
+        pytest.raises(
+            Unsupported, match=r"^pooled can't take 2 × 3 × 2 × 2: .*[Kk]ernel size.*[^.]\.$"
+        ),
     ):
         session.first_forward(batch)
     assert not caplog.records
@@ -364,7 +392,9 @@ def test_an_error_that_the_size_does_not_explain_is_passed_on() -> None:
 def test_running_out_of_memory_is_not_taken_for_a_bad_size() -> None:
     class Greedy(Pooled):
         def forward(self, inputs: torch.Tensor) -> Any:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+            raise RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
+            )
 
     session = open_session(Greedy())
     with session.inferring(), pytest.raises(RuntimeError, match="can't allocate"):
@@ -402,16 +432,28 @@ def test_auxiliary_outputs_count_with_their_weights(head: Any, factor: float) ->
     batch = session.random_batch((8, 8), 4, 0)
     with session.inferring():
         outputs = session.forward(batch.inputs)
-        plain = outputs if head is None else outputs["out"] if isinstance(outputs, dict) else outputs.logits
+        plain = (
+            outputs
+            if head is None
+            else outputs["out"]
+            if isinstance(outputs, dict)
+            else outputs.logits
+        )
         expected = torch.nn.functional.cross_entropy(plain, batch.targets)
         torch.testing.assert_close(session.loss(outputs, batch.targets), factor * expected)
-        assert session.correct(outputs, batch.targets) == (int((plain.argmax(1) == batch.targets).sum()), 4)
+        assert session.correct(outputs, batch.targets) == (
+            int((plain.argmax(1) == batch.targets).sum()),
+            4,
+        )
 
 
 def test_outputs_without_scores_are_explained() -> None:
     session = open_session(Pooled(head=lambda scores: [scores]))
     batch = session.random_batch((8, 8), 2, 0)
-    with session.inferring(), pytest.raises(UserError, match=r"returns a list; .*loss\(outputs, targets\)"):
+    with (
+        session.inferring(),
+        pytest.raises(UserError, match=r"returns a list; .*loss\(outputs, targets\)"),
+    ):
         session.loss(session.forward(batch.inputs), batch.targets)
 
 
@@ -420,7 +462,9 @@ def test_void_pixels_are_neither_counted_nor_learnt() -> None:
     outputs = torch.tensor([[[[5.0, 5.0]], [[0.0, 0.0]]]])
     targets = torch.tensor([[[0, 255]]])
     assert session.correct(outputs, targets) == (1, 1)
-    torch.testing.assert_close(session.loss(outputs, targets), session.loss(outputs[..., :1], targets[..., :1]))
+    torch.testing.assert_close(
+        session.loss(outputs, targets), session.loss(outputs[..., :1], targets[..., :1])
+    )
 
 
 def test_class_255_of_pictures_is_a_class() -> None:
@@ -480,16 +524,25 @@ class Capturing:
     """CUDA's streams, graphs and random numbers, as far as a capture that fails needs them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current, self.states, self.pools, self.fails = "before", ["marked by the capture"], [], True
+        self.current, self.states, self.pools, self.fails = (
+            "before",
+            ["marked by the capture"],
+            [],
+            True,
+        )
         stream = SimpleNamespace(wait_stream=lambda _: None)
-        generator = SimpleNamespace(clone_state=lambda: "afresh", graphsafe_set_state=self.states.append)
+        generator = SimpleNamespace(
+            clone_state=lambda: "afresh", graphsafe_set_state=self.states.append
+        )
         for name, fake in {
             "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
             "graph_pool_handle": object,
             "synchronize": lambda: None,
             "Stream": lambda: stream,
             "stream": self.on,
-            "current_stream": lambda: SimpleNamespace(wait_stream=lambda _: None, name=self.current),
+            "current_stream": lambda: SimpleNamespace(
+                wait_stream=lambda _: None, name=self.current
+            ),
             "graph": self.graph,
             "current_device": lambda: 0,
             "default_generators": [generator],
@@ -512,7 +565,9 @@ class Capturing:
         if not self.fails:
             self.current = before
             return
-        raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream\nand more")
+        raise RuntimeError(
+            "operation would make the legacy stream depend on a capturing blocking stream\nand more"
+        )
 
 
 def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_numbers(
@@ -521,7 +576,9 @@ def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_n
     cuda, session = Capturing(monkeypatch), open_session()
     monkeypatch.setattr(session.device, "kind", "cuda")
     monkeypatch.setattr(session.device, "waits_inside", lambda _: False)
-    with pytest.raises(Unsupported, match=r"can't be captured as a CUDA graph: operation would make .* stream$"):
+    with pytest.raises(
+        Unsupported, match=r"can't be captured as a CUDA graph: operation would make .* stream$"
+    ):
         session.capture(lambda: None)
     assert cuda.current == "before"
     assert cuda.states[-1] == "afresh"
@@ -532,7 +589,9 @@ def test_calls_without_a_module_share_memory_and_a_failed_capture_of_one_leaves_
 ) -> None:
     cuda, streams = Capturing(monkeypatch), []
     capture = captures(CpuDevice(name="abacus"))
-    with pytest.raises(Unsupported, match="can't be captured as a CUDA graph: operation would make"):
+    with pytest.raises(
+        Unsupported, match="can't be captured as a CUDA graph: operation would make"
+    ):
         capture(lambda: streams.append(cuda.current))
     assert streams == ["before", "of the capture"], "first it runs once"
     assert (cuda.current, cuda.states[-1]) == ("before", "afresh")
@@ -558,7 +617,9 @@ def test_an_optimizer_that_counts_on_the_host_counts_on_the_device_in_a_capture(
     optimizer = session._optimizer
     assert optimizer is not None
     with pytest.raises(Unsupported):
-        session.capture(lambda: seen.extend(group.get("capturable") for group in optimizer.param_groups))
+        session.capture(
+            lambda: seen.extend(group.get("capturable") for group in optimizer.param_groups)
+        )
     assert set(seen) == {capturable}
 
 
@@ -568,13 +629,19 @@ def test_a_call_that_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(session.device, "waits_inside", lambda call: call() or True)
     with pytest.raises(Waits):
         session.capture(lambda: streams.append(cuda.current))
-    assert streams == ["of the capture"], "it was only looked at: on the stream that everything of it has to belong to"
+    assert streams == ["of the capture"], (
+        "it was only looked at: on the stream that everything of it has to belong to"
+    )
 
 
 def test_all_of_an_optimizers_state_is_on_the_device_in_a_capture() -> None:
     parameter = torch.nn.Parameter(torch.ones(2, device="meta"))
     optimizer = torch.optim.NAdam([parameter])
-    optimizer.state[parameter] = {"step": torch.tensor(1.0), "mu_product": torch.tensor(0.9), "note": 3}
+    optimizer.state[parameter] = {
+        "step": torch.tensor(1.0),
+        "mu_product": torch.tensor(0.9),
+        "note": 3,
+    }
     _make_capturable(optimizer)
     state = optimizer.state[parameter]
     assert {name: str(kept.device) for name, kept in state.items() if name != "note"} == {

@@ -66,7 +66,9 @@ SMALLER: dict[str, dict[str, Any]] = {
 }
 
 
-def open_model(name: str = "resnet18", *, classes: int | None = None, seed: int = 0, **settings: Any) -> TorchSession:
+def open_model(
+    name: str = "resnet18", *, classes: int | None = None, seed: int = 0, **settings: Any
+) -> TorchSession:
     return Torchvision(name=name, **settings).open(
         device=CpuDevice(),
         precision=Precision(name="fp32"),
@@ -156,7 +158,10 @@ def test_builder_settings_are_passed_on() -> None:
         ({"name": "fasterrcnn_resnet50_fpn"}, "learns from boxes"),
         ({"name": "raft_small"}, "pairs of images"),
         ({"name": "quantized_resnet18", "kwargs": {"quantize": True}}, "int8 is not a precision"),
-        ({"name": "resnet18", "kwargs": {"depth": 3}}, "resnet18 does not take these settings: .*depth"),
+        (
+            {"name": "resnet18", "kwargs": {"depth": 3}},
+            "resnet18 does not take these settings: .*depth",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_explained(settings: dict[str, Any], message: str) -> None:
@@ -166,7 +171,10 @@ def test_what_cannot_be_built_is_explained(settings: dict[str, Any], message: st
 
 def test_a_quantizable_builder_is_measured_in_floating_point_and_says_so() -> None:
     (doubt,) = open_model("quantized_shufflenet_v2_x0_5").doubts()
-    assert (doubt.code, doubt.help) == ("not_quantized", "read it as shufflenet_v2_x0_5; int8 is not measured")
+    assert (doubt.code, doubt.help) == (
+        "not_quantized",
+        "read it as shufflenet_v2_x0_5; int8 is not measured",
+    )
 
 
 @pytest.mark.parametrize("name", ["googlenet", "mobilenet_v3_small"])
@@ -204,13 +212,23 @@ def test_weights_come_from_a_path(tmp_path: Path) -> None:
 def test_checkpoints_of_training_scripts_are_unwrapped(tmp_path: Path, nested: str) -> None:
     state = weights_of("resnet18")
     torch.save(state, tmp_path / "plain.pth")
-    torch.save({nested: {f"module.{name}": value for name, value in state.items()}, "epoch": 3}, tmp_path / "rich.pth")
-    plain, rich = (scores(open_model(weights=name, weights_dir=str(tmp_path))) for name in ("plain.pth", "rich.pth"))
+    torch.save(
+        {nested: {f"module.{name}": value for name, value in state.items()}, "epoch": 3},
+        tmp_path / "rich.pth",
+    )
+    plain, rich = (
+        scores(open_model(weights=name, weights_dir=str(tmp_path)))
+        for name in ("plain.pth", "rich.pth")
+    )
     assert torch.equal(plain, rich)
 
 
 def test_files_from_before_batch_norm_counted_its_calls_are_read(tmp_path: Path) -> None:
-    state = {name: value for name, value in weights_of("resnet18").items() if not name.endswith("num_batches_tracked")}
+    state = {
+        name: value
+        for name, value in weights_of("resnet18").items()
+        if not name.endswith("num_batches_tracked")
+    }
     torch.save(state, tmp_path / "resnet18.pth")
     open_model(weights_dir=str(tmp_path))
 
@@ -246,7 +264,9 @@ def test_weights_that_do_not_fit_are_listed_before_anything_is_loaded(tmp_path: 
         ({"name": "resnet50"}, r"2 files for resnet50: resnet50-1\.pth, resnet50-2\.pth"),
     ],
 )
-def test_missing_weights_name_what_the_folder_holds(tmp_path: Path, settings: dict[str, str], message: str) -> None:
+def test_missing_weights_name_what_the_folder_holds(
+    tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
     for file in ("resnet18.pth", "resnet50-1.pth", "resnet50-2.pth", "notes.txt"):
         (tmp_path / file).touch()
     with pytest.raises(UserError, match=message):
@@ -277,7 +297,9 @@ def test_a_file_that_is_no_weights_is_refused_and_runs_nothing(
     assert "this must not run" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("weights", ["DEFAULT", "torchvision", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"])
+@pytest.mark.parametrize(
+    "weights", ["DEFAULT", "torchvision", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"]
+)
 def test_published_weights_that_cannot_be_downloaded_are_explained(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,14 +309,18 @@ def test_published_weights_that_cannot_be_downloaded_are_explained(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(urllib.request, "urlopen", offline)
     monkeypatch.setattr("torch.hub.urlopen", offline)
-    with pytest.raises(UserError, match=r"ResNet18_Weights\.IMAGENET1K_V1 could not be downloaded.*weights_dir"):
+    with pytest.raises(
+        UserError, match=r"ResNet18_Weights\.IMAGENET1K_V1 could not be downloaded.*weights_dir"
+    ):
         open_model(weights=weights)
 
 
 def test_published_weights_keep_their_classes() -> None:
     with pytest.raises(UserError, match="'num_classes' expected value 1000 but got 10"):
         open_model(weights="DEFAULT", num_classes=10)
-    with pytest.raises(UserError, match="data has 1001 classes, resnet18 with these settings has 1000"):
+    with pytest.raises(
+        UserError, match="data has 1001 classes, resnet18 with these settings has 1000"
+    ):
         open_model(weights="DEFAULT", classes=1001)
 
 
@@ -327,7 +353,9 @@ importlib.import_module = fail
 )
 def test_only_missing_compiled_operators_are_worked_around(preparation: str, output: str) -> None:
     script = IMPORT.format(preparation=preparation)
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.stdout.startswith(output), done.stderr
 
 
@@ -336,20 +364,34 @@ def test_the_stem_for_small_images_neither_strides_nor_pools(tmp_path: Path) -> 
     sizes: dict[str, torch.Size] = {}
     for name, session in (("usual", usual), ("small", small)):
         module: Any = session.module
-        module.layer1.register_forward_pre_hook(lambda _, inputs, name=name: sizes.update({name: inputs[0].shape}))
+        module.layer1.register_forward_pre_hook(
+            lambda _, inputs, name=name: sizes.update({name: inputs[0].shape})
+        )
         with session.inferring():
             session.forward(torch.zeros(1, 3, 32, 32))
     assert sizes == {"usual": (1, 64, 8, 8), "small": (1, 64, 32, 32)}
-    parameters = [sum(weight.numel() for weight in session.module.parameters()) for session in (usual, small)]
-    assert parameters == [11_181_642, 11_173_962]  # He et al.'s stem has 3 × 64 × (7² - 3²) weights fewer
+    parameters = [
+        sum(weight.numel() for weight in session.module.parameters()) for session in (usual, small)
+    ]
+    assert parameters == [
+        11_181_642,
+        11_173_962,
+    ]  # He et al.'s stem has 3 × 64 × (7² - 3²) weights fewer
     torch.save(small.module.state_dict(), tmp_path / "small.pt")
-    again = open_model("resnet18", classes=10, stem="cifar", seed=1, weights=str(tmp_path / "small.pt"))
-    assert again.module.state_dict()["conv1.weight"].equal(small.module.state_dict()["conv1.weight"])
+    again = open_model(
+        "resnet18", classes=10, stem="cifar", seed=1, weights=str(tmp_path / "small.pt")
+    )
+    assert again.module.state_dict()["conv1.weight"].equal(
+        small.module.state_dict()["conv1.weight"]
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"name": "vgg11"}, "for ResNets"), ({"name": "resnet18", "weights": "DEFAULT"}, "leave one of the two out")],
+    [
+        ({"name": "vgg11"}, "for ResNets"),
+        ({"name": "resnet18", "weights": "DEFAULT"}, "leave one of the two out"),
+    ],
 )
 def test_a_stem_that_does_not_fit_is_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):

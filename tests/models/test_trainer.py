@@ -56,7 +56,9 @@ class Net(torch.nn.Module):
         self.dropout, self.fc = torch.nn.Dropout(0.2), torch.nn.Linear(width, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.fc(self.dropout(self.norm(self.conv(inputs)).relu().flatten(2).mean(2)))
+        scores: torch.Tensor = self.fc(
+            self.dropout(self.norm(self.conv(inputs)).relu().flatten(2).mean(2))
+        )
         return scores
 
 
@@ -67,8 +69,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for label in range(2):
             (root / split / str(label)).mkdir(parents=True)
             for number in range(count):
-                pixels = np.random.default_rng(number).normal(90 + 40 * label, 40, (16, 16, 3)).clip(0, 255)
-                Image.fromarray(pixels.astype("uint8")).save(root / split / str(label) / f"{number}.png")
+                pixels = (
+                    np.random.default_rng(number)
+                    .normal(90 + 40 * label, 40, (16, 16, 3))
+                    .clip(0, 255)
+                )
+                Image.fromarray(pixels.astype("uint8")).save(
+                    root / split / str(label) / f"{number}.png"
+                )
     return root
 
 
@@ -139,7 +147,9 @@ def test_the_cosine_is_its_formula_after_a_linear_warm_up(warmup: int) -> None:
     rates = Rates(schedule=Schedule.cosine, total=40, per_epoch=10, warmup=warmup)
     for step in range(40):
         expected = (
-            (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * ((step - warmup) / (40 - warmup))))
+            (step + 1) / warmup
+            if step < warmup
+            else 0.5 * (1 + math.cos(math.pi * ((step - warmup) / (40 - warmup))))
         )
         assert rates.factor(step) == expected
     assert rates.factor(40) == rates.factor(1000) == 0.0
@@ -147,7 +157,11 @@ def test_the_cosine_is_its_formula_after_a_linear_warm_up(warmup: int) -> None:
 
 def test_schedules_are_those_of_torch() -> None:
     for schedule, of_torch, steps_per_call in (
-        (Schedule.one_cycle, lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=60), 1),
+        (
+            Schedule.one_cycle,
+            lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=60),
+            1,
+        ),
         (Schedule.step, lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.1), 10),
         (Schedule.cosine, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 60), 1),
         (Schedule.constant, lambda o: torch.optim.lr_scheduler.ConstantLR(o, factor=1.0), 1),
@@ -156,7 +170,9 @@ def test_schedules_are_those_of_torch() -> None:
         scheduler = of_torch(optimizer)
         rates = Rates(schedule=schedule, total=60, per_epoch=10, decay_epochs=2)
         for step in range(60):
-            assert 0.2 * rates.factor(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-12)
+            assert 0.2 * rates.factor(step) == pytest.approx(
+                optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-12
+            )
             optimizer.step()
             if (step + 1) % steps_per_call == 0:
                 scheduler.step()
@@ -165,14 +181,20 @@ def test_schedules_are_those_of_torch() -> None:
 @pytest.mark.parametrize("total", [1, 2, 3])
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("warmup", [0, 1, 9])
-def test_a_schedule_of_few_steps_stays_within_its_range(schedule: Schedule, total: int, warmup: int) -> None:
+def test_a_schedule_of_few_steps_stays_within_its_range(
+    schedule: Schedule, total: int, warmup: int
+) -> None:
     rates = Rates(schedule=schedule, total=total, per_epoch=1, warmup=warmup)
     assert all(0 <= rates.factor(step) <= 1 for step in range(total + 2))
 
 
 def test_each_step_has_the_rate_of_its_number(pictures: Path, tmp_path: Path) -> None:
     measuring = procedure(
-        Images(root=str(pictures), workers=0), tmp_path, epochs=3, schedule=Schedule.cosine, warmup_steps=4
+        Images(root=str(pictures), workers=0),
+        tmp_path,
+        epochs=3,
+        schedule=Schedule.cosine,
+        warmup_steps=4,
     )
     seen: list[float] = []
     usual = measuring.session.learn
@@ -184,9 +206,13 @@ def test_each_step_has_the_rate_of_its_number(pictures: Path, tmp_path: Path) ->
     measuring.session.learn = learn  # type: ignore[method-assign]
     point = measuring.measure(KEY)
     rates = Rates(schedule=Schedule.cosine, total=12, per_epoch=4, warmup=4)
-    begin = seen.index(SGD["lr"] * rates.factor(0))  # after the calls that come before every measurement
+    begin = seen.index(
+        SGD["lr"] * rates.factor(0)
+    )  # after the calls that come before every measurement
     assert seen[begin : begin + 12] == [SGD["lr"] * rates.factor(step) for step in range(12)]
-    assert [epoch.learning_rate for epoch in point.epochs] == [SGD["lr"] * rates.factor(step) for step in (3, 7, 11)]
+    assert [epoch.learning_rate for epoch in point.epochs] == [
+        SGD["lr"] * rates.factor(step) for step in (3, 7, 11)
+    ]
 
 
 # epochs
@@ -225,7 +251,9 @@ class Recorder:
         perfexp.metric("weight_norm", context.session.module.fc.weight.norm(), "1")
 
 
-def test_custom_metrics_belong_to_their_epoch_and_their_point(pictures: Path, tmp_path: Path) -> None:
+def test_custom_metrics_belong_to_their_epoch_and_their_point(
+    pictures: Path, tmp_path: Path
+) -> None:
     class Reporting(Net):
         steps = 0
 
@@ -236,11 +264,15 @@ def test_custom_metrics_belong_to_their_epoch_and_their_point(pictures: Path, tm
             return super().forward(inputs)
 
     recorder, lines = Recorder(), []  # type: ignore[var-annotated]
-    measuring = procedure(Images(root=str(pictures), workers=0), tmp_path, epochs=2, eval_every=1, module=Reporting())
+    measuring = procedure(
+        Images(root=str(pictures), workers=0), tmp_path, epochs=2, eval_every=1, module=Reporting()
+    )
     measuring.probes, measuring.report = {"recorder": recorder}, lambda line, _: lines.append(line)
     point = measuring.measure(KEY)
     assert point.status is Status.OK, point.error
-    first, second = ({metric.name: metric.value for metric in epoch.metrics} for epoch in point.epochs)
+    first, second = (
+        {metric.name: metric.value for metric in epoch.metrics} for epoch in point.epochs
+    )
     assert first.keys() == second.keys() == {"custom/steps_so_far", "custom/weight_norm"}
     assert second["custom/steps_so_far"] - first["custom/steps_so_far"] == 4  # type: ignore[operator]
     assert recorder.seen == [(epoch.number, epoch.accuracy) for epoch in point.epochs]
@@ -263,7 +295,14 @@ def test_training_ends_where_the_accuracy_no_longer_grows(pictures: Path, tmp_pa
     still = {"name": "sgd", "lr": 0.0}
     module = Net()
     module.norm.momentum = 0.0  # nothing changes from epoch to epoch
-    point = train(Images(root=str(pictures), workers=0), tmp_path, epochs=9, patience=2, optimizer=still, module=module)
+    point = train(
+        Images(root=str(pictures), workers=0),
+        tmp_path,
+        epochs=9,
+        patience=2,
+        optimizer=still,
+        module=module,
+    )
     assert [epoch.number for epoch in point.epochs] == [1, 2, 3]
 
 
@@ -271,10 +310,19 @@ def test_training_begins_with_the_loaded_weights_after_the_calls_before_it(tmp_p
     still = {"name": "adam", "lr": 0.0}
     module = Net()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    train(Synthetic(num_samples=8), tmp_path, epochs=1, checkpoints=True, optimizer=still, module=module)
+    train(
+        Synthetic(num_samples=8),
+        tmp_path,
+        epochs=1,
+        checkpoints=True,
+        optimizer=still,
+        module=module,
+    )
     content = torch.load(tmp_path / "best.pt", weights_only=True)
     assert torch.equal(content["model"]["conv.weight"], before["conv.weight"])
-    assert int(content["model"]["norm.num_batches_tracked"]) == 2  # the steps of the epoch, not those before it
+    assert (
+        int(content["model"]["norm.num_batches_tracked"]) == 2
+    )  # the steps of the epoch, not those before it
     assert [float(state["step"]) for state in content["optimizer"].values()] == [2.0] * 6
 
 
@@ -288,7 +336,14 @@ def test_a_checkpoint_without_scaled_losses_is_resumed_with_them(
     train(Synthetic(num_samples=8), tmp_path, epochs=1, checkpoints=True)
     precision = Precision(name="amp_fp16", autocast="float16")
     file = str(tmp_path / "best.pt")
-    point = train(Synthetic(num_samples=8), tmp_path, epochs=2, resume_from=file, precision=precision, checkpoints=True)
+    point = train(
+        Synthetic(num_samples=8),
+        tmp_path,
+        epochs=2,
+        resume_from=file,
+        precision=precision,
+        checkpoints=True,
+    )
     assert [epoch.number for epoch in point.epochs] == [2]
     assert weights(tmp_path / "best.pt")["scaler"]["scale"] > 0
 
@@ -323,7 +378,13 @@ def test_two_epochs_and_two_more_are_four_to_the_last_bit(
     assert_same(weights(whole / "final_weights.pt"), weights(half / "final_weights.pt"))
 
 
-KILLED = {"checkpoints": True, "save_every": 1, "schedule": Schedule.cosine, "warmup_steps": 3, "eval_every": 1}
+KILLED = {
+    "checkpoints": True,
+    "save_every": 1,
+    "schedule": Schedule.cosine,
+    "warmup_steps": 3,
+    "eval_every": 1,
+}
 
 
 def die_in_epoch_3(pictures: str, folder: str) -> None:
@@ -343,7 +404,9 @@ def die_in_epoch_3(pictures: str, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_is_killed_goes_on_to_the_same_weights(pictures: Path, tmp_path: Path) -> None:
+def test_a_training_that_is_killed_goes_on_to_the_same_weights(
+    pictures: Path, tmp_path: Path
+) -> None:
     data = Images(root=str(pictures), workers=0)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
@@ -352,7 +415,10 @@ def test_a_training_that_is_killed_goes_on_to_the_same_weights(pictures: Path, t
 
     code = "from tests.models import test_trainer; test_trainer.die_in_epoch_3({!r}, {!r})"
     command = [sys.executable, "-c", code.format(str(pictures), str(killed))]
-    assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode
+        == -signal.SIGKILL
+    )
     assert not (killed / "epoch_3.pt").exists()
     train(data, killed, epochs=4, resume_from=str(killed / "epoch_2.pt"), **KILLED)
     assert_same(weights(whole / "final_weights.pt"), weights(killed / "final_weights.pt"))
@@ -370,7 +436,9 @@ def test_weights_are_loaded_from_either_file(pictures: Path, tmp_path: Path) -> 
 def test_the_average_of_the_weights_is_that_of_torch(tmp_path: Path) -> None:
     session = open_session()
     session.optimizer(SGD)
-    average = AveragedModel(session.module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)  # type: ignore[no-untyped-call]
+    average = AveragedModel(
+        session.module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True
+    )  # type: ignore[no-untyped-call]
     trainer = session.trainer(ema=0.9, batch_size=4, resume_from=None)
     assert trainer is not None
     for _ in range(4):
@@ -432,7 +500,9 @@ def test_a_file_to_resume_from_that_does_not_fit_is_refused_before_anything_runs
     content = checkpoint.read_bytes()
     facts = spoiled(checkpoint)["facts"]
     if kind in ("truncated", "empty", "text"):
-        file.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "text": b"epoch: 3\n"}[kind])
+        file.write_bytes(
+            {"truncated": content[: len(content) // 2], "empty": b"", "text": b"epoch: 3\n"}[kind]
+        )
     elif kind != "missing":
         contents: dict[str, Any] = {
             "hostile": spoiled(checkpoint, model=Runs(trap)),
@@ -441,10 +511,14 @@ def test_a_file_to_resume_from_that_does_not_fit_is_refused_before_anything_runs
             "other model": spoiled(checkpoint, model=Net(width=5).state_dict()),
             "other optimizer": spoiled(checkpoint, facts=facts | {"optimizer": "AdamW"}),
             "other batch": spoiled(checkpoint, facts=facts | {"batch_size": 2}),
-            "other moments": spoiled(checkpoint, optimizer={0: {"momentum_buffer": torch.zeros(3)}}),
+            "other moments": spoiled(
+                checkpoint, optimizer={0: {"momentum_buffer": torch.zeros(3)}}
+            ),
             "random numbers": spoiled(checkpoint, random={"torch": torch.zeros(3)}),
             "epochs": spoiled(checkpoint, facts=facts | {"epoch": "3"}),
-            "without facts": {key: value for key, value in spoiled(checkpoint).items() if key != "facts"},
+            "without facts": {
+                key: value for key, value in spoiled(checkpoint).items() if key != "facts"
+            },
         }
         torch.save(contents[kind], file)
     measuring = procedure(Synthetic(num_samples=8), tmp_path, epochs=2, resume_from=str(file))
@@ -459,10 +533,14 @@ def test_a_file_to_resume_from_that_does_not_fit_is_refused_before_anything_runs
 
 def test_a_checkpoint_with_all_epochs_is_not_resumed_from(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="1 epochs already, and epochs=1"):
-        procedure(Synthetic(num_samples=8), tmp_path, epochs=1, resume_from=str(checkpoint)).measure(KEY)
+        procedure(
+            Synthetic(num_samples=8), tmp_path, epochs=1, resume_from=str(checkpoint)
+        ).measure(KEY)
 
 
-def test_a_checkpoint_that_is_not_finished_leaves_the_one_before(checkpoint: Path, monkeypatch: Any) -> None:
+def test_a_checkpoint_that_is_not_finished_leaves_the_one_before(
+    checkpoint: Path, monkeypatch: Any
+) -> None:
     session, before = open_session(), checkpoint.read_bytes()
     session.optimizer(SGD)
     trainer = session.trainer(ema=None, batch_size=4, resume_from=None)
@@ -490,7 +568,9 @@ def test_a_checkpoint_that_is_written_later_has_the_weights_of_its_moment(tmp_pa
         for parameter in session.module.parameters():
             parameter.add_(1.0)
     trainer.finish()
-    now, later = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("now", "later"))
+    now, later = (
+        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("now", "later")
+    )
     assert_same(now["model"], later["model"])
     assert {**now, "model": None, "random": None} == {**later, "model": None, "random": None}
 
@@ -510,7 +590,9 @@ def test_weights_that_are_written_later_are_those_of_their_moment(tmp_path: Path
             parameter.add_(1.0)
     trainer.finish()
     assert_same(weights(tmp_path / "now.pt"), weights(tmp_path / "later.pt"))
-    assert_same(weights(tmp_path / "now.pt"), torch.load(tmp_path / "best.pt", weights_only=True)["model"])
+    assert_same(
+        weights(tmp_path / "now.pt"), torch.load(tmp_path / "best.pt", weights_only=True)["model"]
+    )
 
 
 def test_a_checkpoint_that_can_not_be_written_later_is_an_error_at_the_end(tmp_path: Path) -> None:
@@ -535,9 +617,18 @@ def test_a_checkpoint_that_can_not_be_written_later_is_an_error_at_the_end(tmp_p
         ({"clip_grad_norm": 0.0}, "mode.train.clip_grad_norm=0.0"),
         ({"patience": 0}, "mode.train.patience=0"),
         ({"save_every": 2}, "save_every=2 needs mode.train.checkpoints=true"),
-        ({"optimizer": {"name": "sgd", "lr": -0.1}}, "mode.train.optimizer.lr=-0.1: set a number of 0 or more"),
-        ({"optimizer": {"name": "sgd", "momentum": 1.5}}, "momentum=1.5: set a number from 0, below 1"),
-        ({"optimizer": {"name": "sgd", "nesterov": True}}, "nesterov=true needs mode.train.optimizer.momentum"),
+        (
+            {"optimizer": {"name": "sgd", "lr": -0.1}},
+            "mode.train.optimizer.lr=-0.1: set a number of 0 or more",
+        ),
+        (
+            {"optimizer": {"name": "sgd", "momentum": 1.5}},
+            "momentum=1.5: set a number from 0, below 1",
+        ),
+        (
+            {"optimizer": {"name": "sgd", "nesterov": True}},
+            "nesterov=true needs mode.train.optimizer.momentum",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -546,24 +637,32 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
 
 
 def test_settings_of_sgd_are_not_those_of_adam() -> None:
-    assert Train(optimizer={"name": "adamw", "lr": 1.0, "momentum": 0.9, "nesterov": False}).optimizer == {
+    assert Train(
+        optimizer={"name": "adamw", "lr": 1.0, "momentum": 0.9, "nesterov": False}
+    ).optimizer == {
         "name": "adamw",
         "lr": 1.0,
     }
 
 
 def test_a_step_without_further_settings_is_what_it_was() -> None:
-    with Synthetic().open(session=open_session(), input_size=(12, 12), batch_size=4, training=True, seed=0) as batches:
+    with Synthetic().open(
+        session=open_session(), input_size=(12, 12), batch_size=4, training=True, seed=0
+    ) as batches:
         assert names(batches) == ["data", "forward", "loss", "backward", "optimizer"]
         assert names(batches, schedule=Schedule.cosine, ema=0.9)[5:] == ["schedule", "ema"]
 
 
 def names(batches: Batches, **settings: Any) -> list[str]:
-    step = Train(optimizer={"lr": 0.1}, **settings).prepare(session=open_session(), batches=batches, batch_size=4)
+    step = Train(optimizer={"lr": 0.1}, **settings).prepare(
+        session=open_session(), batches=batches, batch_size=4
+    )
     return [name for name, _ in step.segments]
 
 
-def test_a_graph_leaves_schedule_and_average_to_the_host_and_reads_the_rate_from_a_tensor(monkeypatch: Any) -> None:
+def test_a_graph_leaves_schedule_and_average_to_the_host_and_reads_the_rate_from_a_tensor(
+    monkeypatch: Any,
+) -> None:
     session = open_session()
     replayed: list[int] = []
 
@@ -572,7 +671,9 @@ def test_a_graph_leaves_schedule_and_average_to_the_host_and_reads_the_rate_from
 
     monkeypatch.setattr(session, "capture", capture)
     mode = Train(optimizer={"lr": 0.1}, schedule=Schedule.cosine, ema=0.9)
-    with Synthetic().open(session=session, input_size=(12, 12), batch_size=4, training=True, seed=0) as batches:
+    with Synthetic().open(
+        session=session, input_size=(12, 12), batch_size=4, training=True, seed=0
+    ) as batches:
         step = mode.prepare(session=session, batches=batches, batch_size=4)
         with step.active():
             step.call()
@@ -604,7 +705,9 @@ class Watched(Images):
             self.num_open -= not training
 
 
-def test_no_batches_of_evaluation_are_open_while_the_first_epoch_is_timed(pictures: Path, tmp_path: Path) -> None:
+def test_no_batches_of_evaluation_are_open_while_the_first_epoch_is_timed(
+    pictures: Path, tmp_path: Path
+) -> None:
     data, num_open = Watched(root=str(pictures), workers=0), dict[str, int]()
     own = procedure(data, tmp_path, epochs=1, optimizer=SGD)
     own.progress = lambda text: num_open.update({text: data.num_open})
@@ -618,7 +721,10 @@ class Returning:
     def __init__(self, session: TorchSession) -> None:
         self.constant, self.per_epoch = False, 3
         generator = torch.Generator().manual_seed(0)
-        self._inputs, self._targets = torch.rand(10, 3, 12, 12, generator=generator), (torch.arange(10) % 3 == 0).long()
+        self._inputs, self._targets = (
+            torch.rand(10, 3, 12, 12, generator=generator),
+            (torch.arange(10) % 3 == 0).long(),
+        )
         self._full = session.copy(Batch(inputs=self._inputs[:4], targets=self._targets[:4]))
         self._session = session
 
@@ -627,14 +733,20 @@ class Returning:
 
     def epoch(self) -> Iterator[Batch]:
         for first in (0, 4, 8):
-            part = Batch(inputs=self._inputs[first : first + 4], targets=self._targets[first : first + 4])
+            part = Batch(
+                inputs=self._inputs[first : first + 4], targets=self._targets[first : first + 4]
+            )
             yield self._session.copy(part, into=self._full) if first < 8 else part
 
 
 @pytest.mark.parametrize("error", [None, Unsupported("scripted"), MemoryError("scripted")])
-def test_an_evaluation_replays_the_graph_of_batches_that_return(monkeypatch: Any, error: Exception | None) -> None:
+def test_an_evaluation_replays_the_graph_of_batches_that_return(
+    monkeypatch: Any, error: Exception | None
+) -> None:
     session, replayed, is_captured = open_session(), [], error is None
-    monkeypatch.setattr(session.device, "is_out_of_memory", lambda raised: isinstance(raised, MemoryError))
+    monkeypatch.setattr(
+        session.device, "is_out_of_memory", lambda raised: isinstance(raised, MemoryError)
+    )
 
     def capture(call: Any) -> Any:
         if error is not None:

@@ -20,12 +20,16 @@ State = dict[str, torch.Tensor]
 
 
 def module() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
+    return torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2)
+    )
 
 
 def state_dict() -> State:
     state = module().state_dict()
-    return {name: torch.full_like(value, number) for number, (name, value) in enumerate(state.items())}
+    return {
+        name: torch.full_like(value, number) for number, (name, value) in enumerate(state.items())
+    }
 
 
 def with_prefix(prefix: str) -> State:
@@ -42,18 +46,30 @@ def loaded(content: Any, file: Path) -> State:
 RANDOM_STATE = torch.zeros(8, dtype=torch.uint8)
 CHECKPOINTS = {
     "one level": lambda: {"net": state_dict(), "acc": 1.0},
-    "with other tensors": lambda: {"params_ema": state_dict(), "loss": torch.tensor(0.1), "rng_state": RANDOM_STATE},
+    "with other tensors": lambda: {
+        "params_ema": state_dict(),
+        "loss": torch.tensor(0.1),
+        "rng_state": RANDOM_STATE,
+    },
     "two levels": lambda: {"ema": {"weights": state_dict()}, "epoch": 3},
-    "with an optimizer": lambda: {"net": state_dict(), "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}},
+    "with an optimizer": lambda: {
+        "net": state_dict(),
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}},
+    },
     "the usual of two": lambda: {"state_dict_ema": with_prefix("no."), "state_dict": state_dict()},
     "the first of the usual": lambda: {"model": with_prefix("no."), "state_dict": state_dict()},
-    "usual, below": lambda: {"swa": {"state_dict": state_dict()}, "callbacks": {"best": {"score": torch.tensor(0.5)}}},
+    "usual, below": lambda: {
+        "swa": {"state_dict": state_dict()},
+        "callbacks": {"best": {"score": torch.tensor(0.5)}},
+    },
     "compiled, then parallel": lambda: with_prefix("_orig_mod.module."),
     "parallel, then compiled": lambda: with_prefix("module._orig_mod."),
     "three": lambda: {"state_dict": with_prefix("model.net._orig_mod.")},
     "twice": lambda: with_prefix("net.model.module.module."),
     "backbone": lambda: with_prefix("module.backbone."),
-    "compiled inside": lambda: {name.replace("0.", "0._orig_mod."): value for name, value in state_dict().items()},
+    "compiled inside": lambda: {
+        name.replace("0.", "0._orig_mod."): value for name, value in state_dict().items()
+    },
 }
 
 
@@ -66,13 +82,17 @@ def test_the_state_dict_of_a_checkpoint_is_found_without_prefixes_of_wrappers(
 
 
 def test_several_state_dicts_without_a_usual_key_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds 2 state dicts: params, params_ema\. Save one of them"):
+    with pytest.raises(
+        UserError, match=r"holds 2 state dicts: params, params_ema\. Save one of them"
+    ):
         loaded({"params": state_dict(), "params_ema": state_dict()}, tmp_path / "file.pth")
 
 
 def test_a_prefix_that_is_the_modules_own_stays(tmp_path: Path) -> None:
     target = torch.nn.ModuleDict({"model": torch.nn.Linear(2, 2)})
-    state = {f"module.{name}": torch.ones_like(value) for name, value in target.state_dict().items()}
+    state = {
+        f"module.{name}": torch.ones_like(value) for name, value in target.state_dict().items()
+    }
     torch.save(state, tmp_path / "file.pth")
     load_weights(target, tmp_path / "file.pth")
     assert torch.equal(target.state_dict()["model.weight"], torch.ones(2, 2))
@@ -86,10 +106,19 @@ def test_a_prefix_that_only_some_names_have_stays_and_is_named(tmp_path: Path) -
 
 STATE = {"fc.weight": torch.ones(2, 2)}
 OTHER_FILES = {
-    "git-lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "a pointer of Git LFS.*git lfs pull"),
+    "git-lfs": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n",
+        "a pointer of Git LFS.*git lfs pull",
+    ),
     "HTML": (b"\n<!DOCTYPE html><html>", "a web page.*Download the file itself"),
-    "pickle of NumPy": (pickle.dumps({"fc.weight": np.ones(2)}), "a pickle of Python.*as tensors with torch.save"),
-    "pickle of torch": (pickle.dumps(STATE, protocol=2), "a pickle of Python.*as tensors with torch.save"),
+    "pickle of NumPy": (
+        pickle.dumps({"fc.weight": np.ones(2)}),
+        "a pickle of Python.*as tensors with torch.save",
+    ),
+    "pickle of torch": (
+        pickle.dumps(STATE, protocol=2),
+        "a pickle of Python.*as tensors with torch.save",
+    ),
     "npy": (b"\x93NUMPY\x01\0v", r"an array of NumPy.*torch\.from_numpy"),
     "empty": (b"", "it is empty.*again"),
     "gzip": (b"\x1f\x8b\x08abc", "compressed by gzip.*Unpack"),
@@ -119,13 +148,21 @@ def test_archives_of_other_programs_are_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_torchscript_archive_is_refused_with_a_remedy(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "file.pth")
-    with pytest.raises(UserError, match=r"a TorchScript archive.*torch\.jit\.load\(FILE\)\.state_dict\(\)"):
+    with pytest.raises(
+        UserError, match=r"a TorchScript archive.*torch\.jit\.load\(FILE\)\.state_dict\(\)"
+    ):
         load_weights(module(), tmp_path / "file.pth")
 
 
 OBJECTS = {
-    "Namespace": ({"model": STATE, "args": argparse.Namespace(a=1)}, r"a class \(argparse\.Namespace\).*tensors alone"),
-    "OmegaConf": ({"model": STATE, "cfg": OmegaConf.create({"a": 1})}, r"a class \(omegaconf\..*tensors alone"),
+    "Namespace": (
+        {"model": STATE, "args": argparse.Namespace(a=1)},
+        r"a class \(argparse\.Namespace\).*tensors alone",
+    ),
+    "OmegaConf": (
+        {"model": STATE, "cfg": OmegaConf.create({"a": 1})},
+        r"a class \(omegaconf\..*tensors alone",
+    ),
     "NumPy": ({"model": STATE, "acc": np.float64(1)}, r"numbers of NumPy \(numpy\..*tensors alone"),
     "array": ({"model": STATE, "mean": np.ones(3)}, r"numbers of NumPy \(numpy\..*tensors alone"),
     "model": (torch.nn.Linear(2, 2), r"a pickled model \(torch\.nn\..*Save its state dict"),

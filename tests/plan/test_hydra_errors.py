@@ -19,7 +19,9 @@ def refusal(*overrides: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["/tmp/größe", "日本", "a=b", "run#1", "a(b)", "x'y", 'a"b#c', "a;b&c", "a\\#b"])
+@pytest.mark.parametrize(
+    "value", ["/tmp/größe", "日本", "a=b", "run#1", "a(b)", "x'y", 'a"b#c', "a;b&c", "a\\#b"]
+)
 def test_a_value_that_needs_quotes_is_shown_with_those_of_hydra_and_of_a_shell(value: str) -> None:
     message = refusal(f"output_dir={value}")
     assert "Lexer" not in message
@@ -28,7 +30,9 @@ def test_a_value_that_needs_quotes_is_shown_with_those_of_hydra_and_of_a_shell(v
     assert compose(["model=resnet18", override])["output_dir"] == value
 
 
-@pytest.mark.parametrize("override", ["größe=3", 'output_dir="x', "output_dir={ä", "output_dir=ä,b", "output_dir=${x"])
+@pytest.mark.parametrize(
+    "override", ["größe=3", 'output_dir="x', "output_dir={ä", "output_dir=ä,b", "output_dir=${x"]
+)
 def test_a_value_that_quotes_alone_do_not_repair_has_examples(override: str) -> None:
     message = refusal(override)
     assert "In a shell" not in message
@@ -45,5 +49,8 @@ def test_the_quotes_of_a_tracking_uri_show_no_password() -> None:
 
 @pytest.mark.parametrize("plus", ["+", "++"])
 def test_an_experiment_is_chosen_without_a_plus(plus: str) -> None:
-    assert refusal(f"{plus}experiment=quick") == "experiment has an option already. Leave + out: experiment=quick"
+    assert (
+        refusal(f"{plus}experiment=quick")
+        == "experiment has an option already. Leave + out: experiment=quick"
+    )
     assert compose(["model=resnet18", "experiment=quick"])

@@ -26,7 +26,10 @@ TRAINS = ("mode=train", "data=synthetic_epoch", "epochs=1")
         ("algorithm=benchmark", "algorithm=benchmark needs an NVIDIA GPU"),
         ("algorithm.layers={conv1:guess}", "algorithm.layers: guess for conv1 needs an NVIDIA GPU"),
         ("algorithm=gemm algorithm.backend=cudnn", "algorithm.backend=cudnn needs an NVIDIA GPU"),
-        ("algorithm=winograd algorithm.backend=triton", "algorithm.backend=triton needs an NVIDIA GPU"),
+        (
+            "algorithm=winograd algorithm.backend=triton",
+            "algorithm.backend=triton needs an NVIDIA GPU",
+        ),
         ("algorithm=gemm algorithm.verify=true", "algorithm.verify=true needs an NVIDIA GPU"),
         ("profiler=nsys", "profiler=nsys: nsys, ncu and NVTX need a CUDA device"),
         ("profiler=ncu", "profiler=ncu: nsys, ncu and NVTX need a CUDA device"),
@@ -35,7 +38,9 @@ TRAINS = ("mode=train", "data=synthetic_epoch", "epochs=1")
         ("batch_size=max", "batch_size=max needs a device with a memory of its own"),
     ],
 )
-def test_settings_of_nvidia_gpus_are_refused_on_a_cpu(run, tmp_path, monkeypatch, device, setting, message):
+def test_settings_of_nvidia_gpus_are_refused_on_a_cpu(
+    run, tmp_path, monkeypatch, device, setting, message
+):
     if (device, setting) == ("mps", "batch_size=max"):
         pytest.skip("Apple's GPU has a memory to fill")
     monkeypatch.setattr(auto, "predicted_name", lambda index=0: "cpu")
@@ -50,15 +55,26 @@ def test_settings_of_nvidia_gpus_are_refused_on_a_cpu(run, tmp_path, monkeypatch
     ("settings", "message"),
     [
         (["gpu=mps"], "gpu=mps asks for Apple's GPU, which this machine does not have"),
-        (["data=images", "data.root=nowhere"], "data.root is not a folder: .*nowhere.* perfexp make-data images DIR"),
-        (["data=cifar10", "data.root=nowhere"], "data.root is not a folder: .*nowhere.* data.download=true"),
-        (["data=clips", "data.root=nowhere"], "data.root is not a folder: .*nowhere. Set it to the folder"),
+        (
+            ["data=images", "data.root=nowhere"],
+            "data.root is not a folder: .*nowhere.* perfexp make-data images DIR",
+        ),
+        (
+            ["data=cifar10", "data.root=nowhere"],
+            "data.root is not a folder: .*nowhere.* data.download=true",
+        ),
+        (
+            ["data=clips", "data.root=nowhere"],
+            "data.root is not a folder: .*nowhere. Set it to the folder",
+        ),
         ([*TRAINS, "mode.train.resume_from=x.pt"], "mode.train.resume_from=x.pt is missing"),
         (["model.weights=x.pt"], "There are no weights x.pt in"),
         (["model.weights_dir=nowhere"], "model.weights_dir is not a folder: nowhere"),
     ],
 )
-def test_a_device_and_files_that_are_missing_are_found_by_a_dry_run(run, tmp_path, settings, message):
+def test_a_device_and_files_that_are_missing_are_found_by_a_dry_run(
+    run, tmp_path, settings, message
+):
     code, printed, _ = run(*NO_DEVICE, *settings, "--dry-run")
     assert code == 2
     with pytest.raises(UserError, match=message):
@@ -68,8 +84,17 @@ def test_a_device_and_files_that_are_missing_are_found_by_a_dry_run(run, tmp_pat
 
 def test_files_and_devices_of_the_nodes_of_a_cluster_are_not_looked_for_here(run, monkeypatch):
     monkeypatch.setattr(auto, "predicted_name", lambda index=0: "cpu")
-    settings = ("gpu=l40s", "algorithm=guess", "data=images", "data.root=/of/the/node", "-m", "batch_size=1,2")
-    code, printed, _ = run(*NO_DEVICE, *settings, "hydra/launcher=slurm", "cluster=default", "--dry-run")
+    settings = (
+        "gpu=l40s",
+        "algorithm=guess",
+        "data=images",
+        "data.root=/of/the/node",
+        "-m",
+        "batch_size=1,2",
+    )
+    code, printed, _ = run(
+        *NO_DEVICE, *settings, "hydra/launcher=slurm", "cluster=default", "--dry-run"
+    )
     assert code == 0, printed
 
 
@@ -106,13 +131,27 @@ def test_every_algorithm_that_a_cpu_lacks_is_known_without_torch():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["algorithm=winograd", "algorithm.on_unsupported=error"], "convolutions can't be computed .* conv1"),
-        (["algorithm=gemm", "algorithm.workspace_bytes=-1"], "algorithm.workspace_bytes=-1: give 0 or more"),
-        (["algorithm=winograd", "algorithm.backward_data=x"], "no backward_data algorithm of cuDNN's"),
-        ([*TRAINS, "mode.train.resume_from=weights.pt"], "weights.pt is not a checkpoint to resume from"),
+        (
+            ["algorithm=winograd", "algorithm.on_unsupported=error"],
+            "convolutions can't be computed .* conv1",
+        ),
+        (
+            ["algorithm=gemm", "algorithm.workspace_bytes=-1"],
+            "algorithm.workspace_bytes=-1: give 0 or more",
+        ),
+        (
+            ["algorithm=winograd", "algorithm.backward_data=x"],
+            "no backward_data algorithm of cuDNN's",
+        ),
+        (
+            [*TRAINS, "mode.train.resume_from=weights.pt"],
+            "weights.pt is not a checkpoint to resume from",
+        ),
     ],
 )
-def test_a_worker_finds_mistakes_before_it_reserves_the_device(tmp_path, monkeypatch, settings, message):
+def test_a_worker_finds_mistakes_before_it_reserves_the_device(
+    tmp_path, monkeypatch, settings, message
+):
     monkeypatch.chdir(tmp_path)
     torch.save(torch.nn.Linear(2, 2).state_dict(), "weights.pt")
     plan = config.typed(compose([*NO_DEVICE, "gpu=cpu", "device_lock=fail", *settings]))
@@ -132,4 +171,6 @@ def test_ranks_without_a_gpu_are_those_of_a_cpu_that_was_asked_for(run, monkeypa
     monkeypatch.setattr(auto, "predicted_name", lambda index=0: "cpu")
     code, printed, records = run(*NO_DEVICE, "gpu.count=99", flag)
     assert (code, records) == (2, [])
-    assert printed == "error: 99 ranks need GPUs, and torch finds none: add gpu=cpu to share a CPU.\n"
+    assert (
+        printed == "error: 99 ranks need GPUs, and torch finds none: add gpu=cpu to share a CPU.\n"
+    )

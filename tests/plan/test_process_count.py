@@ -9,16 +9,31 @@ from perfexp.stopping import Fixed, Precision
 
 
 def rule(**settings):
-    return Precision(**{"target": 0.02, "processes": 3, "most_processes": 5, "budget_seconds": 100.0, **settings})
+    return Precision(
+        **{"target": 0.02, "processes": 3, "most_processes": 5, "budget_seconds": 100.0, **settings}
+    )
 
 
 def process(number, seconds=0.01, *, sizes=(64,), status=Status.OK, wall=1.0, start=1.0):
     made = []
     for size in sizes:
-        key = Key(phase="inference", input_size=(size, size), batch_size=1, precision="fp32", replicate=number)
+        key = Key(
+            phase="inference",
+            input_size=(size, size),
+            batch_size=1,
+            precision="fp32",
+            replicate=number,
+        )
         samples = [seconds * (1 + 1e-4 * (index % 7)) for index in range(80)]
-        point = Point(key=key, status=status, series=[Series(name="device", samples=samples)], wall_seconds=wall)
-        point.facts |= {"device_method": "queue"} | ({"start_seconds": start} if size == sizes[0] else {})
+        point = Point(
+            key=key,
+            status=status,
+            series=[Series(name="device", samples=samples)],
+            wall_seconds=wall,
+        )
+        point.facts |= {"device_method": "queue"} | (
+            {"start_seconds": start} if size == sizes[0] else {}
+        )
         made.append(point)
     return made
 
@@ -52,7 +67,9 @@ def test_another_process_has_to_fit_into_the_budget_with_its_start(budget, expec
 
 def test_a_hundred_points_share_ten_budgets():
     sizes = tuple(range(64, 164))
-    noisy = [process(number, NOISY[number], sizes=sizes, wall=0.1, start=0.0) for number in range(3)]
+    noisy = [
+        process(number, NOISY[number], sizes=sizes, wall=0.1, start=0.0) for number in range(3)
+    ]
     assert count(noisy, rule(budget_seconds=3.9)) == 3
     assert count(noisy, rule(budget_seconds=4.1)) == 4
     shared = rule(max_seconds=0.5, warmup_seconds=0.2).shared_by(100)
@@ -62,7 +79,9 @@ def test_a_hundred_points_share_ten_budgets():
 
 def test_an_unfinished_process_and_further_points_of_the_first_one_change_nothing():
     planned = {without_replicate(point.key) for point in process(0, sizes=(64, 65))}
-    whole = [point for number in range(3) for point in process(number, NOISY[number], sizes=(64, 65))]
+    whole = [
+        point for number in range(3) for point in process(number, NOISY[number], sizes=(64, 65))
+    ]
     begun, further = process(3, 0.02)[:1], process(0, sizes=(500,))
     interrupted = process(3, sizes=(64, 65), status=Status.INTERRUPTED)
     for more in ([], begun, further, interrupted):
@@ -76,13 +95,23 @@ def test_points_without_a_time_need_no_further_process():
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_until_it_is_precise_and_is_complete_then(slower_device, tmp_path, monkeypatch, capsys):
+def test_a_run_goes_on_until_it_is_precise_and_is_complete_then(
+    slower_device, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     slower_device(1.0, 1.1, 1.05, 1.0, 1.0)
-    command = ["model=fake", "gpu=fake", "input_size=64", "stopping=brisk", "stopping.budget_seconds=60"]
+    command = [
+        "model=fake",
+        "gpu=fake",
+        "input_size=64",
+        "stopping=brisk",
+        "stopping.budget_seconds=60",
+    ]
     command += ["tracking=none", "output_dir=x", "device_lock=wait"]
     assert main(command) == 0
-    assert {point.key.replicate for point in read_points(tmp_path / "x" / "points.jsonl")} == set(range(5))
+    assert {point.key.replicate for point in read_points(tmp_path / "x" / "points.jsonl")} == set(
+        range(5)
+    )
     assert "over 5 processes" in capsys.readouterr().out
     assert main(command) == 0
     assert "Nothing is left to measure" in capsys.readouterr().out

@@ -43,7 +43,9 @@ def here(tmp_path, monkeypatch):
 
 
 def test_what_the_users_files_import_is_followed_without_importing_it(here):
-    found = sources.hashes(["netfile.Net", "perfexp.models.fake.FakeModel", "torch.nn.Linear", "nothing.there"])
+    found = sources.hashes(
+        ["netfile.Net", "perfexp.models.fake.FakeModel", "torch.nn.Linear", "nothing.there"]
+    )
     assert list(found) == ["netfile.py", "pieces/__init__.py", "pieces/heads.py"]
     assert not {"netfile", "pieces"} & sys.modules.keys()
 
@@ -55,7 +57,9 @@ def test_packages_without_an_init_file_are_searched(here):
 
 
 def test_relative_imports_loops_and_broken_files_are_read(here):
-    (here / "pieces" / "heads.py").write_text("from . import tails\nfrom .tails import x\nimport netfile\n")
+    (here / "pieces" / "heads.py").write_text(
+        "from . import tails\nfrom .tails import x\nimport netfile\n"
+    )
     (here / "pieces" / "tails.py").write_text("def broken(:\n")
     assert list(sources.hashes(["netfile.Net"])) == [
         "netfile.py", "pieces/__init__.py", "pieces/heads.py", "pieces/tails.py",
@@ -63,9 +67,18 @@ def test_relative_imports_loops_and_broken_files_are_read(here):
 
 
 @pytest.mark.slow
-def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(here, capsys, monkeypatch):
+def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(
+    here, capsys, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", str(here))
-    command = ["--config-dir=conf", "model=net", "input_size=8", "gpu=cpu", "stopping=fixed", "stopping.measure=3"]
+    command = [
+        "--config-dir=conf",
+        "model=net",
+        "input_size=8",
+        "gpu=cpu",
+        "stopping=fixed",
+        "stopping.measure=3",
+    ]
     command += ["tracking=none"]
     assert main([*command, "output_dir=a"]) == 0
     (here / "pieces" / "heads.py").write_text(HEAD.format(outputs=4))
@@ -80,9 +93,18 @@ def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(
 
 
 @pytest.mark.slow
-def test_a_sweep_of_changed_code_has_no_table_and_a_repetition_names_the_file(here, capsys, monkeypatch):
+def test_a_sweep_of_changed_code_has_no_table_and_a_repetition_names_the_file(
+    here, capsys, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", str(here))
-    command = ["--config-dir=conf", "model=net", "input_size=8", "gpu=cpu", "stopping=fixed", "stopping.measure=3"]
+    command = [
+        "--config-dir=conf",
+        "model=net",
+        "input_size=8",
+        "gpu=cpu",
+        "stopping=fixed",
+        "stopping.measure=3",
+    ]
     command += ["tracking=none", "-m", "batch_size=1,2", "output_dir=s"]
     assert main(command) == 0
     (here / "pieces" / "heads.py").write_text(HEAD.format(outputs=4))

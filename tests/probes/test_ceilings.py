@@ -82,7 +82,9 @@ def test_a_ceiling_is_that_of_a_settled_clock(scripted, tmp_path, monkeypatch):
     assert found == {"bf16": pytest.approx(1e3 * 16**3), "bytes_per_second": pytest.approx(1e6)}
 
 
-@pytest.mark.parametrize("limit", ["power_limit_watts", "max_sm_clock_hertz", "application_clock_hertz"])
+@pytest.mark.parametrize(
+    "limit", ["power_limit_watts", "max_sm_clock_hertz", "application_clock_hertz"]
+)
 def test_another_limit_of_a_board_has_ceilings_of_its_own(monkeypatch, limit):
     known = []
     for value in (700.0, 400.0):
@@ -103,10 +105,14 @@ WORK = Work(
 
 
 @pytest.mark.parametrize(
-    ("precision", "tf32", "codes"), [("fp32", 7e6, ["tf32_ceiling"]), ("tf32", 7e6, []), ("fp32", 1e6, [])]
+    ("precision", "tf32", "codes"),
+    [("fp32", 7e6, ["tf32_ceiling"]), ("tf32", 7e6, []), ("fp32", 1e6, [])],
 )
 def test_a_ceiling_of_tf32_that_is_much_higher_is_a_note_on_fp32(precision, tf32, codes):
-    point = Point(key=Key(phase="inference", input_size=(8, 8), batch_size=1, precision=precision), status=Status.OK)
+    point = Point(
+        key=Key(phase="inference", input_size=(8, 8), batch_size=1, precision=precision),
+        status=Status.OK,
+    )
     add_work_metrics(point, WORK, Formats(precision, precision), {"fp32": 1e6, "tf32": tf32})
     assert [doubt.code for doubt in point.doubts] == codes
     assert all("7.0 times" in doubt.message and doubt.is_note for doubt in point.doubts)
@@ -116,7 +122,9 @@ def test_a_ceiling_of_tf32_that_is_much_higher_is_a_note_on_fp32(precision, tf32
 def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
     key = Key(phase="inference", input_size=(8, 8), batch_size=1, precision="fp32")
     point = Point(key=key, status=Status.OK, series=[Series(name="latency", samples=[1.0] * 9)])
-    add_work_metrics(point, WORK, Formats("fp32", "fp32"), {}, {"fp32": ceiling, "bytes_per_second": 5.0})
+    add_work_metrics(
+        point, WORK, Formats("fp32", "fp32"), {}, {"fp32": ceiling, "bytes_per_second": 5.0}
+    )
     assert point.metric("mfu_of_ceiling").value == 2000 / ceiling
     assert point.metric("ceiling/bytes_per_second").value == 5
     assert [doubt.code for doubt in point.doubts] == doubts
@@ -125,7 +133,9 @@ def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
 @pytest.mark.parametrize(("convolutions", "codes"), [(1500, []), (500, ["tf32_ceiling"])])
 def test_products_and_convolutions_of_other_formats_have_peaks_of_their_own(convolutions, codes):
     """By torch's flags: 2,000 FLOPs, at a peak of 1 MFLOP/s for products and 2 MFLOP/s for convolutions."""
-    geometry = Geometry(in_channels=1, out_channels=1, kernel=(1,), stride=(1,), padding=(0,), dilation=(1,))
+    geometry = Geometry(
+        in_channels=1, out_channels=1, kernel=(1,), stride=(1,), padding=(0,), dilation=(1,)
+    )
     rows = (
         replace(WORK.rows[0], macs=macs, convolution=each)
         for macs, each in ((1000 - convolutions // 2, None), (convolutions // 2, geometry))
@@ -137,7 +147,11 @@ def test_products_and_convolutions_of_other_formats_have_peaks_of_their_own(conv
     )
     peaks = {"fp32": 1e6, "tf32": 2e6}
     add_work_metrics(
-        point, replace(WORK, rows=tuple(rows)), Formats("fp32", "tf32"), peaks, {**peaks, "bytes_per_second": 5.0}
+        point,
+        replace(WORK, rows=tuple(rows)),
+        Formats("fp32", "tf32"),
+        peaks,
+        {**peaks, "bytes_per_second": 5.0},
     )
     seconds = (2000 - convolutions) / 1e6 + convolutions / 2e6
     assert point.metric("mfu").value == pytest.approx(seconds)

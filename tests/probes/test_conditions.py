@@ -25,7 +25,11 @@ KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp3
 def measure(stopping=None, *, noise=0.0, phase="inference", epochs=None, **script):
     device = FakeDevice(enqueue_seconds=1e-6, **script)
     session = FakeModel(base_seconds=1e-3, seconds_per_megapixel=0.0, noise=noise).open(
-        device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+        device=device,
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=None,
+        seed=0,
     )
     point = Procedure(
         session=session,
@@ -98,7 +102,10 @@ def test_a_clock_that_drifts_names_its_largest_states_only():
 
 @pytest.mark.slow
 def test_a_steady_clock_is_not_doubted():
-    points = [measure(clock_hertz=[1.98e9], clock_noise=0.004, clock_seed=seed, noise=0.01) for seed in range(100)]
+    points = [
+        measure(clock_hertz=[1.98e9], clock_noise=0.004, clock_seed=seed, noise=0.01)
+        for seed in range(100)
+    ]
     assert all(len(point.facts["clock_hertz"]["device"]) >= 3 for point in points)
     assert sum(diagnostic(point, "clock_moved") is not None for point in points) <= 5
 
@@ -126,7 +133,9 @@ WARM_SECONDS = 1e-3 * 1.03
 
 
 def settled(warming_seconds, *, noise=0.005, clock_noise=0.0, **settings):
-    rule = PrecisionRule(**{"steady": Steady.thermal, "min_seconds": 5.0, "max_seconds": 10.0, **settings})
+    rule = PrecisionRule(
+        **{"steady": Steady.thermal, "min_seconds": 5.0, "max_seconds": 10.0, **settings}
+    )
     warming = {"warming_share": 0.03, "warming_seconds": warming_seconds}
     point = measure(rule, noise=noise, clock_hertz=[2e9], clock_noise=clock_noise, **warming)
     figures = row([point])

@@ -49,12 +49,18 @@ class Load:
         self._device, self._busy, self._idle = device, busy_watts, idle_watts
 
     def joules(self, seconds):
-        return self._idle * seconds + (self._busy - self._idle) * self._device.worked_seconds(seconds)
+        return self._idle * seconds + (self._busy - self._idle) * self._device.worked_seconds(
+            seconds
+        )
 
     def watts(self, seconds):
         """The mean over 25 ms, as a board's sensor tells it."""
         since = max(seconds - 0.025, 0.0)
-        return (self.joules(seconds) - self.joules(since)) / (seconds - since) if seconds else self._idle
+        return (
+            (self.joules(seconds) - self.joules(since)) / (seconds - since)
+            if seconds
+            else self._idle
+        )
 
 
 def now_of(device):
@@ -90,7 +96,11 @@ def values(energy):
 
 
 def reasons(energy):
-    return {metric.name.removeprefix("energy/"): metric.reason for metric in energy.metrics if metric.value is None}
+    return {
+        metric.name.removeprefix("energy/"): metric.reason
+        for metric in energy.metrics
+        if metric.value is None
+    }
 
 
 def codes(energy):
@@ -102,15 +112,21 @@ def codes(energy):
 
 @pytest.mark.parametrize("query_seconds", [0.0, 0.5e-3, 4e-3])
 @pytest.mark.parametrize("phase_seconds", [0.0, 0.037, 0.0991])
-def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(query_seconds, phase_seconds):
+def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(
+    query_seconds, phase_seconds
+):
     """The rule's own row: 300 W, a counter that ticks every 100 ms, at most 0.5 % off."""
     device = FakeDevice(enqueue_seconds=10e-6)
-    meter = meter_of(device, steady(300.0), phase_seconds=phase_seconds, query_seconds=query_seconds)
+    meter = meter_of(
+        device, steady(300.0), phase_seconds=phase_seconds, query_seconds=query_seconds
+    )
     energy = procedure(device, meter).measure(launching(device, 100e-6), images_per_call=8)
     found = values(energy)
     assert found["power_mean_watts"] == pytest.approx(300.0, rel=0.005)
     assert found["integral_power_watts"] == pytest.approx(300.0, rel=1e-9)
-    assert found["integral_difference"] == pytest.approx(300.0 / found["power_mean_watts"] - 1, abs=1e-9)
+    assert found["integral_difference"] == pytest.approx(
+        300.0 / found["power_mean_watts"] - 1, abs=1e-9
+    )
     # a tick that is seen late, since calls and slow queries take turns here, makes the windows longer
     assert 0.99 < found["window_seconds"] < (1.01 if query_seconds < 4e-3 else 1.45)
     assert found["call_seconds"] == pytest.approx(100e-6, rel=1e-6)
@@ -132,7 +148,11 @@ def test_the_error_stays_within_what_the_record_says_of_it(
     watts, tick_seconds, phase_seconds, query_seconds, work_seconds
 ):
     device = FakeDevice(enqueue_seconds=10e-6)
-    script = {"tick_seconds": tick_seconds, "phase_seconds": phase_seconds, "query_seconds": query_seconds}
+    script = {
+        "tick_seconds": tick_seconds,
+        "phase_seconds": phase_seconds,
+        "query_seconds": query_seconds,
+    }
     meter = meter_of(device, steady(watts), **script)
     energy = procedure(device, meter).measure(launching(device, work_seconds), images_per_call=1)
     error = abs(values(energy)["counter_power_watts"] / watts - 1)
@@ -146,7 +166,8 @@ def test_five_windows_of_a_second_repeat_to_one_percent():
     meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
     measuring = procedure(device, meter)
     found = [
-        values(measuring.measure(launching(device, 130e-6), images_per_call=1))["per_call_joules"] for _ in range(5)
+        values(measuring.measure(launching(device, 130e-6), images_per_call=1))["per_call_joules"]
+        for _ in range(5)
     ]
     assert max(found) / min(found) - 1 < 0.01
     assert found == pytest.approx([700.0 * 130e-6] * 5, rel=0.0075)
@@ -166,7 +187,9 @@ def test_stopping_finely_takes_five_seconds():
 def test_the_warm_plateau_before_the_window_is_not_in_it():
     """A power that rises for a second after the calls begin, and is steady then."""
     device = FakeDevice(enqueue_seconds=10e-6)
-    measuring = procedure(device, meter_of(device, Polyline([(0.0, 100.0), (3.0, 100.0), (4.0, 600.0)])))
+    measuring = procedure(
+        device, meter_of(device, Polyline([(0.0, 100.0), (3.0, 100.0), (4.0, 600.0)]))
+    )
     measuring.idle()
     partial(device.launch, 0.0)(3.0 - now_of(device)())
     energy = measuring.measure(launching(device, 1e-3), images_per_call=1)
@@ -175,7 +198,9 @@ def test_the_warm_plateau_before_the_window_is_not_in_it():
     assert values(energy)["net_per_call_joules"] == pytest.approx(0.5, rel=0.005)
 
 
-@pytest.mark.parametrize(("worked_seconds", "plateau_seconds"), [(0.0, 1.2), (0.4, 0.8), (30.0, 0.6)])
+@pytest.mark.parametrize(
+    ("worked_seconds", "plateau_seconds"), [(0.0, 1.2), (0.4, 0.8), (30.0, 0.6)]
+)
 def test_what_the_device_has_just_worked_on_such_calls_is_half_of_the_plateau_at_the_most(
     worked_seconds, plateau_seconds
 ):
@@ -197,7 +222,9 @@ def test_after_a_rest_for_the_idle_power_the_plateau_is_whole():
 # --- the device meanwhile ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("enqueue_seconds", "work_seconds"), [(10e-6, 100e-6), (1e-3, 8e-3), (2e-3, 5e-3)])
+@pytest.mark.parametrize(
+    ("enqueue_seconds", "work_seconds"), [(10e-6, 100e-6), (1e-3, 8e-3), (2e-3, 5e-3)]
+)
 def test_a_query_of_four_milliseconds_does_not_let_the_device_idle(enqueue_seconds, work_seconds):
     device = Logged(enqueue_seconds=enqueue_seconds)
     meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
@@ -210,13 +237,19 @@ def test_a_query_of_four_milliseconds_does_not_let_the_device_idle(enqueue_secon
 
 
 @pytest.mark.parametrize("query_seconds", [20e-6, 4e-3, 15e-3])
-def test_a_call_that_the_host_is_slow_to_issue_keeps_its_pace_however_slow_a_query_is(query_seconds):
+def test_a_call_that_the_host_is_slow_to_issue_keeps_its_pace_however_slow_a_query_is(
+    query_seconds,
+):
     device = Logged(enqueue_seconds=20e-6)
     meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=query_seconds)
-    energy = procedure(device, meter).measure(launching(device, 5e-6), images_per_call=1, clean=exactly(20e-6))
+    energy = procedure(device, meter).measure(
+        launching(device, 5e-6), images_per_call=1, clean=exactly(20e-6)
+    )
     found = values(energy)
     assert found["call_seconds"] == pytest.approx(20e-6, rel=1e-3)
-    assert found["per_call_joules"] == pytest.approx((120.0 + (700.0 - 120.0) * 5 / 20) * 20e-6, rel=0.01)
+    assert found["per_call_joules"] == pytest.approx(
+        (120.0 + (700.0 - 120.0) * 5 / 20) * 20e-6, rel=0.01
+    )
     assert found["net_per_call_joules"] == pytest.approx((700.0 - 120.0) * 5e-6, rel=0.02)
     assert "energy_pace" not in codes(energy)
 
@@ -257,7 +290,9 @@ def test_calls_go_on_while_a_meter_is_asked():
             answers.append(called.wait(20))
             return super().energy_joules()
 
-    resting, waiting = (kind(now_of(device), steady(300.0), tick_seconds=0.01) for kind in (FakeMeter, Waiting))
+    resting, waiting = (
+        kind(now_of(device), steady(300.0), tick_seconds=0.01) for kind in (FakeMeter, Waiting)
+    )
     measuring = EnergyProcedure(device=device, detected=Found(meters=(resting,)), rules=QUICK)
     measuring.idle()
     measuring.detected = Found(meters=(waiting,))
@@ -300,7 +335,9 @@ def test_a_call_of_many_launches_fills_the_queue_and_no_more(launches):
             device.launch(10e-6)
 
     meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
-    energy = procedure(device, meter, rules=Rules(plateau_seconds=0.4)).measure(call, images_per_call=1)
+    energy = procedure(device, meter, rules=Rules(plateau_seconds=0.4)).measure(
+        call, images_per_call=1
+    )
     assert values(energy)["call_seconds"] == pytest.approx(launches * 10e-6, rel=1e-3)
     assert values(energy)["power_mean_watts"] == pytest.approx(700.0, rel=0.01)
 
@@ -314,7 +351,12 @@ def test_a_call_longer_than_the_window_has_an_energy_too():
 
 def test_on_a_synchronous_device_the_meters_are_asked_between_calls():
     device = Logged(enqueue_seconds=0.0, asynchronous=False)
-    script = {"tick_seconds": 1e-3, "tells_tick": True, "query_seconds": 30e-6, "power_kind": PowerKind.absent}
+    script = {
+        "tick_seconds": 1e-3,
+        "tells_tick": True,
+        "query_seconds": 30e-6,
+        "power_kind": PowerKind.absent,
+    }
     meter = meter_of(device, Load(device, 200.0, 50.0), **script)
     energy = procedure(device, meter).measure(launching(device, 7e-3), images_per_call=2)
     found = values(energy)
@@ -328,7 +370,9 @@ def test_on_a_synchronous_device_the_meters_are_asked_between_calls():
 def test_ticks_that_are_seen_late_make_a_longer_window_and_then_a_doubt():
     """Calls of 0.4 s between which the counter can be asked, and its period of 0.1 s is not known before."""
     device = FakeDevice(enqueue_seconds=0.0, asynchronous=False)
-    energy = procedure(device, meter_of(device, steady(300.0))).measure(launching(device, 0.4), images_per_call=1)
+    energy = procedure(device, meter_of(device, steady(300.0))).measure(
+        launching(device, 0.4), images_per_call=1
+    )
     assert values(energy)["window_seconds"] > 1.5
     error = abs(values(energy)["power_mean_watts"] / 300.0 - 1)
     assert error <= 6**0.5 * energy.facts["meters"][0]["window_uncertainty"] + 1e-9
@@ -372,7 +416,9 @@ def test_a_counter_that_stands_still_gives_no_energy_and_a_doubt(stuck_seconds):
     assert values(energy)["call_seconds"] == pytest.approx(1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize(("gain", "believed"), [(1.02, True), (0.98, True), (1.05, False), (0.9, False)])
+@pytest.mark.parametrize(
+    ("gain", "believed"), [(1.02, True), (0.98, True), (1.05, False), (0.9, False)]
+)
 def test_counter_and_integral_have_to_agree(gain, believed):
     device = FakeDevice(enqueue_seconds=10e-6)
     energy = measured(device, meter_of(device, steady(300.0), gain=gain))
@@ -386,7 +432,9 @@ def test_counter_and_integral_have_to_agree(gain, believed):
 
 def jumping(seed, mean_watts, spread_watts):
     """A power that takes a new value every 10 ms, of which a reading every 100 ms sees a sample."""
-    watts = np.random.default_rng(seed).uniform(mean_watts - spread_watts, mean_watts + spread_watts, 800)
+    watts = np.random.default_rng(seed).uniform(
+        mean_watts - spread_watts, mean_watts + spread_watts, 800
+    )
     return Polyline([(0.01 * index, float(each)) for index, each in enumerate(watts)])
 
 
@@ -395,14 +443,20 @@ def test_an_integral_of_few_readings_of_a_jumping_power_is_no_witness_against_th
     apart, believed = [], []
     for seed in range(40):
         device = FakeDevice(enqueue_seconds=10e-6)
-        energy = measured(device, meter_of(device, jumping(seed, 300.0, 75.0)), rules=Rules(most_seconds=0.0))
+        energy = measured(
+            device, meter_of(device, jumping(seed, 300.0, 75.0)), rules=Rules(most_seconds=0.0)
+        )
         apart.append(abs(values(energy)["integral_difference"]))
         believed.append("meter_fault" not in codes(energy))
         assert values(energy)["counter_power_watts"] == pytest.approx(300.0, rel=0.05)
         found = [doubt for doubt in energy.doubts if doubt.code == "meter_limited"]
         unchecked = [doubt for doubt in found if "idle" not in doubt.message]
-        assert bool(unchecked) == (believed[-1] and 4 * values(energy)["integral_uncertainty"] > 0.1)
-        assert values(energy)["integral_uncertainty"] == pytest.approx(75 / 3**0.5 / 300 / 11**0.5, rel=0.7)
+        assert bool(unchecked) == (
+            believed[-1] and 4 * values(energy)["integral_uncertainty"] > 0.1
+        )
+        assert values(energy)["integral_uncertainty"] == pytest.approx(
+            75 / 3**0.5 / 300 / 11**0.5, rel=0.7
+        )
     assert sum(difference > 0.03 for difference in apart) >= 10, "far apart often enough"
     assert sum(believed) >= 38, "but for what few readings happen to agree on"
 
@@ -471,7 +525,9 @@ def test_without_a_meter_everything_is_null_and_says_why():
 
 def test_power_at_rest_above_that_of_the_calls_gives_no_net_energy():
     device = FakeDevice(enqueue_seconds=10e-6)
-    measuring = procedure(device, meter_of(device, Polyline([(0.0, 300.0), (2.8, 300.0), (2.9, 200.0)])))
+    measuring = procedure(
+        device, meter_of(device, Polyline([(0.0, 300.0), (2.8, 300.0), (2.9, 200.0)]))
+    )
     energy = measuring.measure(launching(device, 1e-3), images_per_call=1)
     assert values(energy)["per_call_joules"] == pytest.approx(0.2, rel=0.005)
     assert "not above the idle power" in reasons(energy)["net_per_call_joules"]
@@ -518,7 +574,10 @@ def test_the_accuracy_is_that_of_the_worst_meter_if_all_have_one(accuracies, kno
 
 def test_where_one_of_two_boards_has_no_figure_the_sum_has_none():
     device = FakeDevice(enqueue_seconds=10e-6)
-    meters = (meter_of(device, steady(300.0), name="a"), meter_of(device, steady(500.0), name="b", stuck_seconds=0.0))
+    meters = (
+        meter_of(device, steady(300.0), name="a"),
+        meter_of(device, steady(500.0), name="b", stuck_seconds=0.0),
+    )
     energy = measured(device, *meters)
     found = values(energy)
     assert found["per_call_joules"] is None
@@ -540,8 +599,12 @@ def test_devices_are_put_together_only_if_all_have_meters():
 def test_an_epoch_of_training_has_an_energy_where_the_data_has_an_end():
     device = FakeDevice(enqueue_seconds=10e-6)
     measuring = procedure(device, meter_of(device, steady(300.0)))
-    with_end = measuring.measure(launching(device, 1e-3), images_per_call=4, trains=True, calls_per_epoch=50)
-    assert values(with_end)["per_epoch_joules"] == pytest.approx(50 * values(with_end)["per_call_joules"])
+    with_end = measuring.measure(
+        launching(device, 1e-3), images_per_call=4, trains=True, calls_per_epoch=50
+    )
+    assert values(with_end)["per_epoch_joules"] == pytest.approx(
+        50 * values(with_end)["per_call_joules"]
+    )
     endless = measuring.measure(launching(device, 1e-3), images_per_call=4, trains=True)
     assert reasons(endless)["per_epoch_joules"] == "the data has no end; set data.num_samples"
     inference = measuring.measure(launching(device, 1e-3), images_per_call=4)
@@ -557,15 +620,21 @@ def test_the_raw_answers_are_kept_and_give_the_same_figure_again():
     [meter] = point.facts["energy"]["meters"]
     assert len(meter["counter"]["seconds"]) == len(meter["counter"]["joules"])
     readings = list(zip(meter["counter"]["seconds"], meter["counter"]["joules"], strict=True))
-    first = next(joules for seconds, joules in readings if seconds > 0)  # the first one after the tick shows it
+    first = next(
+        joules for seconds, joules in readings if seconds > 0
+    )  # the first one after the tick shows it
     last = next(joules for seconds, joules in readings if seconds > meter["window_seconds"])
-    assert (last - first) / meter["window_seconds"] == pytest.approx(meter["counter_watts"], rel=1e-5)
+    assert (last - first) / meter["window_seconds"] == pytest.approx(
+        meter["counter_watts"], rel=1e-5
+    )
     assert set(meter["power"]["watts"]) == {300.0}
     assert point.metric("energy/per_call_joules").unit == "joules"
     assert all(metric.name.endswith(metric.unit) or metric.unit == "1" for metric in point.metrics)
 
 
-@pytest.mark.parametrize("wrong", [{"window_seconds": 0.0}, {"plateau_seconds": -1.0}, {"most_seconds": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"window_seconds": 0.0}, {"plateau_seconds": -1.0}, {"most_seconds": -1.0}]
+)
 def test_rules_that_can_not_be_followed_are_refused(wrong):
     with pytest.raises(UserError, match="energy"):
         Rules(**wrong)

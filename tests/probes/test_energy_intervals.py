@@ -14,7 +14,16 @@ from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.statistics.estimators import windows_half_width
 from tests.meters.clock import Clock
-from tests.probes.test_energy import Load, Logged, codes, launching, meter_of, now_of, procedure, values
+from tests.probes.test_energy import (
+    Load,
+    Logged,
+    codes,
+    launching,
+    meter_of,
+    now_of,
+    procedure,
+    values,
+)
 from tests.rotation import some_of
 from tests.scripted_meter import FakeMeter, Polyline, steady
 
@@ -69,7 +78,9 @@ def test_without_a_counter_windows_are_integrals_of_the_power():
     assert len(windows.watts) == 3
     assert np.diff(windows.edges) == pytest.approx([1 / 3] * 3, abs=0.05)
     assert power.mean_watts.half_width > 0
-    assert np.average(windows.watts, weights=np.diff(windows.edges)) == pytest.approx(power.mean_watts.value, rel=1e-9)
+    assert np.average(windows.watts, weights=np.diff(windows.edges)) == pytest.approx(
+        power.mean_watts.value, rel=1e-9
+    )
 
 
 def test_the_interval_is_that_of_student_where_windows_are_equal():
@@ -82,14 +93,18 @@ def test_the_interval_is_that_of_student_where_windows_are_equal():
 def test_the_ends_count_where_they_are_less_certain_than_the_windows():
     """A steady power, and ticks that all are seen equally late: only the ends are uncertain."""
     power, windows = power_of(steady(300.0), query_seconds=1e-3)
-    assert power.mean_watts.half_width >= 1.96 * windows.uncertainty * power.mean_watts.value * 0.999
+    assert (
+        power.mean_watts.half_width >= 1.96 * windows.uncertainty * power.mean_watts.value * 0.999
+    )
 
 
 # --- coverage ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sigma", some_of([6.0, 60.0], 1))
-@pytest.mark.parametrize("script", [{"query_seconds": 1e-3, "tells_tick": True}, {"has_counter": False}])
+@pytest.mark.parametrize(
+    "script", [{"query_seconds": 1e-3, "tells_tick": True}, {"has_counter": False}]
+)
 @pytest.mark.slow
 def test_the_interval_of_the_power_holds_the_truth(sigma, script):
     held = []
@@ -115,7 +130,11 @@ def small(seed, *, rules=None):
 @pytest.mark.slow
 def test_the_interval_of_the_energy_holds_the_truth_where_power_and_pace_fluctuate():
     energies = [small(seed, rules=Rules(plateau_seconds=0.1)) for seed in range(SIMULATIONS)]
-    for name, truth in (("per_call_joules", 0.6), ("call_seconds", 4e-3), ("power_mean_watts", 150.0)):
+    for name, truth in (
+        ("per_call_joules", 0.6),
+        ("call_seconds", 4e-3),
+        ("power_mean_watts", 150.0),
+    ):
         held = sum(holds(metric(energy, name), truth) for energy in energies)
         assert held >= 0.9 * SIMULATIONS, name
 
@@ -131,7 +150,9 @@ def test_five_repetitions_agree_within_their_intervals():
 @pytest.mark.parametrize(("rules", "is_checked"), [(None, True), (Rules(most_seconds=0.0), False)])
 def test_a_power_that_varies_is_watched_until_its_integral_checks_the_counter(rules, is_checked):
     device = FakeDevice(enqueue_seconds=10e-6)
-    measuring = procedure(device, meter_of(device, noisy(3, 150.0, 25.0, seconds=30.0)), rules=rules)
+    measuring = procedure(
+        device, meter_of(device, noisy(3, 150.0, 25.0, seconds=30.0)), rules=rules
+    )
     measuring.idle()
     energy = measuring.measure(launching(device, 1e-3), images_per_call=1)
     assert (codes(energy) == []) is is_checked
@@ -145,7 +166,11 @@ def test_a_counter_that_never_agrees_is_given_up_after_the_limit_twice():
     measuring = procedure(device, meter_of(device, steady(300.0), gain=1.2))
     energies = [measuring.measure(launching(device, 1e-3), images_per_call=1) for _ in range(3)]
     windows = [values(energy)["window_seconds"] for energy in energies]
-    assert windows == [pytest.approx(10.0, abs=0.5), pytest.approx(10.0, abs=0.5), pytest.approx(1.0, abs=0.05)]
+    assert windows == [
+        pytest.approx(10.0, abs=0.5),
+        pytest.approx(10.0, abs=0.5),
+        pytest.approx(1.0, abs=0.05),
+    ]
     for energy in energies:
         assert values(energy)["per_call_joules"] is None
         assert codes(energy) == ["meter_fault"]
@@ -190,13 +215,19 @@ def test_a_rest_takes_two_seconds():
 
 def test_intervals_add_up_by_the_rules_of_their_docstrings():
     one, other = Reading(10.0, half_width=0.3), Reading(20.0, half_width=0.8)
-    assert product(one, other) == Reading(200.0, half_width=pytest.approx(200 * math.hypot(0.03, 0.04)))
-    assert product(one, Reading(2.0, half_width=0.0)) == Reading(20.0, half_width=pytest.approx(0.6))
+    assert product(one, other) == Reading(
+        200.0, half_width=pytest.approx(200 * math.hypot(0.03, 0.04))
+    )
+    assert product(one, Reading(2.0, half_width=0.0)) == Reading(
+        20.0, half_width=pytest.approx(0.6)
+    )
     assert product(one, Reading(2.0)).half_width is None
     assert above(other, one) == Reading(10.0, half_width=pytest.approx(math.hypot(0.3, 0.8)))
     assert total([one, other]) == Reading(30.0, half_width=pytest.approx(1.1))
     assert total([one, Reading(1.0)]).half_width is None
-    assert midway(one, Reading(10.2, half_width=0.4)) == Reading(10.1, half_width=pytest.approx(0.25))
+    assert midway(one, Reading(10.2, half_width=0.4)) == Reading(
+        10.1, half_width=pytest.approx(0.25)
+    )
     assert midway(one, other) == Reading(15.0, half_width=pytest.approx(5.8))
     assert midway(one, Reading(None, "no")) == one
 

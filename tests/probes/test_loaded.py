@@ -213,7 +213,11 @@ def patient(monkeypatch):
 
 def measured_on(device, **settings):
     session = FakeModel(base_seconds=1e-3, seconds_per_megapixel=0.0).open(
-        device=device, precision=Precision(name="fp32"), execution=Execution(), num_classes=None, seed=0
+        device=device,
+        precision=Precision(name="fp32"),
+        execution=Execution(),
+        num_classes=None,
+        seed=0,
     )
     return Procedure(
         session=session,

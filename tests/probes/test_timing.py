@@ -43,7 +43,9 @@ def test_an_unheld_queue_gives_the_wall_time_of_the_loop(work_seconds, wall_seco
 @pytest.mark.parametrize("launches", some_of([20, 80, 400, 800, 1600, 3000], 3))
 @pytest.mark.parametrize(("host_seconds", "work_seconds"), [(4e-6, 5e-6), (4e-6, 3e-6)])
 @pytest.mark.parametrize("samples", [1, 10, 100])
-def test_the_loop_is_as_fast_as_one_without_any_measuring(launches, host_seconds, work_seconds, samples):
+def test_the_loop_is_as_fast_as_one_without_any_measuring(
+    launches, host_seconds, work_seconds, samples
+):
     plain = FakeDevice(enqueue_seconds=host_seconds)
     call = repeat(plain, launches * work_seconds, launches)
     for _ in range(500):
@@ -58,7 +60,9 @@ def test_the_loop_is_as_fast_as_one_without_any_measuring(launches, host_seconds
 
 def collected(name, block, rule, device):
     """One series by itself."""
-    collector = timing.Collector(name, block, lambda busy_seconds: rule.begin(busy_seconds=busy_seconds))
+    collector = timing.Collector(
+        name, block, lambda busy_seconds: rule.begin(busy_seconds=busy_seconds)
+    )
     timing.collect([collector], device.now_ns)
     return collector.series()
 
@@ -74,7 +78,9 @@ def test_latency_is_host_device_and_synchronise_together():
 def test_the_verdict_is_right_every_time(work_seconds, verdict, calls):
     for attempt in range(25):
         rng = np.random.default_rng([attempt, calls])
-        device = FakeDevice(enqueue_seconds=20e-6 * (1 + 0.02 * rng.standard_normal()), record_host_seconds=1e-6)
+        device = FakeDevice(
+            enqueue_seconds=20e-6 * (1 + 0.02 * rng.standard_normal()), record_host_seconds=1e-6
+        )
         noise = iter(1 + 0.02 * rng.standard_normal(4 * calls + 10_000))
 
         def call(device=device, noise=noise):
@@ -90,7 +96,9 @@ def test_the_host_time_is_that_of_a_queue_with_room():
     """Beyond its depth the queue itself slows the host down, and a device-bound call would look launch-bound."""
     device = FakeDevice(enqueue_seconds=20e-6, queue_depth=1000)
     call = repeat(device, 50e-6)
-    assert depth.issue_seconds(call, device, depth.samples_in_queue(call, device)) == pytest.approx(20e-6, rel=0.01)
+    assert depth.issue_seconds(call, device, depth.samples_in_queue(call, device)) == pytest.approx(
+        20e-6, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("launches", [600, 900])
@@ -105,7 +113,9 @@ def test_a_call_that_the_host_takes_long_to_issue_fits_all_the_same():
     k, chunk, *_ = depth.fit(repeat(device, 2e-3), device)
     assert k == 1
     assert chunk > 1
-    assert np.median(queue.Chain(repeat(device, 2e-3), device, chunk)(20)) == pytest.approx(2e-3, rel=1e-6)
+    assert np.median(queue.Chain(repeat(device, 2e-3), device, chunk)(20)) == pytest.approx(
+        2e-3, rel=1e-6
+    )
 
 
 def test_a_call_of_many_launches_still_fits():
@@ -222,14 +232,21 @@ def test_what_a_series_takes_begins_with_its_first_block(monkeypatch):
         def stop(self, samples):
             return None
 
-    collector = timing.Collector("latency", timing.HostChain(repeat(device, 1e-3), device), lambda _: Monitor())
+    collector = timing.Collector(
+        "latency", timing.HostChain(repeat(device, 1e-3), device), lambda _: Monitor()
+    )
     timing.collect([collector], device.now_ns)
     assert seen == pytest.approx([0.0, 5e-3, 10e-3], rel=0.01)
 
 
 def test_a_series_keeps_every_sample_and_says_which_are_warm_up():
     device = FakeDevice(asynchronous=False)
-    series = collected("latency", timing.HostChain(repeat(device, 1e-3), device), Fixed(warmup=10, measure=20), device)
+    series = collected(
+        "latency",
+        timing.HostChain(repeat(device, 1e-3), device),
+        Fixed(warmup=10, measure=20),
+        device,
+    )
     assert (len(series.samples), series.warmup, len(series.measured)) == (30, 10, 20)
     assert series.stop.reason == "fixed"
 
@@ -244,14 +261,19 @@ def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
         taken.append(count)
         return timing.HostChain(repeat(device, 1e-3), device)(count)
 
-    collected("latency", block, Precision(target=1e-4, max_seconds=0.3, warmup_seconds=0.01), device)
+    collected(
+        "latency", block, Precision(target=1e-4, max_seconds=0.3, warmup_seconds=0.01), device
+    )
     assert len(taken) > 3
     assert gaps == [0]  # all garbage was collected once, before the first block
 
 
 def test_time_that_filling_the_queue_takes_counts_towards_the_limit():
     device = FakeDevice(enqueue_seconds=3e-3, queue_depth=10)
-    noise, begun = itertools.cycle(np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, 997)), device.now_ns()
+    noise, begun = (
+        itertools.cycle(np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, 997)),
+        device.now_ns(),
+    )
     rule = Precision(target=1e-9, max_seconds=0.5, min_calls=10, warmup_seconds=0.0)
     chain = queue.Chain(lambda: device.launch(next(noise)), device, 5)
     series = collected("device", chain, rule, device)
@@ -265,7 +287,9 @@ def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_secon
     device = FakeDevice(enqueue_seconds=enqueue_seconds, record_seconds=2e-6, queue_depth=10_000)
     call = repeat(device, 5e-6)
     found, chunk, *_ = depth.fit(call, device)
-    assert found == pytest.approx(k, rel=0.5)  # found from blocks of single calls, each with its record
+    assert found == pytest.approx(
+        k, rel=0.5
+    )  # found from blocks of single calls, each with its record
     seconds = queue.Chain(call, device, chunk, found)(20)
     assert np.median(seconds) == pytest.approx(5e-6, rel=0.004)
 
@@ -296,12 +320,17 @@ def test_a_hold_does_not_run_away_where_the_device_makes_the_host_wait(every):
     chain, start = queue.Chain(call, device, max(1, chunk)), device.now_ns()
     for _ in range(5):
         chain(40)
-    assert (device.now_ns() - start) * 1e-9 < 60  # 200 calls of 1 ms, each fill tried a few times behind waits
+    assert (
+        device.now_ns() - start
+    ) * 1e-9 < 60  # 200 calls of 1 ms, each fill tried a few times behind waits
     assert np.median(chain(40)) == pytest.approx(1e-3, rel=0.01)
 
 
 def test_a_hold_recovers_from_a_host_that_was_held_up():
-    device, late = FakeDevice(enqueue_seconds=100e-6, queue_depth=1000), iter([True, *[False] * 10_000])
+    device, late = (
+        FakeDevice(enqueue_seconds=100e-6, queue_depth=1000),
+        iter([True, *[False] * 10_000]),
+    )
 
     def call():
         device.launch(90e-6)
@@ -323,7 +352,9 @@ def test_a_slower_device_is_held_for_one_sample_only():
     chain(50)
     start = device.now_ns()
     assert np.median(chain(50)) == pytest.approx(300e-6, rel=0.001)
-    assert (device.now_ns() - start) * 1e-9 < 1.2 * 50 * 300e-6  # all of them behind a wait would be 1.4 of it
+    assert (
+        device.now_ns() - start
+    ) * 1e-9 < 1.2 * 50 * 300e-6  # all of them behind a wait would be 1.4 of it
 
 
 def test_series_take_turns_block_by_block_and_what_changes_between_blocks_widens_both_intervals():

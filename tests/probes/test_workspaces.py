@@ -51,7 +51,9 @@ class Scripted(CpuDevice):
         self.allocator.restart()
 
     def memory(self):
-        return [Metric(name="memory/peak_bytes", value=self.allocator.peak.total_bytes, unit="bytes")]
+        return [
+            Metric(name="memory/peak_bytes", value=self.allocator.peak.total_bytes, unit="bytes")
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +74,18 @@ def calls():
 
 
 def known(device=None, *, precision=FP32, execution=None, **settings):
-    return Workspaces(precision=precision, execution=execution or Execution(), device=device, **settings)
+    return Workspaces(
+        precision=precision, execution=execution or Execution(), device=device, **settings
+    )
 
 
 def test_a_workspace_is_the_memory_beyond_inputs_and_outputs_of_the_second_call(calls):
     with Allocator({"convolution": 3 * 2**20, "convolution_backward": 0}) as allocator:
         device = Scripted(allocator)
         assert [workspace_bytes(call, device) for call in calls] == [3 * 2**20, 0]
-    assert allocator.ran == [call for call in calls for _ in range(2)]  # the same layouts as in the trace
+    assert allocator.ran == [
+        call for call in calls for _ in range(2)
+    ]  # the same layouts as in the trace
     assert calls[0].arguments[1] == Layout((8, 3, 3, 3), (27, 1, 9, 3), "float32")
 
 
@@ -112,7 +118,9 @@ def test_other_settings_have_workspaces_of_their_own(calls, precision, execution
     assert not known(match="H100", precision=precision, execution=execution).of(calls).sizes
 
 
-@pytest.mark.parametrize(("owner", "name"), [(torch.backends.cudnn, "version"), (torch, "__version__")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(torch.backends.cudnn, "version"), (torch, "__version__")]
+)
 def test_another_torch_or_cudnn_has_workspaces_of_its_own(calls, monkeypatch, owner, name):
     with Allocator({"convolution": 2**20, "convolution_backward": 2**21}) as allocator:
         known(Scripted(allocator)).of(calls)
@@ -121,16 +129,22 @@ def test_another_torch_or_cudnn_has_workspaces_of_its_own(calls, monkeypatch, ow
     assert not known(match="H100").of(calls).sizes
 
 
-def test_measurements_have_the_settings_of_the_plan_and_leave_those_of_the_process(calls, monkeypatch):
+def test_measurements_have_the_settings_of_the_plan_and_leave_those_of_the_process(
+    calls, monkeypatch
+):
     seen = []
     monkeypatch.setattr(
         module,
         "workspace_bytes",
-        lambda call, device: seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)) or 0,
+        lambda call, device: (
+            seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)) or 0
+        ),
     )
     before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     execution = Execution(cudnn_benchmark=True)
-    known(CpuDevice(), precision=Precision(name="tf32", tf32=True), execution=execution).of(calls[:1])
+    known(CpuDevice(), precision=Precision(name="tf32", tf32=True), execution=execution).of(
+        calls[:1]
+    )
     known(CpuDevice(), execution=execution).of(calls[:1])
     assert seen == [(True, True), (False, True)]
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark) == before
@@ -143,7 +157,10 @@ def test_a_call_that_fails_stays_unknown_and_the_others_do_not(calls):
         reason = "CUDA out of memory. Tried to allocate 80 GiB"
         assert found.facts() == {"device": H100, "convolutions": 2, "known": 1, "reason": reason}
         allocator.sizes["convolution"] = 1024
-        assert known(Scripted(allocator)).of(calls).sizes == {calls[0]: 1024, calls[1]: 512}  # it is tried again
+        assert known(Scripted(allocator)).of(calls).sizes == {
+            calls[0]: 1024,
+            calls[1]: 512,
+        }  # it is tried again
 
 
 def test_a_device_in_use_leaves_workspaces_unknown(calls):
@@ -161,7 +178,11 @@ def test_a_device_in_use_leaves_workspaces_unknown(calls):
 
 def test_a_device_without_figures_of_its_memory_is_a_reason(calls, monkeypatch):
     device = CpuDevice(name=H100)
-    monkeypatch.setattr(device, "memory", lambda: [Metric(name="memory/peak_bytes", value=None, reason="-", unit="")])
+    monkeypatch.setattr(
+        device,
+        "memory",
+        lambda: [Metric(name="memory/peak_bytes", value=None, reason="-", unit="")],
+    )
     assert known(device).of(calls).reason == f"{H100} does not report its memory"
 
 
@@ -169,7 +190,9 @@ def test_autocast_to_fp16_is_measured_in_fp16_though_its_trace_has_bf16(monkeypa
     layouts = Layout((1, 2), (2, 1), "bfloat16"), Layout((1,), (1,), "float32")
     call = OperatorCall("convolution", (*layouts, None, (1, 1)))
     seen = []
-    monkeypatch.setattr(module, "workspace_bytes", lambda call, device: seen.append(str(call)) or 512)
+    monkeypatch.setattr(
+        module, "workspace_bytes", lambda call, device: seen.append(str(call)) or 512
+    )
     half = Precision(name="amp", autocast="float16")
     assert known(CpuDevice(name=H100), precision=half).of([call]).sizes == {call: 512}
     known(CpuDevice(name=H100)).of([call])

@@ -10,7 +10,13 @@ from perfexp.main import main
 from perfexp.records.record import Record
 
 #: Two calls: the forward pass is launched by one thread, the backward pass by another.
-KERNELS = [(1, "fprop", 100), (1, "relu", 200), (2, "dgrad", 300), (2, "wgrad", 400), (2, "relu_back", 500)]
+KERNELS = [
+    (1, "fprop", 100),
+    (1, "relu", 200),
+    (2, "dgrad", 300),
+    (2, "wgrad", 400),
+    (2, "relu_back", 500),
+]
 
 
 @pytest.fixture
@@ -46,14 +52,20 @@ def database(tmp_path):
                 text = (None, 0) if name == "train_step" else (name, None)
                 row = (base + start, base + end, 60, *text, 1)
                 connection.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?, ?)", row)
-            connection.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, 'pushed', NULL, 1)", (base, base + 1000))
+            connection.execute(
+                "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, 'pushed', NULL, 1)", (base, base + 1000)
+            )
             for number, (thread, _, issued) in enumerate(KERNELS):
                 correlation = 100 * step + number
                 start = base + 2000 + 1000 * number
                 runtime = (base + issued, base + issued + 10, thread, correlation, 0)
-                connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", runtime)
+                connection.execute(
+                    "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", runtime
+                )
                 kernel = (start, start + 800, correlation, number + 1, number + 1)
-                connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", kernel)
+                connection.execute(
+                    "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", kernel
+                )
         connection.commit()
     return path
 
@@ -64,7 +76,10 @@ def nsys(tools, database):
 
     def install(**script):
         return Scripted(
-            tools, "nsys", NSYS, {"version": VERSION, "reports": REPORTS, "database": str(database), **script}
+            tools,
+            "nsys",
+            NSYS,
+            {"version": VERSION, "reports": REPORTS, "database": str(database), **script},
         )
 
     return install
@@ -76,7 +91,11 @@ def ncu(tools):
     whole = ncu_csv(["forward", "backward", "backward"], ["fprop", "dgrad", "wgrad"])
 
     def install(**script):
-        defaults = {"version": "Version 2025.3.0.0 (build 1)", "metrics": METRICS_SM90, "csv": whole}
+        defaults = {
+            "version": "Version 2025.3.0.0 (build 1)",
+            "metrics": METRICS_SM90,
+            "csv": whole,
+        }
         return Scripted(tools, "ncu", NCU, {**defaults, **script})
 
     return install

@@ -115,7 +115,9 @@ class Scripted:
         folder.mkdir(parents=True, exist_ok=True)
         self._script, self._calls = folder / f"{name}.json", folder / f"{name}.calls"
         self.path = folder / name
-        self.path.write_text(text.format(python=sys.executable, script=str(self._script), calls=str(self._calls)))
+        self.path.write_text(
+            text.format(python=sys.executable, script=str(self._script), calls=str(self._calls))
+        )
         self.path.chmod(0o755)
         self.script(**script)
 
@@ -124,7 +126,11 @@ class Scripted:
 
     @property
     def calls(self) -> list[list[str]]:
-        return [json.loads(line) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []
+        return (
+            [json.loads(line) for line in self._calls.read_text().splitlines()]
+            if self._calls.exists()
+            else []
+        )
 
 
 KERN_SUM = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
@@ -186,7 +192,18 @@ _COUNTED = {
 
 def ncu_csv(parts: list[str], kernels: list[str]) -> str:
     """The raw page of a step: a kernel in each part."""
-    columns = ("ID", "Process ID", "Process Name", "Kernel Name", "Context", "Stream", "Device", "CC", _PUSH, _START)
+    columns = (
+        "ID",
+        "Process ID",
+        "Process Name",
+        "Kernel Name",
+        "Context",
+        "Stream",
+        "Device",
+        "CC",
+        _PUSH,
+        _START,
+    )
     rows = [[*columns, *_COUNTED], ["" for _ in columns] + [unit for unit, _ in _COUNTED.values()]]
     for number, (part, kernel) in enumerate(zip(parts, kernels, strict=True)):
         ranges = " ".join(

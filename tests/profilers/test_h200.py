@@ -32,8 +32,14 @@ def test_a_step_holds_more_backward_kernels_than_forward_ones():
     parts = {each["name"]: each for each in ranges}
     assert parts["backward"]["kernels"] > parts["forward"]["kernels"] > 100
     assert parts["optimizer_step"]["kernels"] > 0
-    inside = [parts[name]["kernels"] for name in ("data", "forward", "loss", "backward", "optimizer_step")]
-    assert sum(inside) == parts["train_step"]["kernels"] == sum(each.kernel is not None for each in work)
+    inside = [
+        parts[name]["kernels"] for name in ("data", "forward", "loss", "backward", "optimizer_step")
+    ]
+    assert (
+        sum(inside)
+        == parts["train_step"]["kernels"]
+        == sum(each.kernel is not None for each in work)
+    )
 
 
 def test_the_parts_of_a_step_add_up_to_its_span():
@@ -41,7 +47,9 @@ def test_the_parts_of_a_step_add_up_to_its_span():
     parts = {each["name"]: each for each in projection.project(HERE / "train.sqlite")[0]}
     step = parts["train_step"]
     assert step["span_seconds"] == pytest.approx(24.74e-3, rel=0.02)
-    spans = [parts[name]["span_seconds"] for name in ("forward", "loss", "backward", "optimizer_step")]
+    spans = [
+        parts[name]["span_seconds"] for name in ("forward", "loss", "backward", "optimizer_step")
+    ]
     assert sum(spans) == pytest.approx(step["span_seconds"], rel=0.01)
     assert 0.9 * step["span_seconds"] < step["busy_seconds"] < step["span_seconds"]
 
@@ -51,10 +59,13 @@ def test_the_projection_of_nsys_itself_misses_the_backward_pass():
     sheet = reports.read((HERE / "train_nvtx_gpu_proj_sum.csv").read_text())
     ours = {each["name"]: each for each in projection.project(HERE / "train.sqlite")[0]}
     theirs = {
-        row["Range"]: row for row in csv.DictReader(io.StringIO((HERE / "train_nvtx_gpu_proj_sum.csv").read_text()))
+        row["Range"]: row
+        for row in csv.DictReader(io.StringIO((HERE / "train_nvtx_gpu_proj_sum.csv").read_text()))
     }
     assert sheet is not None
-    assert int(theirs[":backward"]["Total GPU Ops"]) / int(theirs[":backward"]["Range Instances"]) == 1
+    assert (
+        int(theirs[":backward"]["Total GPU Ops"]) / int(theirs[":backward"]["Range Instances"]) == 1
+    )
     assert ours["backward"]["launches"] > 200
 
 
@@ -64,7 +75,9 @@ def test_kernels_by_nsys_are_ranked_with_their_shares():
     found = reports.kernels({"cuda_gpu_kern_sum": sheet})
     assert "dgrad_engine" in found[0]["name"]
     assert found[0]["seconds"] == pytest.approx(12502609e-9)
-    assert [each["seconds"] for each in found] == sorted((each["seconds"] for each in found), reverse=True)
+    assert [each["seconds"] for each in found] == sorted(
+        (each["seconds"] for each in found), reverse=True
+    )
 
 
 @pytest.fixture
@@ -90,12 +103,17 @@ def test_the_bytes_of_an_activation_are_read_and_written(launches):
 
 def test_constants_that_are_moved_by_half_precision_are_no_flops(launches):
     """The bias is added to 64 × 224 × 224 float32: an FMA for each, and nothing of half precision."""
-    bias = counters.count(next(launch for launch in launches if "CUDAFunctor_add<float>" in launch.kernel))
+    bias = counters.count(
+        next(launch for launch in launches if "CUDAFunctor_add<float>" in launch.kernel)
+    )
     assert bias.flops["fp32"] == 2 * 64 * 224 * 224
     assert bias.flops["half"] == 0
     assert bias.moves == 2 * bias.flops["fp32"]
     found = roofline.of_csv(HERE / "inference_ncu.csv", by_hand(67.0, 4800.0))
-    assert any("of half precision in kernels of single precision are left out" in note for note in found.notes)
+    assert any(
+        "of half precision in kernels of single precision are left out" in note
+        for note in found.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +144,9 @@ def test_half_precision_is_left_out_only_where_the_name_says_single(kernel, move
 
 def test_a_roofline_of_counters_has_every_kernel(launches):
     found = roofline.of_csv(HERE / "inference_ncu.csv", by_hand(67.0, 4800.0))
-    assert found.total.load.seconds == pytest.approx(sum(counters.count(launch).seconds for launch in launches))
+    assert found.total.load.seconds == pytest.approx(
+        sum(counters.count(launch).seconds for launch in launches)
+    )
     assert not found.estimated
     assert 0 < found.total.compute_share < 1
 
@@ -142,8 +162,12 @@ def test_ncu_catches_a_training_step_whole(step):
     """The gradients of inputs and weights, which another thread launches, as nsys saw them: launch for launch."""
     found = roofline.of_csv(step, by_hand(67.0, 4800.0))
     parts = {part.name: part for part in found.ranges}
-    by_nsys = {each["name"]: each["kernels"] for each in projection.project(HERE / "train.sqlite")[0]}
-    assert {name: part.load.launches for name, part in parts.items()} == {n: k for n, k in by_nsys.items() if k}
+    by_nsys = {
+        each["name"]: each["kernels"] for each in projection.project(HERE / "train.sqlite")[0]
+    }
+    assert {name: part.load.launches for name, part in parts.items()} == {
+        n: k for n, k in by_nsys.items() if k
+    }
     names = " ".join(kernel.name for kernel in found.parts)
     assert "dgrad" in names
     assert "wgrad" in names
@@ -165,7 +189,10 @@ def test_double_precision_of_the_cuda_cores_has_a_roof_of_its_own(step):
 def test_counted_flops_are_fewer_than_by_definition_where_cudnn_transforms(step):
     """Convolutions by spectra, and weights' gradients by Winograd: never more than the definition's FLOPs."""
     found = roofline.of_csv(step, by_hand(67.0, 4800.0))
-    names, parts = " ".join(part.name for part in found.parts), {part.name: part for part in found.ranges}
+    names, parts = (
+        " ".join(part.name for part in found.parts),
+        {part.name: part for part in found.ranges},
+    )
     assert "fft2d" in names
     assert "winograd" in names
     forward = parts["forward"].load.total_flops

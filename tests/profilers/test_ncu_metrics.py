@@ -6,13 +6,22 @@ from scripted import METRICS_SM90
 from perfexp.profilers import About, Place, ProfilerFailed, tools
 from perfexp.profilers.ncu import Ncu, available_counters, roofline_counters
 
-SM75 = ["gpu__time_duration", "dram__bytes_read", "dram__bytes_write", "sm__inst_executed_pipe_tensor", "lts__t_bytes"]
+SM75 = [
+    "gpu__time_duration",
+    "dram__bytes_read",
+    "dram__bytes_write",
+    "sm__inst_executed_pipe_tensor",
+    "lts__t_bytes",
+]
 
 
 def test_operations_of_tensor_cores_come_before_their_instructions():
     chosen = roofline_counters(METRICS_SM90)
     tensor = [name for name in chosen if "tensor" in name]
-    assert tensor == ["sm__ops_path_tensor_src_bf16_dst_fp32.sum", "sm__ops_path_tensor_src_tf32_dst_fp32.sum"]
+    assert tensor == [
+        "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
+        "sm__ops_path_tensor_src_tf32_dst_fp32.sum",
+    ]
 
 
 def test_an_older_chip_counts_instructions():
@@ -23,7 +32,12 @@ def test_an_older_chip_counts_instructions():
 
 def test_a_newer_chip_has_other_names_for_the_same():
     chosen = roofline_counters(
-        ["gpu__time_duration", "dram__bytes_op_read", "dram__bytes_op_write", "gpu__dram_throughput"]
+        [
+            "gpu__time_duration",
+            "dram__bytes_op_read",
+            "dram__bytes_op_write",
+            "gpu__dram_throughput",
+        ]
     )
     assert chosen == [
         "gpu__time_duration.sum",
@@ -49,7 +63,11 @@ def test_a_chip_that_nobody_knows_is_asked_itself(ncu):
 
 def test_counters_that_the_user_names_are_taken_as_they_are(ncu, tmp_path):
     tool = ncu()
-    profiler = Ncu(metrics=["sm__warps_active.avg", "regex:lts__.*"], sections=["Occupancy"], cache_control="none")
+    profiler = Ncu(
+        metrics=["sm__warps_active.avg", "regex:lts__.*"],
+        sections=["Occupancy"],
+        cache_control="none",
+    )
     command = profiler.command(Place(folder=tmp_path, stem="train"), About(phase="train"))
     assert "--metrics=sm__warps_active.avg,regex:lts__.*" in command
     assert {"--section=Occupancy", "--cache-control=none"} <= set(command)

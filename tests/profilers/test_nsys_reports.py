@@ -40,7 +40,9 @@ def test_an_old_nsys_makes_what_is_asked_for_by_its_new_name(nsys, tmp_path):
     nsys(version="NVIDIA Nsight Systems version 2022.4.2.1", reports={"gpukernsum": OLD_KERN_SUM})
     tool = tools.find("nsys")
     place = Place(folder=tmp_path, stem="train")
-    sheets, problems = reports.write(tool, source(tmp_path), ["cuda_gpu_kern_sum"], place, lambda path: None)
+    sheets, problems = reports.write(
+        tool, source(tmp_path), ["cuda_gpu_kern_sum"], place, lambda path: None
+    )
     assert problems == {}
     assert (tmp_path / "train_cuda_gpu_kern_sum.csv").read_text() == OLD_KERN_SUM
     assert reports.kernels(sheets) == [
@@ -96,7 +98,9 @@ def test_several_reports_may_stand_in_one_word():
 
 def test_times_in_other_units_are_understood():
     text = "Time (%),Total Time (ms),Instances,Name\n100.0,2.5,5,fprop\n"
-    assert reports.kernels({"cuda_gpu_kern_sum": reports.read(text)})[0]["seconds"] == pytest.approx(2.5e-3)
+    assert reports.kernels({"cuda_gpu_kern_sum": reports.read(text)})[0][
+        "seconds"
+    ] == pytest.approx(2.5e-3)
 
 
 def test_a_profile_and_a_tool_may_be_named_by_relative_paths(nsys, tmp_path, monkeypatch):
@@ -119,4 +123,7 @@ def test_a_database_that_is_there_stays_where_nsys_can_not_export(nsys, tmp_path
     tool.script(version="Version 2025.3.1", reports={}, database=str(tmp_path / "after"))
     assert reports.export(tools.find("nsys"), profile, target) is None
     assert target.read_text() == "after"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] in ".x") == ["x.nsys-rep", "x.sqlite"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] in ".x") == [
+        "x.nsys-rep",
+        "x.sqlite",
+    ]

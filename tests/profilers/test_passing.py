@@ -71,10 +71,14 @@ class Recording(Profiler):
 def procedure():
     model = adapt(Net(), "net")
     device, precision = CpuDevice(), Precision(name="fp32")
-    session = model.open(device=device, precision=precision, execution=Execution(), num_classes=None, seed=0)
+    session = model.open(
+        device=device, precision=precision, execution=Execution(), num_classes=None, seed=0
+    )
     modes = {"inference": Inference(), "train": Train(optimizer={"name": "sgd", "lr": 0.01})}
     stopping = Fixed(warmup=1, measure=2)
-    return Procedure(session=session, device=device, data=Synthetic(), modes=modes, stopping=stopping)
+    return Procedure(
+        session=session, device=device, data=Synthetic(), modes=modes, stopping=stopping
+    )
 
 
 def watched(phase, tmp_path, **settings):
@@ -106,7 +110,11 @@ def test_so_many_calls_come_before(tmp_path):
 def test_modules_have_ranges_too_where_that_is_wanted(tmp_path):
     profiler, _ = watched("train", tmp_path, warmup=1, steps=2, modules=True)
     inside = [name.rpartition("/")[2] for name in profiler.seen if "/forward/" in name]
-    assert {name: inside.count(name) for name in ("conv", "relu", "fc")} == {"conv": 2, "relu": 2, "fc": 2}
+    assert {name: inside.count(name) for name in ("conv", "relu", "fc")} == {
+        "conv": 2,
+        "relu": 2,
+        "fc": 2,
+    }
     before = watched("train", tmp_path, warmup=1, steps=2)[0]
     assert [name for name in profiler.seen if "/forward/" not in name] == before.seen
 
@@ -138,15 +146,28 @@ def test_the_first_point_of_each_phase_is_looked_at_unless_all_are():
 
 def test_keys_of_profiles_belong_to_those_that_are_timed(tmp_path):
     key = profile_key(KEY)
-    assert (key.phase, is_profile(key), is_profile(KEY), key.is_timed) == ("train_profile", True, False, False)
+    assert (key.phase, is_profile(key), is_profile(KEY), key.is_timed) == (
+        "train_profile",
+        True,
+        False,
+        False,
+    )
     assert profiled_key(key) == KEY
     other = profile_key(Key(phase="train", input_size=(8, 16), batch_size=4, precision="fp32"))
     assert place_of(key, [key], tmp_path).stem == "train"
-    assert [place_of(each, [key, other], tmp_path).stem for each in (key, other)] == ["train_8_b2", "train_8x16_b4"]
+    assert [place_of(each, [key, other], tmp_path).stem for each in (key, other)] == [
+        "train_8_b2",
+        "train_8x16_b4",
+    ]
 
 
 def test_the_marked_step_is_the_one_that_is_asked_for():
-    assert (Nvtx().warmup, Nvtx(warmup=5, step=3).warmup, Nvtx().steps, Nvtx().times) == (20, 7, 1, False)
+    assert (Nvtx().warmup, Nvtx(warmup=5, step=3).warmup, Nvtx().steps, Nvtx().times) == (
+        20,
+        7,
+        1,
+        False,
+    )
 
 
 def test_command_lines_fit_the_marked_call():
@@ -165,4 +186,6 @@ def test_a_captured_graph_shows_its_kernels_and_odd_paths_stay_as_they_are(nsys,
     command = Nsys(options=["--gpu-metrics-devices=all"]).command(place, About(phase="inference"))
     assert "--cuda-graph-trace=node" in command
     assert command[-1] == "--gpu-metrics-devices=all"
-    assert any(text.startswith("--output=") and text.endswith("100%%h/inference") for text in command)
+    assert any(
+        text.startswith("--output=") and text.endswith("100%%h/inference") for text in command
+    )

@@ -38,7 +38,13 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
     point = profile_of(record)
     assert (point.status, point.error, point.key.phase) == (Status.OK, None, "train_profile")
     names = {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
-    reports = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum", "ranges")
+    reports = (
+        "cuda_api_gpu_sum",
+        "cuda_gpu_kern_sum",
+        "cuda_gpu_mem_time_sum",
+        "nvtx_gpu_proj_sum",
+        "ranges",
+    )
     assert names == {"train.nsys-rep", *(f"train_{report}.csv" for report in reports)}
     listed = set(json.loads(Path("x/manifest.json").read_text())["files"])
     assert {path.name for path in Path("x").iterdir()} <= listed
@@ -76,10 +82,17 @@ def test_ranges_hold_what_other_threads_launched(run, nsys):
     nsys()
     _, printed, [record] = run(*FAKE, "profiler=nsys")
     ranges = {each["name"]: each for each in profile_of(record).facts["profile"]["ranges"]}
-    assert {name: each["kernels"] for name, each in ranges.items()} == {"train_step": 5, "forward": 2, "backward": 3}
+    assert {name: each["kernels"] for name, each in ranges.items()} == {
+        "train_step": 5,
+        "forward": 2,
+        "backward": 3,
+    }
     assert ranges["train_step"]["span_seconds"] == pytest.approx(4.8e-6)
     assert ranges["backward"]["busy_seconds"] == pytest.approx(2.4e-6)
-    assert "the work of a call spans 4.80 µs on the device under the profiler; without profiling:" in printed
+    assert (
+        "the work of a call spans 4.80 µs on the device under the profiler; without profiling:"
+        in printed
+    )
 
 
 @pytest.mark.slow
@@ -111,8 +124,14 @@ def test_a_run_that_is_timed_gets_its_profile_later_and_another_one_for_other_se
     ("script", "told"),
     [
         ({"version": "NVIDIA Nsight Systems version 2020.3.2"}, "too old: at least 2022.4"),
-        ({"complaint": "Illegal --trace argument 'cudnn'."}, "nsys left no profile: Illegal --trace argument 'cudnn'."),
-        ({"importer": "QdstrmImporter: libdw.so.1: cannot open shared object file"}, "install libdw1"),
+        (
+            {"complaint": "Illegal --trace argument 'cudnn'."},
+            "nsys left no profile: Illegal --trace argument 'cudnn'.",
+        ),
+        (
+            {"importer": "QdstrmImporter: libdw.so.1: cannot open shared object file"},
+            "install libdw1",
+        ),
         ({"told": False}, "nsys left a profile, but the worker ended without a result"),
     ],
 )
@@ -130,13 +149,17 @@ def test_a_failing_nsys_costs_the_profile_only(run, nsys, script, told):
 def test_what_was_recorded_but_not_imported_is_kept_and_can_be_imported_later(run, nsys):
     nsys(importer="Importer error status: The importer binary and its dependencies were not found.")
     _, _, [record] = run(*FAKE, "profiler=nsys")
-    assert "x/train.qdstrm" in {f"x/{artifact.path}" for artifact in record.artifacts if artifact.kind == "profiles"}
+    assert "x/train.qdstrm" in {
+        f"x/{artifact.path}" for artifact in record.artifacts if artifact.kind == "profiles"
+    }
     assert Path("x/train.qdstrm").is_file()
     assert f"perfexp nsys-stats {Path('x').absolute()}" in profile_of(record).error
 
 
 @pytest.mark.slow
-def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_later(run, nsys, monkeypatch, tmp_path):
+def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_later(
+    run, nsys, monkeypatch, tmp_path
+):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": (), "ncu": ()})
     code, _, [record] = run(*FAKE, "profiler=nsys")
@@ -160,22 +183,34 @@ def test_the_worker_itself_runs_under_the_tool_and_says_what_it_can_not_do(run, 
 
 
 def test_reports_without_rows_are_doubts_and_the_others_stay(run, nsys):
-    reports = {"cuda_gpu_kern_sum": "crash", "nvtx_gpu_proj_sum": NO_KERNELS, "cuda_api_gpu_sum": "A,B,C\n1,2,x\n"}
+    reports = {
+        "cuda_gpu_kern_sum": "crash",
+        "nvtx_gpu_proj_sum": NO_KERNELS,
+        "cuda_api_gpu_sum": "A,B,C\n1,2,x\n",
+    }
     nsys(reports=reports)
     _, _, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
-    assert (point.status, [doubt.code for doubt in point.doubts]) == (Status.OK, ["profile_incomplete"])
+    assert (point.status, [doubt.code for doubt in point.doubts]) == (
+        Status.OK,
+        ["profile_incomplete"],
+    )
     assert "KeyError" in point.doubts[0].message
     assert "does not contain CUDA kernel data" in point.doubts[0].message
     assert "profile_incomplete" in {doubt.code for doubt in record.points[0].doubts}
     assert not Path("x/train_cuda_gpu_kern_sum.csv").exists()
-    assert {kernel["name"] for kernel in point.facts["profile"]["kernels"]} >= {"fprop", "dgrad"}  # by the database
+    assert {kernel["name"] for kernel in point.facts["profile"]["kernels"]} >= {
+        "fprop",
+        "dgrad",
+    }  # by the database
 
 
 @pytest.mark.parametrize(
     ("fills", "said", "missing"), [(0, NO_COPIES, False), (1, NO_COPIES, True), (0, "crash", True)]
 )
-def test_a_report_of_copies_is_missing_unless_there_were_none(run, nsys, database, fills, said, missing):
+def test_a_report_of_copies_is_missing_unless_there_were_none(
+    run, nsys, database, fills, said, missing
+):
     """An inference copies nothing, and that is an answer; what nsys recorded has to agree."""
     nsys(reports={**REPORTS, "cuda_gpu_mem_time_sum": said})
     with closing(sqlite3.connect(database)) as connection, connection:
@@ -185,7 +220,9 @@ def test_a_report_of_copies_is_missing_unless_there_were_none(run, nsys, databas
     point = profile_of(record)
     assert [doubt.code for doubt in point.doubts] == ["profile_incomplete"] * missing
     assert list(point.facts["profile"]["empty"]) == ["cuda_gpu_mem_time_sum"] * (not missing)
-    assert ("cuda_gpu_mem_time_sum has no rows: nothing was copied or filled in these calls" in printed) is not missing
+    assert (
+        "cuda_gpu_mem_time_sum has no rows: nothing was copied or filled in these calls" in printed
+    ) is not missing
     assert code == 0
 
 
@@ -193,7 +230,10 @@ def test_a_report_of_copies_is_missing_unless_there_were_none(run, nsys, databas
 def test_every_point_has_a_profile_of_its_own_where_that_is_wanted(run, nsys):
     nsys()
     _, _, [record] = run(*FAKE, "batch_size=[1,2]", "profiler=nsys", "profiler.all_points=true")
-    assert {path.name for path in Path("x").glob("*.nsys-rep")} == {"train_224_b1.nsys-rep", "train_224_b2.nsys-rep"}
+    assert {path.name for path in Path("x").glob("*.nsys-rep")} == {
+        "train_224_b1.nsys-rep",
+        "train_224_b2.nsys-rep",
+    }
     assert sum(point.key.phase == "train_profile" for point in record.points) == 2
 
 
@@ -232,7 +272,9 @@ def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
     assert drawn <= {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
     assert drawn <= set(json.loads(Path("x/manifest.json").read_text())["files"])
     assert "ncu 2025.3.0.0 profiled 1 call after 20 warm-up calls" in printed
-    command = next(call for call in tool.calls if any(text.startswith("--export=") for text in call))
+    command = next(
+        call for call in tool.calls if any(text.startswith("--export=") for text in call)
+    )
     for option in (
         "--target-processes=all",
         "--replay-mode=kernel",
@@ -241,12 +283,18 @@ def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
         "--nvtx",
     ):
         assert option in command
-    metrics = next(text for text in command if text.startswith("--metrics=")).partition("=")[2].split(",")
-    assert metrics[0] == "gpu__time_duration.sum"
-    assert {"dram__bytes_read.sum", "dram__bytes_write.sum", "sm__ops_path_tensor_src_bf16_dst_fp32.sum"} <= set(
-        metrics
+    metrics = (
+        next(text for text in command if text.startswith("--metrics=")).partition("=")[2].split(",")
     )
-    assert not [name for name in metrics if "int8" in name or "sparsity" in name or "pipe_tensor" in name]
+    assert metrics[0] == "gpu__time_duration.sum"
+    assert {
+        "dram__bytes_read.sum",
+        "dram__bytes_write.sum",
+        "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
+    } <= set(metrics)
+    assert not [
+        name for name in metrics if "int8" in name or "sparsity" in name or "pipe_tensor" in name
+    ]
     assert not [name for name in metrics if "_hfma_" in name]  # this chip's list has none
 
 
@@ -254,11 +302,24 @@ def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
     ("script", "told"),
     [
         (
-            {"report": False, "complaint": "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "code": 1},
+            {
+                "report": False,
+                "complaint": "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission",
+                "code": 1,
+            },
             "NVreg_RestrictProfilingToAdminUsers=0",
         ),
-        ({"report": False, "complaint": "==WARNING== No kernels were profiled."}, "it saw no kernel between"),
-        ({"report": False, "complaint": "==ERROR== Profiling failed: driver resource was unavailable."}, "DCGM"),
+        (
+            {"report": False, "complaint": "==WARNING== No kernels were profiled."},
+            "it saw no kernel between",
+        ),
+        (
+            {
+                "report": False,
+                "complaint": "==ERROR== Profiling failed: driver resource was unavailable.",
+            },
+            "DCGM",
+        ),
         ({"csv": ""}, "ncu can't read train.ncu-rep"),
         ({"csv": '"ID","Kernel Name","x"\n"","","ns"'}, "ncu can't read train.ncu-rep"),
         ({"metrics": []}, "does not list the counters"),
@@ -305,7 +366,11 @@ def test_other_cards_are_told_too_and_what_is_not_known_is_left_to_the_worker(ki
 
 
 def content_of(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name.startswith("train")}
+    return {
+        path.name: path.read_bytes()
+        for path in Path(folder).iterdir()
+        if path.name.startswith("train")
+    }
 
 
 def interrupt_when_profiling(tool, times):
@@ -349,10 +414,15 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_is_interrupted(run,
     ("script", "told"),
     [
         ({"complaint": "Illegal --trace argument 'x'."}, "nsys left no profile: Illegal"),
-        ({"version": "NVIDIA Nsight Systems version 2020.3.2"}, "too old"),  # before anything is moved aside
+        (
+            {"version": "NVIDIA Nsight Systems version 2020.3.2"},
+            "too old",
+        ),  # before anything is moved aside
     ],
 )
-def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(run, nsys, database, script, told):
+def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(
+    run, nsys, database, script, told
+):
     tool = nsys()
     run(*FAKE, "profiler=nsys")
     files = content_of("x")
@@ -499,7 +569,9 @@ def without(text, part):
     rows = list(csv.reader(text.splitlines()))
     kept = [number for number, name in enumerate(rows[0]) if part not in name]
     content = io.StringIO()
-    csv.writer(content, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([row[i] for i in kept] for row in rows)
+    csv.writer(content, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
+        [row[i] for i in kept] for row in rows
+    )
     return content.getvalue()
 
 
@@ -527,7 +599,10 @@ def test_a_roofline_does_not_replace_what_perfexp_did_not_write(run, ncu):
     point = profile_of(record)
     assert (code, point.status) == (0, Status.OK)
     [doubt] = [doubt for doubt in point.doubts if doubt.code == "profile_incomplete"]
-    assert "train_ncu_roofline.png would be overwritten, and no manifest says that a run left it" in doubt.message
+    assert (
+        "train_ncu_roofline.png would be overwritten, and no manifest says that a run left it"
+        in doubt.message
+    )
     assert doubt.help == "move it away and repeat the command"
     assert Path("x/train_ncu_roofline.png").read_text() == "mine"
     listed = json.loads(Path("x/manifest.json").read_text())["files"]

@@ -15,13 +15,17 @@ from perfexp.plan import config
 def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(option):
     config.register()
     with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
-        plain = config.plan_of(compose(config_name="config", overrides=[f"profiler={option}"]), {})["profiler"]
+        plain = config.plan_of(compose(config_name="config", overrides=[f"profiler={option}"]), {})[
+            "profiler"
+        ]
     node = ConfigStore.instance().load(f"schema/profiler/{option}.yaml").node
     module, _, name = plain["_target_"].rpartition(".")
     taken = inspect.signature(getattr(importlib.import_module(module), name)).parameters
     assert set(taken) == set(node) - {"_target_"}
     for key, parameter in taken.items():
-        default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+        default = (
+            list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+        )
         assert node[key] == default, key
         assert plain[key] == default, key
     assert config.build(plain).name == option

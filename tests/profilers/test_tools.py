@@ -44,8 +44,16 @@ def interrupt_when(told, number):
 
 
 def are_gone(told: Path) -> bool:
-    alive = [psutil.Process(number) for number in map(int, told.read_text().split()) if psutil.pid_exists(number)]
-    return not [process for process in psutil.wait_procs(alive, timeout=20)[1] if process.status() != "zombie"]
+    alive = [
+        psutil.Process(number)
+        for number in map(int, told.read_text().split())
+        if psutil.pid_exists(number)
+    ]
+    return not [
+        process
+        for process in psutil.wait_procs(alive, timeout=20)[1]
+        if process.status() != "zombie"
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -50,7 +50,10 @@ def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
         events = [event.get("name") for event in json.load(file)["traceEvents"]]
     for name in ("train_step", "forward", "loss", "backward", "optimizer_step", "classifier"):
         assert events.count(name) == 2, name
-    operators = {row["operator"]: row for row in csv.DictReader(Path("x/train_operators.csv").read_text().splitlines())}
+    operators = {
+        row["operator"]: row
+        for row in csv.DictReader(Path("x/train_operators.csv").read_text().splitlines())
+    }
     assert not operators.keys() & {"train_step", "forward", "classifier"}
     assert int(operators["aten::conv2d"]["calls"]) == 2 * 26
     assert int(operators["aten::convolution_backward"]["calls"]) == 2 * 26
@@ -89,7 +92,10 @@ def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
         ("/home/me/perfexp/modes/mine.py(30): forward", False),
         ("torch/profiler/profiler.py(538): add_metadata_json", True),
         ("torch/autograd/profiler.py(932): __exit__", True),
-        ("<built-in method _record_function_enter_new of pybind11_builtins.x object at 0x7f>", True),
+        (
+            "<built-in method _record_function_enter_new of pybind11_builtins.x object at 0x7f>",
+            True,
+        ),
         ("<built-in method _disable_profiler of pybind11_builtins.x object at 0x7f>", True),
         ("<built-in method  of pybind11_builtins.x object at 0x7f>", True),
     ],
@@ -100,10 +106,24 @@ def test_calls_of_perfexps_and_of_the_profilers_are_known(name, own):
 
 @pytest.mark.slow
 def test_stacks_show_the_models_lines_and_not_those_of_perfexp(run):
-    run(*TORCH, "mode=train", "profiler=torch", "profiler.warmup=0", "profiler.steps=1", "profiler.stacks=true")
-    names = [row["operator"] for row in csv.DictReader(Path("x/train_operators.csv").read_text().splitlines())]
+    run(
+        *TORCH,
+        "mode=train",
+        "profiler=torch",
+        "profiler.warmup=0",
+        "profiler.steps=1",
+        "profiler.stacks=true",
+    )
+    names = [
+        row["operator"]
+        for row in csv.DictReader(Path("x/train_operators.csv").read_text().splitlines())
+    ]
     assert any(name.startswith("torchvision/models/squeezenet.py") for name in names)
-    assert not [name for name in names if name.startswith(("perfexp/", "torch/profiler/", "torch/autograd/profiler"))]
+    assert not [
+        name
+        for name in names
+        if name.startswith(("perfexp/", "torch/profiler/", "torch/autograd/profiler"))
+    ]
 
 
 @pytest.mark.slow

@@ -82,7 +82,12 @@ def step_of(log, clock):
 
     segments = (("data", say("data")), ("forward", say("forward")))
     return Step(
-        call=say("call"), segments=segments, active=None, batch_size=3, state=State(source=lambda: None), trains=True
+        call=say("call"),
+        segments=segments,
+        active=None,
+        batch_size=3,
+        state=State(source=lambda: None),
+        trains=True,
     )
 
 
@@ -119,7 +124,9 @@ def ranks(request, tmp_path):
 
     def member(number):
         session = Session(logs[number])
-        return Member(session=session, device=clocks[number], group=group.of(number), place=place(number))
+        return Member(
+            session=session, device=clocks[number], group=group.of(number), place=place(number)
+        )
 
     def follow(number):
         follower = Follower(place(number))
@@ -142,7 +149,9 @@ def ranks(request, tmp_path):
         finally:
             follower.close()
 
-    threads = [threading.Thread(target=follow, args=[number], daemon=True) for number in range(1, size)]
+    threads = [
+        threading.Thread(target=follow, args=[number], daemon=True) for number in range(1, size)
+    ]
     for thread in threads:
         thread.start()
     leader = Leader(place(0))
@@ -192,11 +201,15 @@ def test_a_burst_is_made_by_all_without_messages_and_reported_by_all(ranks):
     alone = leader.burst(step, 5, Sharing.alone)
     leader.close()
     own, second, third = end()
-    begins = [10 * number * (ranks.per_host == 3) for number in range(3)]  # hosts have clocks of their own
+    begins = [
+        10 * number * (ranks.per_host == 3) for number in range(3)
+    ]  # hosts have clocks of their own
     spans = [(begin, begin + length) for begin, length in zip(begins, (4, 8, 12), strict=True)]
     assert [(each.start_ns, each.end_ns) for each in together] == spans
     assert [each.end_ns - each.start_ns for each in apart] == [2, 4, 6]
-    assert [each.end_ns - each.start_ns for each in alone] == [5, 0, 0], "only the first one works alone"
+    assert [each.end_ns - each.start_ns for each in alone] == [5, 0, 0], (
+        "only the first one works alone"
+    )
     kinds = ["sharing all", *["call"] * 4, "sharing no_gradients", *["call"] * 2, "sharing alone"]
     assert own == [*kinds, *["call"] * 5]
     assert second == third == [str(KEY), *kinds, "closed"]
@@ -219,14 +232,22 @@ def test_a_rank_that_is_no_more_is_noticed(tmp_path, monkeypatch):
     assert leader.lost()
 
 
-def test_strangers_are_turned_away_and_a_rank_of_another_host_that_is_no_more_is_noticed(tmp_path, monkeypatch):
+def test_strangers_are_turned_away_and_a_rank_of_another_host_that_is_no_more_is_noticed(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("perfexp.ranks.control_messages._DYING_SECONDS", 0.05)
     address, found = meet(tmp_path), []
     leading = threading.Thread(
-        target=lambda: found.append(Leader(Place(number=0, size=2, folder=tmp_path, per_host=1))), daemon=True
+        target=lambda: found.append(Leader(Place(number=0, size=2, folder=tmp_path, per_host=1))),
+        daemon=True,
     )
     leading.start()
-    for greeting in (b"x" * 32 + b"        1\n", b"s" * 32 + b"        7\n", b"s" * 32 + b" nonsense\n", b""):
+    for greeting in (
+        b"x" * 32 + b"        1\n",
+        b"s" * 32 + b"        7\n",
+        b"s" * 32 + b" nonsense\n",
+        b"",
+    ):
         while True:
             try:
                 stranger = socket.create_connection(address)

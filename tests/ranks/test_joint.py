@@ -41,11 +41,20 @@ class Scripted:
 
 def point(phase="train", seconds=0.01):
     key = Key(phase=phase, input_size=(8, 8), batch_size=16, precision="fp32")
-    return Point(key=key, status=Status.OK, series=[Series(name="throughput", samples=[seconds] * 12)])
+    return Point(
+        key=key, status=Status.OK, series=[Series(name="throughput", samples=[seconds] * 12)]
+    )
 
 
 def step(*, trains=True):
-    return Step(call=None, segments=(), active=None, batch_size=16, state=State(source=lambda: None), trains=trains)
+    return Step(
+        call=None,
+        segments=(),
+        active=None,
+        batch_size=16,
+        state=State(source=lambda: None),
+        trains=trains,
+    )
 
 
 def values(measured):
@@ -67,7 +76,9 @@ def test_rates_shares_and_efficiency_of_known_bursts():
         }
     )
     assert measured.doubts == [], "two devices do 1.4 times as much as one"
-    assert measured.facts["ranks"]["communication_share"] == pytest.approx({"low": 0.2, "high": 0.2})
+    assert measured.facts["ranks"]["communication_share"] == pytest.approx(
+        {"low": 0.2, "high": 0.2}
+    )
     series = {each.name: each for each in measured.series}
     assert series["ranks/all"].measured == pytest.approx([0.010] * 20)
     assert series["ranks/alone"].measured == pytest.approx([0.007] * 20)
@@ -98,7 +109,10 @@ def test_devices_that_are_slower_together_than_one_are_doubted():
     measured = point()
     joint.measure(measured, step(), group, compares_alone=True)
     [doubt] = measured.doubts
-    assert (doubt.code, doubt.message) == ("multi_gpu_slower", "2 devices together reach 0.80 of the samples/s of 1")
+    assert (doubt.code, doubt.message) == (
+        "multi_gpu_slower",
+        "2 devices together reach 0.80 of the samples/s of 1",
+    )
 
 
 def test_an_inference_shares_no_gradients():
@@ -115,7 +129,10 @@ class Slowed(Scripted):
     def burst(self, step, calls, sharing):
         factor = self.factor(len(self.asked))
         return [
-            Burst(start_ns=each.start_ns, end_ns=each.start_ns + round((each.end_ns - each.start_ns) * factor))
+            Burst(
+                start_ns=each.start_ns,
+                end_ns=each.start_ns + round((each.end_ns - each.start_ns) * factor),
+            )
             for each in super().burst(step, calls, sharing)
         ]
 
@@ -124,7 +141,9 @@ def shares_by(factor):
     group, measured = Slowed(), point()
     group.factor = factor
     joint.measure(measured, step(), group, compares_alone=True)
-    return values(measured)["ranks/communication_share"], measured.facts["ranks"]["communication_share"]
+    return values(measured)["ranks/communication_share"], measured.facts["ranks"][
+        "communication_share"
+    ]
 
 
 def test_noise_widens_the_interval_of_a_share():
@@ -161,7 +180,9 @@ def test_a_call_that_was_not_timed_has_no_bursts():
 )
 def test_a_burst_is_of_several_calls_unless_they_are_very_long(seconds, calls):
     group = Scripted(call_ns={Sharing.all: (round(seconds * 1e9),) * 2})
-    joint.measure(point(phase="inference", seconds=seconds), step(trains=False), group, compares_alone=False)
+    joint.measure(
+        point(phase="inference", seconds=seconds), step(trains=False), group, compares_alone=False
+    )
     assert {asked for _, asked in group.asked} == {calls}
 
 
@@ -171,7 +192,11 @@ def test_a_call_that_one_rank_alone_can_not_make_costs_the_efficiency_only():
     class Refusing(Scripted):
         def burst(self, step, calls, sharing):
             found = super().burst(step, calls, sharing)
-            error = "ValueError: more than 1 value" if sharing in (Sharing.nothing, Sharing.alone) else None
+            error = (
+                "ValueError: more than 1 value"
+                if sharing in (Sharing.nothing, Sharing.alone)
+                else None
+            )
             return [found[0], dataclasses.replace(found[1], error=error)]
 
     measured, group = point(), Refusing()

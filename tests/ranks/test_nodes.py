@@ -65,7 +65,9 @@ def run(script):
     receive, send = os.pipe()
     with os.fdopen(receive) as events:
         try:
-            code = nodes.run([sys.executable, "-c", script], nodes=2, per_host=1, port=None, emit=Events(send))
+            code = nodes.run(
+                [sys.executable, "-c", script], nodes=2, per_host=1, port=None, emit=Events(send)
+            )
         finally:
             os.close(send)
         return code, list(map(json.loads, events))
@@ -86,7 +88,10 @@ def test_ranks_of_two_nodes_meet_and_one_that_is_killed_is_named_with_its_node(j
 def test_an_srun_that_starts_nothing_or_loses_a_node_is_reported(job, rank):
     job.write_text(f"#!/bin/sh\necho '{json.dumps(rank)}'\nexit 5\n")
     job.chmod(0o755)
-    assert run("") == (1, [{"event": "failed", "message": "srun ended with code 5; see run.log", "status": "killed"}])
+    assert run("") == (
+        1,
+        [{"event": "failed", "message": "srun ended with code 5; see run.log", "status": "killed"}],
+    )
 
 
 @pytest.mark.parametrize("letter", ['"', "é", "\U0001f600", "\x01", "\udc80", "x"])
@@ -96,7 +101,11 @@ def test_the_line_of_an_error_stays_whole_in_slurm(letter, capfdbinary, monkeypa
     monkeypatch.setattr(nodes, "_launch", lambda *_: {99999: start.Ended(4194304, 1, error)})
     monkeypatch.setattr(nodes, "_REPORT_SECONDS", 0)
     monkeypatch.setattr(nodes, "_end_with_input", lambda: None)
-    for name, value in {"SLURM_NODEID": "1", "SLURM_LAUNCH_NODE_IPADDR": "::", "SLURMD_NODENAME": "n" * 64}.items():
+    for name, value in {
+        "SLURM_NODEID": "1",
+        "SLURM_LAUNCH_NODE_IPADDR": "::",
+        "SLURMD_NODENAME": "n" * 64,
+    }.items():
         monkeypatch.setenv(name, value)
     instructions = nodes.Instructions(
         command=[], folder="", nodes=2, per_host=1, run_id="", port=1, messages_port=2, secret=""

@@ -70,14 +70,20 @@ def test_all_ranks_open_a_point_make_every_call_and_close_it():
     assert group.told[-1] == "close"
     assert group.told.count(Sharing.all) == group.told.count(Sharing.no_gradients) == 22
     assert Sharing.alone not in group.told
-    measured = sum(len(series.samples) * series.calls_per_sample for series in point.series if "/" not in series.name)
+    measured = sum(
+        len(series.samples) * series.calls_per_sample
+        for series in point.series
+        if "/" not in series.name
+    )
     assert group.calls >= measured
     assert point.facts["world_size"] == 3
     assert value(point, "ranks/samples_per_second") == pytest.approx(3 * 4 / 0.010)
 
 
 @pytest.mark.parametrize(("group", "key"), [(True, "train"), (True, "inference"), (False, "train")])
-def test_a_shared_training_is_called_until_it_waits_no_more_before_it_is_timed(monkeypatch, group, key):
+def test_a_shared_training_is_called_until_it_waits_no_more_before_it_is_timed(
+    monkeypatch, group, key
+):
     """DistributedDataParallel waits for the device in its first ten iterations: no queue could be filled."""
     device = FakeDevice(enqueue_seconds=1e-6)
     measuring = procedure(device, **({"group": ProcessGroup()} if group else {}))
@@ -105,8 +111,12 @@ def test_the_energy_of_a_call_is_that_of_all_ranks_and_of_all_their_images():
     spend = partial(device.launch, 0.0)
     turns = Turns(device)
     meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=turns.spend)
-    energy = EnergyProcedure(device=device, detected=Found(meters=(meter,)), sleep=spend, beside=turns)
-    point = procedure(device, group=ProcessGroup(), energy=energy).measure(inference_key(batch_size=4))
+    energy = EnergyProcedure(
+        device=device, detected=Found(meters=(meter,)), sleep=spend, beside=turns
+    )
+    point = procedure(device, group=ProcessGroup(), energy=energy).measure(
+        inference_key(batch_size=4)
+    )
     joules = value(point, "energy/per_call_joules")
     assert joules == pytest.approx(300.0 * value(point, "energy/call_seconds"), rel=0.01)
     assert value(point, "energy/per_image_joules") == pytest.approx(joules / 12)
@@ -120,7 +130,9 @@ def inference_key(*, batch_size):
 def test_an_epoch_is_as_many_times_shorter_as_there_are_ranks():
     from perfexp.data.synthetic import Synthetic
 
-    alone, three = (procedure(group=group) if group else procedure() for group in (None, ProcessGroup()))
+    alone, three = (
+        procedure(group=group) if group else procedure() for group in (None, ProcessGroup())
+    )
     for each in (alone, three):
         each.data = Synthetic(num_samples=240)
     seconds = [value(each.measure(TRAIN), "epoch_seconds") for each in (alone, three)]
@@ -143,7 +155,9 @@ def test_no_smaller_batch_is_tried_by_ranks_that_are_out_of_step():
     group = ProcessGroup()
     point = procedure(group=group, model={"faults": {"oom": 1}}).measure(TRAIN)
     assert point.status is Status.OOM
-    assert [told for told in group.told if told != "first"] == [("open", TRAIN)], "nothing was opened again"
+    assert [told for told in group.told if told != "first"] == [("open", TRAIN)], (
+        "nothing was opened again"
+    )
     fits = next(metric for metric in point.metrics if metric.name == "batch_that_fits")
     assert fits.value is None
     assert "several ranks" in fits.reason
@@ -173,11 +187,17 @@ def test_what_only_the_first_rank_computes_costs_its_figure_only():
     measuring.session.work = fails
     point = measuring.measure(TRAIN)
     assert point.status is Status.OK
-    assert next(metric for metric in point.metrics if metric.name == "work/flops").reason.endswith("no numbers here")
+    assert next(metric for metric in point.metrics if metric.name == "work/flops").reason.endswith(
+        "no numbers here"
+    )
 
 
-@pytest.mark.parametrize(("error", "status"), [(Unsupported("not here"), Status.OK), (OutOfMemory("no"), Status.OOM)])
-def test_what_goes_wrong_beside_the_times_costs_the_point_unless_nothing_was_called(monkeypatch, error, status):
+@pytest.mark.parametrize(
+    ("error", "status"), [(Unsupported("not here"), Status.OK), (OutOfMemory("no"), Status.OOM)]
+)
+def test_what_goes_wrong_beside_the_times_costs_the_point_unless_nothing_was_called(
+    monkeypatch, error, status
+):
     """After a call that one rank did not end, the others wait for it: no figure beside the times is worth that."""
     measuring = procedure(group=ProcessGroup())
 

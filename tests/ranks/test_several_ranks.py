@@ -52,7 +52,10 @@ QUICK = [
 ]
 MODEL = ["--config-dir=own", "model=net", "mode=train", "batch_size=2"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="ranks talk through pipes")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="ranks talk through pipes"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +85,9 @@ def ranks_of(folder):
     return found
 
 
-@pytest.mark.parametrize("axis", some_of(["execution=eager,compile", "execution.channels_last=false,true"], 1))
+@pytest.mark.parametrize(
+    "axis", some_of(["execution=eager,compile", "execution.channels_last=false,true"], 1)
+)
 def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path, axis):
     """A second job is where `torchrun -m perfexp --multirun` would hang; at every other commit it is compiled."""
     folder = tmp_path / "sweep"
@@ -102,17 +107,36 @@ def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path, axis):
         assert point.facts["world_size"] == 2
         assert record.environment["ranks"]["backend"] == "gloo"
         assert len(record.environment["ranks"]["devices"]) == 2
-        shares = {"scaling_efficiency", "communication_share", "statistics_share", "contention_share"}
-        assert {"ranks/1/samples_per_second", *(f"ranks/{name}" for name in shares)} <= values.keys()
+        shares = {
+            "scaling_efficiency",
+            "communication_share",
+            "statistics_share",
+            "contention_share",
+        }
+        assert {
+            "ranks/1/samples_per_second",
+            *(f"ranks/{name}" for name in shares),
+        } <= values.keys()
         assert all(value is not None for name, value in values.items() if name.startswith("ranks/"))
-        assert {"ranks/all", "ranks/no_gradients", "ranks/alone"} <= {series.name for series in point.series}
+        assert {"ranks/all", "ranks/no_gradients", "ranks/alone"} <= {
+            series.name for series in point.series
+        }
 
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path, size):
     folder, last = tmp_path / "run", size - 1
-    asked = [*MODEL, *QUICK, f"gpu.count={size}", "input_size=[32,48]", "stopping.measure=40", f"output_dir={folder}"]
-    with processes.start(*asked, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    asked = [
+        *MODEL,
+        *QUICK,
+        f"gpu.count={size}",
+        "input_size=[32,48]",
+        "stopping.measure=40",
+        f"output_dir={folder}",
+    ]
+    with processes.start(
+        *asked, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         while not (folder / "points.jsonl").exists() and process.poll() is None:
             time.sleep(0.05)
         running = ranks_of(folder)
@@ -122,8 +146,13 @@ def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path, si
     assert process.returncode == 1
     assert finished.status is Status.OK, printed
     assert killed.status is Status.KILLED, printed
-    assert f"rank {last} of {size} (process {running[last].pid}) was terminated by SIGKILL" in killed.error
-    assert {f"ranks/{number}/samples_per_second" for number in range(size)} <= {one.name for one in finished.metrics}
+    assert (
+        f"rank {last} of {size} (process {running[last].pid}) was terminated by SIGKILL"
+        in killed.error
+    )
+    assert {f"ranks/{number}/samples_per_second" for number in range(size)} <= {
+        one.name for one in finished.metrics
+    }
     assert ranks_of(folder) == {}
 
 
@@ -196,13 +225,17 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("cuda", "nccl"), ("cpu", "gloo")])
-def test_a_group_waits_for_long_and_lets_a_rank_say_how_its_device_failed(monkeypatch, kind, backend):
+def test_a_group_waits_for_long_and_lets_a_rank_say_how_its_device_failed(
+    monkeypatch, kind, backend
+):
     import torch.distributed as dist
 
     from perfexp.ranks.group import TorchGroup
 
     asked = []
-    monkeypatch.setattr(dist, "init_process_group", lambda *given, **named: asked.append((given, named)))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda *given, **named: asked.append((given, named))
+    )
     monkeypatch.setattr(dist, "new_group", lambda **named: asked.append(named))
     monkeypatch.setattr(os, "environ", {"NCCL_NVLS_ENABLE": "0", "ANOTHER": "word"})
     place = Place(number=0, size=2, folder=Path(), per_host=2)
@@ -213,13 +246,20 @@ def test_a_group_waits_for_long_and_lets_a_rank_say_how_its_device_failed(monkey
     assert named["timeout"] == control["timeout"] >= timedelta(hours=12)
     told = group.facts()
     assert (told["backend"], "ANOTHER" in told["environment"]) == (backend, False)
-    assert told["environment"].items() >= {"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}.items()
+    assert (
+        told["environment"].items()
+        >= {"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}.items()
+    )
 
 
 def test_two_runs_take_the_locks_of_their_devices_in_one_order():
     """Whatever CUDA_VISIBLE_DEVICES calls the first: otherwise each could have the one that the other waits for."""
     first, second = SimpleNamespace(lock_name="GPU-1"), SimpleNamespace(lock_name="GPU-2")
-    assert rank_process._distinct([first, second]) == rank_process._distinct([second, first, second]) == [first, second]
+    assert (
+        rank_process._distinct([first, second])
+        == rank_process._distinct([second, first, second])
+        == [first, second]
+    )
 
 
 def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
@@ -232,22 +272,44 @@ def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
 
 
 def test_nodes_that_are_not_alike_are_doubted_by_name():
-    first, second = ({"host": name, "device": {"driver": driver}} for name, driver in (("a", "1"), ("b", "2")))
+    first, second = (
+        {"host": name, "device": {"driver": driver}} for name, driver in (("a", "1"), ("b", "2"))
+    )
     [doubt] = rank_process._unlike([first, None, second, None])
     assert (doubt.code, "device.driver: 1 and 2 on b" in doubt.message) == ("mixed_devices", True)
-    assert rank_process._unlike([first, first | {"host": "c"}]) == rank_process._unlike([None, None]) == []
+    assert (
+        rank_process._unlike([first, first | {"host": "c"}])
+        == rank_process._unlike([None, None])
+        == []
+    )
 
 
-def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by_all_ranks_at_once(tmp_path):
+def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by_all_ranks_at_once(
+    tmp_path,
+):
     """A batch that no rank can take; both meet the same error, the first one writes it down."""
     folder = tmp_path / "run"
-    asked = [*MODEL, "mode=inference", *QUICK, "input_size=64", "batch_size=[10000000,2]", f"output_dir={folder}"]
+    asked = [
+        *MODEL,
+        "mode=inference",
+        *QUICK,
+        "input_size=64",
+        "batch_size=[10000000,2]",
+        f"output_dir={folder}",
+    ]
     ended = perfexp(*asked)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     points = {point.key.batch_size: point for point in Record.load(folder).points}
-    assert {size: point.status for size, point in points.items()} == {10000000: Status.OOM, 2: Status.OK}
+    assert {size: point.status for size, point in points.items()} == {
+        10000000: Status.OOM,
+        2: Status.OK,
+    }
     values = {metric.name: metric.value for metric in points[2].metrics}
-    assert {"ranks/samples_per_second", "ranks/0/samples_per_second", "ranks/1/samples_per_second"} <= values.keys()
+    assert {
+        "ranks/samples_per_second",
+        "ranks/0/samples_per_second",
+        "ranks/1/samples_per_second",
+    } <= values.keys()
     assert "ranks/communication_share" not in values
 
 
@@ -264,14 +326,23 @@ def test_one_device_has_no_scaling_and_says_so():
     ("asked", "said"),
     [
         (["gpu.count=0"], "gpu.count=0: set a number of devices"),
-        (["gpu.count=2", "execution.cuda_graph=true", "gpu=auto"], "execution.cuda_graph=true is for one device"),
+        (
+            ["gpu.count=2", "execution.cuda_graph=true", "gpu=auto"],
+            "execution.cuda_graph=true is for one device",
+        ),
         (["gpu.count=2", "epochs=1", "data.num_samples=8"], "epochs=1 is for one device"),
         (["gpu.count=2", "probes.layers=true"], "probes.layers=true is for one device"),
         (["gpu.count=2", "profiler=torch"], "profiler=torch is for one device"),
         (["gpu.count=2", "gpu.port=99999"], "gpu.port=99999: set a port"),
         (["gpu.nodes=0"], "gpu.nodes=0: set a number of nodes"),
-        (["gpu.count=1", "gpu.nodes=2", "probes.energy=true"], "probes.energy=true is for one node"),
-        (["gpu.nodes=2", "epochs=1", "data.num_samples=8"], "is for one device, and gpu.count=2 gpu.nodes=2"),
+        (
+            ["gpu.count=1", "gpu.nodes=2", "probes.energy=true"],
+            "probes.energy=true is for one node",
+        ),
+        (
+            ["gpu.nodes=2", "epochs=1", "data.num_samples=8"],
+            "is for one device, and gpu.count=2 gpu.nodes=2",
+        ),
         (["gpu.nodes=2"], "gpu.nodes=2 needs a job of SLURM with 2 nodes; this is not in a job"),
     ],
 )

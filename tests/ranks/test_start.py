@@ -30,7 +30,9 @@ def run():
         receive, send = os.pipe()
         with os.fdopen(receive) as events:
             try:
-                code = start.run([sys.executable, "-c", RANK + script], size=size, port=port, emit=Events(send))
+                code = start.run(
+                    [sys.executable, "-c", RANK + script], size=size, port=port, emit=Events(send)
+                )
             finally:
                 os.close(send)
             return code, list(map(json.loads, events))
@@ -50,7 +52,10 @@ else:
 """
     code, told = run(script, port=port)
     assert code == 0
-    assert told == [*({"event": "block", "text": str(index)} for index in range(50)), {"event": "finished"}]
+    assert told == [
+        *({"event": "block", "text": str(index)} for index in range(50)),
+        {"event": "finished"},
+    ]
 
 
 @pytest.mark.slow
@@ -71,9 +76,21 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("codes", "told", "said"),
     [
-        ({0: start.RANK_LOST, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
-        ({0: -15, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
-        ({0: -6, 1: -9}, None, "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have"),
+        (
+            {0: start.RANK_LOST, 1: -9},
+            None,
+            "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have",
+        ),
+        (
+            {0: -15, 1: -9},
+            None,
+            "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have",
+        ),
+        (
+            {0: -6, 1: -9},
+            None,
+            "rank 1 of 2 (process 101) was terminated by SIGKILL; the system may have",
+        ),
         (
             {0: -6, 1: -6},
             None,
@@ -96,7 +113,9 @@ time.sleep(600)
 )
 def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
     """The launcher ends the others by SIGTERM; the first rank leaves with a code of its own when it misses another."""
-    ends = {rank: start.Ended(100 + rank, code, told if rank else None) for rank, code in codes.items()}
+    ends = {
+        rank: start.Ended(100 + rank, code, told if rank else None) for rank, code in codes.items()
+    }
     heard = []
     code = start.report(ends, 2, lambda event, **details: heard.append((event, details)))
     [(event, details)] = heard
@@ -106,11 +125,18 @@ def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
 
 def test_the_first_of_two_errors_is_told():
     ends = {
-        rank: start.Ended(rank, 1, {"message": f"error of {rank}", "status": "oom", "timestamp": 9.5 - rank})
+        rank: start.Ended(
+            rank, 1, {"message": f"error of {rank}", "status": "oom", "timestamp": 9.5 - rank}
+        )
         for rank in (1, 2)
     }
     heard = []
-    assert start.report({**ends, 0: start.Ended(0, start.RANK_LOST)}, 3, lambda _, **given: heard.append(given)) == 1
+    assert (
+        start.report(
+            {**ends, 0: start.Ended(0, start.RANK_LOST)}, 3, lambda _, **given: heard.append(given)
+        )
+        == 1
+    )
     assert heard == [{"message": "error of 2", "status": "oom"}]
 
 
@@ -123,7 +149,9 @@ if number == 1:
 time.sleep(600)
 """)
     assert code == 1
-    assert told == [{"event": "failed", "message": "rank 1 of 2: OutOfMemoryError: no room", "status": "oom"}]
+    assert told == [
+        {"event": "failed", "message": "rank 1 of 2: OutOfMemoryError: no room", "status": "oom"}
+    ]
 
 
 @pytest.mark.slow
@@ -160,5 +188,8 @@ time.sleep(600)
 
 def test_a_port_in_use_is_refused_before_anything_starts(run):
     taken = socket.create_server(("127.0.0.1", 0))
-    with taken, pytest.raises(UserError, match=r"gpu\.port=\d+ can't be used: Address already in use"):
+    with (
+        taken,
+        pytest.raises(UserError, match=r"gpu\.port=\d+ can't be used: Address already in use"),
+    ):
         run("sys.exit(9)", port=taken.getsockname()[1])

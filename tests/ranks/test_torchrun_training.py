@@ -8,7 +8,10 @@ import pytest
 
 from benchmarks import torchrun_training
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="ranks talk through pipes")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="ranks talk through pipes"),
+]
 
 
 def test_both_train_in_turns_and_are_compared():
@@ -18,7 +21,9 @@ def test_both_train_in_turns_and_are_compared():
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rounds = re.findall(r"^\| (\d+) \|" + r" ([\d.]+) \|" * 4 + "$", ended.stdout, re.MULTILINE)
     assert [number for number, *_ in rounds] == ["1", "2"]
-    rows = re.findall(r"^\| ([a-z ]+) \| [\d.]+ \([\d.]+ … [\d.]+\) \| (\d.*)? \|$", ended.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([a-z ]+) \| [\d.]+ \([\d.]+ … [\d.]+\) \| (\d.*)? \|$", ended.stdout, re.MULTILINE
+    )
     assert [clock for clock, _ in rows] == list(torchrun_training.CLOCKS)
     assert [bool(ratio) for _, ratio in rows] == [False, True, True, False]
     messages = re.search(r"Control messages: ([\d.]+) µs of a step of ([\d.]+) ms", ended.stdout)

@@ -85,7 +85,9 @@ def wide_form(kernels: Sequence[Kernel], *, delimiter: str = ",") -> str:
         [*_about(number, kernel), *(kernel.metrics.get(name, ("", ""))[1] for name in names)]
         for number, kernel in enumerate(kernels)
     ]
-    return _text([[*ABOUT, *names], ["" for _ in ABOUT] + [units[name] for name in names], *body], delimiter)
+    return _text(
+        [[*ABOUT, *names], ["" for _ in ABOUT] + [units[name] for name in names], *body], delimiter
+    )
 
 
 def many(count: int, seed: int = 1, *, l2_roof: bool = False) -> list[Kernel]:
@@ -99,14 +101,26 @@ def many(count: int, seed: int = 1, *, l2_roof: bool = False) -> list[Kernel]:
         templates = f"<float, (int){number % 7}, at::native::Functor{number}<float>>(int, T1 *)"
         name = f"void at::native::kernel_{number}_of_some_length{templates}"
         kernel = counted(name, us=round(us, 2), fmas=int(flops / 2), mbytes=round(moved, 3))
-        kernel.metrics = {**kernel.metrics, L2: ("Mbyte", str(round(moved * source.uniform(1.1, 5), 3)))}
+        kernel.metrics = {
+            **kernel.metrics,
+            L2: ("Mbyte", str(round(moved * source.uniform(1.1, 5), 3))),
+        }
         if l2_roof:
             share = float(kernel.metrics[L2][1]) / us / 5.5 * 100  # of 5.5 TB/s
-            kernel.metrics = {**kernel.metrics, "lts__t_bytes.sum.pct_of_peak_sustained_elapsed": ("%", f"{share:.3f}")}
+            kernel.metrics = {
+                **kernel.metrics,
+                "lts__t_bytes.sum.pct_of_peak_sustained_elapsed": ("%", f"{share:.3f}"),
+            }
         if number % 4 == 0:
             tensor = str(int(us * 1e-6 * 989e12 * source.uniform(0.01, 0.8)))
-            kernel.metrics = {**kernel.metrics, "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("", tensor)}
-        kernel.spans = ("train_step", ("forward", "backward", "backward", "optimizer_step")[number % 4])
+            kernel.metrics = {
+                **kernel.metrics,
+                "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("", tensor),
+            }
+        kernel.spans = (
+            "train_step",
+            ("forward", "backward", "backward", "optimizer_step")[number % 4],
+        )
         found.append(kernel)
     return found
 
@@ -128,5 +142,7 @@ def _about(number: int, kernel: Kernel) -> list[str]:
 
 def _text(rows: Sequence[Sequence[str]], delimiter: str) -> str:
     buffer = io.StringIO(newline="")
-    csv.writer(buffer, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+    csv.writer(buffer, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
+        rows
+    )
     return buffer.getvalue()

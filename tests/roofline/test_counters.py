@@ -40,7 +40,10 @@ def test_rates_per_cycle_are_sums() -> None:
         "dram__bytes.sum.per_second": 5e11,
     }
     found = count(launch(metrics))
-    assert found.flops == {"fp32": pytest.approx(11 * 1e9 * 1e-5), "half": pytest.approx(4 * 1e9 * 1e-5)}
+    assert found.flops == {
+        "fp32": pytest.approx(11 * 1e9 * 1e-5),
+        "half": pytest.approx(4 * 1e9 * 1e-5),
+    }
     assert found.dram_bytes == pytest.approx(5e6)
     assert found.lacking == (operation("fmul"), operation("hadd"), operation("hmul"))
 
@@ -65,12 +68,19 @@ def test_operations_of_tensor_cores_are_counted_once() -> None:
     assert not wanted(f"{stem}int8.sum")
 
 
-@pytest.mark.parametrize(("capability", "each"), [("7.0", 512), ("7.5", 2048), ("8.0", 4096), ("8.9", 4096)])
-def test_instructions_of_older_tensor_cores_have_a_size_that_is_an_estimate(capability: str, each: int) -> None:
+@pytest.mark.parametrize(
+    ("capability", "each"), [("7.0", 512), ("7.5", 2048), ("8.0", 4096), ("8.9", 4096)]
+)
+def test_instructions_of_older_tensor_cores_have_a_size_that_is_an_estimate(
+    capability: str, each: int
+) -> None:
     found = count(launch({"sm__inst_executed_pipe_tensor.sum": 10.0}, capability))
     assert found.flops == {"tensor": 10 * each}
     assert found.estimated
-    kinds = {"sm__inst_executed_pipe_tensor_op_hmma.sum": 10.0, "sm__inst_executed_pipe_tensor_op_dmma.sum": 1.0}
+    kinds = {
+        "sm__inst_executed_pipe_tensor_op_hmma.sum": 10.0,
+        "sm__inst_executed_pipe_tensor_op_dmma.sum": 1.0,
+    }
     assert count(launch(kinds, capability)).flops == {"tensor": 10 * each, "tensor fp64": 512}
 
 
@@ -81,10 +91,18 @@ def test_instructions_whose_size_is_not_known_are_told_not_guessed() -> None:
 
 
 def test_reads_and_writes_make_the_bytes() -> None:
-    assert count(launch({"dram__bytes_read.sum": 3.0, "dram__bytes_write.sum": 4.0})).dram_bytes == 7
-    assert count(launch({"dram__bytes_op_read.sum": 3.0, "dram__bytes_op_write.sum": 4.0})).dram_bytes == 7
+    assert (
+        count(launch({"dram__bytes_read.sum": 3.0, "dram__bytes_write.sum": 4.0})).dram_bytes == 7
+    )
+    assert (
+        count(launch({"dram__bytes_op_read.sum": 3.0, "dram__bytes_op_write.sum": 4.0})).dram_bytes
+        == 7
+    )
     assert count(launch({"dram__bytes_read.sum": 3.0})).dram_bytes is None
-    assert count(launch({"dram__bytes_read.sum": 3.0, "dram__bytes_op_write.sum": 4.0})).dram_bytes is None
+    assert (
+        count(launch({"dram__bytes_read.sum": 3.0, "dram__bytes_op_write.sum": 4.0})).dram_bytes
+        is None
+    )
 
 
 def test_time_may_come_from_cycles() -> None:
@@ -109,7 +127,13 @@ def test_peaks_that_ncu_recorded_are_those_of_its_clocks() -> None:
     }
 
 
-@given(st.dictionaries(st.sampled_from(["fadd", "fmul", "ffma", "dfma", "hmul"]), st.integers(0, 10**15), min_size=1))
+@given(
+    st.dictionaries(
+        st.sampled_from(["fadd", "fmul", "ffma", "dfma", "hmul"]),
+        st.integers(0, 10**15),
+        min_size=1,
+    )
+)
 def test_twice_the_instructions_are_twice_the_flops(counts: dict[str, int]) -> None:
     once = count(launch({operation(name): float(value) for name, value in counts.items()})).flops
     twice = count(launch({operation(name): 2.0 * value for name, value in counts.items()})).flops

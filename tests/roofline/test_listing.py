@@ -11,7 +11,17 @@ from perfexp.errors import UserError
 from perfexp.roofline import listing, of_csv
 from perfexp.roofline.listing import is_listing
 from perfexp.roofline.peaks import by_hand
-from tests.roofline.listings import BYTES, FADD, FFMA, FMUL, TIME, Kernel, counted, long_form, wide_form
+from tests.roofline.listings import (
+    BYTES,
+    FADD,
+    FFMA,
+    FMUL,
+    TIME,
+    Kernel,
+    counted,
+    long_form,
+    wide_form,
+)
 
 FORMS = {"long": long_form, "wide": wide_form}
 PEAKS = by_hand(10, 1000)
@@ -24,8 +34,12 @@ def both(text: str, tmp_path: Path, encoding: str = "utf-8") -> Path:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_flops_bytes_and_time_are_those_that_were_counted(form: Callable[..., str], tmp_path: Path) -> None:
-    roofline = of_csv(both(form([counted(us=20, adds=3, muls=4, fmas=10**6, mbytes=0.5)]), tmp_path), PEAKS)
+def test_flops_bytes_and_time_are_those_that_were_counted(
+    form: Callable[..., str], tmp_path: Path
+) -> None:
+    roofline = of_csv(
+        both(form([counted(us=20, adds=3, muls=4, fmas=10**6, mbytes=0.5)]), tmp_path), PEAKS
+    )
     load = roofline.total.load
     assert load.total_flops == 3 + 4 + 2 * 10**6
     assert load.dram_bytes == pytest.approx(5e5)
@@ -59,10 +73,16 @@ def test_every_unit_and_locale_says_the_same(
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
-def test_encodings_delimiters_and_messages_before_the_header_do_no_harm(encoding: str, tmp_path: Path) -> None:
+def test_encodings_delimiters_and_messages_before_the_header_do_no_harm(
+    encoding: str, tmp_path: Path
+) -> None:
     before = '==PROF== Connected to process 4713\nepoch 1, loss 0.5\n==WARNING== "quoted, with commas"\n\n'
     for delimiter in (",", ";", "\t"):
-        text = before + long_form([counted()], delimiter=delimiter).replace("\n", "\r\n") + "==PROF== Disconnected\n"
+        text = (
+            before
+            + long_form([counted()], delimiter=delimiter).replace("\n", "\r\n")
+            + "==PROF== Disconnected\n"
+        )
         path = both(text, tmp_path, encoding)
         assert is_listing(path)
         assert of_csv(path, PEAKS).total.load.total_flops == 2 * 10**9
@@ -70,14 +90,26 @@ def test_encodings_delimiters_and_messages_before_the_header_do_no_harm(encoding
 
 def test_units_may_stand_in_the_header(tmp_path: Path) -> None:
     header, units, row = wide_form([counted(mbytes=3)]).splitlines()
-    for name, unit in ((TIME, "usecond"), (BYTES, "Mbyte"), (FFMA, "inst"), (FADD, "inst"), (FMUL, "inst")):
+    for name, unit in (
+        (TIME, "usecond"),
+        (BYTES, "Mbyte"),
+        (FFMA, "inst"),
+        (FADD, "inst"),
+        (FMUL, "inst"),
+    ):
         header = header.replace(name, f"{name} [{unit}]")
     assert units
-    assert of_csv(both(f"{header}\n{row}\n", tmp_path), PEAKS).total.load.dram_bytes == pytest.approx(3e6)
+    assert of_csv(
+        both(f"{header}\n{row}\n", tmp_path), PEAKS
+    ).total.load.dram_bytes == pytest.approx(3e6)
 
 
 def test_the_page_of_details_is_read_by_its_labels(tmp_path: Path) -> None:
-    metrics = {"Duration": ("us", "10"), "DRAM Throughput": ("%", "50"), "Compute (SM) Throughput": ("%", "25")}
+    metrics = {
+        "Duration": ("us", "10"),
+        "DRAM Throughput": ("%", "50"),
+        "Compute (SM) Throughput": ("%", "25"),
+    }
     roofline = of_csv(both(long_form([Kernel(metrics=metrics)]), tmp_path), PEAKS)
     assert roofline.total.load.total_flops == pytest.approx(0.25 * 1e13 * 1e-5)
     assert roofline.total.load.dram_bytes == pytest.approx(0.5 * 1e12 * 1e-5)
@@ -106,7 +138,9 @@ def test_units_may_stand_behind_labels_and_names(tmp_path: Path) -> None:
     for name, shown in ((TIME, "Duration [ns]"), (BYTES, f"{BYTES} [Mbyte]")):
         header = header.replace(name, shown)
     assert units
-    assert of_csv(both(f"{header}\n{row}\n", tmp_path), PEAKS).total.load.seconds == pytest.approx(10e-9)
+    assert of_csv(both(f"{header}\n{row}\n", tmp_path), PEAKS).total.load.seconds == pytest.approx(
+        10e-9
+    )
     named = {f"{TIME} [nsecond]": ("", "10"), f"{BYTES} [Mbyte]": ("", "1"), FFMA: ("inst", "1")}
     load = of_csv(both(long_form([Kernel(metrics=named)]), tmp_path), PEAKS).total.load
     assert (load.seconds, load.dram_bytes) == (pytest.approx(10e-9), pytest.approx(1e6))
@@ -133,7 +167,9 @@ UNITLESS = {
 
 
 @pytest.mark.parametrize("text", UNITLESS.values(), ids=UNITLESS)
-def test_a_time_or_bytes_without_their_unit_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_a_time_or_bytes_without_their_unit_are_refused_in_one_line(
+    text: str, tmp_path: Path
+) -> None:
     with pytest.raises(
         UserError, match=rf"({TIME}|{BYTES}) at line \d+ (has no unit|is in '.+', an unknown unit)"
     ) as error:
@@ -142,8 +178,15 @@ def test_a_time_or_bytes_without_their_unit_are_refused_in_one_line(text: str, t
 
 
 @pytest.mark.parametrize(("dram", "sm"), [("SOL FB", "SOL SM"), ("SOL DRAM", "SM [%]")])
-def test_details_of_2019_and_2020_are_read_by_their_labels(dram: str, sm: str, tmp_path: Path) -> None:
-    metrics = {"Duration": ("usecond", "10"), dram: ("%", "50"), sm: ("%", "25"), "Memory [%]": ("%", "60")}
+def test_details_of_2019_and_2020_are_read_by_their_labels(
+    dram: str, sm: str, tmp_path: Path
+) -> None:
+    metrics = {
+        "Duration": ("usecond", "10"),
+        dram: ("%", "50"),
+        sm: ("%", "25"),
+        "Memory [%]": ("%", "60"),
+    }
     load = of_csv(both(long_form([Kernel(metrics=metrics)]), tmp_path), PEAKS).total.load
     assert load.total_flops == pytest.approx(0.25 * 1e13 * 1e-5)
     assert load.dram_bytes == pytest.approx(0.5 * 1e12 * 1e-5)
@@ -152,7 +195,9 @@ def test_details_of_2019_and_2020_are_read_by_their_labels(dram: str, sm: str, t
 def test_a_chip_without_counters_of_dram_is_told_in_one_line(tmp_path: Path) -> None:
     metrics = {TIME: ("us", "10"), FFMA: ("inst", "1"), "lts__t_bytes.sum": ("byte", "64")}
     for more in ({}, {BYTES: ("", "n/a")}):
-        with pytest.raises(UserError, match=r"lacks dram__bytes.*Integrated GPUs .* have no DRAM counters") as error:
+        with pytest.raises(
+            UserError, match=r"lacks dram__bytes.*Integrated GPUs .* have no DRAM counters"
+        ) as error:
             of_csv(both(long_form([Kernel(metrics=metrics | more)]), tmp_path), PEAKS)
         assert "\n" not in str(error.value)
 
@@ -163,14 +208,22 @@ SUMMARY = (
     '"7","python","127.0.0.1","gemm","(256, 1, 1)","(64, 1, 1)","0","9.0","14","GPU Speed Of Light","Duration","us",'
     '"1","3","2"\n'
 )
-NSYS = '"Time (%)","Total Time (ns)","Instances","Avg (ns)","Name"\n"50.0","1000","1","1000","gemm"\n'
+NSYS = (
+    '"Time (%)","Total Time (ns)","Instances","Avg (ns)","Name"\n"50.0","1000","1","1000","gemm"\n'
+)
 BAD = {
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
     "of nsys": (NSYS, "nsys stats"),
     "of a summary": (SUMMARY, "is a summary of ncu (--print-summary)"),
-    "a unit in a cell": (long_form([Kernel(metrics={TIME: ("us", "1.00 ms")})]), "is '1.00 ms', not a number"),
-    "messages only": ("==PROF== Connected\n==WARNING== No kernels were profiled.\n", "No kernels were profiled"),
+    "a unit in a cell": (
+        long_form([Kernel(metrics={TIME: ("us", "1.00 ms")})]),
+        "is '1.00 ms', not a number",
+    ),
+    "messages only": (
+        "==PROF== Connected\n==WARNING== No kernels were profiled.\n",
+        "No kernels were profiled",
+    ),
     "prose": ("hello, world\n", "not a table of ncu"),
     "header only": (long_form([]), "no kernel"),
     "wide, no kernel": ("\n".join(wide_form([counted()]).splitlines()[:2]), "no kernel"),
@@ -178,10 +231,15 @@ BAD = {
     "cut in a number": (long_form([counted(), counted()])[:-3], "cut off"),
     "cut, wide": (wide_form([counted(), counted()])[:-20], "cut off"),
     "mixed locales": (
-        long_form([Kernel(metrics={TIME: ("us", "1.5"), BYTES: ("byte", "2,5"), FFMA: ("inst", "1")})]),
+        long_form(
+            [Kernel(metrics={TIME: ("us", "1.5"), BYTES: ("byte", "2,5"), FFMA: ("inst", "1")})]
+        ),
         "decimal comma",
     ),
-    "unit": (long_form([Kernel(metrics={TIME: ("furlong", "1.5")})]), f"{TIME} at line 2 is in 'furlong'"),
+    "unit": (
+        long_form([Kernel(metrics={TIME: ("furlong", "1.5")})]),
+        f"{TIME} at line 2 is in 'furlong'",
+    ),
 }
 
 
@@ -205,7 +263,9 @@ def test_what_is_no_text_and_what_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [TIME, BYTES])
-def test_a_metric_that_is_missing_is_named_with_the_command_that_collects_it(name: str, tmp_path: Path) -> None:
+def test_a_metric_that_is_missing_is_named_with_the_command_that_collects_it(
+    name: str, tmp_path: Path
+) -> None:
     kernel = counted()
     kernel.metrics = {key: value for key, value in kernel.metrics.items() if key != name}
     with pytest.raises(UserError, match=name) as error:
@@ -213,9 +273,13 @@ def test_a_metric_that_is_missing_is_named_with_the_command_that_collects_it(nam
     assert "ncu --nvtx" in str(error.value)
 
 
-def test_metrics_of_something_else_and_those_that_ncu_could_not_measure_are_told(tmp_path: Path) -> None:
+def test_metrics_of_something_else_and_those_that_ncu_could_not_measure_are_told(
+    tmp_path: Path,
+) -> None:
     other = Kernel(metrics={"launch__registers_per_thread": ("register/thread", "32")})
-    with pytest.raises(UserError, match=r"lacks gpu__time_duration.*It has: launch__registers_per_thread"):
+    with pytest.raises(
+        UserError, match=r"lacks gpu__time_duration.*It has: launch__registers_per_thread"
+    ):
         of_csv(both(long_form([other]), tmp_path), PEAKS)
     refused = Kernel(metrics={TIME: ("us", "10"), FFMA: ("inst", "1"), BYTES: ("", "n/a")})
     with pytest.raises(UserError, match=rf"could not measure {BYTES} \(n/a\)"):
@@ -223,7 +287,9 @@ def test_metrics_of_something_else_and_those_that_ncu_could_not_measure_are_told
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_table_whose_header_comes_again_is_read_on_and_told(form: Callable[..., str], tmp_path: Path) -> None:
+def test_a_table_whose_header_comes_again_is_read_on_and_told(
+    form: Callable[..., str], tmp_path: Path
+) -> None:
     first, second = form([counted(us=10), counted(us=10)]), form([counted("relu", us=20, fmas=0)])
     once = of_csv(both(first, tmp_path), PEAKS)
     roofline = of_csv(both(f"{first}==PROF== Connected\n{second}{second}", tmp_path), PEAKS)
@@ -240,7 +306,9 @@ def test_a_table_whose_header_comes_again_is_read_on_and_told(form: Callable[...
 def test_a_second_header_with_other_columns_is_refused_with_its_line(tmp_path: Path) -> None:
     first = "==PROF== Connected\n" + wide_form([counted()]) + "==PROF== Disconnected\n"
     for second in (wide_form([Kernel(metrics={TIME: ("us", "10")})]), long_form([counted()])):
-        with pytest.raises(UserError, match=r"another table begins at line 6, with other columns than the first"):
+        with pytest.raises(
+            UserError, match=r"another table begins at line 6, with other columns than the first"
+        ):
             of_csv(both(first + second, tmp_path), PEAKS)
 
 
@@ -250,7 +318,9 @@ def test_a_value_below_zero_is_left_out_and_named_with_its_line(
 ) -> None:
     roofline = of_csv(both(form([counted(), counted(mbytes=-1000)]), tmp_path), PEAKS)
     assert roofline.total.load.launches == 1
-    assert f"left out, since no counter has one: {BYTES} at line {line} (-1000)." in roofline.notes[0]
+    assert (
+        f"left out, since no counter has one: {BYTES} at line {line} (-1000)." in roofline.notes[0]
+    )
     with pytest.raises(UserError, match=rf"lacks dram__bytes.*{BYTES} at line"):
         of_csv(both(form([counted(mbytes=-1000)]), tmp_path), PEAKS)
 
@@ -274,7 +344,11 @@ def test_a_launch_that_lacks_what_others_have_is_left_out_and_told(tmp_path: Pat
             ("step", "loss"),
         ),
         ("Id:Domain:Start/Stop_Range:PL_Type", "1:<default domain>:step:a:b:c:d:e:f", ("step",)),
-        ("Id:Domain:Start/Stop_Range:PL_Type", '"12:<default domain>:layer1: conv:a:b:c:d:e:f"', ("layer1: conv",)),
+        (
+            "Id:Domain:Start/Stop_Range:PL_Type",
+            '"12:<default domain>:layer1: conv:a:b:c:d:e:f"',
+            ("layer1: conv",),
+        ),
         ("Id:Domain:Start/Stop_Range:PL_Type", "", ()),
     ],
 )
@@ -292,5 +366,7 @@ def test_other_metrics_tell_the_decimal_mark_where_the_needed_ones_do_not(tmp_pa
     for name, metric in (("FADD", FADD), ("FMUL", FMUL), ("FFMA", FFMA)):
         text = text.replace(f'"{name}"', f'"{metric}"')
     (tmp_path / "german.csv").write_text(text)
-    [launch] = listing.read(tmp_path / "german.csv", lambda name: name in (TIME, BYTES, FADD)).launches
+    [launch] = listing.read(
+        tmp_path / "german.csv", lambda name: name in (TIME, BYTES, FADD)
+    ).launches
     assert launch.metrics == {TIME: pytest.approx(4512e-9), BYTES: 3145, FADD: 262144}

@@ -45,7 +45,9 @@ def test_a_unit_that_is_not_known_is_not_guessed(unit: str) -> None:
         (["1.5", "1,5"], None),
     ],
 )
-def test_all_numbers_of_a_file_say_together_what_the_decimal_mark_is(cells: list[str], mark: str | None) -> None:
+def test_all_numbers_of_a_file_say_together_what_the_decimal_mark_is(
+    cells: list[str], mark: str | None
+) -> None:
     assert decimal_mark(cells) == mark
 
 
@@ -54,7 +56,10 @@ def test_what_is_no_number_is_none(text: str) -> None:
     assert number(text) is None
 
 
-@given(st.decimals(min_value=0, max_value=10**12, places=2), st.sampled_from([(",", "."), (".", ","), ("\u202f", ",")]))
+@given(
+    st.decimals(min_value=0, max_value=10**12, places=2),
+    st.sampled_from([(",", "."), (".", ","), ("\u202f", ",")]),
+)
 def test_a_number_survives_its_grouping(value: object, signs: tuple[str, str]) -> None:
     group, mark = signs
     text = f"{value:,.2f}".replace(",", "_").replace(".", mark).replace("_", group)

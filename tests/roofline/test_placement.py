@@ -51,7 +51,9 @@ def roofline(*kernels: Kernel, peaks: Peaks = PEAKS) -> Roofline:
         (100, 10**6, 150, "DRAM", "above the ceiling (150% of DRAM)"),
     ],
 )
-def test_what_holds_a_kernel_back(us: float, fmas: int, mbytes: float, binds: str, words: str) -> None:
+def test_what_holds_a_kernel_back(
+    us: float, fmas: int, mbytes: float, binds: str, words: str
+) -> None:
     found = roofline(counted(us=us, fmas=fmas, mbytes=mbytes))
     assert found.parts[0].binds == binds
     assert words in meaning(found, found.parts[0])
@@ -68,7 +70,10 @@ def test_a_kernel_of_many_launches_is_one_and_each_launch_stays() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.floats(1, 1e4), st.integers(0, 10**12), st.floats(1e-3, 1e3)), min_size=1
+        st.tuples(
+            st.sampled_from("abc"), st.floats(1, 1e4), st.integers(0, 10**12), st.floats(1e-3, 1e3)
+        ),
+        min_size=1,
     )
 )
 def test_kernels_and_ranges_sum_to_the_whole(launches: list[tuple[str, float, int, float]]) -> None:
@@ -80,8 +85,12 @@ def test_kernels_and_ranges_sum_to_the_whole(launches: list[tuple[str, float, in
     inner = [row for row in found.ranges if row.name != "step"]
     for rows in (found.parts, found.launches, inner):
         assert sum(row.load.seconds for row in rows) == pytest.approx(found.total.load.seconds)
-        assert sum(row.load.total_flops or 0 for row in rows) == pytest.approx(found.total.load.total_flops)
-        assert sum(row.load.dram_bytes or 0 for row in rows) == pytest.approx(found.total.load.dram_bytes)
+        assert sum(row.load.total_flops or 0 for row in rows) == pytest.approx(
+            found.total.load.total_flops
+        )
+        assert sum(row.load.dram_bytes or 0 for row in rows) == pytest.approx(
+            found.total.load.dram_bytes
+        )
         assert sum(row.time_share for row in rows) == pytest.approx(1)
 
 
@@ -89,7 +98,9 @@ def test_kernels_and_ranges_sum_to_the_whole(launches: list[tuple[str, float, in
 def test_the_roof_that_binds_is_the_one_that_intensity_says(intensity: float, share: float) -> None:
     """Left of the ridge memory binds, right of it compute: the same as the greater share."""
     moved = 10**7
-    found = roofline(counted(us=share * 1e3, fmas=max(round(intensity * moved / 2), 1), mbytes=10)).total
+    found = roofline(
+        counted(us=share * 1e3, fmas=max(round(intensity * moved / 2), 1), mbytes=10)
+    ).total
     ridge = 10e12 / 1000e9
     assert found.load.intensity is not None
     if found.load.intensity != pytest.approx(ridge, rel=1e-9):
@@ -99,7 +110,10 @@ def test_the_roof_that_binds_is_the_one_that_intensity_says(intensity: float, sh
 def test_each_kind_of_flops_has_its_own_roof_and_the_fullest_counts() -> None:
     sheet = Peaks(flops_per_second={"fp32": 1e13, "bf16": 1e14}, dram_bytes_per_second=1e12)
     kernel = counted(us=100, fmas=10**8, mbytes=1)
-    kernel.metrics = {**kernel.metrics, "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("", "7000000000")}
+    kernel.metrics = {
+        **kernel.metrics,
+        "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("", "7000000000"),
+    }
     total = roofline(kernel, peaks=sheet).total
     assert total.shares["FP32"] == pytest.approx(0.2)
     assert total.shares["BF16 tensor"] == pytest.approx(0.7)
@@ -109,8 +123,13 @@ def test_each_kind_of_flops_has_its_own_roof_and_the_fullest_counts() -> None:
 
 def test_flops_without_a_known_roof_are_counted_and_told() -> None:
     kernel = counted()
-    kernel.metrics = {**kernel.metrics, "smsp__sass_thread_inst_executed_op_dfma_pred_on.sum": ("inst", "5")}
-    found = roofline(kernel, peaks=Peaks(flops_per_second={"fp32": 1e13}, dram_bytes_per_second=1e12))
+    kernel.metrics = {
+        **kernel.metrics,
+        "smsp__sass_thread_inst_executed_op_dfma_pred_on.sum": ("inst", "5"),
+    }
+    found = roofline(
+        kernel, peaks=Peaks(flops_per_second={"fp32": 1e13}, dram_bytes_per_second=1e12)
+    )
     assert found.total.load.flops is not None
     assert found.total.load.flops["fp64"] == 10
     assert any("No peak is known for fp64" in note for note in found.notes)
@@ -132,12 +151,16 @@ def test_the_l2_roof_is_the_one_that_was_measured() -> None:
     ("percent", "warns"),
     [("50", False), ("47", False), ("53", False), ("44", True), ("60", True), ("10", False)],
 )
-def test_a_memory_roof_that_the_files_own_percentages_contradict_is_a_warning(percent: str, warns: bool) -> None:
+def test_a_memory_roof_that_the_files_own_percentages_contradict_is_a_warning(
+    percent: str, warns: bool
+) -> None:
     """50 MB in 100 µs are half of 1000 GB/s; a memory that is hardly used tells no peak."""
     busy = counted(us=100, mbytes=50 if percent != "10" else 5)
     busy.metrics = {**busy.metrics, DRAM: ("%", percent)}
     found = [
-        note for note in roofline(busy).notes if note.startswith("Warning: the memory ceiling (1.00 TB/s, given by")
+        note
+        for note in roofline(busy).notes
+        if note.startswith("Warning: the memory ceiling (1.00 TB/s, given by")
     ]
     assert bool(found) == warns
     if percent == "60":
@@ -170,13 +193,22 @@ def test_a_step_whose_backward_pass_was_not_caught_looks_incomplete() -> None:
         ({"train_step": 110, "train_step/forward": 103, "train_step/backward": 1}, True),
         ({"train_step": 110, "train_step/forward": 103}, True),
         ({"train_step": 300, "train_step/forward": 100, "train_step/backward": 190}, False),
-        ({"train_step/forward": 100, "train_step/forward/forward_inner": 100, "train_step/backward": 60}, False),
+        (
+            {
+                "train_step/forward": 100,
+                "train_step/forward/forward_inner": 100,
+                "train_step/backward": 60,
+            },
+            False,
+        ),
         ({"inference": 100, "inference/forward": 100}, False),
         ({"train_step/forward": 2, "train_step/backward": 0}, False),
         ({}, False),
     ],
 )
-def test_only_training_steps_with_too_little_backward_look_incomplete(ranges: dict[str, int], incomplete: bool) -> None:
+def test_only_training_steps_with_too_little_backward_look_incomplete(
+    ranges: dict[str, int], incomplete: bool
+) -> None:
     assert (missing_backward(ranges) is not None) == incomplete
 
 
@@ -206,13 +238,18 @@ def test_kernels_with_one_short_name_are_told_apart_by_the_end_of_their_template
         "copy<int>(T1)",
     )
     assert [label for _, label in parts(*names)] == ["gemm<…, 4, 1>", "gemm<…, 8, 1>", "copy"]
-    assert [label for _, label in parts("k<ns::Half>(int)", "k<float>(int)")] == ["k<Half>", "k<float>"]
+    assert [label for _, label in parts("k<ns::Half>(int)", "k<float>(int)")] == [
+        "k<Half>",
+        "k<float>",
+    ]
     assert [label for _, label in parts("k<(int)1>(int)", "k(int)")] == ["k<1>", "k"]
 
 
 def test_kernels_whose_templates_are_long_or_alike_are_numbered_from_the_slowest() -> None:
     long = "at::native::AFunctorWithAVeryLongName<float, float, 3>"
-    assert [label for _, label in parts(f"k<{long}, (int)1>(T)", f"k<{long}, (int)1>(T *)", "k(T)")] == [
+    assert [
+        label for _, label in parts(f"k<{long}, (int)1>(T)", f"k<{long}, (int)1>(T *)", "k(T)")
+    ] == [
         "k",
         "k #2",
         "k #3",
@@ -221,11 +258,15 @@ def test_kernels_whose_templates_are_long_or_alike_are_numbered_from_the_slowest
 
 
 def test_launches_are_called_as_their_kernels() -> None:
-    found = roofline(counted("k<(int)1>(T)", us=1), counted("k<(int)2>(T)", us=9), counted("k<(int)1>(T)", us=2))
+    found = roofline(
+        counted("k<(int)1>(T)", us=1), counted("k<(int)2>(T)", us=9), counted("k<(int)1>(T)", us=2)
+    )
     assert [row.label for row in found.launches] == ["k<1>", "k<2>", "k<1>"]
 
 
-@given(st.lists(st.text("k<>(),: 12a", min_size=1, max_size=12), min_size=1, max_size=6, unique=True))
+@given(
+    st.lists(st.text("k<>(),: 12a", min_size=1, max_size=12), min_size=1, max_size=6, unique=True)
+)
 def test_no_two_kernels_have_the_same_label(names: list[str]) -> None:
     assert len(set(labels(names))) == len(names)
 
@@ -237,7 +278,9 @@ def test_a_label_that_is_cut_keeps_both_ends() -> None:
 
 
 def test_kernels_and_layers_are_numbered_from_the_slowest_and_launches_as_their_kernels() -> None:
-    found = roofline(counted("a", us=10, stack=("step", "inner")), counted("b", us=15), counted("a", us=30))
+    found = roofline(
+        counted("a", us=10, stack=("step", "inner")), counted("b", us=15), counted("a", us=30)
+    )
     assert [(row.number, row.name) for row in found.parts] == [("1", "a"), ("2", "b")]
     assert [row.number for row in found.launches] == ["1", "2", "1"]
     assert [row.number for row in found.ranges] == ["R1", "R2"]
@@ -271,7 +314,11 @@ def test_what_is_estimated_and_what_is_counted_is_said_of_each_figure() -> None:
 
 T4 = GpuFile(
     match=r"\bT4\b",
-    facts=GpuFacts(product="T4", peak_flops_per_second={"fp32": 8e12, "fp64": None}, memory_bytes_per_second=3e11),
+    facts=GpuFacts(
+        product="T4",
+        peak_flops_per_second={"fp32": 8e12, "fp64": None},
+        memory_bytes_per_second=3e11,
+    ),
 )
 
 
@@ -292,11 +339,15 @@ def test_a_gpu_that_the_file_names_gives_the_peaks(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.csv"
         path.write_text(form([kernel]))
         assert of_csv(path, sheets={"t4": T4}).peaks.sources == ("data sheet of T4",)
-        with pytest.raises(UserError, match="measured on Tesla T4, whose peak FLOP/s and memory bandwidth"):
+        with pytest.raises(
+            UserError, match="measured on Tesla T4, whose peak FLOP/s and memory bandwidth"
+        ):
             of_csv(path)
 
 
-@pytest.mark.parametrize(("compute", "memory"), [(0, 300), (-1, 300), (8, 0), (8, -5), (float("nan"), 1)])
+@pytest.mark.parametrize(
+    ("compute", "memory"), [(0, 300), (-1, 300), (8, 0), (8, -5), (float("nan"), 1)]
+)
 def test_a_peak_is_above_zero(compute: float, memory: float) -> None:
     with pytest.raises(UserError, match="a peak is above zero"):
         by_hand(compute, memory)
@@ -326,7 +377,11 @@ def run_of(make_record, lines: list[Line], *, phase: str = "inference", **fields
     return record
 
 
-SHEET = {"product": "X", "peak_flops_per_second": {"fp32": 1e12, "tf32": None}, "memory_bytes_per_second": 1e11}
+SHEET = {
+    "product": "X",
+    "peak_flops_per_second": {"fp32": 1e12, "tf32": None},
+    "memory_bytes_per_second": 1e11,
+}
 
 
 def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(make_record) -> None:
@@ -359,12 +414,23 @@ def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(mak
         ({"name": "implicit_precomp_gemm", "layers": {"conv1": "winograd"}}, None, Limit.unclear),
     ],
 )
-def test_flops_that_may_not_have_been_computed_show_no_limit(make_record, algorithm, ran, limit) -> None:
+def test_flops_that_may_not_have_been_computed_show_no_limit(
+    make_record, algorithm, ran, limit
+) -> None:
     """A matrix product has the FLOPs of its definition, a convolution those of a direct one."""
     work = {"flops": 9 * 10**8, "bytes_min": 10**6}
-    convolution = Geometry(in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
+    convolution = Geometry(
+        in_channels=3, out_channels=8, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1)
+    )
     lines = [
-        layer("conv1", Pass.forward, 3e-3, **{**work, "flops": 27 * 10**8}, convolution=convolution, ran=ran),
+        layer(
+            "conv1",
+            Pass.forward,
+            3e-3,
+            **{**work, "flops": 27 * 10**8},
+            convolution=convolution,
+            ran=ran,
+        ),
         layer("fc", Pass.forward, 1e-3, **work),
     ]
     plan = {"gpu": {"facts": SHEET}, "algorithm": algorithm}
@@ -379,26 +445,34 @@ def test_flops_that_may_not_have_been_computed_show_no_limit(make_record, algori
 
 
 @pytest.mark.parametrize(("share", "limit"), [(0.9, Limit.memory), (1.3, Limit.cached)])
-def test_a_layer_beyond_the_memory_ceiling_does_not_count_as_limited_by_it(make_record, share, limit) -> None:
+def test_a_layer_beyond_the_memory_ceiling_does_not_count_as_limited_by_it(
+    make_record, share, limit
+) -> None:
     moved = round(share * 1e-3 * SHEET["memory_bytes_per_second"])
     lines = [layer("relu", Pass.forward, 1e-3, flops=1000, bytes_min=moved)]
     found = of_record(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}}))["inference"]
     assert [row.limit for row in found.parts] == [limit]
     assert f"100% are {limit.value}" in meaning(found, found.total)
-    assert ("its data stays in a cache" in meaning(found, found.parts[0])) is (limit is Limit.cached)
+    assert ("its data stays in a cache" in meaning(found, found.parts[0])) is (
+        limit is Limit.cached
+    )
 
 
 def test_analytic_work_does_not_say_why_a_layer_is_below_its_roofs(make_record) -> None:
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     found = of_record(run_of(make_record, [line], plan={"gpu": {"facts": SHEET}}))["inference"]
     assert "latency" not in meaning(found, found.parts[0])
-    assert "only the counters of a profiler show what it waits for (profiler=ncu)" in meaning(found, found.parts[0])
+    assert "only the counters of a profiler show what it waits for (profiler=ncu)" in meaning(
+        found, found.parts[0]
+    )
 
 
 def test_layers_that_do_not_close_are_told_first(make_record) -> None:
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     record = run_of(make_record, [line], plan={"gpu": {"facts": SHEET}})
-    record.points[-1].doubts.append(Diagnostic(code="layers_disagree", message="4 ms against 2 ms", help="read shares"))
+    record.points[-1].doubts.append(
+        Diagnostic(code="layers_disagree", message="4 ms against 2 ms", help="read shares")
+    )
     first = of_record(record)["inference"].notes[0]
     assert first == "warning: 4 ms against 2 ms (layers_disagree)"
 
@@ -408,7 +482,9 @@ def test_what_a_backward_pass_moves_is_not_made_up(make_record) -> None:
         layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6),
         layer("conv1", Pass.backward, 2e-3, flops=2 * 10**8),
     ]
-    found = of_record(run_of(make_record, lines, phase="train", plan={"gpu": {"facts": SHEET}}))["train"]
+    found = of_record(run_of(make_record, lines, phase="train", plan={"gpu": {"facts": SHEET}}))[
+        "train"
+    ]
     assert [row.load.dram_bytes for row in found.ranges] == [1e6, None]
     assert found.total.load.total_flops == 3e8
     assert found.total.load.intensity is None
@@ -419,7 +495,8 @@ def test_what_a_backward_pass_moves_is_not_made_up(make_record) -> None:
 def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_record) -> None:
     record = run_of(make_record, [layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)])
     with pytest.raises(
-        UserError, match=r"measured on NVIDIA H200, whose peak .* gpu/NAME\.yaml.* probes\.ceilings=true"
+        UserError,
+        match=r"measured on NVIDIA H200, whose peak .* gpu/NAME\.yaml.* probes\.ceilings=true",
     ):
         of_record(record)
     record.points[0].metrics += [
@@ -431,11 +508,15 @@ def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_r
     assert "measured in the run" in found.peaks.sources[0]
 
 
-def test_peaks_of_another_device_are_told_wherever_they_are_asked_for_by_name(make_record, tmp_path: Path) -> None:
+def test_peaks_of_another_device_are_told_wherever_they_are_asked_for_by_name(
+    make_record, tmp_path: Path
+) -> None:
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     record = run_of(make_record, [line])  # measured on an NVIDIA H200
     note = of_record(record, named("t4", {"t4": T4}))["inference"].notes[0]
-    assert note.startswith("The peaks belong to another device than the measured one: data sheet of T4; measured ")
+    assert note.startswith(
+        "The peaks belong to another device than the measured one: data sheet of T4; measured "
+    )
     assert "on NVIDIA H200." in note
     kernel = counted()
     kernel.metrics = {**kernel.metrics, "device__attribute_display_name": ("", "NVIDIA H200")}
@@ -447,13 +528,18 @@ def test_peaks_of_another_device_are_told_wherever_they_are_asked_for_by_name(ma
     for own in (by_hand(9, 200), by_hand(9, 200).or_else(named("t4", {"t4": T4}))):
         assert not any("another device" in each for each in of_csv(path, own).notes)
     record.environment["device"]["name"] = "Tesla T4"
-    assert not any("another device" in each for each in of_record(record, named("t4", {"t4": T4}))["inference"].notes)
+    assert not any(
+        "another device" in each
+        for each in of_record(record, named("t4", {"t4": T4}))["inference"].notes
+    )
 
 
 def test_a_cpu_is_not_called_a_gpu(make_record) -> None:
     record = run_of(make_record, [layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)])
     record.environment["device"] = {"kind": "cpu", "name": "AMD EPYC"}
-    with pytest.raises(UserError, match=r"Give --peak-compute TFLOP/s and --peak-bw GB/s\. Or .*ceilings") as error:
+    with pytest.raises(
+        UserError, match=r"Give --peak-compute TFLOP/s and --peak-bw GB/s\. Or .*ceilings"
+    ) as error:
         of_record(record)
     assert "--gpu" not in str(error.value)
 
@@ -465,7 +551,9 @@ def test_points_that_are_not_drawn_are_told(make_record) -> None:
     facts = record.points[-1].facts
     record.points.append(Point(key=layers_key(record.points[1].key), status=Status.OK, facts=facts))
     note = of_record(record)["inference"].notes[-1]
-    assert note.startswith("Only the largest of 2 points with layers is drawn, 128 batch 1: for 64 batch 1 measure")
+    assert note.startswith(
+        "Only the largest of 2 points with layers is drawn, 128 batch 1: for 64 batch 1 measure"
+    )
 
 
 def test_a_run_without_layers_says_how_to_get_them(make_record) -> None:
@@ -496,20 +584,31 @@ def test_a_public_sample_of_a_t4_is_read_right() -> None:
     assert optimizer.share == pytest.approx(0.84, abs=0.005)
 
 
-def test_the_report_of_a_run_has_the_longest_layers_with_their_shares_of_the_ceilings(make_record) -> None:
-    lines = [layer(f"conv{n}", Pass.forward, 1e-3 / (n + 1), flops=10**9, bytes_min=10**6) for n in range(20)]
-    text = markdown.markdown(Analysis.of(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}})))
+def test_the_report_of_a_run_has_the_longest_layers_with_their_shares_of_the_ceilings(
+    make_record,
+) -> None:
+    lines = [
+        layer(f"conv{n}", Pass.forward, 1e-3 / (n + 1), flops=10**9, bytes_min=10**6)
+        for n in range(20)
+    ]
+    text = markdown.markdown(
+        Analysis.of(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}}))
+    )
     section = text.partition("## Layers and the ceilings of the device: ")[2].partition("\n## ")[0]
     assert "\nthe top 15 of 20 rows; perfexp roofline DIR draws all\n" in section
     assert "| of compute | of memory |" in section
     assert re.search(r"conv0 .* ≈ 100\.0% \| ≈ 1\.0% \| FP32", section)
     assert "conv15" not in section
     assert "Winograd and FFT need fewer FLOPs" in " ".join(section.split())
-    unknown = run_of(make_record, lines, environment={"device": {"kind": "cuda", "name": "Unheard Of"}})
+    unknown = run_of(
+        make_record, lines, environment={"device": {"kind": "cuda", "name": "Unheard Of"}}
+    )
     assert "ceilings of the device" not in markdown.markdown(Analysis.of(unknown))
 
 
 @pytest.mark.parametrize("peaks", ["fast", {"fp32": "fast"}, {"fp32": 67e12}])
 def test_a_data_sheet_of_other_types_in_a_plan_has_no_peaks(peaks: object) -> None:
-    known = of_plan({"gpu": {"facts": {"product": "H200", "peak_flops_per_second": peaks}}}).flops_per_second
+    known = of_plan(
+        {"gpu": {"facts": {"product": "H200", "peak_flops_per_second": peaks}}}
+    ).flops_per_second
     assert known == ({"fp32": 67e12} if peaks == {"fp32": 67e12} else {})

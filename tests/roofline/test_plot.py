@@ -50,7 +50,9 @@ def size_of(png: bytes) -> tuple[int, int]:
 def numbers_of(figure: Any, found: Roofline) -> list[tuple[list[str], Any]]:
     """The numbers in a plot that stand together, with the box of their text."""
     known = {row.number for row in (*found.ranges, *found.parts)}
-    split = [(text.get_text().split(", "), text.get_window_extent()) for text in figure.axes[0].texts]
+    split = [
+        (text.get_text().split(", "), text.get_window_extent()) for text in figure.axes[0].texts
+    ]
     return [(numbers, box) for numbers, box in split if set(numbers) <= known]
 
 
@@ -60,7 +62,9 @@ def legend_of(figure: Any) -> list[str]:
 
 @pytest.mark.parametrize("l2_ceiling", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 12, 60, 600])
-def test_numbers_never_overlap_and_stay_inside_and_the_legend_names_each(count: int, l2_ceiling: bool) -> None:
+def test_numbers_never_overlap_and_stay_inside_and_the_legend_names_each(
+    count: int, l2_ceiling: bool
+) -> None:
     found = roofline(many(count, l2_roof=l2_ceiling))
     figure = compose(found)
     texts = numbers_of(figure, found)
@@ -100,7 +104,9 @@ def test_all_texts_of_the_svg_are_inside() -> None:
     svg = re.sub(r"(?s)<defs>.*?</defs>|<!--.*?-->|<title>.*?</title>", "", drawn)
     places = re.findall(r"[ML] (\S+) (\S+)", svg)
     assert len(places) > 200
-    assert all(0 <= float(x) <= 864 and 0 <= float(y) <= 576 for x, y in places)  # 12 × 8 inches in points
+    assert all(
+        0 <= float(x) <= 864 and 0 <= float(y) <= 576 for x, y in places
+    )  # 12 × 8 inches in points
 
 
 def test_numbers_of_kernels_on_one_spot_stand_together() -> None:
@@ -113,7 +119,11 @@ def test_the_ceilings_are_named_with_their_heights_and_equal_ones_are_one() -> N
     figure = compose(roofline(many(8, l2_roof=True)))
     words = [text.get_text() for text in figure.axes[0].texts]
     told = " ".join(words)
-    for name in ("FP32 67 TFLOP/s", "TF32 tensor 494 TFLOP/s", "FP16 tensor = BF16 tensor 989 TFLOP/s"):
+    for name in (
+        "FP32 67 TFLOP/s",
+        "TF32 tensor 494 TFLOP/s",
+        "FP16 tensor = BF16 tensor 989 TFLOP/s",
+    ):
         assert name in words
     for name in ("DRAM 3.35 TB/s", "L2 5."):
         assert name in told
@@ -143,7 +153,9 @@ def test_work_that_has_no_place_is_told() -> None:
 
 
 def test_the_table_has_everything_with_units_in_its_columns() -> None:
-    found = roofline([*many(5), counted("=cmd()", us=10, fmas=5 * 10**8, mbytes=10, stack=("step",))])
+    found = roofline(
+        [*many(5), counted("=cmd()", us=10, fmas=5 * 10**8, mbytes=10, stack=("step",))]
+    )
     table = pd.read_csv(io.BytesIO(sink.to_csv(found)))
     assert list(table["level"].value_counts().sort_index().items()) == [
         ("kernel", 6), ("launch", 6), ("range", 5), ("total", 1),
@@ -164,7 +176,10 @@ def test_the_table_has_everything_with_units_in_its_columns() -> None:
 
 
 ALIKE = [
-    counted(f"void at::native::a_kernel_with_a_name_that_is_far_too_long<float, (int){size}>(T1 *)", us=50 - size)
+    counted(
+        f"void at::native::a_kernel_with_a_name_that_is_far_too_long<float, (int){size}>(T1 *)",
+        us=50 - size,
+    )
     for size in (1, 2)
 ]
 
@@ -193,7 +208,9 @@ def test_the_table_marks_estimates_and_nothing_else() -> None:
         (parse(long_form([counted()]), "x", wanted), set()),
     ):
         grid = console_grid(of_listing(listed, H100, "test"))
-        assert {column.title for column in grid.columns if column.cells[0].startswith("≈")} == marked
+        assert {
+            column.title for column in grid.columns if column.cells[0].startswith("≈")
+        } == marked
 
 
 def test_the_limit_is_a_ceiling_that_is_near() -> None:
@@ -206,12 +223,19 @@ def test_the_limit_is_a_ceiling_that_is_near() -> None:
 def test_the_console_shows_the_slowest_and_says_how_many_more() -> None:
     grid = console_grid(roofline(many(60)))
     assert len(grid.lines) == 1 + 4 + 10
-    assert grid.columns[0].cells == ("", *(f"R{number}" for number in range(1, 5)), *map(str, range(1, 11)))
+    assert grid.columns[0].cells == (
+        "",
+        *(f"R{number}" for number in range(1, 5)),
+        *map(str, range(1, 11)),
+    )
     assert "50 more kernels" in grid.notes[0]
 
 
 def test_the_page_is_whole_in_itself_and_shows_names_as_they_are() -> None:
-    found = roofline([*many(5), counted("evil<script>alert(1)</script>")], title="</title><script>alert(2)</script>")
+    found = roofline(
+        [*many(5), counted("evil<script>alert(1)</script>")],
+        title="</title><script>alert(2)</script>",
+    )
     page = page_of(found)
     assert page == page_of(found)
     assert "<script>alert" not in page

@@ -6,7 +6,17 @@ import random
 from typing import Any
 
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Key, Metric, Point, Record, Series, Status, Stop, SweepMembership, overall_status
+from perfexp.records.record import (
+    Key,
+    Metric,
+    Point,
+    Record,
+    Series,
+    Status,
+    Stop,
+    SweepMembership,
+    overall_status,
+)
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics.prior import Prior
 
@@ -28,13 +38,17 @@ ENVIRONMENT: dict[str, Any] = {
 
 
 #: Processes of a machine on which they do not differ, so that an interval is that of the calls.
-ALIKE = dict.fromkeys(("device", "latency", "rate", "host-bound", "memory"), Prior(variance=1e-12, degrees=1e6))
+ALIKE = dict.fromkeys(
+    ("device", "latency", "rate", "host-bound", "memory"), Prior(variance=1e-12, degrees=1e6)
+)
 
 
 class Builder:
     """Makes points, records and sweeps."""
 
-    def samples(self, seconds: float, n: int = 80, noise: float = 0.01, warmup: int = 10, seed: int = 1) -> list[float]:
+    def samples(
+        self, seconds: float, n: int = 80, noise: float = 0.01, warmup: int = 10, seed: int = 1
+    ) -> list[float]:
         source = random.Random(seed)
         slow = [seconds * (1.5 - 0.05 * index) for index in range(warmup)]
         return slow + [seconds * (1 + noise * source.gauss(0, 1)) for _ in range(n)]
@@ -63,7 +77,9 @@ class Builder:
         series = [
             Series(
                 name=kind,
-                samples=self.samples(seconds * (1 + index), n, noise, seed=batch + key.pixels + index),
+                samples=self.samples(
+                    seconds * (1 + index), n, noise, seed=batch + key.pixels + index
+                ),
                 warmup=10,
                 stop=Stop(reason="precision", target=0.01, achieved=0.005),
             )
@@ -81,14 +97,28 @@ class Builder:
     def independent(self, *, n: int) -> Point:
         """Samples that leap to and fro, so that each is worth a whole one."""
         point = self.point(n=n)
-        point.series[0].samples[10:] = [0.0624 * (1 + 0.01 * (-1) ** i + 1e-4 * (7 * i % n)) for i in range(n)]
+        point.series[0].samples[10:] = [
+            0.0624 * (1 + 0.01 * (-1) ** i + 1e-4 * (7 * i % n)) for i in range(n)
+        ]
         return point
 
     def failed(
-        self, status: Status = Status.OOM, *, size: int = 224, batch: int = 1, error: str = "no memory left", **key: Any
+        self,
+        status: Status = Status.OOM,
+        *,
+        size: int = 224,
+        batch: int = 1,
+        error: str = "no memory left",
+        **key: Any,
     ) -> Point:
         found = Key(
-            **{"phase": "inference", "precision": "fp32", "input_size": (size, size), "batch_size": batch, **key}
+            **{
+                "phase": "inference",
+                "precision": "fp32",
+                "input_size": (size, size),
+                "batch_size": batch,
+                **key,
+            }
         )
         return Point(key=found, status=status, error=error)
 
@@ -141,31 +171,48 @@ class Builder:
     def sizes(self, *, failing: bool = False) -> Record:
         points = [self.point(0.01 * (size / 224) ** 2, size=size) for size in range(224, 513, 32)]
         points[3].doubts.append(
-            Diagnostic(code="busy_host", message="load average 3.1 on 2 cores", help="end other work")
+            Diagnostic(
+                code="busy_host", message="load average 3.1 on 2 cores", help="end other work"
+            )
         )
         if failing:
             points[-2] = self.failed(size=480)
-            points[-1] = self.failed(Status.UNSUPPORTED, size=512, error="the model takes up to 500 pixels")
+            points[-1] = self.failed(
+                Status.UNSUPPORTED, size=512, error="the model takes up to 500 pixels"
+            )
         return self.record(*points, self.first_prediction())
 
     def batches(self, *, failing: bool = False) -> Record:
-        points = [self.point(0.008 + 0.004 * batch, batch=batch) for batch in (1, 2, 4, 8, 16, 32, 64, 128)]
+        points = [
+            self.point(0.008 + 0.004 * batch, batch=batch)
+            for batch in (1, 2, 4, 8, 16, 32, 64, 128)
+        ]
         if failing:
             points[-1] = self.failed(batch=128)
         return self.record(*points)
 
-    def sweep(self, axes: list[dict[str, str]], points: list[list[Point] | None]) -> tuple[Sweep, list[Record]]:
+    def sweep(
+        self, axes: list[dict[str, str]], points: list[list[Point] | None]
+    ) -> tuple[Sweep, list[Record]]:
         """A run for each combination; None for one that left no record."""
-        sweep = Sweep(uid="s1", name="resnet50 sweep", started="2026-01-01T10:00:00+00:00", jobs=len(axes))
+        sweep = Sweep(
+            uid="s1", name="resnet50 sweep", started="2026-01-01T10:00:00+00:00", jobs=len(axes)
+        )
         records = []
         for job, (values, known) in enumerate(zip(axes, points, strict=True)):
             status = overall_status(known) if known is not None else Status.FAILED
             error = None if known is not None else "the worker died"
             name = f"resnet50-{job}"
-            child = SweepChild(job=job, name=name, directory=str(job), status=status, axes=values, error=error)
+            child = SweepChild(
+                job=job, name=name, directory=str(job), status=status, axes=values, error=error
+            )
             sweep.children.append(child)
             if known is not None:
                 membership = SweepMembership(uid="s1", job=job, axes=values)
                 algorithm = {"algorithm": {"name": values.get("algorithm", "default")}}
-                records.append(self.record(*known, plan=algorithm, sweep=membership, name=name, uid=f"{job:032x}"))
+                records.append(
+                    self.record(
+                        *known, plan=algorithm, sweep=membership, name=name, uid=f"{job:032x}"
+                    )
+                )
         return sweep, records

@@ -83,7 +83,11 @@ def test_a_record_without_an_algorithm_has_no_lines(build):
 
 
 def test_a_sentence_says_what_the_choice_is_worth(record):
-    layers = [layer("a", "cudnn.gemm", seconds=TIMES), layer("b", "default", seconds=TIMES), layer("c", "default")]
+    layers = [
+        layer("a", "cudnn.gemm", seconds=TIMES),
+        layer("b", "default", seconds=TIMES),
+        layer("c", "default"),
+    ]
     assert convolutions.sentences(record((8, *layers))) == [
         "forward: 1 cudnn.gemm, 1 default; sum of the layers alone: chosen 3.00 ms, default 4.00 ms, benchmark 3.80 ms"
     ]
@@ -93,7 +97,10 @@ def test_a_sentence_says_what_the_choice_is_worth(record):
 
 def test_torchs_own_choice_is_no_proof_of_what_fastest_chose(record):
     unverified = layer("b", "cudnn.gemm", "requested", flops=30)
-    chosen = record((8, layer("a", "default"), unverified), (16, layer("a", "benchmark"), layer("b", "torch.fft")))
+    chosen = record(
+        (8, layer("a", "default"), unverified),
+        (16, layer("a", "benchmark"), layer("b", "torch.fft")),
+    )
     assert convolutions.coverage(chosen) == [
         "coverage of the FLOPs: 0 … 75 % by cudnn.gemm (not verified; algorithm.verify=true), "
         "25 … 50 % by torch's own choice, of an algorithm that was not observed, 0 … 50 % by torch.fft (proven)"
@@ -112,13 +119,23 @@ def test_torchs_own_choice_is_no_proof_of_what_fastest_chose(record):
     [
         ([layer("a", "default")], 1.0, "100 %, not observed"),
         ([layer("a", "default")], 0.0, "100 %, not observed"),
-        ([layer("a", "benchmark", flops=42), layer("b", "torch.fft", flops=58)], 1.0, "100 %, 42 % not observed"),
-        ([layer("a", "benchmark", flops=42), layer("b", "torch.fft", flops=58)], 0.58, "100 %, 42 % not observed"),
+        (
+            [layer("a", "benchmark", flops=42), layer("b", "torch.fft", flops=58)],
+            1.0,
+            "100 %, 42 % not observed",
+        ),
+        (
+            [layer("a", "benchmark", flops=42), layer("b", "torch.fft", flops=58)],
+            0.58,
+            "100 %, 42 % not observed",
+        ),
         ([layer("a", "torch.gemm"), layer("b", "torch.fft")], 1.0, "100 %, proven"),
         ([layer("a", "cudnn.gemm", "requested")], 0.0, "100 %, not verified"),
     ],
 )
-def test_what_is_proven_leaves_out_torchs_own_choice_also_in_older_records(record, layers, recorded, text):
+def test_what_is_proven_leaves_out_torchs_own_choice_also_in_older_records(
+    record, layers, recorded, text
+):
     made = record((8, *layers))
     made.points[0].metrics += [
         Metric(name=f"algorithm/{name}_share", value=value, unit="1")
@@ -151,9 +168,17 @@ def raced(selected, half_width=0.01, **more):
 def test_times_of_a_race_have_their_intervals_and_the_sum_its_own(record):
     one, other = raced("cudnn.gemm"), raced("default", not_cached="throttled")
     [line, _] = convolutions.lines(Analysis.of(record((8, one, other))))
-    assert [line[name] for name in ("launching", "selected_speedup", "selected_speedup_high")] == ["captured", 1, 1.01]
-    assert [line[f"selected{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx([1, 0.99, 1.01])
-    assert [line[f"benchmark_eager{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx([3.8, 3.762, 3.838])
+    assert [line[name] for name in ("launching", "selected_speedup", "selected_speedup_high")] == [
+        "captured",
+        1,
+        1.01,
+    ]
+    assert [line[f"selected{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx(
+        [1, 0.99, 1.01]
+    )
+    assert [line[f"benchmark_eager{end}_ms"] for end in ("", "_low", "_high")] == pytest.approx(
+        [3.8, 3.762, 3.838]
+    )
     # √(1 % · 1 ms)² + (1 % · 2 ms)² of 3 ms, and √2 · 1 % · 2 ms of 4 ms
     assert convolutions.sentences(record((8, one, other))) == [
         "forward: 1 cudnn.gemm, 1 default; sum of the layers alone: chosen 3.000 ms ± 0.7 %, default 4.000 ms ± 0.7 %, "
@@ -162,14 +187,17 @@ def test_times_of_a_race_have_their_intervals_and_the_sum_its_own(record):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tf32", "is_named"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
+    ("kind", "tf32", "is_named"),
+    [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)],
 )
 def test_float32_without_tf32_is_not_what_a_user_of_torch_has(record, kind, tf32, is_named):
     made = record((8, layer("a", "cudnn.gemm", seconds=TIMES)))
     flags = {"matmul_allow_tf32": tf32, "cudnn_allow_tf32": tf32}
     made.environment = {**made.environment, "device": {"kind": kind}, "session": flags}
     [text] = convolutions.sentences(made)
-    assert ("without TF32, which PyTorch allows for convolutions by default (precision=torch)" in text) == is_named
+    assert (
+        "without TF32, which PyTorch allows for convolutions by default (precision=torch)" in text
+    ) == is_named
 
 
 def test_the_table_is_a_file_and_the_sentence_in_the_report(record, tmp_path):

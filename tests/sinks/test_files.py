@@ -15,21 +15,33 @@ pytestmark = pytest.mark.usefixtures("drawn")
 def test_table_picture_and_report_are_written_and_claimed(build: Builder, tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.create()
-    artifacts = {artifact.path: artifact.kind for artifact in run_files.write(Analysis.of(build.sizes()), paths)}
-    assert artifacts == {"resnet50_default_overall.csv": "tables", "time.png": "plots", "report.md": "report"}
+    artifacts = {
+        artifact.path: artifact.kind
+        for artifact in run_files.write(Analysis.of(build.sizes()), paths)
+    }
+    assert artifacts == {
+        "resnet50_default_overall.csv": "tables",
+        "time.png": "plots",
+        "report.md": "report",
+    }
     assert set(artifacts) <= set(paths.claimed())
     assert all((tmp_path / name).stat().st_size for name in artifacts)
 
 
-def test_files_of_the_run_itself_are_named_where_they_are_there(build: Builder, tmp_path: Path) -> None:
+def test_files_of_the_run_itself_are_named_where_they_are_there(
+    build: Builder, tmp_path: Path
+) -> None:
     paths = RunPaths(tmp_path)
     paths.create()
     for path in (paths.plan, paths.record, paths.log):
         path.write_text("x")
     kinds = {
-        artifact.path: artifact.kind for artifact in run_files.write(Analysis.of(build.record(build.point())), paths)
+        artifact.path: artifact.kind
+        for artifact in run_files.write(Analysis.of(build.record(build.point())), paths)
     }
-    assert {name: kinds.get(name) for name in ("plan.yaml", "record.json", "run.log", "points.jsonl")} == {
+    assert {
+        name: kinds.get(name) for name in ("plan.yaml", "record.json", "run.log", "points.jsonl")
+    } == {
         "plan.yaml": "config",
         "record.json": "data",
         "run.log": "logs",
@@ -37,10 +49,15 @@ def test_files_of_the_run_itself_are_named_where_they_are_there(build: Builder, 
     }
 
 
-def test_a_run_that_measured_nothing_has_a_table_and_a_report_but_no_picture(build: Builder, tmp_path: Path) -> None:
+def test_a_run_that_measured_nothing_has_a_table_and_a_report_but_no_picture(
+    build: Builder, tmp_path: Path
+) -> None:
     paths = RunPaths(tmp_path)
     paths.create()
-    names = [artifact.path for artifact in run_files.write(Analysis.of(build.record(build.failed())), paths)]
+    names = [
+        artifact.path
+        for artifact in run_files.write(Analysis.of(build.record(build.failed())), paths)
+    ]
     assert names == ["resnet50_default_overall.csv", "report.md"]
 
 
@@ -55,9 +72,14 @@ def test_writing_again_gives_the_same_bytes(build: Builder, tmp_path: Path) -> N
 
 
 def test_the_files_of_a_sweep_lie_in_its_folder(build: Builder, tmp_path: Path) -> None:
-    sweep, records = build.sweep([{"batch_size": "1"}, {"batch_size": "2"}], [[build.point()], [build.point(batch=2)]])
+    sweep, records = build.sweep(
+        [{"batch_size": "1"}, {"batch_size": "2"}], [[build.point()], [build.point(batch=2)]]
+    )
     (tmp_path / "sweep.json").write_bytes(sweep.to_json())
-    names = [artifact.path for artifact in run_files.write_sweep(SweepAnalysis.of(sweep, records), tmp_path)]
+    names = [
+        artifact.path
+        for artifact in run_files.write_sweep(SweepAnalysis.of(sweep, records), tmp_path)
+    ]
     assert names == ["sweep.json", "sweep.csv", "sweep.png"]
 
 

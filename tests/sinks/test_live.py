@@ -17,7 +17,9 @@ from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.send import next_request
 
 EPOCHS = [
-    Epoch(number=number, seconds=2.0, samples_per_second=320.0, loss=1 / number, accuracy=number / 4)
+    Epoch(
+        number=number, seconds=2.0, samples_per_second=320.0, loss=1 / number, accuracy=number / 4
+    )
     for number in (1, 2, 3)
 ]
 
@@ -27,7 +29,9 @@ def training(make_record):
     """The record of a training, and its point as it is after an epoch, with that epoch alone."""
     record = make_record()
     [point, *_] = record.points
-    record.points = [msgspec.structs.replace(point, started="2026-01-05T09:00:00+00:00", epochs=EPOCHS)]
+    record.points = [
+        msgspec.structs.replace(point, started="2026-01-05T09:00:00+00:00", epochs=EPOCHS)
+    ]
     return record, [msgspec.structs.replace(record.points[0], epochs=[epoch]) for epoch in EPOCHS]
 
 
@@ -53,7 +57,14 @@ def epochs_of(training, number):
     record, points = training
     content = payload.of_training(record, points[number])
     content.figures = payload.epochs_of(points[number], 2.0 * number)
-    return Epochs(uri="", request_timeout_seconds=1, deadline_seconds=1, experiment="", artifacts=None, payload=content)
+    return Epochs(
+        uri="",
+        request_timeout_seconds=1,
+        deadline_seconds=1,
+        experiment="",
+        artifacts=None,
+        payload=content,
+    )
 
 
 def test_each_epoch_is_sent_once_and_a_delivery_pauses_the_next_one(training, live):
@@ -73,7 +84,9 @@ def test_after_a_slow_delivery_nothing_is_sent_for_199_times_as_long(training, l
         live.requests.put(epochs_of(training, number))
         assert live.arrived.acquire(timeout=30)
     live.requests.put(epochs_of(training, 2))
-    assert not live.arrived.acquire(timeout=0.3)  # of the 10 seconds that follow the second delivery
+    assert not live.arrived.acquire(
+        timeout=0.3
+    )  # of the 10 seconds that follow the second delivery
     assert len(live.sent) == 2
 
 
@@ -102,7 +115,9 @@ def test_a_store_that_fails_ends_the_following_and_not_the_training(training, li
 
 
 @pytest.mark.slow
-def test_a_training_is_seen_while_it_runs_and_its_record_adds_nothing_twice(training, leave_run, tmp_path):
+def test_a_training_is_seen_while_it_runs_and_its_record_adds_nothing_twice(
+    training, leave_run, tmp_path
+):
     record, points = training
     sink = MlflowSink(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="live")
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
@@ -137,7 +152,9 @@ def test_an_interrupted_training_does_not_stay_open(training, tmp_path, monkeypa
     sink = MlflowSink(uri=f"sqlite:///{tmp_path}/mlflow.db", deadline_seconds=1000)
     with pytest.raises(KeyboardInterrupt), sink.following(lambda: record) as follow:
         follow(points[0])
-        assert [(request.payload.status, len(request.payload.figures) > 0) for request in sent] == [("RUNNING", True)]
+        assert [(request.payload.status, len(request.payload.figures) > 0) for request in sent] == [
+            ("RUNNING", True)
+        ]
         raise KeyboardInterrupt
     assert (sent[1].payload.status, sent[1].payload.figures) == ("KILLED", [])
     assert sent[1].payload.identity == payload.of_run(Analysis.of(record), tmp_path).identity
@@ -146,10 +163,17 @@ def test_an_interrupted_training_does_not_stay_open(training, tmp_path, monkeypa
 
 def test_live_figures_have_the_names_of_the_final_ones(training):
     record, [point, *_] = training
-    values = {"custom/weight norm": 2.0, "custom/a:b": 3.0, "custom/a?b": 4.0, "custom/" + "x" * 300: 5.0}
+    values = {
+        "custom/weight norm": 2.0,
+        "custom/a:b": 3.0,
+        "custom/a?b": 4.0,
+        "custom/" + "x" * 300: 5.0,
+    }
     values |= {"custom/nan": float("nan")}
     point.epochs = [
-        msgspec.structs.replace(EPOCHS[0], metrics=[Metric(name=n, value=v, unit="1") for n, v in values.items()])
+        msgspec.structs.replace(
+            EPOCHS[0], metrics=[Metric(name=n, value=v, unit="1") for n, v in values.items()]
+        )
     ]
     record.points = [point]
     live = payload.epochs_of(point, 0.0)

@@ -61,7 +61,9 @@ def history(store):
         from mlflow import MlflowClient
 
         found = MlflowClient(tracking_uri=store).get_metric_history(run.info.run_id, name)
-        return [(metric.step, metric.value) for metric in sorted(found, key=lambda metric: metric.step)]
+        return [
+            (metric.step, metric.value) for metric in sorted(found, key=lambda metric: metric.step)
+        ]
 
     return read
 
@@ -76,7 +78,9 @@ def listed(store, experiment):
         client = MlflowClient(tracking_uri=store)
         place = [client.get_experiment_by_name(experiment).experiment_id]
         query, order = f"{view.state['searchFilter']} and {question}", [view.state["orderByKey"]]
-        return [run.data.tags["perfexp.uid"] for run in client.search_runs(place, query, order_by=order)]
+        return [
+            run.data.tags["perfexp.uid"] for run in client.search_runs(place, query, order_by=order)
+        ]
 
     return read
 
@@ -86,7 +90,10 @@ def files(store):
     def read(run, folder=None):
         from mlflow import MlflowClient
 
-        return [file.path for file in MlflowClient(tracking_uri=store).list_artifacts(run.info.run_id, folder)]
+        return [
+            file.path
+            for file in MlflowClient(tracking_uri=store).list_artifacts(run.info.run_id, folder)
+        ]
 
     return read
 
@@ -104,7 +111,13 @@ def test_a_run_has_the_records_times_status_and_name(sink, runs, make_record, le
 def test_tags_and_params_are_those_that_queries_use(sink, runs, make_record, leave_run, tmp_path):
     record = make_record(
         batches=(1, 8),
-        command=["model=resnet50", "stopping.max_seconds=5", "+stopping.x=1", "quiet=true", "--config-dir=mine"],
+        command=[
+            "model=resnet50",
+            "stopping.max_seconds=5",
+            "+stopping.x=1",
+            "quiet=true",
+            "--config-dir=mine",
+        ],
         plan={"stopping": {"max_seconds": 5.0}, "choices": {"stopping": "fine"}},
     )
     sink.publish(Analysis.of(record), leave_run(record, tmp_path))
@@ -155,14 +168,21 @@ def test_the_points_of_a_sweep_over_sizes_have_their_widths_as_steps(
     assert run.data.metrics["memory/peak_mib"] == 501
 
 
-def test_the_view_of_sizes_has_all_runs_over_several_sizes(sink, listed, make_record, leave_run, tmp_path):
+def test_the_view_of_sizes_has_all_runs_over_several_sizes(
+    sink, listed, make_record, leave_run, tmp_path
+):
     for uid, sizes in {"two": (224, 256), "five": (224, 256, 288, 320, 352), "one": (224,)}.items():
-        sink.publish(Analysis.of(record := make_record(uid=uid, sizes=sizes)), leave_run(record, tmp_path / uid))
+        sink.publish(
+            Analysis.of(record := make_record(uid=uid, sizes=sizes)),
+            leave_run(record, tmp_path / uid),
+        )
     assert listed(VIEWS[-1]) == ["five", "two"], "those without an exponent come last"
 
 
 @pytest.mark.slow
-def test_one_filter_finds_a_measurement_wherever_it_was_measured(sink, listed, make_record, leave_run, tmp_path):
+def test_one_filter_finds_a_measurement_wherever_it_was_measured(
+    sink, listed, make_record, leave_run, tmp_path
+):
     graph = {"execution": {"compile": None, "cuda_graph": True}}
     cpu = {"device": {"kind": "cpu", "name": "Example CPU"}}
     for uid, fields in {
@@ -186,27 +206,40 @@ def test_one_filter_finds_a_measurement_wherever_it_was_measured(sink, listed, m
 
 
 @pytest.mark.slow
-def test_a_size_has_a_run_of_its_own_with_the_figures_at_it(sink, runs, make_record, leave_run, tmp_path):
+def test_a_size_has_a_run_of_its_own_with_the_figures_at_it(
+    sink, runs, make_record, leave_run, tmp_path
+):
     record = make_record(sizes=(224, 256), batches=(1, 8))
     sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     sink.publish(Analysis.of(record), tmp_path)
-    sizes = {(run.data.params["input_size"], run.data.params["batch_size"]): run for run in of_kind("size", runs())}
+    sizes = {
+        (run.data.params["input_size"], run.data.params["batch_size"]): run
+        for run in of_kind("size", runs())
+    }
     assert set(sizes) == {(size, batch) for size in ("224", "256") for batch in ("1", "8")}
     for (size, batch), run in sizes.items():
-        assert run.data.metrics["latency/p50_ms"] == pytest.approx(10 * int(batch) * (int(size) / 224) ** 2, rel=0.02)
+        assert run.data.metrics["latency/p50_ms"] == pytest.approx(
+            10 * int(batch) * (int(size) / 224) ** 2, rel=0.02
+        )
         assert run.data.metrics["point/input_width"] == int(size)
         assert run.data.tags["perfexp.points"] == "1 ok"
         assert ("ttfp/total_ms" in run.data.metrics) is ((size, batch) == ("224", "1"))
 
 
 def test_more_sizes_than_a_store_takes_in_time_have_no_runs_of_their_own(make_record, tmp_path):
-    assert len(payload.of_run(Analysis.of(make_record(sizes=range(32, 96))), tmp_path).children) == 64
+    assert (
+        len(payload.of_run(Analysis.of(make_record(sizes=range(32, 96))), tmp_path).children) == 64
+    )
     assert payload.of_run(Analysis.of(make_record(sizes=range(32, 97))), tmp_path).children == []
 
 
-def test_figures_that_the_console_marks_are_named_in_a_tag_and_marked_in_the_description(make_record, tmp_path):
+def test_figures_that_the_console_marks_are_named_in_a_tag_and_marked_in_the_description(
+    make_record, tmp_path
+):
     few = payload.of_run(Analysis.of(make_record(calls=4)), tmp_path)
-    assert {"latency/p50_ms", "throughput/samples_per_second"} <= set(few.tags["perfexp.estimated_metrics"].split(", "))
+    assert {"latency/p50_ms", "throughput/samples_per_second"} <= set(
+        few.tags["perfexp.estimated_metrics"].split(", ")
+    )
     assert "no interval" in few.note
     assert "samples/s: ≈ " in few.note
     many = payload.of_run(Analysis.of(make_record()), tmp_path)
@@ -215,7 +248,9 @@ def test_figures_that_the_console_marks_are_named_in_a_tag_and_marked_in_the_des
     several = payload.of_run(Analysis.of(make_record(calls=4, sizes=(224, 256))), tmp_path)
     assert re.search(r"\| 224 \| [\d.]+ ms, no interval \|", several.note)
     batches = payload.of_run(Analysis.of(make_record(calls=4, batches=(1, 8))), tmp_path)
-    assert batches.tags["perfexp.estimated_metrics"] == "best/latency_p50_ms, best/samples_per_second"
+    assert (
+        batches.tags["perfexp.estimated_metrics"] == "best/latency_p50_ms, best/samples_per_second"
+    )
 
 
 @pytest.fixture
@@ -226,9 +261,13 @@ def parts(runs):
         found = runs()
         (run,) = of_kind("run", found)
         points, sizes = of_kind("point", found), of_kind("size", found)
-        assert {point.data.tags["mlflow.parentRunId"] for point in points + sizes} <= {run.info.run_id}
+        assert {point.data.tags["mlflow.parentRunId"] for point in points + sizes} <= {
+            run.info.run_id
+        }
         assert len(found) == 1 + len(points) + len(sizes)
-        return run, {(point.data.params["phase"], point.data.params["batch_size"]): point for point in points}
+        return run, {
+            (point.data.params["phase"], point.data.params["batch_size"]): point for point in points
+        }
 
     return read
 
@@ -239,36 +278,60 @@ def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
     record = make_record(sizes=(224, 256), batches=(1, 8), phases=("train", "inference"))
     sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     run, points = parts()
-    assert set(points) == {(phase, batch) for phase in ("train", "inference") for batch in ("1", "8")}
+    assert set(points) == {
+        (phase, batch) for phase in ("train", "inference") for batch in ("1", "8")
+    }
     names = {pair: set(point.data.metrics) for pair, point in points.items()}
-    assert names["inference", "1"] - names["inference", "8"] == {f"ttfp/{part}_ms" for part in (*TTFP, "total")}
-    assert names["train", "8"] - names["inference", "8"] == {f"train_phase/{part}_ms" for part in PHASES}
-    assert {"latency/p50_ms", "throughput/samples_per_second", "memory/peak_mib"} <= names["train", "1"]
+    assert names["inference", "1"] - names["inference", "8"] == {
+        f"ttfp/{part}_ms" for part in (*TTFP, "total")
+    }
+    assert names["train", "8"] - names["inference", "8"] == {
+        f"train_phase/{part}_ms" for part in PHASES
+    }
+    assert {"latency/p50_ms", "throughput/samples_per_second", "memory/peak_mib"} <= names[
+        "train", "1"
+    ]
     assert history(points["inference", "8"], "point/batch_size") == [(224, 8), (256, 8)]
     inference = points["inference", "8"]
     assert inference.info.run_name == "b8 inf fp32 224-256"
     assert (inference.info.status, inference.info.start_time) == ("FINISHED", run.info.start_time)
-    axes = {"model": "resnet50", "precision": "fp32", "phase": "inference", "batch_size": "8", "input_size": "224, 256"}
+    axes = {
+        "model": "resnet50",
+        "precision": "fp32",
+        "phase": "inference",
+        "batch_size": "8",
+        "input_size": "224, 256",
+    }
     assert axes.items() <= inference.data.params.items()
     assert {
         "gpu": "NVIDIA H200",
         "perfexp.points": "2 ok",
         "perfexp.uid": record.uid,
     }.items() <= inference.data.tags.items()
-    assert "perfexp.point" not in inference.data.tags, "what has been measured already is asked of whole runs"
+    assert "perfexp.point" not in inference.data.tags, (
+        "what has been measured already is asked of whole runs"
+    )
     assert files(inference) == []
     assert files(run) == ["config", "data", "logs", "tables"]
-    rates = {pair: point.data.metrics["throughput/samples_per_second"] for pair, point in points.items()}
+    rates = {
+        pair: point.data.metrics["throughput/samples_per_second"] for pair, point in points.items()
+    }
     best = ("latency_p50_ms", "samples_per_second")
-    assert set(run.data.metrics) == {f"best/{phase}_{name}" for phase in ("train", "inference") for name in best}
+    assert set(run.data.metrics) == {
+        f"best/{phase}_{name}" for phase in ("train", "inference") for name in best
+    }
     assert run.data.metrics["best/train_samples_per_second"] > rates["train", "1"]
     assert run.data.params["phase"] == "train, inference"
 
 
-@pytest.mark.parametrize("alone", [{}, {"sizes": (224, 256)}, {"metrics": [Metric(name="mfu", value=0.5, unit="1")]}])
+@pytest.mark.parametrize(
+    "alone", [{}, {"sizes": (224, 256)}, {"metrics": [Metric(name="mfu", value=0.5, unit="1")]}]
+)
 def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp_path):
     (one,) = [payload.of_run(Analysis.of(make_record(**alone)), tmp_path)]
-    both = payload.of_run(Analysis.of(make_record(**alone, batches=(1, 8), phases=("train", "inference"))), tmp_path)
+    both = payload.of_run(
+        Analysis.of(make_record(**alone, batches=(1, 8), phases=("train", "inference"))), tmp_path
+    )
     inference = next(child for child in both.children if child.name.startswith("b1 inf "))
     assert [figure.name for figure in inference.figures] == [figure.name for figure in one.figures]
     assert [figure.step for figure in inference.figures] == [figure.step for figure in one.figures]
@@ -335,7 +398,9 @@ def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
     assert len(points) == 2
 
 
-def test_the_parts_of_a_run_of_a_sweep_are_below_that_run(sink, runs, make_record, leave_run, tmp_path):
+def test_the_parts_of_a_run_of_a_sweep_are_below_that_run(
+    sink, runs, make_record, leave_run, tmp_path
+):
     record = make_record(batches=(1, 8), sweep=SweepMembership(uid="s1", job=0, jobs=1))
     sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     by_kind = {run.data.tags["perfexp.kind"]: run for run in runs()}
@@ -351,16 +416,29 @@ def test_a_phase_that_failed_says_so_on_its_own_run(sink, parts, make_record, le
     record.points[1].series = []
     sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     run, points = parts()
-    assert {pair[1]: point.info.status for pair, point in points.items()} == {"1": "FINISHED", "8": "FAILED"}
+    assert {pair[1]: point.info.status for pair, point in points.items()} == {
+        "1": "FINISHED",
+        "8": "FAILED",
+    }
     assert run.info.status == "FAILED"
 
 
 @pytest.mark.slow
-def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run, tmp_path, monkeypatch, in_process):
+def test_many_sizes_and_batch_sizes_take_few_calls(
+    sink, make_record, leave_run, tmp_path, monkeypatch, in_process
+):
     from mlflow.tracking._tracking_service.client import TrackingServiceClient
 
     calls = []
-    for name in ("log_batch", "search_runs", "create_run", "update_run", "set_terminated", "set_tag", "log_metric"):
+    for name in (
+        "log_batch",
+        "search_runs",
+        "create_run",
+        "update_run",
+        "set_terminated",
+        "set_tag",
+        "log_metric",
+    ):
         whole = getattr(TrackingServiceClient, name)
         monkeypatch.setattr(
             TrackingServiceClient,
@@ -374,8 +452,12 @@ def test_many_sizes_and_batch_sizes_take_few_calls(sink, make_record, leave_run,
     assert len(calls) < 60
 
 
-def test_a_second_publication_changes_nothing(sink, runs, history, files, make_record, leave_run, tmp_path):
-    record = make_record(sizes=(224, 256), plan={"data": {"root": "x"}, "choices": {"data": "cifar10"}})
+def test_a_second_publication_changes_nothing(
+    sink, runs, history, files, make_record, leave_run, tmp_path
+):
+    record = make_record(
+        sizes=(224, 256), plan={"data": {"root": "x"}, "choices": {"data": "cifar10"}}
+    )
     folder = leave_run(record, tmp_path)
     first = sink.publish(Analysis.of(record), folder)
     before = [(run.info.run_id, run.data.to_dictionary()) for run in runs()]
@@ -389,7 +471,9 @@ def test_a_second_publication_changes_nothing(sink, runs, history, files, make_r
     assert (data.dataset.name, data.tags[0].value) == ("cifar10 224x224-256x256 b1", "inference")
 
 
-def test_a_record_that_has_grown_completes_its_run(sink, runs, history, make_record, leave_run, tmp_path):
+def test_a_record_that_has_grown_completes_its_run(
+    sink, runs, history, make_record, leave_run, tmp_path
+):
     killed = make_record(sizes=(224, 256), failing={256: Status.INTERRUPTED}, status=Status.KILLED)
     sink.publish(Analysis.of(killed), leave_run(killed, tmp_path))
     assert [run.info.status for run in of_kind("run", runs())] == ["KILLED"]
@@ -400,7 +484,9 @@ def test_a_record_that_has_grown_completes_its_run(sink, runs, history, make_rec
     assert len(history(run, "latency/p50_ms")) == 2
     assert len(history(run, "latency/p50_ms")) == 2
     assert run.data.params["stopping.max_seconds"] == "9"
-    assert "busy_host" not in run.data.tags.get("perfexp.doubts", ""), "a tag that is true no more is gone"
+    assert "busy_host" not in run.data.tags.get("perfexp.doubts", ""), (
+        "a tag that is true no more is gone"
+    )
 
 
 def test_what_a_person_wrote_stays(sink, runs, store, make_record, leave_run, tmp_path):
@@ -423,11 +509,16 @@ def test_what_a_person_wrote_stays(sink, runs, store, make_record, leave_run, tm
     assert run.info.run_name == "the good one"
 
 
-def test_custom_metrics_of_epochs_have_the_number_of_the_epoch(sink, runs, history, make_record, leave_run, tmp_path):
+def test_custom_metrics_of_epochs_have_the_number_of_the_epoch(
+    sink, runs, history, make_record, leave_run, tmp_path
+):
     record = make_record(phases=("train",), metrics=[Metric(name="custom/f1", value=0.7, unit="1")])
     record.points[0].epochs = [
         Epoch(
-            number=number, seconds=1.0, samples_per_second=1.0, metrics=[Metric(name="custom/f1", value=f1, unit="1")]
+            number=number,
+            seconds=1.0,
+            samples_per_second=1.0,
+            metrics=[Metric(name="custom/f1", value=f1, unit="1")],
         )
         for number, f1 in ((1, 0.5), (2, 0.7))
     ]
@@ -437,7 +528,9 @@ def test_custom_metrics_of_epochs_have_the_number_of_the_epoch(sink, runs, histo
     assert history(run, "epoch/custom.f1") == [(1, 0.5), (2, 0.7)]
 
 
-def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(sink, runs, make_record, leave_run, tmp_path):
+def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(
+    sink, runs, make_record, leave_run, tmp_path
+):
     metrics = [
         Metric(name="custom/gradient norm (L2)/last", value=3.5, unit="1"),
         Metric(name="custom/nan_ratio", value=math.nan, unit="1"),
@@ -453,7 +546,10 @@ def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(sink, runs,
     assert run.data.metrics["custom/gradient norm _L2_.last"] == 3.5
     assert run.data.metrics["custom/_"] == 1
     assert run.data.metrics["inference/epoch_ms"] == 1500
-    assert run.data.tags["perfexp.estimated_metrics"] == "latency/p95_ms, latency/p99_ms, inference/epoch_ms"
+    assert (
+        run.data.tags["perfexp.estimated_metrics"]
+        == "latency/p95_ms, latency/p99_ms, inference/epoch_ms"
+    )
     dropped = run.data.tags["perfexp.dropped_metrics"]
     for name in (
         "custom/nan_ratio",
@@ -465,7 +561,9 @@ def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(sink, runs,
     assert not {"custom/nan_ratio", "custom/inf_ratio"} & run.data.metrics.keys()
 
 
-def test_long_texts_are_cut_knowingly_and_nul_and_passwords_go(sink, runs, make_record, leave_run, tmp_path, caplog):
+def test_long_texts_are_cut_knowingly_and_nul_and_passwords_go(
+    sink, runs, make_record, leave_run, tmp_path, caplog
+):
     command = [f"long={'x' * 7_000}", "nul=a\0b", "data.root=postgresql://me:secret@db/mlflow"]
     record = make_record(sizes=range(224, 512, 2), command=command)
     with caplog.at_level(logging.WARNING):
@@ -483,8 +581,12 @@ def test_long_texts_are_cut_knowingly_and_nul_and_passwords_go(sink, runs, make_
     assert not [entry for entry in caplog.records if "truncated" in entry.getMessage()]
 
 
-def test_more_than_a_batch_of_everything_arrives(sink, runs, history, make_record, leave_run, tmp_path):
-    record = make_record(sizes=range(224, 512, 2), command=[f"many.key{number}={number}" for number in range(230)])
+def test_more_than_a_batch_of_everything_arrives(
+    sink, runs, history, make_record, leave_run, tmp_path
+):
+    record = make_record(
+        sizes=range(224, 512, 2), command=[f"many.key{number}={number}" for number in range(230)]
+    )
     sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (run,) = runs()
     assert len(run.data.params) == 25
@@ -518,15 +620,29 @@ def test_artifacts_go_to_their_folders_and_links_and_missing_files_are_told(
     assert files(run, "logs") == ["logs/run.log"]
     assert files(run, "plots") == ["plots/a-b-.png"]
     skipped = run.data.tags["perfexp.skipped_files"]
-    note = run.data.tags["mlflow.note.content"].replace("&#8203;", "")  # where a long name may be broken
-    for name in ("link.log", "linked/secret.txt", "../secret.txt", str(secret), "gone.csv: missing"):
+    note = run.data.tags["mlflow.note.content"].replace(
+        "&#8203;", ""
+    )  # where a long name may be broken
+    for name in (
+        "link.log",
+        "linked/secret.txt",
+        "../secret.txt",
+        str(secret),
+        "gone.csv: missing",
+    ):
         assert name in skipped
         assert name.split(":")[0].replace("_", "\\_") in note
 
 
-def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_record, leave_run, tmp_path):
+def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(
+    sink, runs, files, make_record, leave_run, tmp_path
+):
     sweep = Sweep(
-        uid="s1", name="batches", started="2026-03-01T10:00:00+00:00", command=["-m", "batch_size=1,8"], jobs=2
+        uid="s1",
+        name="batches",
+        started="2026-03-01T10:00:00+00:00",
+        command=["-m", "batch_size=1,8"],
+        jobs=2,
     )
     for job, batch in enumerate((1, 8)):
         record = make_record(
@@ -537,23 +653,39 @@ def test_a_sweep_is_a_parent_that_ends_as_its_runs_did(sink, runs, files, make_r
         )
         sink.publish(Analysis.of(record), leave_run(record, tmp_path / str(job)))
         child = SweepChild(
-            job=job, name=record.name, directory=str(job), status=record.status, axes={"batch_size": str(batch)}
+            job=job,
+            name=record.name,
+            directory=str(job),
+            status=record.status,
+            axes={"batch_size": str(batch)},
         )
         sweep.children.append(child)
         if job == 0:
             sink.publish_sweep(SweepAnalysis.of(sweep, sweep.records(tmp_path)), tmp_path)
             parent = next(run for run in runs() if run.data.tags["perfexp.kind"] == "sweep")
-            assert (parent.info.status, parent.info.run_name) == ("SCHEDULED", "batches resnet50 fp32")
+            assert (parent.info.status, parent.info.run_name) == (
+                "SCHEDULED",
+                "batches resnet50 fp32",
+            )
             assert not parent.data.params
     sweep.ended = "2026-03-01T11:00:00+00:00"
     (tmp_path / "sweep.csv").write_text("job\n0\n1\n")
     (tmp_path / "sweep.png").write_bytes(b"png")
     sink.publish_sweep(SweepAnalysis.of(sweep, sweep.records(tmp_path)), tmp_path)
     (parent,) = [run for run in runs() if run.data.tags["perfexp.kind"] == "sweep"]
-    children = [run for run in runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert sorted(run.info.run_name for run in children) == ["b1 resnet50 fp32 224 inf", "b8 resnet50 fp32 224 inf"]
+    children = [
+        run for run in runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    ]
+    assert sorted(run.info.run_name for run in children) == [
+        "b1 resnet50 fp32 224 inf",
+        "b8 resnet50 fp32 224 inf",
+    ]
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "2 batches resnet50 fp32")
-    assert {"batch_size": "1, 8", "model": "resnet50", "device": "NVIDIA H200"}.items() <= parent.data.params.items()
+    assert {
+        "batch_size": "1, 8",
+        "model": "resnet50",
+        "device": "NVIDIA H200",
+    }.items() <= parent.data.params.items()
     assert parent.data.metrics["best/latency_p50_ms"] == pytest.approx(10, rel=0.01)
     assert parent.data.metrics["best/samples_per_second"] == pytest.approx(100, rel=0.01)
     assert parent.info.end_time - parent.info.start_time == 3_600_000
@@ -570,11 +702,16 @@ def test_the_experiment_is_the_plans_stage_unless_named(store, make_record, leav
     record = make_record(plan={"stage": "2_quick"})
     MlflowSink(uri=store).publish(Analysis.of(record), leave_run(record, tmp_path))
     found = MlflowClient(tracking_uri=store).get_experiment_by_name("2_quick")
-    assert found.artifact_location == (Path(store.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri()
+    assert (
+        found.artifact_location
+        == (Path(store.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri()
+    )
 
 
 @pytest.mark.slow
-def test_the_users_environment_does_not_leak_in(sink, runs, make_record, leave_run, tmp_path, monkeypatch):
+def test_the_users_environment_does_not_leak_in(
+    sink, runs, make_record, leave_run, tmp_path, monkeypatch
+):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
@@ -593,12 +730,18 @@ def test_the_default_store_is_in_the_working_directory_and_absolute(tmp_path, mo
     assert MlflowSink(uri="sqlite:///other.db").uri == f"sqlite:///{tmp_path}/other.db"
 
 
-def test_an_unreachable_server_is_one_message_that_says_what_to_do(make_record, leave_run, tmp_path):
+def test_an_unreachable_server_is_one_message_that_says_what_to_do(
+    make_record, leave_run, tmp_path
+):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     record = make_record()
-    with pytest.raises(TrackingFailed, match=rf"127.0.0.1:{port}.*perfexp sync {tmp_path}") as caught:
-        MlflowSink(uri=f"http://me:secret@127.0.0.1:{port}").publish(Analysis.of(record), leave_run(record, tmp_path))
+    with pytest.raises(
+        TrackingFailed, match=rf"127.0.0.1:{port}.*perfexp sync {tmp_path}"
+    ) as caught:
+        MlflowSink(uri=f"http://me:secret@127.0.0.1:{port}").publish(
+            Analysis.of(record), leave_run(record, tmp_path)
+        )
     assert isinstance(caught.value, PerfexpError)
     assert caught.value.exit_code == 3
     assert "secret" not in str(caught.value)
@@ -607,7 +750,9 @@ def test_an_unreachable_server_is_one_message_that_says_what_to_do(make_record, 
 def test_a_database_that_cannot_be_made_is_one_message(make_record, leave_run, tmp_path):
     record = make_record()
     with pytest.raises(TrackingFailed, match="Nothing is lost"):
-        MlflowSink(uri="sqlite:////proc/nowhere/mlflow.db").publish(Analysis.of(record), leave_run(record, tmp_path))
+        MlflowSink(uri="sqlite:////proc/nowhere/mlflow.db").publish(
+            Analysis.of(record), leave_run(record, tmp_path)
+        )
 
 
 @pytest.mark.parametrize(
@@ -685,10 +830,16 @@ def _publish(uri, record, folder):
 
 
 @pytest.mark.slow
-def test_processes_that_meet_at_a_fresh_store_do_each_other_no_harm(make_record, leave_run, tmp_path):
+def test_processes_that_meet_at_a_fresh_store_do_each_other_no_harm(
+    make_record, leave_run, tmp_path
+):
     from mlflow import MlflowClient
 
-    uri, context, processes = f"sqlite:///{tmp_path}/fresh/mlflow.db", multiprocessing.get_context("spawn"), []
+    uri, context, processes = (
+        f"sqlite:///{tmp_path}/fresh/mlflow.db",
+        multiprocessing.get_context("spawn"),
+        [],
+    )
     for job in range(2):
         record = make_record(uid=f"race{job}", sweep=SweepMembership(uid="s2", job=job, jobs=2))
         folder = leave_run(record, tmp_path / str(job))
@@ -703,7 +854,9 @@ def test_processes_that_meet_at_a_fresh_store_do_each_other_no_harm(make_record,
     assert sorted(run.data.tags["perfexp.kind"] for run in found) == ["run"] * 2 + ["sweep"]
 
 
-def test_mlflows_own_variables_name_store_and_experiment_where_nothing_else_does(tmp_path, monkeypatch):
+def test_mlflows_own_variables_name_store_and_experiment_where_nothing_else_does(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/own.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     assert (MlflowSink().uri, MlflowSink().experiment) == (f"sqlite:///{tmp_path}/own.db", "mine")
@@ -721,7 +874,10 @@ def test_a_run_that_went_on_in_further_processes_shows_its_last_figures(
     sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     (before,) = of_kind("run", runs())
     further = msgspec.convert(msgspec.to_builtins(record.points[0]), type(record.points[0]))
-    further.key, further.started = msgspec.structs.replace(further.key, replicate=1), "2030-01-01T00:00:00+00:00"
+    further.key, further.started = (
+        msgspec.structs.replace(further.key, replicate=1),
+        "2030-01-01T00:00:00+00:00",
+    )
     for series in further.series:
         series.samples = [0.5 * seconds for seconds in series.samples]
     record.points.append(further)
@@ -729,4 +885,6 @@ def test_a_run_that_went_on_in_further_processes_shows_its_last_figures(
     (after,) = of_kind("run", runs())
     medians = [run.data.metrics["latency/p50_ms"] for run in (before, after)]
     assert after.info.run_id == before.info.run_id
-    assert medians[1] == pytest.approx(medians[0] / 2**0.5, rel=0.01), "the geometric mean of both processes"
+    assert medians[1] == pytest.approx(medians[0] / 2**0.5, rel=0.01), (
+        "the geometric mean of both processes"
+    )

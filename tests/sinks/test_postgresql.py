@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(PROGRAMS is None, reason="postgresql is not installed: apt-get install postgresql"),
+    pytest.mark.skipif(
+        PROGRAMS is None, reason="postgresql is not installed: apt-get install postgresql"
+    ),
 ]
 WRITERS = 16
 #: Limit on each step, for machines that do other things too.
@@ -63,18 +65,45 @@ def postgres(place):
         shutil.chown(data, "postgres", "postgres")
         as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
     password = place / "secrets" / "postgres_password"
-    options = ["--username=mlflow", "--auth=scram-sha-256", f"--pwfile={password}", "--no-sync", "-D", str(data)]
+    options = [
+        "--username=mlflow",
+        "--auth=scram-sha-256",
+        f"--pwfile={password}",
+        "--no-sync",
+        "-D",
+        str(data),
+    ]
     subprocess.run([*as_user, str(PROGRAMS), *options], check=True, capture_output=True, cwd="/")
     settings = ["-h", "127.0.0.1", "-p", str(port), "-k", "", "-c", "fsync=off"]
     with (place / "postgres.log").open("wb") as log:
         server = subprocess.Popen(
-            [*as_user, str(PROGRAMS.with_name("postgres")), "-D", str(data), *settings], stdout=log, stderr=log, cwd="/"
+            [*as_user, str(PROGRAMS.with_name("postgres")), "-D", str(data), *settings],
+            stdout=log,
+            stderr=log,
+            cwd="/",
         )
     try:
-        _wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), server, place / "postgres.log")
+        _wait_for(
+            lambda: socket.create_connection(("127.0.0.1", port), 1).close(),
+            server,
+            place / "postgres.log",
+        )
         environment = os.environ | {"PGPASSWORD": password.read_text().strip()}
-        create = ["psql", "-h", "127.0.0.1", "-p", str(port), "-U", "mlflow", "-d", "postgres", "-c"]
-        subprocess.run([*create, "create database mlflow"], env=environment, check=True, capture_output=True)
+        create = [
+            "psql",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(port),
+            "-U",
+            "mlflow",
+            "-d",
+            "postgres",
+            "-c",
+        ]
+        subprocess.run(
+            [*create, "create database mlflow"], env=environment, check=True, capture_output=True
+        )
         yield port
     finally:
         server.terminate()
@@ -85,7 +114,9 @@ def postgres(place):
 def server(place, postgres):
     """The address of MLflow's server, started by the script of its image."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
-    pytest.importorskip("flask_wtf", reason="Flask-WTF is not installed: pip install 'mlflow[auth]'")
+    pytest.importorskip(
+        "flask_wtf", reason="Flask-WTF is not installed: pip install 'mlflow[auth]'"
+    )
     port = free_port()
     environment = os.environ | {
         "SECRETS": str(place / "secrets"),
@@ -108,7 +139,11 @@ def server(place, postgres):
         )
     uri = f"http://127.0.0.1:{port}"
     try:
-        _wait_for(lambda: urllib.request.urlopen(f"{uri}/health", timeout=2).close(), started, place / "server.log")
+        _wait_for(
+            lambda: urllib.request.urlopen(f"{uri}/health", timeout=2).close(),
+            started,
+            place / "server.log",
+        )
         yield uri
     finally:
         with suppress(ProcessLookupError):
@@ -130,7 +165,9 @@ def _wait_for(attempt, process, log):
 def publish(uri, record, folder):
     """Send a record from a process of its own, which has imported MLflow before it was forked."""
     mlflow_sink.deliver = send.send
-    MlflowSink(uri=uri, experiment="parallel", deadline_seconds=START_SECONDS).publish(Analysis.of(record), folder)
+    MlflowSink(uri=uri, experiment="parallel", deadline_seconds=START_SECONDS).publish(
+        Analysis.of(record), folder
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -152,10 +189,14 @@ def test_of_sixteen_writers_at_once_nothing_is_lost(server, user, make_record, l
     from mlflow import MlflowClient
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mlflow", "perfexp.tracking.mlflow_sink", "perfexp.tracking.send"])
+    context.set_forkserver_preload(
+        ["mlflow", "perfexp.tracking.mlflow_sink", "perfexp.tracking.send"]
+    )
     records = [make_record(uid=f"{number:032x}", sizes=(224, 256)) for number in range(WRITERS)]
     processes = [
-        context.Process(target=publish, args=(server, record, leave_run(record, tmp_path / record.uid)))
+        context.Process(
+            target=publish, args=(server, record, leave_run(record, tmp_path / record.uid))
+        )
         for record in records
     ]
     for process in processes:
@@ -171,7 +212,9 @@ def test_of_sixteen_writers_at_once_nothing_is_lost(server, user, make_record, l
     for run in whole:
         assert run.info.status == "FINISHED"
         assert len(client.get_metric_history(run.info.run_id, "latency/p50_ms")) == 2
-        assert "data/record.json" in [file.path for file in client.list_artifacts(run.info.run_id, "data")]
+        assert "data/record.json" in [
+            file.path for file in client.list_artifacts(run.info.run_id, "data")
+        ]
 
 
 def test_a_wrong_password_is_one_line_and_the_record_stays(
@@ -189,7 +232,9 @@ def test_a_wrong_password_is_one_line_and_the_record_stays(
     assert (folder / "record.json").read_bytes() == before
 
 
-def test_credentials_are_in_no_file(server, user, words, place, make_record, leave_run, tmp_path, capfd):
+def test_credentials_are_in_no_file(
+    server, user, words, place, make_record, leave_run, tmp_path, capfd
+):
     """Neither of the run nor of both servers, whose database has hashes."""
     folder = leave_run(make_record(uid="f" * 32), tmp_path)
     assert commands.run(["sync", str(folder), "--uri", server]) == 0

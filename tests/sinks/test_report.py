@@ -18,7 +18,13 @@ from perfexp.summaries.grid import WIDTH, Column, Grid
 
 def test_it_says_what_was_measured_where_and_by_what(build: Builder) -> None:
     text = markdown.markdown(Analysis.of(build.record(build.point())))
-    for part in ("resnet50", "Example CPU", "torch 2.11.0", "0123abc with uncommitted changes", "ms ± "):
+    for part in (
+        "resnet50",
+        "Example CPU",
+        "torch 2.11.0",
+        "0123abc with uncommitted changes",
+        "ms ± ",
+    ):
         assert part in text
 
 
@@ -32,15 +38,22 @@ def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None
     assert "## Phases\n\n| batch | data | forward | loss | backward | optimizer |" in text
     assert "| batch | data share of means |" in text
     assert "accuracy: the labels are random" in text
-    alone = markdown.markdown(Analysis.of(build.record(build.training()))).partition("## Phases\n\n")[2]
+    alone = markdown.markdown(Analysis.of(build.record(build.training()))).partition(
+        "## Phases\n\n"
+    )[2]
     assert alone.startswith("- data: 2")
 
 
 def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builder) -> None:
-    points = [build.point(kinds=("device", "latency"), replicate=replicate) for replicate in range(3)]
+    points = [
+        build.point(kinds=("device", "latency"), replicate=replicate) for replicate in range(3)
+    ]
     assert "Clock and power" not in markdown.markdown(Analysis.of(build.record(*points)))
     for point, megahertz in zip(points, (1740, 1755, 1770), strict=True):
-        point.facts["loaded_sm_clock_hertz"] = {"device": [megahertz * 1e6] * 2, "device/graph": [1.98e9]}
+        point.facts["loaded_sm_clock_hertz"] = {
+            "device": [megahertz * 1e6] * 2,
+            "device/graph": [1.98e9],
+        }
     points[0].facts["loaded_power_watts"] = {"device": [690.0]}
     points[1].facts["loaded_power_watts"] = {"device": [142.0]}
     [short] = [series for series in points[1].series if series.name == "device"]
@@ -50,7 +63,10 @@ def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builde
         .partition("## Clock and power under load")[2]
         .partition("##")[0]
     )
-    assert "- 224 · batch 1 · device: SM clock 1755 MHz (6 readings), power 690 W (1 reading)\n" in text
+    assert (
+        "- 224 · batch 1 · device: SM clock 1755 MHz (6 readings), power 690 W (1 reading)\n"
+        in text
+    )
     assert "- 224 · batch 1 · device/graph: SM clock 1980 MHz (3 readings)\n" in text
     assert "no power" not in text
     del points[0].facts["loaded_power_watts"]
@@ -59,16 +75,27 @@ def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builde
         .partition("## Clock and power under load")[2]
         .partition("##")[0]
     )
-    assert "SM clock 1755 MHz (6 readings), no power, since the device worked for less than 1 s" in text
+    assert (
+        "SM clock 1755 MHz (6 readings), no power, since the device worked for less than 1 s"
+        in text
+    )
 
 
 def test_first_predictions_diagnostics_and_failures_are_reported(build: Builder) -> None:
     doubt = Diagnostic(code="busy_host", message="load average 3.1", help="end other work")
     note = Diagnostic(code="too_few_samples", message="5 samples", help="use more")
-    record = build.record(build.point(), build.failed(size=512), build.first_prediction(), doubts=[doubt, note])
+    record = build.record(
+        build.point(), build.failed(size=512), build.first_prediction(), doubts=[doubt, note]
+    )
     text = markdown.markdown(Analysis.of(record))
-    assert "3.30 s = process 100 ms + imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms" in text
-    assert "## Diagnostics\n\n- warning: load average 3.1 (busy\\_host); help: end other work\n" in text
+    assert (
+        "3.30 s = process 100 ms + imports 2.50 s + context 10.0 ms + weights 400 ms + first call 290 ms"
+        in text
+    )
+    assert (
+        "## Diagnostics\n\n- warning: load average 3.1 (busy\\_host); help: end other work\n"
+        in text
+    )
     assert "\n- note: 5 samples (too\\_few\\_samples); help: use more\n" in text
     assert "inference · 512 · batch 1 · fp32: oom: no memory left" in text
 
@@ -86,17 +113,25 @@ def test_a_diagnostic_has_a_line_for_each_help_that_it_needs(build: Builder) -> 
 
 
 @pytest.mark.parametrize(
-    ("backend", "told"), [("nccl", "2 × Example CPU @ 2.00GHz"), ("gloo", "Example CPU @ 2.00GHz (2 ranks)")]
+    ("backend", "told"),
+    [("nccl", "2 × Example CPU @ 2.00GHz"), ("gloo", "Example CPU @ 2.00GHz (2 ranks)")],
 )
-def test_devices_are_counted_and_so_are_processes_that_divide_one(build: Builder, backend: str, told: str) -> None:
+def test_devices_are_counted_and_so_are_processes_that_divide_one(
+    build: Builder, backend: str, told: str
+) -> None:
     record = build.record(build.point())
-    record.environment = {**record.environment, "ranks": {"backend": backend, "devices": ["a", "b"]}}
+    record.environment = {
+        **record.environment,
+        "ranks": {"backend": backend, "devices": ["a", "b"]},
+    }
     assert told in markdown.markdown(Analysis.of(record))
 
 
 def test_the_command_can_be_pasted(build: Builder) -> None:
     record = build.record(build.point())
-    assert "    python -m perfexp model=resnet50 'input_size=[224,256]'\n" in markdown.markdown(Analysis.of(record))
+    assert "    python -m perfexp model=resnet50 'input_size=[224,256]'\n" in markdown.markdown(
+        Analysis.of(record)
+    )
 
 
 def test_a_long_command_is_narrow_and_still_the_same_to_a_shell() -> None:
@@ -112,7 +147,9 @@ def test_a_long_command_is_narrow_and_still_the_same_to_a_shell() -> None:
     assert max(map(len, block)) <= WIDTH
     assert all(line.startswith("    ") for line in block)
     script = "\n".join(line[4:] for line in block)
-    told = subprocess.run(["sh", "-c", f"printf '%s\\n' {script}"], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {script}"], capture_output=True, text=True, check=True
+    ).stdout
     assert told.splitlines() == words * 3
 
 
@@ -121,12 +158,21 @@ def test_a_command_of_somebody_else_that_no_shell_takes_is_shown_all_the_same() 
 
 
 def test_tables_are_narrow_and_other_figures_have_a_line_each(build: Builder) -> None:
-    metrics = [Metric(name=f"group{number}/some_long_name", value=number + 0.5, unit="1") for number in range(28)]
+    metrics = [
+        Metric(name=f"group{number}/some_long_name", value=number + 0.5, unit="1")
+        for number in range(28)
+    ]
     text = markdown.markdown(Analysis.of(build.record(build.point(metrics=metrics))))
     assert "- group3/some\\_long\\_name: 3.50\n" in text
-    sizes = [build.point(size=size, batch=batch, metrics=metrics) for size in (224, 256) for batch in (1, 8)]
+    sizes = [
+        build.point(size=size, batch=batch, metrics=metrics)
+        for size in (224, 256)
+        for batch in (1, 8)
+    ]
     sizes[0].metrics = [Metric(name="group0/some_long_name", value=7, unit="1")]
-    text = markdown.markdown(Analysis.of(build.record(*sizes, *(build.training(size=size) for size in (224, 256)))))
+    text = markdown.markdown(
+        Analysis.of(build.record(*sizes, *(build.training(size=size) for size in (224, 256))))
+    )
     assert "| inference | 224 | 1 | 7.00 |" in text
     for line in text.splitlines():
         if line.startswith("|"):
@@ -135,14 +181,24 @@ def test_tables_are_narrow_and_other_figures_have_a_line_each(build: Builder) ->
 
 
 def test_a_wide_key_takes_the_room_that_narrow_keys_leave() -> None:
-    keys = [Column(title, [cell], is_key=True) for title, cell in (("layer", "layer4.0.conv2"), ("pass", "forward"))]
+    keys = [
+        Column(title, [cell], is_key=True)
+        for title, cell in (("layer", "layer4.0.conv2"), ("pass", "forward"))
+    ]
     columns = [*keys, Column("point", ["batch " + 40 * "9"], is_key=True), Column("share", ["4 %"])]
     assert "| layer4.0.conv2 | forward | batch 999…999999999 | 4 % |" in Grid(columns).markdown()
 
 
 def test_facts_of_the_device_are_words_with_units(build: Builder) -> None:
-    device = {"logical_cores": 4, "memory_bytes": 2**34, "event_tick_seconds": 3.2e-8, "cache_bytes": 10**400}
-    text = markdown.markdown(Analysis.of(build.record(build.point(), environment={"device": device})))
+    device = {
+        "logical_cores": 4,
+        "memory_bytes": 2**34,
+        "event_tick_seconds": 3.2e-8,
+        "cache_bytes": 10**400,
+    }
+    text = markdown.markdown(
+        Analysis.of(build.record(build.point(), environment={"device": device}))
+    )
     assert (
         "\n- device logical cores: 4\n- device memory: 16.0 GiB\n- device event tick: 32 ns\n- device cache bytes: 1000"
         in text
@@ -150,14 +206,20 @@ def test_facts_of_the_device_are_words_with_units(build: Builder) -> None:
 
 
 @pytest.mark.parametrize("accuracy", [0.05, None])
-def test_the_accuracy_of_the_meter_stands_below_the_energies_once(build: Builder, accuracy: float | None) -> None:
+def test_the_accuracy_of_the_meter_stands_below_the_energies_once(
+    build: Builder, accuracy: float | None
+) -> None:
     points = [build.training(batch=8), build.training(batch=16)]
     for point in points:
-        point.metrics.append(Metric(name="energy/per_call_joules", value=1.25, unit="joules", low=1.2, high=1.3))
+        point.metrics.append(
+            Metric(name="energy/per_call_joules", value=1.25, unit="joules", low=1.2, high=1.3)
+        )
         if accuracy:
             point.metrics.append(Metric(name="energy/meter_accuracy", value=accuracy, unit="1"))
     text = markdown.markdown(Analysis.of(build.record(*points)))
-    assert text.count("the scale of the board's meter is known to about ±5.0 %") == (1 if accuracy else 0)
+    assert text.count("the scale of the board's meter is known to about ±5.0 %") == (
+        1 if accuracy else 0
+    )
     assert "meter\\_accuracy" not in text
     assert "1.25 J ± 4.0 %" in text
 
@@ -165,7 +227,9 @@ def test_the_accuracy_of_the_meter_stands_below_the_energies_once(build: Builder
 def test_a_long_name_of_a_layer_loses_its_middle() -> None:
     name = "backbone_" + "x" * 100 + ".conv2"
     column = Column(title="layer", cells=(name,), prose=True, is_key=True)
-    head, _, line = Grid(columns=(column, Column(title="p50", cells=("1 ms",)))).markdown().splitlines()
+    head, _, line = (
+        Grid(columns=(column, Column(title="p50", cells=("1 ms",)))).markdown().splitlines()
+    )
     assert head == "| layer | p50 |"
     assert line.startswith("| backbone\\_xx")
     assert "…" in line
@@ -177,7 +241,9 @@ def test_text_from_outside_can_not_become_markup(build: Builder) -> None:
     error = "<img src=x> | [a](http://b) `c`\n# title \x1b[31m"
     line = next(
         line
-        for line in markdown.markdown(Analysis.of(build.record(build.failed(error=error)))).splitlines()
+        for line in markdown.markdown(
+            Analysis.of(build.record(build.failed(error=error)))
+        ).splitlines()
         if "oom:" in line
     )
     assert "<img" not in line
@@ -189,7 +255,9 @@ def test_a_record_without_points_says_so(build: Builder) -> None:
     assert "nothing was measured" in markdown.markdown(Analysis.of(build.record()))
 
 
-def test_growth_and_processes_have_their_sections_where_there_is_something_to_say(build: Builder) -> None:
+def test_growth_and_processes_have_their_sections_where_there_is_something_to_say(
+    build: Builder,
+) -> None:
     points = [
         build.point(0.01 * (size / 224) ** 2, size=size, replicate=replicate)
         for size in range(224, 513, 32)
@@ -206,7 +274,8 @@ def test_growth_and_processes_have_their_sections_where_there_is_something_to_sa
 
 def test_a_time_that_does_not_fit_the_sizes_is_told(build: Builder) -> None:
     points = [
-        build.point(0.01 * (size / 224) ** 2 * (1.5 if size == 352 else 1), size=size) for size in range(224, 513, 32)
+        build.point(0.01 * (size / 224) ** 2 * (1.5 if size == 352 else 1), size=size)
+        for size in range(224, 513, 32)
     ]
     text = markdown.markdown(Analysis.of(build.record(*points)))
     assert "note: 352: the time is 1.50 times that of the fit over 10 sizes (tolerated: ±" in text
@@ -223,7 +292,9 @@ def test_the_report_has_the_sections_of_the_console_and_the_plots_below_the_firs
     )
     assert "\n\n![time](time.png)\n![a b](a%20b.png)\n\n## Cold start\n" in text
     assert all(
-        f"\n## {section.title.capitalize()}\n" in text for section in sections(Analysis.of(record))[1:] if section.title
+        f"\n## {section.title.capitalize()}\n" in text
+        for section in sections(Analysis.of(record))[1:]
+        if section.title
     )
     assert "## Environment\n\n- status: ok\n" in text
     assert "    python -m perfexp model=resnet50 'input_size=[224,256]'\n" in text
@@ -234,8 +305,14 @@ def test_the_report_has_every_metric_of_every_point(build: Builder) -> None:
         build.point(
             size=size,
             metrics=[
-                *(Metric(name=f"group{number}/some_long_name", value=number, unit="1") for number in range(28)),
-                *(Metric(name=f"varying/{letter}", value=size + place, unit="1") for place, letter in enumerate("abc")),
+                *(
+                    Metric(name=f"group{number}/some_long_name", value=number, unit="1")
+                    for number in range(28)
+                ),
+                *(
+                    Metric(name=f"varying/{letter}", value=size + place, unit="1")
+                    for place, letter in enumerate("abc")
+                ),
                 Metric(name="memory/device_bytes", value=size * 2**20, unit="bytes"),
             ],
         )
@@ -251,13 +328,25 @@ def test_the_report_has_every_metric_of_every_point(build: Builder) -> None:
 
 def test_a_file_leaves_no_column_out(build: Builder) -> None:
     kinds = ("device", "latency", "throughput")
-    doubts = [Diagnostic(code=code, message=code) for code in ("busy_host", "drift", "phases_disagree", "throttled")]
-    points = [build.point(0.01 * batch, batch=batch, n=400, kinds=kinds, doubts=doubts) for batch in (1, 8)]
+    doubts = [
+        Diagnostic(code=code, message=code)
+        for code in ("busy_host", "drift", "phases_disagree", "throttled")
+    ]
+    points = [
+        build.point(0.01 * batch, batch=batch, n=400, kinds=kinds, doubts=doubts)
+        for batch in (1, 8)
+    ]
     out = io.StringIO()
     Console(out=out, verbose=True).results(Analysis.of(build.record(*points)))
     lines = out.getvalue().splitlines()
     [head] = [line for line in lines if "samples/s" in line and "memory" in line]
-    for title in ("device p50 ± CI95", "latency p50 ± CI95", "latency p95", "latency p99", "remarks"):
+    for title in (
+        "device p50 ± CI95",
+        "latency p50 ± CI95",
+        "latency p95",
+        "latency p99",
+        "remarks",
+    ):
         assert title in head
     codes = "busy_host, pace_changed, throttled, drift, device_idle, phases_disagree"
     assert any(line.endswith(codes) for line in lines)

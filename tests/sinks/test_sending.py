@@ -156,7 +156,9 @@ def test_sending_ends_whatever_a_server_does(behavior, serve, make_record, leave
     uri, paths = serve(behavior)
     record, begin = make_record(), time.monotonic()
     sink = MlflowSink(uri=uri, request_timeout_seconds=1, deadline_seconds=2)
-    with pytest.raises(TrackingFailed, match=rf"Nothing is lost.*perfexp sync {tmp_path} --uri {uri}"):
+    with pytest.raises(
+        TrackingFailed, match=rf"Nothing is lost.*perfexp sync {tmp_path} --uri {uri}"
+    ):
         sink.publish(Analysis.of(record), leave_run(record, tmp_path))
     assert time.monotonic() - begin < BOUND_SECONDS
     assert paths, "the server was asked"
@@ -164,7 +166,9 @@ def test_sending_ends_whatever_a_server_does(behavior, serve, make_record, leave
 
 
 @pytest.mark.slow
-def test_a_huge_answer_ends_in_an_error_and_not_in_the_machines_memory(serve, make_record, leave_run, tmp_path):
+def test_a_huge_answer_ends_in_an_error_and_not_in_the_machines_memory(
+    serve, make_record, leave_run, tmp_path
+):
     uri, _ = serve(answers_3_gb)
     record, peak, over = make_record(), [0], threading.Event()
 
@@ -201,7 +205,9 @@ def test_the_sending_process_stays_for_the_next_run(serve, make_record, leave_ru
 
 
 @pytest.mark.slow
-def test_a_store_that_missed_its_deadline_is_not_waited_for_again(serve, make_record, leave_run, tmp_path):
+def test_a_store_that_missed_its_deadline_is_not_waited_for_again(
+    serve, make_record, leave_run, tmp_path
+):
     uri, paths = serve(never_answers)
     record = make_record()
     folder = leave_run(record, tmp_path)
@@ -213,12 +219,18 @@ def test_a_store_that_missed_its_deadline_is_not_waited_for_again(serve, make_re
     assert len(paths) == asked == 1
 
 
-def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(make_record, leave_run, tmp_path, monkeypatch):
+def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(
+    make_record, leave_run, tmp_path, monkeypatch
+):
     monkeypatch.setattr(mlflow_sink, "deliver", send.send)
     uri, record = store_uri(f"sqlite:///{tmp_path}/mlflow.db"), make_record()
     with lock_of(uri):
-        with pytest.raises(TrackingFailed, match=f"process {os.getpid()} sends a record.*perfexp sync"):
-            MlflowSink(uri=uri, deadline_seconds=0.3).publish(Analysis.of(record), leave_run(record, tmp_path))
+        with pytest.raises(
+            TrackingFailed, match=f"process {os.getpid()} sends a record.*perfexp sync"
+        ):
+            MlflowSink(uri=uri, deadline_seconds=0.3).publish(
+                Analysis.of(record), leave_run(record, tmp_path)
+            )
         with pytest.raises(TrackingFailed, match="earlier send"):
             MlflowSink(uri=uri, deadline_seconds=10**6).publish(Analysis.of(record), tmp_path)
     assert not list(tmp_path.glob("mlflow.db*"))
@@ -238,7 +250,9 @@ def test_the_lock_follows_from_the_database_and_not_from_the_folder(monkeypatch,
 
 def test_no_lock_file_is_left_beside_the_database(store, make_record, leave_run, tmp_path):
     record = make_record()
-    MlflowSink(uri=store, experiment="no lock file").publish(Analysis.of(record), leave_run(record, tmp_path))
+    MlflowSink(uri=store, experiment="no lock file").publish(
+        Analysis.of(record), leave_run(record, tmp_path)
+    )
     database = Path(store.removeprefix("sqlite:///"))
     assert not list(database.parent.glob("*.lock"))
     with locks.opened(lock_name(store)) as descriptor:
@@ -246,7 +260,9 @@ def test_no_lock_file_is_left_beside_the_database(store, make_record, leave_run,
 
 
 @pytest.mark.slow
-def test_a_killed_sending_process_releases_the_lock_of_a_database(store, make_record, leave_run, tmp_path):
+def test_a_killed_sending_process_releases_the_lock_of_a_database(
+    store, make_record, leave_run, tmp_path
+):
     """The process that sends holds the lock, and nobody else does."""
     uri, record = store_uri(store), make_record()
     content = payload.of_run(Analysis.of(record), leave_run(record, tmp_path / "run"))
@@ -274,7 +290,9 @@ def test_a_killed_sending_process_releases_the_lock_of_a_database(store, make_re
 
 
 @pytest.mark.parametrize("seconds", [-60, 60])
-def test_of_two_runs_that_were_made_at_once_all_take_the_earlier(seconds, store, make_record, leave_run, tmp_path):
+def test_of_two_runs_that_were_made_at_once_all_take_the_earlier(
+    seconds, store, make_record, leave_run, tmp_path
+):
     from mlflow import MlflowClient
 
     record = make_record(uid=f"at once {seconds}")
@@ -361,8 +379,19 @@ def endless_record():
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            run = {"info": {"run_id": "a" * 32, "experiment_id": "0", "artifact_uri": "mlflow-artifacts:/0/a"}}
-            listing = {"files": [{"path": f"{number}.json", "is_dir": False, "file_size": 1} for number in range(9)]}
+            run = {
+                "info": {
+                    "run_id": "a" * 32,
+                    "experiment_id": "0",
+                    "artifact_uri": "mlflow-artifacts:/0/a",
+                }
+            }
+            listing = {
+                "files": [
+                    {"path": f"{number}.json", "is_dir": False, "file_size": 1}
+                    for number in range(9)
+                ]
+            }
             self.send_response(200)
             self.end_headers()
             with suppress(OSError):
@@ -380,7 +409,9 @@ def endless_record():
     return Handler
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # MLflow leaves its connection open
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # MLflow leaves its connection open
 def test_a_record_without_an_end_does_not_fill_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(send, "MAX_BYTES", 2**20)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -12,12 +12,20 @@ def with_ranks(make_record, *, share_low, phase="train", **more):
     record = make_record(phases=(phase,), **more)
     for point in record.points:
         if point.key.is_timed:
-            figures = {"samples_per_second": 42.7, "0/samples_per_second": 21.6, "1/samples_per_second": 21.74}
+            figures = {
+                "samples_per_second": 42.7,
+                "0/samples_per_second": 21.6,
+                "1/samples_per_second": 21.74,
+            }
             point.metrics += [
-                Metric(name=f"ranks/{name}", value=value, unit="samples/s") for name, value in figures.items()
+                Metric(name=f"ranks/{name}", value=value, unit="samples/s")
+                for name, value in figures.items()
             ]
             shares = {"communication_share": 0.168, "scaling_efficiency": 0.514}
-            point.metrics += [Metric(name=f"ranks/{name}", value=value, unit="1") for name, value in shares.items()]
+            point.metrics += [
+                Metric(name=f"ranks/{name}", value=value, unit="1")
+                for name, value in shares.items()
+            ]
             point.facts["ranks"] = {
                 "communication_share": {"low": share_low, "high": 0.19},
                 "scaling_efficiency": {"low": 0.50, "high": 0.53},
@@ -39,7 +47,10 @@ def test_the_answer_says_which_figures_are_of_one_rank_and_which_of_all(make_rec
     for is_verbose in (False, True):
         out = io.StringIO()
         Console(out=out, verbose=is_verbose).results(Analysis.of(record))
-        assert "  batch, times and memory are of one rank; samples/s, power and energy of all\n" in out.getvalue()
+        assert (
+            "  batch, times and memory are of one rank; samples/s, power and energy of all\n"
+            in out.getvalue()
+        )
         assert "together 42.7 samples/s" in out.getvalue()
 
 
@@ -48,7 +59,9 @@ def test_losses_are_named_and_the_largest_comes_first(make_record):
     record.environment["ranks"] = {"sync_batch_norms": 46}
     for point in filter(lambda point: point.key.is_timed, record.points):
         shares = {"statistics_share": 0.3, "contention_share": 0.02}
-        point.metrics += [Metric(name=f"ranks/{name}", value=value, unit="1") for name, value in shares.items()]
+        point.metrics += [
+            Metric(name=f"ranks/{name}", value=value, unit="1") for name, value in shares.items()
+        ]
     _, sentence = overview.ranks(record)
     losses = sentence.partition("51 % (50 % … 53 %), ")[2]
     assert losses == (
@@ -60,9 +73,14 @@ def test_losses_are_named_and_the_largest_comes_first(make_record):
 def test_the_rate_of_one_rank_alone_precedes_the_scaling_efficiency(make_record):
     record = with_ranks(make_record, share_low=0.15, batches=(8,))
     for point in record.points:
-        point.series.append(Series(name="ranks/alone", samples=[9.0, 0.25, 0.15], warmup=1, calls_per_sample=4))
+        point.series.append(
+            Series(name="ranks/alone", samples=[9.0, 0.25, 0.15], warmup=1, calls_per_sample=4)
+        )
     _, sentence = overview.ranks(record)
-    assert "each 21.6 … 21.7 while all work; one rank alone 40.0 samples/s, scaling efficiency 51 %" in sentence
+    assert (
+        "each 21.6 … 21.7 while all work; one rank alone 40.0 samples/s, scaling efficiency 51 %"
+        in sentence
+    )
 
 
 def test_an_interval_that_there_is_not_is_said(make_record):

@@ -18,8 +18,13 @@ from tests.sinks.builders import ALIKE
 def made(build: Builder, folder: Path, points: list[list[Point] | None]) -> Grid | None:
     axes = [{"model": f"m{job}", "gpu.count": str(job + 1)} for job in range(len(points))]
     sweep, records = build.sweep(axes, points)
-    for child, record in zip([c for c, p in zip(sweep.children, points, strict=True) if p], records, strict=True):
-        record.plan |= {"model": {"name": child.axes["model"]}, "gpu": {"count": int(child.axes["gpu.count"])}}
+    for child, record in zip(
+        [c for c, p in zip(sweep.children, points, strict=True) if p], records, strict=True
+    ):
+        record.plan |= {
+            "model": {"name": child.axes["model"]},
+            "gpu": {"count": int(child.axes["gpu.count"])},
+        }
         (folder / child.directory).mkdir()
     return segmentation_table.trainings(sweep, folder, records)
 
@@ -29,8 +34,12 @@ def cells(grid: Grid | None) -> dict[str, tuple[str, ...]]:
     return {column.title: column.cells for column in grid.columns}
 
 
-def test_each_training_has_a_line_with_its_rate_over_all_cards_and_per_card(build: Builder, tmp_path: Path) -> None:
-    found = cells(made(build, tmp_path, [[build.training(0.2, batch=2)], [build.training(0.2, batch=2)]]))
+def test_each_training_has_a_line_with_its_rate_over_all_cards_and_per_card(
+    build: Builder, tmp_path: Path
+) -> None:
+    found = cells(
+        made(build, tmp_path, [[build.training(0.2, batch=2)], [build.training(0.2, batch=2)]])
+    )
     assert found["model"] == ("m0", "m1")
     assert found["GPUs"] == ("1", "2")
     assert found["precision"] == ("fp32", "fp32")
@@ -54,7 +63,9 @@ def test_the_file_is_named_where_it_is_there(build: Builder, tmp_path: Path) -> 
     assert found["speed file"] == (str(tmp_path / "0" / "resnet50_sp_bs1_fp32_1_speed"),)
 
 
-def test_what_failed_or_was_refused_has_a_line_with_its_reason_and_no_figure(build: Builder, tmp_path: Path) -> None:
+def test_what_failed_or_was_refused_has_a_line_with_its_reason_and_no_figure(
+    build: Builder, tmp_path: Path
+) -> None:
     found = cells(made(build, tmp_path, [[build.failed(Status.OOM, phase="train")], None]))
     assert found["model"] == ("m0", "m1")
     assert found["GPUs"] == ("1", "2")

@@ -12,7 +12,14 @@ from perfexp.records.summary import rows
 from perfexp.summaries.analysis import Analysis
 from perfexp.tables import vendor_file
 
-QUICK = ["model=fake", "gpu=fake", "tracking=none", "stopping=coarse", "percentiles=[50]", "quiet=true"]
+QUICK = [
+    "model=fake",
+    "gpu=fake",
+    "tracking=none",
+    "stopping=coarse",
+    "percentiles=[50]",
+    "quiet=true",
+]
 
 
 @pytest.fixture
@@ -22,7 +29,16 @@ def measured(tmp_path, monkeypatch):
 
     def measure(*names, **more):
         for name in names:
-            assert main([*QUICK, *(f"{key}={value}" for key, value in more.items()), f"output_dir={name}"]) == 0
+            assert (
+                main(
+                    [
+                        *QUICK,
+                        *(f"{key}={value}" for key, value in more.items()),
+                        f"output_dir={name}",
+                    ]
+                )
+                == 0
+            )
         return [tmp_path / name for name in names]
 
     return measure
@@ -30,11 +46,20 @@ def measured(tmp_path, monkeypatch):
 
 def test_figures_have_the_units_of_their_names_and_the_record_is_inside(measured):
     [folder] = measured(
-        "run", **{"export.vendor_json": "true", "mode": "train_inference", "batch_size": 4, "cold_start": "true"}
+        "run",
+        **{
+            "export.vendor_json": "true",
+            "mode": "train_inference",
+            "batch_size": 4,
+            "cold_start": "true",
+        },
     )
     [file] = folder.glob("benchmark_*.json")
     record = Record.load(folder)
-    assert file.name == f"benchmark_fake_{record.started[:19].replace('-', '').replace(':', '').replace('T', '-')}.json"
+    assert (
+        file.name
+        == f"benchmark_fake_{record.started[:19].replace('-', '').replace(':', '').replace('T', '-')}.json"
+    )
     written = json.loads(file.read_bytes())
     [training], [inference] = written["training"], written["inference"]
     by_phase = {row.key.phase: row for row in rows(record)}
@@ -48,7 +73,10 @@ def test_figures_have_the_units_of_their_names_and_the_record_is_inside(measured
     assert 1 < inference["ttfp_milliseconds"]["value"] < 1e5
     assert training["samples_per_second"]["value"] == by_phase["train"].samples_per_second.value
     assert (training["training_seconds"], training["epoch_seconds"]) == (None, [])
-    assert (vendor_file.load(file).uid, vendor_file.load(file).points) == (record.uid, record.points)
+    assert (vendor_file.load(file).uid, vendor_file.load(file).points) == (
+        record.uid,
+        record.points,
+    )
 
 
 def test_without_the_key_there_is_no_file(measured):
@@ -90,7 +118,11 @@ def test_epochs_add_up_to_the_training(make_record):
         for number, seconds in ((1, 3.0), (2, 2.0))
     ]
     [training] = json.loads(vendor_file.to_json(Analysis.of(record)))["training"]
-    assert (training["training_seconds"], training["epoch_seconds"], training["accuracy"]) == (5.0, [3.0, 2.0], 0.2)
+    assert (training["training_seconds"], training["epoch_seconds"], training["accuracy"]) == (
+        5.0,
+        [3.0, 2.0],
+        0.2,
+    )
 
 
 @pytest.mark.parametrize(

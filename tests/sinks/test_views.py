@@ -24,9 +24,13 @@ def test_a_view_has_a_state_that_mlflow_unpacks(view):
 
 def test_views_are_for_the_kind_of_device_that_was_measured():
     by_device = {
-        device: [view.state["orderByKey"] for view in VIEWS if view.made_with == device] for device in ("gpu", "cpu")
+        device: [view.state["orderByKey"] for view in VIEWS if view.made_with == device]
+        for device in ("gpu", "cpu")
     }
-    assert by_device == {"gpu": ["metrics.`device/p50_ms`"] * 2, "cpu": ["metrics.`latency/p50_ms`"] * 2}
+    assert by_device == {
+        "gpu": ["metrics.`device/p50_ms`"] * 2,
+        "cpu": ["metrics.`latency/p50_ms`"] * 2,
+    }
     assert len({view.key for view in VIEWS}) == len(VIEWS)
 
 
@@ -35,8 +39,17 @@ def test_views_are_for_the_kind_of_device_that_was_measured():
 )
 def test_figures_come_first_then_conditions_then_the_interval_and_the_number_of_processes(view):
     columns = view.state["selectedColumns"]
-    conditions = [f"params.`{name}`" for name in ("batch_size", "precision", "execution", "algorithm", "device")]
+    conditions = [
+        f"params.`{name}`"
+        for name in ("batch_size", "precision", "execution", "algorithm", "device")
+    ]
     figures = [view.state["orderByKey"], "metrics.`throughput/samples_per_second`"]
     assert columns[:8] == [*figures, *conditions, "tags.`perfexp.doubts`"]
-    assert [column.rpartition("/")[2] for column in columns[8:11]] == ["ci_low_ms`", "ci_high_ms`", "processes_count`"]
-    assert {f"metrics.`throughput/samples_per_second_{end}`" for end in ("low", "high")} <= set(columns[11:])
+    assert [column.rpartition("/")[2] for column in columns[8:11]] == [
+        "ci_low_ms`",
+        "ci_high_ms`",
+        "processes_count`",
+    ]
+    assert {f"metrics.`throughput/samples_per_second_{end}`" for end in ("low", "high")} <= set(
+        columns[11:]
+    )

@@ -96,7 +96,8 @@ def test_commands_of_the_image_leave_their_files_in_outputs(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "mine", "{}", "[1]", '{"log_file": "x"}', "7", "[" * 50_000, "\x00", " " * 200_000 + "{}"]
+    "content",
+    ["", "mine", "{}", "[1]", '{"log_file": "x"}', "7", "[" * 50_000, "\x00", " " * 200_000 + "{}"],
 )
 def test_what_is_no_speed_file_stays(content, tmp_path):
     (tmp_path / NAME).write_text(content)
@@ -119,7 +120,10 @@ def test_a_link_to_a_speed_file_is_replaced_and_what_it_leads_to_stays(tmp_path)
     placing.put(speed("there"), tmp_path / "other", remedy="")
     (tmp_path / NAME).symlink_to(tmp_path / "other" / NAME)
     placing.put(speed("here"), tmp_path, remedy="")
-    assert [placing.whose(folder / NAME) for folder in (tmp_path, tmp_path / "other")] == ["here", "there"]
+    assert [placing.whose(folder / NAME) for folder in (tmp_path, tmp_path / "other")] == [
+        "here",
+        "there",
+    ]
 
 
 def test_a_file_of_the_seed_with_its_keys_in_any_order_is_known(tmp_path):
@@ -141,7 +145,9 @@ def test_a_folder_that_is_missing_or_none_is_told(tmp_path):
             placing.refuse_no_folder(tmp_path / name, "")
     placing.refuse_no_folder(tmp_path, "")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    with pytest.raises(UserError, match=r"The folder /proc can't be written: .+\. Make it writable, or look away\."):
+    with pytest.raises(
+        UserError, match=r"The folder /proc can't be written: .+\. Make it writable, or look away\."
+    ):
         placing.refuse_no_folder(Path("/proc"), "look away.")  # not even by root
     with pytest.raises(UserError, match="can't be written: No such file"):
         placing.put(speed(), tmp_path / "missing", remedy="")

@@ -59,7 +59,9 @@ def test_the_warm_up_is_cut_and_rare_slow_lines_of_a_steady_training_are_not(fir
     for seed in range(200):
         rng = np.random.default_rng(seed)
         times = (1 + 0.02 * rng.standard_normal(50)) * np.where(rng.random(50) < 0.1, 1.5, 1.0)
-        steps = [Step(None, number, float(time), True) for number, time in enumerate([*first, *times])]
+        steps = [
+            Step(None, number, float(time), True) for number, time in enumerate([*first, *times])
+        ]
         left = logged.steady(steps)
         biases.append(left.seconds / times.mean() - 1)
         skipped.append(left.skipped)
@@ -93,7 +95,9 @@ def test_the_last_line_may_be_cut_off_anywhere(family, log):
 
 @any_family
 def test_line_ends_colours_marks_and_bytes_of_no_encoding_do_no_harm(family, log):
-    text = "\ufeff" + family(WARMING).replace("\n", "\r\n").replace("INFO", "\x1b[4m\x1b[37mINFO\x1b[0m")
+    text = "\ufeff" + family(WARMING).replace("\n", "\r\n").replace(
+        "INFO", "\x1b[4m\x1b[37mINFO\x1b[0m"
+    )
     assert of_log(log(text), KNOWN).images_per_second == pytest.approx(8.0)
     broken = b"\x80\x81\n" + family(WARMING).encode().replace(b"\n", b" \xc3\x28\xff\n\x00\xf0\n")
     if broken[3:4] == b"{":
@@ -113,7 +117,9 @@ def test_a_decimal_comma_is_read(log):
 
 
 def test_a_line_that_came_twice_counts_once(log):
-    text = "".join(line * 2 for line in writing.mmcv_iter([1.0, 0.5, 0.5]).splitlines(keepends=True))
+    text = "".join(
+        line * 2 for line in writing.mmcv_iter([1.0, 0.5, 0.5]).splitlines(keepends=True)
+    )
     assert of_log(log(text), KNOWN, skip=1).images_per_second == pytest.approx(4.0)
 
 
@@ -125,7 +131,9 @@ def test_a_line_that_came_twice_counts_once(log):
     lines=st.integers(1, 30),
     family=st.sampled_from([writing.mmengine_json, writing.mmcv_json]),
 )
-def test_images_per_second_are_batch_size_times_cards_over_time(tmp_path_factory, seconds, batch, cards, lines, family):
+def test_images_per_second_are_batch_size_times_cards_over_time(
+    tmp_path_factory, seconds, batch, cards, lines, family
+):
     path = tmp_path_factory.mktemp("log") / "log.json"
     path.write_text(family([seconds] * lines))
     speed = of_log(path, Facts(model="m", batch_size=batch, num_gpus=cards, precision="fp32"))
@@ -137,7 +145,9 @@ def test_images_per_second_are_batch_size_times_cards_over_time(tmp_path_factory
 @settings(max_examples=150, deadline=None)
 @given(
     content=st.binary(max_size=400)
-    | st.text(alphabet='Iter(train)[0123456789/]: time,.enaf{}"\n\r\\', max_size=300).map(str.encode)
+    | st.text(alphabet='Iter(train)[0123456789/]: time,.enaf{}"\n\r\\', max_size=300).map(
+        str.encode
+    )
 )
 def test_no_file_is_anything_but_a_figure_a_failure_or_no_log(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("log") / "any.log"
@@ -157,7 +167,8 @@ def test_no_file_is_anything_but_a_figure_a_failure_or_no_log(tmp_path_factory, 
 def test_lines_that_time_a_validation_or_a_checkpoint_are_left_out(log):
     lines = writing.mmengine_iter([0.5, *[0.25] * 9, 3.0, *[0.25] * 10]).splitlines(keepends=True)
     val = (
-        "05/01 10:03:00 - mmengine - INFO - Iter(val) [500/500]    aAcc: 90.1  mIoU: 70.2  data_time: 0.01  time: 0.2\n"
+        "05/01 10:03:00 - mmengine - INFO - Iter(val) [500/500]    aAcc: 90.1  mIoU: 70.2  "
+        "data_time: 0.01  time: 0.2\n"
     )
     saved = "05/01 10:03:00 - mmengine - INFO - Saving checkpoint at 500 iterations\n"
     for between in (val, saved, saved + val):
@@ -217,7 +228,10 @@ def test_a_training_that_was_resumed_after_a_crash_is_good_again_with_its_own_fa
 def test_a_training_that_crashed_before_its_first_step_counts_where_it_is_the_last(log):
     text = writing.mmcv_head() + writing.mmcv_iter([1.0] * 8) + writing.mmcv_head()
     speed = of_log(log(text))
-    assert (speed.failed, speed.remark) == (True, "no steps of a training in it; the last of 2 trainings in the log")
+    assert (speed.failed, speed.remark) == (
+        True,
+        "no steps of a training in it; the last of 2 trainings in the log",
+    )
 
 
 # failures
@@ -226,27 +240,41 @@ def test_a_training_that_crashed_before_its_first_step_counts_where_it_is_the_la
 @pytest.mark.parametrize(
     ("said", "remark"),
     [
-        ("Traceback (most recent call last):\n  File 't.py', line 3\nKeyError: 'x'\n", "a traceback: KeyError: 'x'"),
-        ("[rank3]: Traceback (most recent call last):\n[rank3]: ValueError: bad\n", "a traceback: [rank3]: ValueError"),
+        (
+            "Traceback (most recent call last):\n  File 't.py', line 3\nKeyError: 'x'\n",
+            "a traceback: KeyError: 'x'",
+        ),
+        (
+            "[rank3]: Traceback (most recent call last):\n[rank3]: ValueError: bad\n",
+            "a traceback: [rank3]: ValueError",
+        ),
         (
             "Traceback (most recent call last):\n  File 't.py'\n"
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 31.75 GiB)\n",
             "out of memory: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried",
         ),
-        ("RuntimeError: CUDA out of memory. Tried to allocate 128.00 MiB\n", "out of memory: RuntimeError"),
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 128.00 MiB\n",
+            "out of memory: RuntimeError",
+        ),
         ("RuntimeError: HIP out of memory.\n", "out of memory"),
         ("RuntimeError: CUDA error: out of memory\n", "out of memory"),
         ("MemoryError\n", "out of memory: MemoryError"),
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory\n", "out of memory"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n", "out of memory"),
         ("Killed\n", "killed: Killed"),
-        ("tools/dist_train.sh: line 9: 12345 Killed                  python tools/train.py\n", "killed"),
+        (
+            "tools/dist_train.sh: line 9: 12345 Killed                  python tools/train.py\n",
+            "killed",
+        ),
         ("[>>>>>>> ] 3217/3849, 4.0 task/s, elapsed: 799s, ETA: 157s已杀死\n", "killed"),
         ("  traceback : Signal 9 (SIGKILL) received by PID 12345\n", "killed"),
     ],
 )
 @any_family
-def test_what_ended_a_training_makes_it_a_failure_whatever_was_logged_before(family, said, remark, log):
+def test_what_ended_a_training_makes_it_a_failure_whatever_was_logged_before(
+    family, said, remark, log
+):
     speed = of_log(log(family([0.25] * 10) + said), KNOWN)
     assert (speed.images_per_second, speed.failed) == (0, True)
     assert speed.remark.startswith(remark)
@@ -255,7 +283,9 @@ def test_what_ended_a_training_makes_it_a_failure_whatever_was_logged_before(fam
 def test_a_crash_right_after_the_configuration_is_seen(log):
     head = writing.mmcv_head()
     config_only = head[: head.index("2022-05-01 10:00:02")]
-    crash = "Traceback (most recent call last):\n  File 'x.py'\nFileNotFoundError: data/cityscapes\n"
+    crash = (
+        "Traceback (most recent call last):\n  File 'x.py'\nFileNotFoundError: data/cityscapes\n"
+    )
     speed = of_log(log(config_only + crash))
     assert (speed.batch_size, speed.model, speed.failed) == (2, "ocrnet_hr48", True)
     assert speed.remark == "a traceback: FileNotFoundError: data/cityscapes"
@@ -283,14 +313,25 @@ def test_so_it_does_in_json(family, loss, log):
 
 
 def test_a_gradient_that_is_no_number_is_what_loss_scaling_lives_with(log):
-    text = writing.mmengine_iter([0.25] * 8).replace("loss: 1.2345  decode", "loss: 1.2345  grad_norm: nan  decode")
+    text = writing.mmengine_iter([0.25] * 8).replace(
+        "loss: 1.2345  decode", "loss: 1.2345  grad_norm: nan  decode"
+    )
     assert not of_log(log(text), KNOWN).failed
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"\n\n", b"\x00" * 5000, b"hello\n", b"[1, 2]\n", b"{}\n", b"{" * 3000, b"\x1f\x8b\x08"),
+        *(
+            b"",
+            b"\n\n",
+            b"\x00" * 5000,
+            b"hello\n",
+            b"[1, 2]\n",
+            b"{}\n",
+            b"{" * 3000,
+            b"\x1f\x8b\x08",
+        ),
         *(b'{"a": 1}\n', b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", b"model,time\nfastscnn,0.25\n"),
         b"import sys\n\nworld_size = 8\n\n\ndef train():\n    print('time: 0.25')\n",
         b"2024-05-01 10:00:00,0.25\n2024-05-01 10:00:01,0.24\n",
@@ -331,10 +372,22 @@ _NAMED = "2022-05-01 10:00:00,001 - root - INFO - "
     ("content", "refusal"),
     [
         (_NAMED + "epoch 1 step 10 loss 0.5\n", "no line has the time of a step"),
-        (_NAMED + "Config:\nbatch_size: 8\n" + _NAMED + "start\n", "no line has the time of a step"),
-        ("2019-05-01 10:01:00,408 - INFO - load model from: resnet50.pth\n", "no line has the time of a step"),
-        (_NAMED + "start\nTraceback (most recent call last):\nKeyError: 'x'\n", "no line has the time of a step"),
-        ("[05/01 10:00:00 detectron2]: Environment info:\n---- \n", "no line has the time of a step"),
+        (
+            _NAMED + "Config:\nbatch_size: 8\n" + _NAMED + "start\n",
+            "no line has the time of a step",
+        ),
+        (
+            "2019-05-01 10:01:00,408 - INFO - load model from: resnet50.pth\n",
+            "no line has the time of a step",
+        ),
+        (
+            _NAMED + "start\nTraceback (most recent call last):\nKeyError: 'x'\n",
+            "no line has the time of a step",
+        ),
+        (
+            "[05/01 10:00:00 detectron2]: Environment info:\n---- \n",
+            "no line has the time of a step",
+        ),
         ("[05/01 10:00:00 d2.utils.events]: eta: 0:01\nKilled\n", "no line has the time of a step"),
         ('{"config": {"lr": 0.1}}\n{"epoch": 1, "loss": 0.5}\n', "no line has the time of a step"),
         ('{"step": 5, "eval_loss": 0.5}\n', "only tests, validations or checkpoints"),
@@ -342,10 +395,22 @@ _NAMED = "2022-05-01 10:00:00,001 - root - INFO - "
         ("Epoch [1/5], Step [100/600], Loss: nan\n", "no line has the time of a step"),
         ("Epoch [1/5], Step [100/600], Loss: 0.5\nKilled\n", "no line has the time of a step"),
         ("Epoch [1/50], Time: 35.21s, Train Loss G: 0.5\n" * 9, "no line has the time of a step"),
-        ("Epoch [1/5], Step [1000/6000], Loss: 0.5, Time: 62.1\n" * 9, "no line has the time of a step"),
-        ("Epoch [1/5], Iter [100/600] Loss: 0.5, Time: 10.0\n" * 9, "no line has the time of a step"),
-        ("Iter [100/600]  loss: 0.5, time: 10.0 mins\n" * 9, "no line about its steps has a usable time"),
-        ('{"step": 5, "train_loss": 0.5, "lr": 0.1, "time": 9.5}\n' * 9, "no line has the time of a step"),
+        (
+            "Epoch [1/5], Step [1000/6000], Loss: 0.5, Time: 62.1\n" * 9,
+            "no line has the time of a step",
+        ),
+        (
+            "Epoch [1/5], Iter [100/600] Loss: 0.5, Time: 10.0\n" * 9,
+            "no line has the time of a step",
+        ),
+        (
+            "Iter [100/600]  loss: 0.5, time: 10.0 mins\n" * 9,
+            "no line about its steps has a usable time",
+        ),
+        (
+            '{"step": 5, "train_loss": 0.5, "lr": 0.1, "time": 9.5}\n' * 9,
+            "no line has the time of a step",
+        ),
         ('{"epoch": 1, "iter": 5, "loss": NaN}\n', "no line about its steps has a usable time"),
         (
             "2024/05/01 10:00:01 - mmengine - INFO - Epoch(val) [1][50/500]  eta: 0:01  time: 0.2\n",
@@ -353,7 +418,9 @@ _NAMED = "2022-05-01 10:00:00,001 - root - INFO - "
         ),
     ],
 )
-def test_logs_of_other_programs_and_without_steps_are_refused_and_not_called_failures(content, refusal, log):
+def test_logs_of_other_programs_and_without_steps_are_refused_and_not_called_failures(
+    content, refusal, log
+):
     with pytest.raises(UserError, match=refusal):
         of_log(log(content), KNOWN)
 
@@ -412,26 +479,41 @@ def test_what_can_not_be_read_is_told(make, tmp_path):
         (writing.mmengine_head(cards=8, batch=4), ("fast_scnn", 4, 8, "fp32", "mp")),
         (
             writing.mmengine_head(
-                wrapper="AmpOptimWrapper", work_dir="segformer_mit-b0_8xb1-160k_cityscapes-1024x1024"
+                wrapper="AmpOptimWrapper",
+                work_dir="segformer_mit-b0_8xb1-160k_cityscapes-1024x1024",
             ),
             ("segformer_mit-b0", 2, 1, "amp_fp16", "sp"),
         ),
         (
-            writing.mmengine_head(wrapper="mmengine.optim.AmpOptimWrapper", amp="dtype='bfloat16',"),
+            writing.mmengine_head(
+                wrapper="mmengine.optim.AmpOptimWrapper", amp="dtype='bfloat16',"
+            ),
             ("fast_scnn", 2, 1, "amp_bf16", "sp"),
         ),
         (writing.mmcv_head(), ("ocrnet_hr48", 2, 1, "fp32", "sp")),
-        (writing.mmcv_head(distributed=True, gpu_ids="range(0, 4)"), ("ocrnet_hr48", 2, 4, "fp32", "mp")),
-        (writing.mmcv_head(gpu_ids="[0, 1]"), ("ocrnet_hr48", 2, 2, "fp32", "mp")),
-        (writing.mmcv_head().replace("optimizer = ", "other = "), ("ocrnet_hr48", 2, 1, "fp32", "sp")),
         (
-            writing.mmcv_head().replace("optimizer = ", "fp16 = dict(loss_scale='dynamic')\nother = "),
+            writing.mmcv_head(distributed=True, gpu_ids="range(0, 4)"),
+            ("ocrnet_hr48", 2, 4, "fp32", "mp"),
+        ),
+        (writing.mmcv_head(gpu_ids="[0, 1]"), ("ocrnet_hr48", 2, 2, "fp32", "mp")),
+        (
+            writing.mmcv_head().replace("optimizer = ", "other = "),
+            ("ocrnet_hr48", 2, 1, "fp32", "sp"),
+        ),
+        (
+            writing.mmcv_head().replace(
+                "optimizer = ", "fp16 = dict(loss_scale='dynamic')\nother = "
+            ),
             ("ocrnet_hr48", 2, 1, "fp16", "sp"),
         ),
-        (writing.mmcv_head(gpu_ids="[3]", batch_key="imgs_per_gpu"), ("ocrnet_hr48", 2, 1, "fp32", "sp")),
+        (
+            writing.mmcv_head(gpu_ids="[3]", batch_key="imgs_per_gpu"),
+            ("ocrnet_hr48", 2, 1, "fp32", "sp"),
+        ),
         (
             writing.mmcv_head(
-                hook="type='Fp16OptimizerHook', loss_scale=512.", work_dir="fast_scnn_lr0.12_8x4_160k_cityscapes"
+                hook="type='Fp16OptimizerHook', loss_scale=512.",
+                work_dir="fast_scnn_lr0.12_8x4_160k_cityscapes",
             ),
             ("fast_scnn", 2, 1, "fp16", "sp"),
         ),
@@ -445,7 +527,8 @@ def test_facts_are_those_of_the_head(text, expected, log):
 def test_the_experiments_name_counts_more_than_the_folders(log):
     text = writing.mmengine_head() + writing.mmengine_iter([0.25] * 8)
     named = (
-        text + "05/01 10:09:00 - mmengine - INFO - Exp name: ocrnet_hr48_4xb2-80k_cityscapes-512x1024_20240501_100000\n"
+        text
+        + "05/01 10:09:00 - mmengine - INFO - Exp name: ocrnet_hr48_4xb2-80k_cityscapes-512x1024_20240501_100000\n"
     )
     assert of_log(log(named)).model == "ocrnet_hr48"
 
@@ -461,7 +544,10 @@ def test_the_experiments_name_counts_more_than_the_folders(log):
         (writing.mmengine_head(batch="-2"), "--batch-size N"),
         (writing.mmengine_head(batch="(2"), "--batch-size N"),
         (writing.mmengine_head(wrapper="ApexOptimWrapper"), "--precision P"),
-        (writing.mmcv_head().replace("optimizer_config = dict(", "optimizer_config = dict(("), "--precision P"),
+        (
+            writing.mmcv_head().replace("optimizer_config = dict(", "optimizer_config = dict(("),
+            "--precision P",
+        ),
         (writing.mmcv_head(distributed=True), "--gpus N"),
     ],
 )
@@ -473,22 +559,36 @@ def test_what_the_log_does_not_say_is_asked_for_by_the_options_name(text, missin
 def test_what_is_given_counts_more(log):
     text = writing.mmengine_head(cards=8) + writing.mmengine_iter([0.25] * 8)
     speed = of_log(log(text), Facts(model="fastscnn", batch_size=6, num_gpus=2))
-    assert (speed.model, speed.batch_size, speed.num_gpus, speed.precision) == ("fastscnn", 6, 2, "fp32")
+    assert (speed.model, speed.batch_size, speed.num_gpus, speed.precision) == (
+        "fastscnn",
+        6,
+        2,
+        "fp32",
+    )
     assert speed.images_per_second == pytest.approx(48.0)
 
 
 def test_one_process_may_be_called_mp_but_several_cards_not_sp(log):
     path = log(writing.mmengine_iter([0.25] * 8))
     assert of_log(path, KNOWN, mode=Mode.mp).mode is Mode.mp
-    assert of_log(path, Facts(model="m", batch_size=2, precision="fp32"), mode=Mode.sp).num_gpus == 1
+    assert (
+        of_log(path, Facts(model="m", batch_size=2, precision="fp32"), mode=Mode.sp).num_gpus == 1
+    )
     with pytest.raises(UserError, match="run mode sp is for one GPU, the training used 4"):
         of_log(path, Facts(model="m", batch_size=2, num_gpus=4, precision="fp32"), mode=Mode.sp)
 
 
 def test_mmcvs_json_has_its_configuration_in_its_first_line(log):
-    path = log(writing.mmcv_meta(gpu_ids="range(0, 8)") + writing.mmcv_json([0.25] * 8), "a.log.json")
+    path = log(
+        writing.mmcv_meta(gpu_ids="range(0, 8)") + writing.mmcv_json([0.25] * 8), "a.log.json"
+    )
     speed = of_log(path)
-    assert (speed.model, speed.batch_size, speed.num_gpus, speed.precision) == ("ocrnet_hr48", 2, 8, "fp32")
+    assert (speed.model, speed.batch_size, speed.num_gpus, speed.precision) == (
+        "ocrnet_hr48",
+        2,
+        8,
+        "fp32",
+    )
 
 
 def test_json_takes_from_the_files_beside_it_what_it_does_not_say(log):
@@ -498,8 +598,14 @@ def test_json_takes_from_the_files_beside_it_what_it_does_not_say(log):
     log(writing.mmengine_head(cards=4), "new/20240501_100000/20240501_100000.log")
     new = log(writing.mmengine_json([0.25] * 8), "new/20240501_100000/vis_data/scalars.json")
     speed = of_log(new)
-    assert (speed.model, speed.num_gpus, speed.images_per_second) == ("fast_scnn", 4, pytest.approx(32.0))
-    config = "train_dataloader = dict(batch_size=3)\nwork_dir = './work_dirs/fast_scnn_8xb4-160k_x'\n"
+    assert (speed.model, speed.num_gpus, speed.images_per_second) == (
+        "fast_scnn",
+        4,
+        pytest.approx(32.0),
+    )
+    config = (
+        "train_dataloader = dict(batch_size=3)\nwork_dir = './work_dirs/fast_scnn_8xb4-160k_x'\n"
+    )
     log(config, "new/20240501_100000/vis_data/config.py")
     assert of_log(new).batch_size == 3
 
@@ -556,7 +662,11 @@ def test_real_text_logs(name, given, images_per_second):
     [
         ("mmengine_epoch_scalars.json", "time", [(2, 42), (3, 74)]),  # the first of an epoch
         ("mmengine_hierarchy_scalars.json", "train/time", [(None, 70)]),  # after the validation
-        ("mmcv_epoch.log.json", "time", [(2, 10)]),  # the first of an epoch, which mmcv begins with a sleep of 2 s
+        (
+            "mmcv_epoch.log.json",
+            "time",
+            [(2, 10)],
+        ),  # the first of an epoch, which mmcv begins with a sleep of 2 s
     ],
 )
 def test_real_json_logs(name, time, left_out):
@@ -570,9 +680,14 @@ def test_real_json_logs(name, time, left_out):
 
 
 def test_text_and_json_of_one_real_training_agree_as_far_as_the_text_is_rounded():
-    text, values = of_log(DATA / "mmcv_epoch.log", KNOWN), of_log(DATA / "mmcv_epoch.log.json", KNOWN)
+    text, values = (
+        of_log(DATA / "mmcv_epoch.log", KNOWN),
+        of_log(DATA / "mmcv_epoch.log.json", KNOWN),
+    )
     mean_seconds = 2 / values.images_per_second
-    assert text.images_per_second == pytest.approx(values.images_per_second, rel=0.5e-3 / mean_seconds)
+    assert text.images_per_second == pytest.approx(
+        values.images_per_second, rel=0.5e-3 / mean_seconds
+    )
     assert text.remark.split(",")[0] == values.remark.split(",")[0]
 
 
@@ -580,10 +695,19 @@ def test_json_of_mmengine_before_0_7_4_counts_steps_and_has_no_iter(log):
     """The key `iter` came with mmengine 0.7.4; validations have no learning rate."""
     lines = []
     for step, seconds in enumerate([2.0, 0.9, 0.4, *[0.249, 0.251] * 10], start=1):
-        training = {"lr": 0.01, "data_time": 0.01, "loss": 1.28, "time": seconds, "epoch": 1, "step": 100 * step}
+        training = {
+            "lr": 0.01,
+            "data_time": 0.01,
+            "loss": 1.28,
+            "time": seconds,
+            "epoch": 1,
+            "step": 100 * step,
+        }
         lines.append(json.dumps(training))
         if step % 5 == 0:
-            lines.append(json.dumps({"mIoU": 0.5, "data_time": 0.1, "time": 9.0, "step": 100 * step}))
+            lines.append(
+                json.dumps({"mIoU": 0.5, "data_time": 0.1, "time": 9.0, "step": 100 * step})
+            )
     speed = of_log(log("\n".join(lines) + "\n", "scalars.json"), KNOWN)
     assert not speed.failed
     assert speed.images_per_second == pytest.approx(2 / 0.25, rel=2e-3)
@@ -600,7 +724,10 @@ def test_one_line_per_epoch_is_not_left_out_as_an_epochs_start(log):
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (["2022-05-01 10:00:01,001 - mmseg - INFO - Iter [50/100]\tlr: 1.0e-02, loss: 1.0"], "has a usable time"),
+        (
+            ["2022-05-01 10:00:01,001 - mmseg - INFO - Iter [50/100]\tlr: 1.0e-02, loss: 1.0"],
+            "has a usable time",
+        ),
         (
             [
                 "2022-05-01 10:00:01,001 - mmseg - INFO - Iter [50/100]\tlr: 1.0e-02, eta: 1 day,",
@@ -622,8 +749,14 @@ def test_a_log_that_tells_no_speed_is_refused_and_not_called_a_failure(log, line
 @pytest.mark.parametrize(
     ("line", "remark"),
     [
-        ("RuntimeError                              Traceback (most recent call last)", "a traceback"),
-        ("slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2022-05-01T10:00:00 DUE TO TIME LIMIT ***", "cancelled"),
+        (
+            "RuntimeError                              Traceback (most recent call last)",
+            "a traceback",
+        ),
+        (
+            "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2022-05-01T10:00:00 DUE TO TIME LIMIT ***",
+            "cancelled",
+        ),
     ],
 )
 def test_how_notebooks_and_slurm_end_a_training_is_a_failure(log, line, remark):
@@ -638,7 +771,9 @@ def test_a_validation_of_mmcv_1_0_is_a_pause(log):
     def line(number, rest):
         return f"2022-05-01 10:00:01,001 - mmseg - INFO - Iter [{number}/900]\tlr: 1.0e-02, {rest}"
 
-    lines = [line(n, f"eta: 1:00:00, time: {9.0 if n == 6 else 0.2}, loss: 1.0") for n in range(1, 21)]
+    lines = [
+        line(n, f"eta: 1:00:00, time: {9.0 if n == 6 else 0.2}, loss: 1.0") for n in range(1, 21)
+    ]
     lines.insert(5, line(5, "mIoU: 0.5, mAcc: 0.6, aAcc: 0.9"))
     speed = of_log(log("\n".join(lines) + "\n"), KNOWN)
     assert speed.images_per_second == pytest.approx(10)
@@ -648,7 +783,10 @@ def test_a_validation_of_mmcv_1_0_is_a_pause(log):
 @pytest.mark.parametrize(
     ("iteration", "values"),
     [
-        (500, {"memory": 4718, "aAcc": 0.91, "mIoU": 0.52, "mAcc": 0.63}),  # more images than steps so far
+        (
+            500,
+            {"memory": 4718, "aAcc": 0.91, "mIoU": 0.52, "mAcc": 0.63},
+        ),  # more images than steps so far
         (25, {"memory": 4718, "aAcc": 0.91, "mIoU": 0.52, "mAcc": 0.63}),
         (157, {"loss": 1.58, "acc_top1": 41.2}),
     ],

@@ -9,13 +9,37 @@ from perfexp.speed import Mode, Speed, of_record
 from perfexp.statistics.estimators import mean_interval
 from tests.conftest import timed_point
 
-KEYS = ["log_file", "model_name", "mission_name", "direction_id", "run_mode", "index", "gpu_num", "FINAL_RESULT"]
+KEYS = [
+    "log_file",
+    "model_name",
+    "mission_name",
+    "direction_id",
+    "run_mode",
+    "index",
+    "gpu_num",
+    "FINAL_RESULT",
+]
 KEYS += ["JOB_FAIL_FLAG", "UNIT"]
 
 
-def trained(seconds, *, batch=2, size=(512, 1024), status=Status.OK, series="throughput", replicate=0, **fields):
+def trained(
+    seconds,
+    *,
+    batch=2,
+    size=(512, 1024),
+    status=Status.OK,
+    series="throughput",
+    replicate=0,
+    **fields,
+):
     return Point(
-        key=Key(phase="train", input_size=size, batch_size=batch, precision="amp_fp16", replicate=replicate),
+        key=Key(
+            phase="train",
+            input_size=size,
+            batch_size=batch,
+            precision="amp_fp16",
+            replicate=replicate,
+        ),
         status=status,
         series=[Series(name=series, samples=[9.0, *[seconds] * 9], warmup=1)],
         **fields,
@@ -42,7 +66,9 @@ def test_the_json_has_these_keys_in_this_order():
     assert speed.file_name == "fastscnn_sp_bs2_fp32_1_speed"
 
 
-@pytest.mark.parametrize(("rate", "failed"), [(0.0, False), (1.0, True), (float("nan"), True), (float("inf"), False)])
+@pytest.mark.parametrize(
+    ("rate", "failed"), [(0.0, False), (1.0, True), (float("nan"), True), (float("inf"), False)]
+)
 def test_a_figure_that_contradicts_its_flag_is_never_made(rate, failed):
     with pytest.raises(ValueError, match="images/s"):
         Speed(
@@ -100,7 +126,9 @@ def test_without_pipelined_calls_it_is_the_latency_of_single_ones(make_record, t
     point = timed_point(224, 2, "train")
     measured = point.series[0].measured
     assert speed.images_per_second == pytest.approx(2 * len(measured) / sum(measured), rel=1e-3)
-    (through,) = of_record(make_record(phases=("train",), batches=(2,)), tmp_path / "elsewhere" / "..")
+    (through,) = of_record(
+        make_record(phases=("train",), batches=(2,)), tmp_path / "elsewhere" / ".."
+    )
     assert through.log_file == speed.log_file
 
 
@@ -125,7 +153,11 @@ def test_a_point_that_did_not_end_well_is_a_failure(status, make_record, tmp_pat
     record = make_record()
     record.points = [trained(0.25, status=status, error="CUDA out of memory")]
     (speed,) = of_record(record, tmp_path)
-    assert (speed.images_per_second, speed.failed, speed.remark) == (0, True, f"{status}: CUDA out of memory")
+    assert (speed.images_per_second, speed.failed, speed.remark) == (
+        0,
+        True,
+        f"{status}: CUDA out of memory",
+    )
 
 
 @pytest.mark.parametrize("point", [trained(0.0), trained(0.25, series="other"), trained(5e-324)])
@@ -137,11 +169,16 @@ def test_so_is_one_without_a_usable_time(point, make_record, tmp_path):
 
 def test_points_that_only_size_or_process_tell_apart_have_files_of_their_own(make_record, tmp_path):
     record = make_record()
-    record.points = [trained(0.25, size=(256, 256)), trained(0.5), trained(0.5, replicate=1), trained(0.5, batch=8)]
-    together = [speed.file_name for speed in of_record(record, tmp_path)]
-    assert together == [f"resnet50_{size}_sp_bs2_amp_fp16_1_speed" for size in ("256", "512x1024")] + [
-        "resnet50_sp_bs8_amp_fp16_1_speed"
+    record.points = [
+        trained(0.25, size=(256, 256)),
+        trained(0.5),
+        trained(0.5, replicate=1),
+        trained(0.5, batch=8),
     ]
+    together = [speed.file_name for speed in of_record(record, tmp_path)]
+    assert together == [
+        f"resnet50_{size}_sp_bs2_amp_fp16_1_speed" for size in ("256", "512x1024")
+    ] + ["resnet50_sp_bs8_amp_fp16_1_speed"]
     record.plan["processes"] = 2
     found = of_record(record, tmp_path)
     assert [speed.file_name for speed in found] == [
@@ -157,7 +194,9 @@ def test_the_interval_of_the_figure_is_that_of_the_mean_turned_round(make_record
     (speed,) = of_record(make_record(phases=("train",), batches=(2,)), tmp_path)
     point = timed_point(224, 2, "train")
     time = mean_interval(point.series[0].measured)
-    assert (speed.interval.low, speed.interval.high) == pytest.approx((2 / time.high, 2 / time.low), rel=1e-5)
+    assert (speed.interval.low, speed.interval.high) == pytest.approx(
+        (2 / time.high, 2 / time.low), rel=1e-5
+    )
     assert speed.interval.value == speed.images_per_second
 
 

@@ -96,7 +96,9 @@ def mmcv_config(
     hook: str = "",
     work_dir: str = "ocrnet_hr48_512x1024_160k_cityscapes",
 ) -> str:
-    return MMCV_CONFIG.format(batch=batch, batch_key=batch_key, gpu_ids=gpu_ids, hook=hook, work_dir=work_dir)
+    return MMCV_CONFIG.format(
+        batch=batch, batch_key=batch_key, gpu_ids=gpu_ids, hook=hook, work_dir=work_dir
+    )
 
 
 def mmcv_head(*, distributed: bool = False, **config: object) -> str:

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfexp.work.allocations import INPUTS, WORKSPACES, Allocations, by_operators, peak_of_calls, without_memory
+from perfexp.work.allocations import (
+    INPUTS,
+    WORKSPACES,
+    Allocations,
+    by_operators,
+    peak_of_calls,
+    without_memory,
+)
 from perfexp.work.caching_allocator import BLOCK_BYTES
 from perfexp.work.trial import isolated
 
@@ -26,7 +33,10 @@ def traced(module, shape, *, trains, **settings):
     def prepare(allocations):
         state["inputs"] = torch.empty(shape)
         allocations.add([state["inputs"]], INPUTS)
-        return {"forward": forward, **({"backward": backward, "optimizer": update} if trains else {})}
+        return {
+            "forward": forward,
+            **({"backward": backward, "optimizer": update} if trains else {}),
+        }
 
     with torch.set_grad_enabled(trains):
         return peak_of_calls(module, prepare, **settings)
@@ -35,10 +45,16 @@ def traced(module, shape, *, trains, **settings):
 @pytest.mark.slow
 def test_an_inference_holds_two_layers_and_its_last_outputs():
     with FakeTensorMode():
-        module = torch.nn.Sequential(torch.nn.Linear(256, 1024, bias=False), torch.nn.Linear(1024, 256, bias=False))
+        module = torch.nn.Sequential(
+            torch.nn.Linear(256, 1024, bias=False), torch.nn.Linear(1024, 256, bias=False)
+        )
         peak = traced(module, (64, 256), trains=False)
     weights, wide, narrow = 2 * 256 * 1024 * 4, 64 * 1024 * 4, 64 * 256 * 4
-    assert peak.categories == {"parameters": weights, "inputs": narrow, "activations": wide + 2 * narrow}
+    assert peak.categories == {
+        "parameters": weights,
+        "inputs": narrow,
+        "activations": wide + 2 * narrow,
+    }
     assert peak.total_bytes == weights + wide + 3 * narrow
 
 
@@ -49,7 +65,9 @@ def test_a_training_step_holds_gradients_and_the_state_of_the_optimizer():
     weights = 3 * 2048 * 2048 * 4
     assert peak.categories["parameters"] == weights
     assert peak.categories["optimizer"] == weights
-    gradients = peak.categories["gradients"] + peak.categories["temporaries of backward"]  # the last one is both
+    gradients = (
+        peak.categories["gradients"] + peak.categories["temporaries of backward"]
+    )  # the last one is both
     assert gradients == pytest.approx(weights, rel=0.01)
     assert peak.total_bytes == pytest.approx(3 * weights, rel=0.01)
 
@@ -74,7 +92,9 @@ def test_sizes_are_those_of_the_blocks_of_the_allocator_and_end_with_their_tenso
 def test_workspaces_count_with_what_is_live_at_their_convolution(trains):
     with FakeTensorMode():
         module = torch.nn.Sequential(
-            torch.nn.Conv2d(4, 8, 1, bias=False), torch.nn.Conv2d(8, 32, 1, bias=False), torch.nn.Flatten()
+            torch.nn.Conv2d(4, 8, 1, bias=False),
+            torch.nn.Conv2d(8, 32, 1, bias=False),
+            torch.nn.Flatten(),
         )
 
     def peak_with(workspaces):
@@ -87,7 +107,9 @@ def test_workspaces_count_with_what_is_live_at_their_convolution(trains):
     assert [one.operator for one in backward] == ["convolution_backward"] * 2 * trains
     assert [one.arguments[0].shape for one in (first, second)] == [(2, 4, 32, 32), (2, 8, 32, 32)]
     weights, pixels = BLOCK_BYTES + 8 * 32 * 4, 2 * 32 * 32 * 4
-    live = weights * (1 + trains) + (4 + 8 + 32) * pixels  # with the momentum, and the outputs of the call before
+    live = (
+        weights * (1 + trains) + (4 + 8 + 32) * pixels
+    )  # with the momentum, and the outputs of the call before
     assert peak_with({first: 512}) == peak
     larger = peak_with({first: 2**24, second: 512})
     assert larger.total_bytes == live + 2**24
@@ -123,18 +145,25 @@ def test_an_inference_is_traced_by_the_operators_that_torch_runs():
     """In inference mode stand-ins copy the input of a dropout; decompositions for compilers enlarge by elements."""
     with FakeTensorMode():
         inputs = torch.empty(1, 1, 16, 16)
-        assert "activations" not in peak_without_gradients(torch.nn.Dropout().eval(), inputs).categories
+        assert (
+            "activations"
+            not in peak_without_gradients(torch.nn.Dropout().eval(), inputs).categories
+        )
         enlarged = peak_without_gradients(torch.nn.UpsamplingBilinear2d(scale_factor=2), inputs)
     assert enlarged.categories["activations"] == 4 * 1024
 
 
-@pytest.mark.parametrize(("module", "inference", "training"), [("Linear", 1, 2), ("BatchNorm1d", 0, 0)])
+@pytest.mark.parametrize(
+    ("module", "inference", "training"), [("Linear", 1, 2), ("BatchNorm1d", 0, 0)]
+)
 def test_threads_that_multiply_matrices_are_counted(module, inference, training):
     settings = {"Linear": (8, 8), "BatchNorm1d": (8,)}[module]
     with FakeTensorMode():
         layer = getattr(torch.nn, module)(*settings)
         assert traced(layer, (4, 8), trains=True).multiplying_threads == training
-        assert peak_without_gradients(layer.eval(), torch.empty(4, 8)).multiplying_threads == inference
+        assert (
+            peak_without_gradients(layer.eval(), torch.empty(4, 8)).multiplying_threads == inference
+        )
 
 
 def test_gradients_of_two_paths_are_added_up_in_place():
@@ -149,7 +178,9 @@ def test_gradients_of_two_paths_are_added_up_in_place():
 
     with FakeTensorMode():
         peak = traced(TwoPaths(), (256, 1024), trains=True)
-    assert peak.total_bytes == pytest.approx(3 * 256 * 1024 * 4, rel=0.01)  # inputs, and a gradient for each path
+    assert peak.total_bytes == pytest.approx(
+        3 * 256 * 1024 * 4, rel=0.01
+    )  # inputs, and a gradient for each path
 
 
 def test_what_devices_have_a_kernel_for_takes_no_parts():
@@ -172,11 +203,16 @@ def trained(module, shape):
 
 def test_attention_takes_no_memory_for_dropout():
     peaks = [
-        trained(torch.nn.TransformerEncoderLayer(64, 4, 64, dropout=share, batch_first=True), (2, 256, 64))
+        trained(
+            torch.nn.TransformerEncoderLayer(64, 4, 64, dropout=share, batch_first=True),
+            (2, 256, 64),
+        )
         for share in (0.0, 0.1)
     ]
     scores = 2 * 4 * 256 * 256 * 4
-    assert peaks[1].total_bytes - peaks[0].total_bytes < scores  # masks of the dropouts between layers
+    assert (
+        peaks[1].total_bytes - peaks[0].total_bytes < scores
+    )  # masks of the dropouts between layers
 
 
 def test_a_normalization_by_the_root_mean_square_is_fused():

@@ -81,7 +81,9 @@ def attended(dtype, dropout=0.0):
     """Peak of an attention with heads side by side in its inputs, and whether two layouts of its output are dense."""
     with without_memory(torch.nn.Identity()), Allocations() as allocations:
         query = torch.empty(50, 2 * 4, 64, dtype=dtype).view(50, 2, 4, 64).permute(1, 2, 0, 3)
-        output = torch.nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=dropout)
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query, query, query, dropout_p=dropout
+        )
     layouts = output.transpose(1, 2), output.permute(2, 0, 1, 3)
     return allocations.peak.total_bytes, [layout.is_contiguous() for layout in layouts]
 
@@ -118,7 +120,9 @@ def test_a_history_of_a_device_with_a_limit_is_replayed():
         ("segment_free", 0, 30), ("segment_alloc", 0, 36), ("alloc", 2, 35), ("free_completed", 2, 35),
         ("segment_free", 0, 36), ("oom", 0, 50), ("segment_alloc", 0, 20), ("alloc", 3, 5),
     ]  # fmt: skip
-    events = [{"action": action, "addr": address, "size": size << 20} for action, address, size in steps]
+    events = [
+        {"action": action, "addr": address, "size": size << 20} for action, address, size in steps
+    ]
     assert replay(events, 40 << 20) == (0, 3, "end")
     assert replay(events[:6], 34 << 20)[2] == "out of memory"
     assert replay([events[0], events[1], {**events[5], "size": 5 << 20}], 60 << 20)[0] == 20 << 20

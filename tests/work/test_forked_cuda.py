@@ -41,7 +41,10 @@ def test_the_work_is_the_same_with_everything_replaced(trains):
 
 def test_a_forked_process_that_hangs_or_ends_is_reported(monkeypatch):
     monkeypatch.setattr("perfexp.host.forked._TIMEOUT_SECONDS", 0.2)
-    with Forked(lambda: os.read(os.pipe()[0], 1)) as hanging, pytest.raises(Ended, match=r"within 0 s"):
+    with (
+        Forked(lambda: os.read(os.pipe()[0], 1)) as hanging,
+        pytest.raises(Ended, match=r"within 0 s"),
+    ):
         hanging()
     with Forked(lambda: os._exit(3)) as ending, pytest.raises(Ended, match="exit code 3"):
         ending()

@@ -56,7 +56,9 @@ def multiplied_by_autograd(model, shape):
 @pytest.mark.parametrize("name", some_of(MODELS, 3))
 def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, training):
     models = import_torchvision().models
-    model = (build(models, name, 64) if name != "googlenet" else models.googlenet(init_weights=False)).train(training)
+    model = (
+        build(models, name, 64) if name != "googlenet" else models.googlenet(init_weights=False)
+    ).train(training)
     shape = size(2, 3, 224, 224)
     work = count(model, shape, backward=True)
     # rows that multiply and do nothing else
@@ -66,10 +68,17 @@ def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, traini
 
 
 def test_a_depthwise_convolution_has_the_gradients_of_its_groups():
-    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False))
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False)
+    )
     pointwise, depthwise = count(model, size(2, 3, 10, 10), backward=True).rows
     flops = 2 * (2 * 16 * 10 * 10) * 9
-    assert depthwise.flops == depthwise.input_gradient_flops == depthwise.weight_gradient_flops == flops
+    assert (
+        depthwise.flops
+        == depthwise.input_gradient_flops
+        == depthwise.weight_gradient_flops
+        == flops
+    )
     assert pointwise.input_gradient_flops == 0, "nobody needs the gradient of the pictures"
     assert pointwise.weight_gradient_flops == pointwise.flops == 2 * (2 * 16 * 100) * 3
 
@@ -126,7 +135,9 @@ def test_attention_takes_twice_as_much_backward():
     products, softmax = 2 * 2 * (2 * 3 * 5 * 7 * 8), 5 * 2 * 3 * 5 * 7
     assert row.flops == products + softmax
     assert row.input_gradient_flops == 2 * products + softmax
-    only_values = count(Attention(), *(tensor.detach() for tensor in tensors[:2]), tensors[2], backward=True).rows[0]
+    only_values = count(
+        Attention(), *(tensor.detach() for tensor in tensors[:2]), tensors[2], backward=True
+    ).rows[0]
     assert only_values.input_gradient_flops == products // 2
 
 
@@ -157,5 +168,7 @@ def test_a_python_function_of_the_model_is_named():
         def forward(self, inputs):
             return Doubled.apply(super().forward(inputs))
 
-    assert count(Model(4, 4), size(2, 4), backward=True).uncounted == ("backward of DoubledBackward",)
+    assert count(Model(4, 4), size(2, 4), backward=True).uncounted == (
+        "backward of DoubledBackward",
+    )
     assert count(Model(4, 4), size(2, 4)).uncounted == ()

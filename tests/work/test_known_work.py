@@ -46,14 +46,23 @@ def test_a_convolution_by_hand():
     assert row.arithmetic_intensity == row.flops / row.bytes_min
     assert (row.path, row.call, row.operation, row.kind) == ("", 0, None, "Conv2d")
     assert row.convolution == Geometry(
-        in_channels=8, out_channels=12, kernel=(3, 5), stride=(2, 1), padding=(1, 2), dilation=(2, 1), groups=4
+        in_channels=8,
+        out_channels=12,
+        kernel=(3, 5),
+        stride=(2, 1),
+        padding=(1, 2),
+        dilation=(2, 1),
+        groups=4,
     )
     assert row.backward_flops is None
 
 
 def test_convolutions_of_other_dimensions_and_transposed_ones_by_hand():
     assert only(count(nn.Conv1d(4, 6, 3), size(2, 4, 10))).macs == 2 * 6 * 8 * 4 * 3
-    assert only(count(nn.Conv3d(2, 4, 3, groups=2), size(1, 2, 5, 6, 7))).macs == 4 * (3 * 4 * 5) * 1 * 27
+    assert (
+        only(count(nn.Conv3d(2, 4, 3, groups=2), size(1, 2, 5, 6, 7))).macs
+        == 4 * (3 * 4 * 5) * 1 * 27
+    )
     row = only(count(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), size(2, 4, 9, 9)))
     assert row.macs == (2 * 4 * 81) * (6 // 2) * 9
     assert row.convolution == Geometry(
@@ -70,8 +79,13 @@ def test_a_linear_layer_by_hand_in_the_data_type_at_hand():
 
 
 def test_work_does_not_depend_on_precision_but_bytes_do():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-    wide, narrow = (count(model.to(dtype), size(2, 3, 8, 8), backward=True) for dtype in (torch.float32, torch.float16))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    )
+    wide, narrow = (
+        count(model.to(dtype), size(2, 3, 8, 8), backward=True)
+        for dtype in (torch.float32, torch.float16)
+    )
     assert wide.flops_model == narrow.flops_model > 0
     # num_batches_tracked stays an integer of 8 bytes, read and written
     assert wide.bytes_min - 16 == 2 * (narrow.bytes_min - 16)
@@ -115,7 +129,9 @@ def test_frozen_layers_have_no_gradients_of_their_weights():
 
 def test_running_statistics_are_moved_in_training():
     layer, elements = nn.BatchNorm2d(6), 2 * 6 * 8 * 8
-    inference, training = (only(count(layer.train(mode), size(2, 6, 8, 8))) for mode in (False, True))
+    inference, training = (
+        only(count(layer.train(mode), size(2, 6, 8, 8))) for mode in (False, True)
+    )
     assert inference.bytes_min == FLOAT * (2 * elements + 4 * 6)
     # mean and variance are written too, and the count of batches is read and written
     assert training.bytes_min == inference.bytes_min + FLOAT * 2 * 6 + 2 * 8
@@ -218,7 +234,15 @@ class Functional(nn.Module):
 def test_functional_operations_have_rows_of_their_own():
     work = count(Functional(), size(2, 4, 5, 5))
     one = 2 * 4 * 25
-    assert [row.kind for row in work.rows] == ["conv2d", "add", "cat", "relu", "flatten", "transpose", "sub"]
+    assert [row.kind for row in work.rows] == [
+        "conv2d",
+        "add",
+        "cat",
+        "relu",
+        "flatten",
+        "transpose",
+        "sub",
+    ]
     assert [row.operation for row in work.rows] == list(range(7))
     assert [row.macs for row in work.rows] == [one * 2 * 9, 0, 0, 0, 0, 0, 0]
     assert [row.flops for row in work.rows] == [2 * one * 2 * 9, one, 0, 2 * one, 0, 0, 2 * one]
@@ -283,7 +307,11 @@ def test_attention_is_counted_in_evaluation_as_in_training(surroundings):
     for training in (False, True):
         for need_weights in (False, True):
             with surroundings():
-                work = count(layer.train(training), *[torch.ones(2, 5, 8)] * 3, keywords={"need_weights": need_weights})
+                work = count(
+                    layer.train(training),
+                    *[torch.ones(2, 5, 8)] * 3,
+                    keywords={"need_weights": need_weights},
+                )
             assert only(work).macs == by_hand
             assert work.uncounted == ()
             assert sum(row.parameters for row in work.rows) == work.parameters
@@ -301,7 +329,10 @@ def test_recurrent_networks_are_counted_by_their_matrices():
     assert only(work).weight_gradient_flops >= 2 * work.macs
     # the inputs need no gradient; hidden states and the second layer's inputs do
     products = 2 * 5 * 3 * (matrices - 2 * 4 * 16 * 8)
-    assert products <= only(work).input_gradient_flops + only(work).weight_gradient_flops - 2 * work.macs
+    assert (
+        products
+        <= only(work).input_gradient_flops + only(work).weight_gradient_flops - 2 * work.macs
+    )
     for other, gates in ((nn.GRU, 3), (nn.RNN, 1)):
         assert only(count(other(8, 16), size(5, 3, 8))).macs == 5 * 3 * gates * 16 * (8 + 16)
 
@@ -319,7 +350,14 @@ def test_the_forced_convolution_of_perfexp_is_counted():
     inputs = torch.ones(2, 8, 9, 9, requires_grad=True)
     ours, theirs = (only(count(layer, inputs, backward=True)) for layer in (forced, plain))
     assert ours.convolution == theirs.convolution
-    for field in ("macs", "flops", "input_gradient_flops", "weight_gradient_flops", "bytes_min", "parameters"):
+    for field in (
+        "macs",
+        "flops",
+        "input_gradient_flops",
+        "weight_gradient_flops",
+        "bytes_min",
+        "parameters",
+    ):
         assert getattr(ours, field) == getattr(theirs, field) > 0
 
 
@@ -373,7 +411,12 @@ def convolutions(draw):
         out_channels=groups * draw(SIDES),
         kernel=(draw(SIDES), draw(SIDES)),
         stride=(draw(SIDES), draw(SIDES)),
-        padding=(width := draw(st.integers(0, 2)), width, height := draw(st.integers(0, 2)), height),
+        padding=(
+            width := draw(st.integers(0, 2)),
+            width,
+            height := draw(st.integers(0, 2)),
+            height,
+        ),
         dilation=(draw(SIDES), draw(SIDES)),
         groups=groups,
     )
@@ -381,7 +424,9 @@ def convolutions(draw):
 
 @settings(max_examples=40, deadline=None)
 @given(convolutions(), st.integers(1, 3), st.integers(8, 14), st.integers(8, 14), st.booleans())
-def test_flops_of_any_convolution_and_its_gradients(convolution, batch, height, width, needs_gradient):
+def test_flops_of_any_convolution_and_its_gradients(
+    convolution, batch, height, width, needs_gradient
+):
     layer = nn.Conv2d(
         convolution.in_channels,
         convolution.out_channels,
@@ -391,7 +436,9 @@ def test_flops_of_any_convolution_and_its_gradients(convolution, batch, height, 
         convolution.dilation,
         convolution.groups,
     )
-    inputs = torch.zeros(batch, convolution.in_channels, height, width, requires_grad=needs_gradient)
+    inputs = torch.zeros(
+        batch, convolution.in_channels, height, width, requires_grad=needs_gradient
+    )
     row = only(count(layer, inputs, backward=True))
     flops = convolution.flops(batch, height, width)
     assert row.flops == row.weight_gradient_flops == flops
@@ -426,12 +473,18 @@ def test_operators_that_only_a_gpu_runs_are_counted_like_those_of_a_cpu():
 
     layer = nn.LSTM(8, 16, num_layers=2, bidirectional=True)
     weights = [weight.detach().to("meta") for weight in layer._flat_weights]
-    assert count(Calling(recurrent), sequences, state, *weights).macs == count(layer, size(5, 3, 8)).macs
+    assert (
+        count(Calling(recurrent), sequences, state, *weights).macs
+        == count(layer, size(5, 3, 8)).macs
+    )
 
     def normalised(*tensors):
         return aten.cudnn_batch_norm(*tensors, True, 0.1, 1e-5)
 
-    assert count(Calling(normalised), maps, *of_channels).flops == count(nn.BatchNorm2d(6), size(2, 6, 4, 4)).flops
+    assert (
+        count(Calling(normalised), maps, *of_channels).flops
+        == count(nn.BatchNorm2d(6), size(2, 6, 4, 4)).flops
+    )
 
 
 class Calls(nn.Module):
@@ -446,7 +499,10 @@ class Calls(nn.Module):
 
 
 A, B = torch.ones(4, 4, dtype=torch.complex64), torch.ones(3, 4, 4, dtype=torch.complex64)
-IMAGE, FILTER = torch.ones(2, 3, 8, 8, dtype=torch.complex64), torch.ones(5, 3, 3, 3, dtype=torch.complex64)
+IMAGE, FILTER = (
+    torch.ones(2, 3, 8, 8, dtype=torch.complex64),
+    torch.ones(5, 3, 3, 3, dtype=torch.complex64),
+)
 DIRECT = 2 * 5 * 6 * 6 * 27
 COMPLEX = {
     "mm": (torch.mm, (A, A), 4 * 64, 8 * 64),
@@ -485,8 +541,12 @@ def test_complex_numbers_count_by_their_real_parts():
     assert work.uncounted == ()
 
 
-@pytest.mark.parametrize(("kind", "shape"), [(nn.Conv2d, (2, 3, 8, 8)), (nn.ConvTranspose2d, (2, 3, 8, 8))])
-def test_a_complex_convolution_and_its_gradients_have_four_times_the_work_of_a_real_one(kind, shape):
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(nn.Conv2d, (2, 3, 8, 8)), (nn.ConvTranspose2d, (2, 3, 8, 8))]
+)
+def test_a_complex_convolution_and_its_gradients_have_four_times_the_work_of_a_real_one(
+    kind, shape
+):
     real = count(kind(3, 5, 3), size(*shape), backward=True)
     work = count(kind(3, 5, 3, dtype=torch.complex64), size(*shape), backward=True)
     assert (work.macs, work.flops) == (4 * real.macs, 4 * real.flops)
@@ -504,13 +564,18 @@ def test_the_gradients_of_complex_products_are_counted():
 def test_sparse_tensors_and_functions_of_the_model_in_an_operator_are_refused_in_plain_words():
     flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
     heads = torch.ones(1, 2, 128, 16)
-    with pytest.raises(Inconclusive, match="flex_attention calls a function of the model, on which its work depends"):
+    with pytest.raises(
+        Inconclusive,
+        match="flex_attention calls a function of the model, on which its work depends",
+    ):
         count(Calls(lambda query: flex(query, query, query)), heads)
     model = nn.Module()
     model.register_buffer("matrix", torch.eye(4).to_sparse())
     model.forward = lambda inputs: torch.sparse.mm(model.matrix, inputs)
     for sparse in (model, Calls(lambda inputs: inputs.to_sparse_csr() @ inputs)):
-        with pytest.raises(Inconclusive, match=r"tensors of the layout sparse_(coo|csr), whose work depends"):
+        with pytest.raises(
+            Inconclusive, match=r"tensors of the layout sparse_(coo|csr), whose work depends"
+        ):
             count(sparse, torch.ones(4, 4))
 
 
@@ -519,7 +584,11 @@ class Dropping(nn.Module):
 
     def __init__(self, draw, probability=0.5):
         super().__init__()
-        self.layers, self.draw, self.probability = nn.ModuleList(nn.Linear(4, 4) for _ in range(8)), draw, probability
+        self.layers, self.draw, self.probability = (
+            nn.ModuleList(nn.Linear(4, 4) for _ in range(8)),
+            draw,
+            probability,
+        )
 
     def forward(self, inputs):
         for layer in self.layers:
@@ -540,6 +609,8 @@ def test_layers_that_are_skipped_at_random_are_reported(draw):
 def test_a_model_without_random_numbers_is_counted_once(monkeypatch):
     calls = []
     isolated = count.__globals__["isolated"]
-    monkeypatch.setitem(count.__globals__, "isolated", lambda function: calls.append(function) or isolated(function))
+    monkeypatch.setitem(
+        count.__globals__, "isolated", lambda function: calls.append(function) or isolated(function)
+    )
     count(nn.Dropout(), size(2, 4))
     assert len(calls) == 1

@@ -37,4 +37,6 @@ def test_a_training_step_has_six_flops_per_published_mac(name):
     models = import_torchvision().models
     published = models.get_model_weights(name).DEFAULT.meta["_ops"]
     step = count(build(models, name, 224).train(), torch.Size((2, 3, 224, 224)), backward=True)
-    assert step.contraction_flops * 1e-9 == pytest.approx(2 * 6 * published, rel=0.01), "a batch of two"
+    assert step.contraction_flops * 1e-9 == pytest.approx(2 * 6 * published, rel=0.01), (
+        "a batch of two"
+    )

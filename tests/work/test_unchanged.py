@@ -17,7 +17,9 @@ class Busy(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout())
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout()
+        )
         self.recurrent = nn.LSTM(4, 4)
         self.calls, self.last, self.seen, self.named = 0, None, [], {}
         self.constant = torch.arange(4.0)
@@ -37,9 +39,13 @@ def test_a_model_is_left_as_it_was(training, fails):
     model = Busy().train(training)
     model.features[1].eval()
     before = copy.deepcopy(model)
-    objects = {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    objects = {
+        name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
     flat = [id(tensor) for tensor in model.recurrent._flat_weights]
-    versions = [tensor._version for tensor in (*model.parameters(), *model.buffers(), model.constant)]
+    versions = [
+        tensor._version for tensor in (*model.parameters(), *model.buffers(), model.constant)
+    ]
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
     original_call = nn.Module.__call__
     if fails:
@@ -51,10 +57,16 @@ def test_a_model_is_left_as_it_was(training, fails):
     assert torch.equal(torch.get_rng_state(), generators[0])
     assert random.getstate() == generators[1]
     assert np.array_equal(np.random.get_state()[1], generators[2][1])
-    assert {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]} == objects
+    assert {
+        name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    } == objects
     assert [id(tensor) for tensor in model.recurrent._flat_weights] == flat
-    assert [tensor._version for tensor in (*model.parameters(), *model.buffers(), model.constant)] == versions
-    for (name, now), then in zip(model.state_dict().items(), before.state_dict().values(), strict=True):
+    assert [
+        tensor._version for tensor in (*model.parameters(), *model.buffers(), model.constant)
+    ] == versions
+    for (name, now), then in zip(
+        model.state_dict().items(), before.state_dict().values(), strict=True
+    ):
         assert torch.equal(now, then), name
     assert all(parameter.grad is None for parameter in model.parameters())
     assert (model.calls, model.last, model.seen, model.named) == (0, None, [], {})
@@ -71,7 +83,9 @@ def test_a_model_is_left_as_it_was(training, fails):
 def test_hooks_of_the_model_run_and_stay():
     seen = []
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    handle = model[0].register_forward_hook(lambda module, given, returned: seen.append(1) or returned * 2)
+    handle = model[0].register_forward_hook(
+        lambda module, given, returned: seen.append(1) or returned * 2
+    )
     work = count(model, torch.Size((2, 4)))
     assert not seen  # it ran in another process
     assert list(model[0]._forward_hooks) == [handle.id]

@@ -11,7 +11,9 @@ import sys
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: Events whose first arguments are paths that are changed.
 _CHANGES = {
-    **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), 1),
+    **dict.fromkeys(
+        ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), 1
+    ),
     **dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2),
 }
 #: Where `perfexp ui` listens: whether it runs decides if its pages are linked.
@@ -56,15 +58,21 @@ def _violation(event, arguments, is_allowed):
             return f"open {path!r} {mode} {flags}"
     elif event in _CHANGES:
         paths = [path for path in arguments[: _CHANGES[event]] if isinstance(path, str | bytes)]
-        to_open_folder = any(isinstance(part, int) and part >= 0 for part in arguments[_CHANGES[event] :])
-        if not to_open_folder and not all(is_allowed(os.path.dirname(os.path.abspath(path)) or ".") for path in paths):
+        to_open_folder = any(
+            isinstance(part, int) and part >= 0 for part in arguments[_CHANGES[event] :]
+        )
+        if not to_open_folder and not all(
+            is_allowed(os.path.dirname(os.path.abspath(path)) or ".") for path in paths
+        ):
             return f"{event} {paths!r}"
     elif event == "subprocess.Popen":
         program, command = arguments[0], [os.fsdecode(part) for part in arguments[1]]
         ours = program == sys.executable and any(part.startswith("perfexp.") for part in command)
         if not ours and os.path.basename(os.fsdecode(program)) not in ("git", "uname", "ldconfig"):
             return f"subprocess {command!r}"
-    elif event in _PROGRAMS or (event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1] != _UI):
+    elif event in _PROGRAMS or (
+        event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1] != _UI
+    ):
         return f"{event} {arguments!r}"
     return None
 
