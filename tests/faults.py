@@ -508,7 +508,8 @@ class Trial:
         self._check(code == expected, f"exit code {code} of the resumed run")
         for folder, record in records.items():
             written = [
-                point.key for point in points_from_lines((folder / "points.jsonl").read_bytes())
+                point.key
+                for point in points_from_lines((folder / "details" / "points.jsonl").read_bytes())
             ]
             self._check(
                 len(written) == len(set(written)), f"{folder.name}: a point is written twice"
@@ -576,7 +577,10 @@ class _Lines:
         self._seen: dict[Path, tuple[int, int]] = {}
 
     def count(self) -> int:
-        for path in (self._folder / "points.jsonl", *self._folder.glob("*/points.jsonl")):
+        for path in (
+            self._folder / "details" / "points.jsonl",
+            *self._folder.glob("*/details/points.jsonl"),
+        ):
             with suppress(OSError), path.open("rb") as file:
                 offset, lines = self._seen.get(path, (0, 0))
                 file.seek(offset)
@@ -587,7 +591,7 @@ class _Lines:
 
 def _lines(folder: Path) -> list[bytes]:
     """The complete lines of a points.jsonl, among them a last one that lacks its end only."""
-    file = folder / "points.jsonl"
+    file = folder / "details" / "points.jsonl"
     *complete, rest = (file.read_bytes() if file.exists() else b"").split(b"\n")
     return [line + b"\n" for line in [*complete, *([rest] if points_from_lines(rest) else [])]]
 
@@ -597,7 +601,7 @@ def _final_lines(folder: Path) -> list[bytes]:
 
 
 def _planned(folder: Path) -> list[Key]:
-    plan = config.typed(plan_file.read(folder / "plan.yaml"))
+    plan = config.typed(plan_file.read(folder / "details" / "plan.yaml"))
     return [*plan.timed_keys(), *plan.first_prediction_keys()]
 
 
@@ -851,7 +855,7 @@ def torn_file(trial: Trial) -> Fault:
             lines = _lines(folder)
             if lines and trial.random.random() < 0.8:
                 cut = trial.random.choice([1, trial.random.randint(1, len(lines[-1]) - 1)])
-                file = folder / "points.jsonl"
+                file = folder / "details" / "points.jsonl"
                 os.truncate(file, file.stat().st_size - cut)
                 if cut > 1:
                     trial.forget(folder, lines[-1])

@@ -74,12 +74,12 @@ def test_only_some_devices_have_tf32(device, flags):
 def test_a_run_of_the_former_default_is_continued_with_it(tmp_path, monkeypatch, finished, capsys):
     monkeypatch.chdir(tmp_path)
     assert finished(*COMMAND, "precision=fp32", "output_dir=x").copied(tmp_path).code == 0
-    plan = yaml.safe_load((tmp_path / "x" / "plan.yaml").read_text())
+    plan = yaml.safe_load((tmp_path / "x" / "details" / "plan.yaml").read_text())
     plan["format"] = 2
     del plan["sources"]
     del plan["mode"]["inference"]["trained"]  # as before that key existed
     plan["command"].remove("precision=fp32")
-    (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    (tmp_path / "x" / "details" / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     assert main(["resume=x"]) == 0
     assert "Nothing is left to measure" in capsys.readouterr().out
     assert main([*COMMAND, "output_dir=x"]) == 2

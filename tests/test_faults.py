@@ -47,7 +47,7 @@ def point(batch_size):
 
 
 def test_a_line_that_lacks_its_newline_only_is_kept_by_the_next_one(tmp_path):
-    file = tmp_path / "points.jsonl"
+    file = tmp_path / "details" / "points.jsonl"
     append_line(file, point_to_line(point(1)))
     append_line(file, point_to_line(point(2)))
     os.truncate(file, file.stat().st_size - 1)
@@ -62,7 +62,7 @@ def test_what_is_measured_stays_byte_for_byte_where_something_else_is_measured_a
     command = ["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=run"]
     command.append("batch_size=[1,2]")
     assert main(command) == 0
-    file = tmp_path / "run" / "points.jsonl"
+    file = tmp_path / "run" / "details" / "points.jsonl"
     first, second = map(json.loads, file.read_bytes().splitlines())
     first["metrics"].append({"name": "whole/bytes", "value": 330, "unit": "bytes"})  # and not 330.0
     written = json.dumps(first).encode() + b"\n"

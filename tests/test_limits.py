@@ -107,7 +107,7 @@ def test_no_time_limit_can_be_written_as_inf(tmp_path):
     assert (
         main([*FAKE, "stopping=fixed", "timeout_seconds=inf", f"output_dir={tmp_path / 'x'}"]) == 0
     )
-    assert "timeout_seconds: null" in (tmp_path / "x" / "plan.yaml").read_text()
+    assert "timeout_seconds: null" in (tmp_path / "x" / "details" / "plan.yaml").read_text()
 
 
 def test_the_limit_on_points_is_named(refused):
@@ -217,7 +217,7 @@ def stored(tmp_path, finished):
     )
 
     def change(**settings):
-        file = tmp_path / "x" / "plan.yaml"
+        file = tmp_path / "x" / "details" / "plan.yaml"
         plan = yaml.safe_load(file.read_text())
         for key, value in settings.items():
             plan[key] = (
@@ -251,7 +251,7 @@ def test_status_counts_no_points_of_a_plan_that_somebody_has_changed(stored, cap
 def test_expected_points_that_are_something_else_are_unreadable_to_status(
     stored, tmp_path, capsys, text
 ):
-    (tmp_path / "x" / "expected.json").write_text(text, encoding="latin-1")
+    (tmp_path / "x" / "details" / "expected.json").write_text(text, encoding="latin-1")
     capsys.readouterr()
     assert stored() == 1
     [line] = capsys.readouterr().err.splitlines()
@@ -264,7 +264,7 @@ def test_expected_points_that_are_something_else_are_unreadable_to_status(
 )
 def test_a_file_that_is_no_plan_is_unreadable_to_status(tmp_path, capsys, text):
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "plan.yaml").write_text(text)
+    (tmp_path / "x" / "details" / "plan.yaml").write_text(text)
     assert commands.run(["status", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith("unreadable  ")

@@ -30,7 +30,7 @@ def test_one_command_leaves_record_table_picture_and_report(run, drawn, tmp_path
 
 def test_every_file_that_a_run_writes_is_in_its_manifest(run, tmp_path):
     run.shared(*FAKE, "output_dir=x")
-    listed = set(json.loads((tmp_path / "x" / "manifest.json").read_text())["files"])
+    listed = set(json.loads((tmp_path / "x" / "details" / "manifest.json").read_text())["files"])
     assert {path.name for path in (tmp_path / "x").iterdir()} == listed
 
 
@@ -187,8 +187,8 @@ def test_the_scripted_worker_starts_without_torch(tmp_path):
         "sys.exit(main(sys.argv[1:]))"
     )
     assert main([*FAKE, f"output_dir={tmp_path / 'x'}"]) == 0
-    (tmp_path / "x" / "points.jsonl").unlink()
-    digest = hashlib.sha256((tmp_path / "x" / "plan.yaml").read_bytes()).hexdigest()
+    (tmp_path / "x" / "details" / "points.jsonl").unlink()
+    digest = hashlib.sha256((tmp_path / "x" / "details" / "plan.yaml").read_bytes()).hexdigest()
     command = [sys.executable, "-c", code, str(tmp_path / "x"), "--plan-sha256", digest]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,7 @@ def worker_of(process):
 
 
 def points_in(folder):
-    file = folder / "points.jsonl"
+    file = folder / "details" / "points.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
@@ -148,7 +148,7 @@ def test_a_killed_worker_costs_one_point_at_most_and_another_takes_the_rest(tmp_
     assert killed <= 1
     assert process.returncode == killed, printed
     assert statuses.count(Status.OK) == len(statuses) - killed
-    assert (tmp_path / "x" / "run.log").read_text().count("perfexp.worker.entry") == 2
+    assert (tmp_path / "x" / "details" / "run.log").read_text().count("perfexp.worker.entry") == 2
 
 
 def test_a_worker_does_not_outlive_its_parent(tmp_path):
@@ -222,7 +222,9 @@ def test_a_device_that_is_lost_costs_one_point_and_a_new_worker_takes_the_rest(r
     )
     assert code == 1
     assert [point.status for point in record.points] == [Status.OK, Status.FAILED, Status.OK]
-    assert (tmp_path / "x" / "run.log").read_text().count("-m perfexp.worker.entry") == 2
+    assert (tmp_path / "x" / "details" / "run.log").read_text().count(
+        "-m perfexp.worker.entry"
+    ) == 2
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_another_plan_in_the_same_folder_is_refused_with_what_differs(run):
 def test_a_plan_that_was_changed_on_disk_is_not_run(tmp_path):
     from perfexp.worker.entry import main as worker
 
-    plan = tmp_path / "plan.yaml"
+    plan = tmp_path / "details" / "plan.yaml"
     plan.write_text(yaml.safe_dump({"model": {"_target_": "os.system"}}))
     assert worker([str(tmp_path), "--plan-sha256", "0" * 64]) == 2
 
@@ -51,7 +51,7 @@ def test_what_failed_is_measured_again_and_what_is_known_is_not(run, tmp_path):
     from perfexp.records.record import point_to_line, read_points
 
     run.shared(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
-    file = tmp_path / "x" / "points.jsonl"
+    file = tmp_path / "x" / "details" / "points.jsonl"
     one, two, oom = sorted(read_points(file), key=lambda point: point.key.batch_size)
     one.status = Status.FAILED
     file.write_bytes(b"".join(map(point_to_line, (one, two, oom))))
@@ -84,12 +84,14 @@ def test_points_of_another_environment_are_not_mixed_in(run, tmp_path):
 
 def test_a_run_is_resumed_by_its_folder(run, tmp_path):
     run.shared(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
-    lines = (tmp_path / "x" / "points.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "x" / "points.jsonl").write_bytes(lines[0] + lines[1][:40])  # killed while it wrote
+    lines = (tmp_path / "x" / "details" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "details" / "points.jsonl").write_bytes(
+        lines[0] + lines[1][:40]
+    )  # killed while it wrote
     (tmp_path / "x" / "record.json").unlink()
     code, _, [record] = run("resume=x")
     assert code == 1
-    assert (tmp_path / "x" / "points.jsonl").read_bytes().startswith(lines[0])
+    assert (tmp_path / "x" / "details" / "points.jsonl").read_bytes().startswith(lines[0])
     assert [point.status for point in record.points] == [Status.OK, Status.OK, Status.OOM]
 
 
@@ -97,7 +99,7 @@ def test_a_run_is_resumed_by_its_folder(run, tmp_path):
 def test_a_record_that_cannot_be_read_is_not_overwritten(run, tmp_path, content):
     run.shared(*FAKE, "output_dir=x")
     (tmp_path / "x" / "record.json").write_text(content)
-    (tmp_path / "x" / "points.jsonl").unlink()
+    (tmp_path / "x" / "details" / "points.jsonl").unlink()
     code = main(["resume=x"])
     assert code == 2
     assert (tmp_path / "x" / "record.json").read_text() == content
@@ -105,7 +107,7 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(run, tmp_path, content)
 
 def test_results_that_only_the_record_still_has_are_not_measured_again(run, tmp_path):
     _, _, [before] = run(*FAKE, "batch_size=[1,2]", "probes.layers=true", "output_dir=x")
-    points = tmp_path / "x" / "points.jsonl"
+    points = tmp_path / "x" / "details" / "points.jsonl"
     points.write_bytes(points.read_bytes().splitlines(keepends=True)[0])
     code, printed, [after] = run("resume=x")
     assert code == 0
@@ -131,29 +133,29 @@ def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
 def test_names_and_tags_in_a_store_are_repeated_and_its_address_is_not(tmp_path):
     texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
     content = {"format": plan_fields.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "details" / "plan.yaml").write_text(yaml.safe_dump(content))
     arguments, _ = with_resumed([f"resume={tmp_path}"])
     assert [text for text in arguments if "tracking" in text] == texts
 
 
 def test_doubts_of_an_earlier_worker_stay(run, tmp_path):
     run.shared(*FAKE, "batch_size=[1,2]", "output_dir=x")
-    environment = json.loads((tmp_path / "x" / "environment.json").read_bytes())
+    environment = json.loads((tmp_path / "x" / "details" / "environment.json").read_bytes())
     environment["doubts"].append({"code": "shared_device", "detail": "seen before", "remedy": ""})
-    (tmp_path / "x" / "environment.json").write_text(json.dumps(environment))
-    lines = (tmp_path / "x" / "points.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "x" / "points.jsonl").write_bytes(lines[0])
+    (tmp_path / "x" / "details" / "environment.json").write_text(json.dumps(environment))
+    lines = (tmp_path / "x" / "details" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "details" / "points.jsonl").write_bytes(lines[0])
     _, _, [record] = run("resume=x")
     assert [doubt.code for doubt in record.doubts] == ["simulated", "shared_device"]
 
 
 def test_a_first_prediction_of_another_environment_is_not_mixed_in(run, tmp_path):
     run.shared(*FIRST, "output_dir=x")
-    environment = json.loads((tmp_path / "x" / "environment.json").read_bytes())
+    environment = json.loads((tmp_path / "x" / "details" / "environment.json").read_bytes())
     environment["environment"]["device"]["name"] = "another device"
-    (tmp_path / "x" / "environment.json").write_text(json.dumps(environment))
-    lines = (tmp_path / "x" / "points.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "x" / "points.jsonl").write_bytes(lines[0])
+    (tmp_path / "x" / "details" / "environment.json").write_text(json.dumps(environment))
+    lines = (tmp_path / "x" / "details" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "details" / "points.jsonl").write_bytes(lines[0])
     (tmp_path / "x" / "record.json").unlink()
     code, printed, _ = run("resume=x")
     assert code == 2

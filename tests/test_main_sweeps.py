@@ -184,7 +184,7 @@ def test_a_sweep_of_a_stage_whose_folders_have_numbers_is_resumed(run, tmp_path)
     run(*command)
     run(*command, "input_size=64", "output_dir=second")
     again = tmp_path / "outputs" / "1_sanity" / "fake_default_fake_mode-train-2"
-    (again / "points.jsonl").unlink()
+    (again / "details" / "points.jsonl").unlink()
     (again / "record.json").unlink()
     code, text, _ = run("resume=second")
     assert code == 0, text
@@ -266,7 +266,7 @@ def test_a_stage_swept_over_models_has_a_folder_for_each(run, tmp_path):
 def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     before = Sweep.load(tmp_path / "s")
-    points = (tmp_path / "s" / "1_2" / "points.jsonl").read_bytes()
+    points = (tmp_path / "s" / "1_2" / "details" / "points.jsonl").read_bytes()
     for name in ("points.jsonl", "record.json"):
         (tmp_path / "s" / "0_1" / name).unlink()
     code, _, records = run("resume=s")
@@ -274,7 +274,7 @@ def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path
     assert code == 0
     assert (after.uid, len(after.children)) == (before.uid, 2)
     assert {record.sweep.uid for record in records} == {before.uid}
-    assert (tmp_path / "s" / "1_2" / "points.jsonl").read_bytes() == points
+    assert (tmp_path / "s" / "1_2" / "details" / "points.jsonl").read_bytes() == points
 
 
 @pytest.mark.slow
@@ -353,7 +353,7 @@ def test_a_run_of_a_sweep_that_an_experiment_makes_is_resumed_alone(run, tmp_pat
     run("experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s")
     sweep = (tmp_path / "s" / "sweep.json").read_bytes()
     folder = tmp_path / "s" / "0_train"
-    (folder / "points.jsonl").unlink()
+    (folder / "details" / "points.jsonl").unlink()
     code, _, records = run(f"resume={folder}")
     assert code == 0
     assert len(records) == 2

@@ -396,7 +396,7 @@ def test_a_password_is_not_written_anywhere(run, tmp_path):
 )
 def test_a_folder_from_elsewhere_chooses_no_code(run, tmp_path, command, told):
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "plan.yaml").write_text(
+    (tmp_path / "x" / "details" / "plan.yaml").write_text(
         yaml.safe_dump({"format": FORMAT} | ({"command": command} if command else {}))
     )
     code, printed, _ = run("resume=x")
@@ -531,9 +531,9 @@ def test_the_folder_of_a_stage_names_the_device_that_auto_finds(run, monkeypatch
 
 def test_a_refused_run_leaves_what_was_there_before(run, tmp_path):
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "points.jsonl").write_text("")
+    (tmp_path / "x" / "details" / "points.jsonl").write_text("")
     assert run("model=fake", "gpu=h100", "tracking=none", "output_dir=x")[0] == 2
-    assert (tmp_path / "x" / "points.jsonl").exists()
+    assert (tmp_path / "x" / "details" / "points.jsonl").exists()
 
 
 @pytest.mark.slow
@@ -558,14 +558,14 @@ def test_a_tracking_store_that_cannot_be_is_refused_before_anything_is_measured(
 
 def test_a_folder_from_elsewhere_does_not_say_where_results_go(run, tmp_path):
     run(*FAKE, "output_dir=x")
-    plan = yaml.safe_load((tmp_path / "x" / "plan.yaml").read_bytes())
+    plan = yaml.safe_load((tmp_path / "x" / "details" / "plan.yaml").read_bytes())
     plan["command"] += [
         "tracking=mlflow",
         "tracking.uri=http://127.0.0.1:9/",
         "timeout_seconds=1e-9",
         "tracking=none",
     ]
-    (tmp_path / "x" / "plan.yaml").write_text(yaml.safe_dump(plan))
+    (tmp_path / "x" / "details" / "plan.yaml").write_text(yaml.safe_dump(plan))
     code, printed, _ = run("resume=x")
     assert code == 0
     assert "127.0.0.1:9" not in printed

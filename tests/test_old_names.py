@@ -76,7 +76,7 @@ def test_settings_of_a_users_own_stopping_rule_keep_their_names():
 
 def as_written_before(folder: Path) -> str:
     """Give the plan and the record of a run the names of earlier versions; return the plan's hash."""
-    plan = folder / "plan.yaml"
+    plan = folder / "details" / "plan.yaml"
     text = re.sub(r"^processes:", "replicate:", plan.read_text(), flags=re.M)
     text = re.sub(r"^cold_start:", "ttfp:", text, flags=re.M).replace("  target:", "  epsilon:")
     plan.write_text(text.replace("- processes=", "- replicate="))
@@ -97,7 +97,7 @@ def test_a_run_of_an_earlier_version_is_read_continued_and_has_the_same_hash(tmp
     record = Record.load(folder)
     assert (
         plan_file.plan_hash(record.plan)
-        == plan_file.plan_hash(plan_file.read(folder / "plan.yaml"))
+        == plan_file.plan_hash(plan_file.read(folder / "details" / "plan.yaml"))
         == plan_hash
     )
     assert record.plan["processes"] == 1

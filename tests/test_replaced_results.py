@@ -102,7 +102,9 @@ def test_what_is_not_complete_changes_nothing_and_is_not_a_run(folder, replaceme
     RunPaths(folder).plan.write_text("{}")
     RunPaths(folder).put_in_place()
     assert found(folder) == OLD
-    assert list(below(folder, "plan.yaml", refused=pytest.fail)) == [folder / "plan.yaml"]
+    assert list(below(folder, "plan.yaml", refused=pytest.fail)) == [
+        folder / "details" / "plan.yaml"
+    ]
     replacement.remove()
     assert not replacement.root.exists()
 

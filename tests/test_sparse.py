@@ -83,10 +83,10 @@ def test_the_console_says_how_much_is_predicted_and_how_sure(sparse):
 
 
 def test_predictions_are_in_files_of_their_own_and_never_among_results(sparse):
-    record, lines = Record.load(sparse), (sparse / "predicted.jsonl").read_bytes()
+    record, lines = Record.load(sparse), (sparse / "details" / "predicted.jsonl").read_bytes()
     keys = {point.key for point in record.points}
-    assert {point.key for point in read_points(sparse / "points.jsonl")} == keys
-    assert set(Expected.load(sparse / "expected.json").keys) == keys
+    assert {point.key for point in read_points(sparse / "details" / "points.jsonl")} == keys
+    assert set(Expected.load(sparse / "details" / "expected.json").keys) == keys
     assert {"predicted.jsonl", "fake_default_predicted.csv"} <= {
         artifact.path for artifact in record.artifacts
     }
@@ -103,9 +103,12 @@ def test_predictions_are_in_files_of_their_own_and_never_among_results(sparse):
 def test_no_predicted_value_enters_a_corpus(tmp_path_factory, sparse, number, seconds):
     folder = tmp_path_factory.mktemp("run") / "out"
     shutil.copytree(sparse, folder)
-    lines = [json.loads(line) for line in (folder / "predicted.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (folder / "details" / "predicted.jsonl").read_text().splitlines()
+    ]
     lines[number] |= {"value": seconds, "source": "measured"}
-    (folder / "predicted.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "details" / "predicted.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (folder / "fake_default_predicted.csv").write_text(
         f"input_size,median_ms\n{number},{seconds}\n"
     )
@@ -148,12 +151,12 @@ def test_a_failed_prediction_loses_neither_record_nor_tables(run, monkeypatch, p
 
 def test_a_sweep_that_is_continued_chooses_the_same_sizes(finished, tmp_path, monkeypatch):
     folder = finished(*SPARSE).copied(tmp_path).root / "out"
-    before = (folder / "points.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "points.jsonl").write_bytes(b"".join(before[:7]))
+    before = (folder / "details" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "details" / "points.jsonl").write_bytes(b"".join(before[:7]))
     (folder / "record.json").unlink()
     monkeypatch.chdir(tmp_path)
     assert main(SPARSE) == 0
-    after = read_points(folder / "points.jsonl")
+    after = read_points(folder / "details" / "points.jsonl")
     assert len(after) > 7
     assert {point.key for point in after[:7]} == {
         point.key for point in points_from_lines(b"".join(before[:7]))

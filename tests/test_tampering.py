@@ -92,7 +92,8 @@ def test_a_model_that_disturbs_its_process_has_no_figures(tmp_path, how):
     assert "Traceback" not in done.stderr
     assert "unexpected" not in done.stderr + done.stdout
     keys = [
-        point.key for point in points_from_lines((tmp_path / "x" / "points.jsonl").read_bytes())
+        point.key
+        for point in points_from_lines((tmp_path / "x" / "details" / "points.jsonl").read_bytes())
     ]
     assert len(keys) == len({*keys})
     record = Record.load(tmp_path / "x")

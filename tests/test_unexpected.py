@@ -41,7 +41,7 @@ def line_of(capsys):
 def test_in_a_run_the_traceback_goes_to_its_log(cache, tmp_path, monkeypatch, capsys, place):
     monkeypatch.setattr(place, fail)
     assert main([*FAKE, "output_dir=x"]) == 1
-    log = tmp_path / "x" / "run.log"
+    log = tmp_path / "x" / "details" / "run.log"
     assert line_of(capsys).endswith(str(log))
     assert log.read_text().count("TypeError: a mistake") == 1
     assert not cache.exists()

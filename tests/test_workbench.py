@@ -90,7 +90,9 @@ def plan():
 @pytest.fixture
 def paths(tmp_path):
     return SimpleNamespace(
-        root=tmp_path, points=tmp_path / "points.jsonl", environment=tmp_path / "environment.json"
+        root=tmp_path,
+        points=tmp_path / "details" / "points.jsonl",
+        environment=tmp_path / "details" / "environment.json",
     )
 
 
@@ -205,8 +207,8 @@ def test_few_calls_lie_between_the_start_of_a_worker_and_the_first_timed_call(
         main(["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", f"output_dir={folder}"])
         == 0
     )
-    (folder / "points.jsonl").unlink()
-    digest = hashlib.sha256((folder / "plan.yaml").read_bytes()).hexdigest()
+    (folder / "details" / "points.jsonl").unlink()
+    digest = hashlib.sha256((folder / "details" / "plan.yaml").read_bytes()).hexdigest()
     forward, stacks = FakeSession.forward, []
 
     def traced(session, inputs):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,12 +89,12 @@ def error_of(event: Event) -> PerfexpError:
 
 def _ask(
     command: Sequence[str],
-    folder: str,
+    log: Path,
     silence_seconds: float | None,
     imports: Sequence[str] | None = None,
     waiting: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], dict[str, Event], str | None]:
-    """Start a worker, whose log is in a folder, and return its answers by name, and the last event of each kind.
+    """Start a worker with a log file, and return its answers by name, and the last event of each kind.
 
     If the worker has not finished, how it ended comes third.
     """
@@ -105,7 +106,6 @@ def _ask(
         elif event.get("patient"):
             waiting(event["text"])
 
-    log = RunPaths(Path(folder)).log
     heard = listen(WorkerProcess(command, log, imports=imports), silence_seconds, take)
     if "finished" in heard.last and not heard.termination:
         return parts, heard.last, None
@@ -114,6 +114,15 @@ def _ask(
     ]
     why = f" ({lines[-1]})" if lines and not heard.termination and heard.code >= 0 else ""
     return parts, heard.last, f"{heard.ending}{why}"
+
+
+@contextmanager
+def _scratch() -> Iterator[RunPaths]:
+    """Yield a run's folder that is removed afterward."""
+    with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
+        paths = RunPaths(Path(folder))
+        paths.details.mkdir()
+        yield paths
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
@@ -126,16 +135,13 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
     """
     if config.typed(plain).seeks_batch:
         raise UserError("batch_size=max is found by trials on the device: set batch_size=N.")
-    with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
+    with _scratch() as paths:
         content = plan_file.to_yaml(plain)
-        paths = RunPaths(Path(folder))
-        paths.details.mkdir()
         paths.plan.write_bytes(content)
-        command = worker_command(
-            folder, f"--what={what}", f"--plan-sha256={hashlib.sha256(content).hexdigest()}"
-        )
+        plan_hash = hashlib.sha256(content).hexdigest()
+        command = worker_command(str(paths.root), f"--what={what}", f"--plan-sha256={plan_hash}")
         parts, last, ending = _ask(
-            command, folder, plain["timeout_seconds"], config.imports(plain), waiting
+            command, paths.log, plain["timeout_seconds"], config.imports(plain), waiting
         )
     if event := last.get("refused") or last.get("failed"):
         raise error_of(event)
@@ -152,8 +158,8 @@ def survey(index: int | None) -> dict[str, Any]:
     """
     command = worker_command("--what=survey", *([] if index is None else [f"--gpu-index={index}"]))
     try:
-        with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-            parts, last, ending = _ask(command, folder, _SILENCE_SECONDS)
+        with _scratch() as paths:
+            parts, last, ending = _ask(command, paths.log, _SILENCE_SECONDS)
     except (PerfexpError, OSError) as error:
         return {"parts": {}, "failure": {"text": str(error), "during": None}}
     during, failure = last.get("block", {}).get("text"), None

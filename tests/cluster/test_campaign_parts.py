@@ -198,7 +198,7 @@ def test_a_foreign_jobs_file_cancels_only_jobs_of_the_sweeps_name(campaign, monk
     _, folder = campaign
     calls = []
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
-    with (folder / "jobs.jsonl").open("ab") as file:
+    with (folder / "details" / "jobs.jsonl").open("ab") as file:
         file.write(b'{"run":8,"job":"1 --me","gpu":"x","submitted":"","log":"../../x"}\n')
     assert command(["cluster", "cancel", str(folder), "--run", "2"]) == 0
     assert calls[0][:2] == ("scancel", "--name=perfexp-s")
@@ -212,12 +212,12 @@ def test_output_is_read_from_the_sweeps_own_folder(campaign, capsys):
     SweepPaths(folder).job_logs.mkdir()
     foreign = SubmittedRun(run=2, job="../../7_2", gpu="x", submitted=EARLIER)
     job_states.append(SweepPaths(folder), [foreign])
-    (folder / "jobs" / "7_2.out").write_text("hello\x1b[2J")
+    (folder / "details" / "jobs" / "7_2.out").write_text("hello\x1b[2J")
     assert command(["cluster", "logs", str(folder / "2")]) == 0
     assert "hello?[2J" in capsys.readouterr().out
     assert command(["cluster", "logs", str(folder)]) == 2
-    (folder / "jobs").rename(folder / "elsewhere")
-    (folder / "jobs").symlink_to(folder / "elsewhere")
+    (folder / "details" / "jobs").rename(folder / "elsewhere")
+    (folder / "details" / "jobs").symlink_to(folder / "elsewhere")
     capsys.readouterr()
     assert command(["cluster", "logs", str(folder / "2")]) == 2
     assert "jobs is a link" in capsys.readouterr().err
@@ -462,7 +462,7 @@ def test_a_failed_sbatch_leaves_a_sweep_only_if_it_had_begun_before(run, monkeyp
 def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp_path, make_record):
     record = make_record()
     (tmp_path / "record.json").write_bytes(record.to_json())
-    (tmp_path / "points.jsonl").write_bytes(b"".join(map(point_to_line, record.points)))
+    (tmp_path / "details" / "points.jsonl").write_bytes(b"".join(map(point_to_line, record.points)))
     keys, asked = [point.key for point in record.points], []
     plan = SimpleNamespace(
         keys=lambda results=(): asked.append(len(results)) or [*keys, *([()] if results else [])]
@@ -611,7 +611,7 @@ def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monk
     _, folder = campaign
     calls = []
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
-    (folder / "jobs.jsonl").unlink()
+    (folder / "details" / "jobs.jsonl").unlink()
     assert command(["cluster", "cancel", str(folder)]) == 0
     assert [words[:2] for words in calls] == [("scancel", "--name=perfexp-s")]
 
@@ -704,11 +704,11 @@ def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
     _, folder = campaign
     (folder / "broken").mkdir()
     (folder / "broken" / "sweep.json").write_text("{")
-    (folder / "broken" / "jobs.jsonl").touch()
+    (folder / "broken" / "details" / "jobs.jsonl").touch()
     files = [folder / "broken" / "sweep.json", folder / "sweep.json"]
     monkeypatch.setattr(cluster, "below", lambda *_, **__: files)
     SweepPaths(folder).job_logs.mkdir()
-    (folder / "jobs" / "7_2.out").write_text("hello")
+    (folder / "details" / "jobs" / "7_2.out").write_text("hello")
     assert command(["cluster", "logs", str(folder / "2")]) == 0
     assert "hello" in capsys.readouterr().out
 
@@ -718,7 +718,7 @@ def test_a_queue_that_cannot_be_listed_is_asked_once_for_all_sweeps(campaign, mo
     (folder / "other").mkdir()
     other = replaced(sweep, uid="t", command=["batch_size=7,8"], children=[])
     (folder / "other" / "sweep.json").write_bytes(other.to_json())
-    (folder / "other" / "jobs.jsonl").touch()
+    (folder / "other" / "details" / "jobs.jsonl").touch()
     calls = []
 
     def away():

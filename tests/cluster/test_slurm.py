@@ -115,13 +115,17 @@ def test_a_sweep_of_eight_runs_is_submitted_followed_resumed_and_skipped(
 @pytest.mark.slow
 def test_a_run_that_is_missing_is_submitted_again_alone(each_cluster, sweep):
     assert sweep("batch_size=1,2,3,64", "model.faults.fail=1000000")[0] == 1
-    before = [(sweep.folder / name / "points.jsonl").read_bytes() for name in ("0_1", "1_2", "2_3")]
+    before = [
+        (sweep.folder / name / "details" / "points.jsonl").read_bytes()
+        for name in ("0_1", "1_2", "2_3")
+    ]
     code, printed = sweep("batch_size=1,2,3,64", "model.faults.fail=1000000")
     assert code == 1
     assert "3 runs finished already" in printed
     assert ": 1 run on gpu=fake" in printed
     assert before == [
-        (sweep.folder / name / "points.jsonl").read_bytes() for name in ("0_1", "1_2", "2_3")
+        (sweep.folder / name / "details" / "points.jsonl").read_bytes()
+        for name in ("0_1", "1_2", "2_3")
     ]
 
 
@@ -149,7 +153,7 @@ def test_a_process_that_ends_hard_or_a_cancelled_element_is_reported(each_cluste
 def test_a_run_that_is_warned_of_its_limit_is_queued_again_and_loses_no_point(each_cluster, sweep):
     sizes = ("sweep=sizes", "sweep.num_sizes=60", "batch_size=1,2", "processes=1")
     assert sweep(*sizes, "hydra.launcher.wait=false")[0] == 0
-    points = sweep.folder / "0_1" / "points.jsonl"
+    points = sweep.folder / "0_1" / "details" / "points.jsonl"
     until(lambda: points.is_file() and points.read_bytes().count(b"\n") >= 3)
     job = states(sweep.folder)[0].job
     each_cluster.call("scancel", "--batch", "--signal=USR2", job)
@@ -189,7 +193,7 @@ def test_a_kind_of_gpu_that_nobody_has_is_refused(each_cluster, sweep):
     code, printed = sweep("batch_size=1", "gpu=h100")
     assert code == 2
     assert "sbatch failed" in printed
-    assert not list(sweep.folder.glob("*/points.jsonl"))
+    assert not list(sweep.folder.glob("*/details/points.jsonl"))
     code, printed = sweep("batch_size=1", "gpu=a100", f"output_dir={sweep.folder}2")
     assert code == 2
     assert "cluster=test has no entry gpus.a100" in printed
@@ -199,7 +203,7 @@ def test_a_kind_of_gpu_that_nobody_has_is_refused(each_cluster, sweep):
 def test_a_run_goes_on_elsewhere_when_its_node_goes_down(each_cluster, sweep):
     sizes = ("sweep=sizes", "sweep.num_sizes=20", "batch_size=1,2", "processes=1")
     assert sweep(*sizes, "hydra.launcher.wait=false")[0] == 0
-    points = sweep.folder / "0_1" / "points.jsonl"
+    points = sweep.folder / "0_1" / "details" / "points.jsonl"
     until(lambda: points.is_file() and points.read_bytes().count(b"\n") >= 3)
     node = states(sweep.folder)[0].node
     each_cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
@@ -226,7 +230,8 @@ def test_a_waiting_campaign_is_left_to_itself_by_an_interrupt(cluster, sweep, tm
     )
     until(
         lambda: (
-            (sweep.folder / "jobs.jsonl").is_file() and states(sweep.folder)[0].state == "running"
+            (sweep.folder / "details" / "jobs.jsonl").is_file()
+            and states(sweep.folder)[0].state == "running"
         )
     )
     process.send_signal(signal.SIGINT)
@@ -304,7 +309,7 @@ def test_a_rank_that_is_killed_on_another_node_is_named_and_nothing_hangs(cluste
         training("input_size=[32,48]", "stopping.measure=100", "hydra.launcher.wait=false")[0] == 0
     )
     folder = sweep.folder / "0"
-    until(lambda: (folder / "points.jsonl").is_file())
+    until(lambda: (folder / "details" / "points.jsonl").is_file())
     killed = ranks_of(folder)[1]
     killed.kill()
     until(lambda: states(sweep.folder)[0].state == "failed")
@@ -319,7 +324,7 @@ def test_a_training_starts_again_when_one_of_its_nodes_goes_down(cluster, traini
     assert (
         training("input_size=[32,48]", "stopping.measure=40", "hydra.launcher.wait=false")[0] == 0
     )
-    points = sweep.folder / "0" / "points.jsonl"
+    points = sweep.folder / "0" / "details" / "points.jsonl"
     until(lambda: points.is_file())
     early, node = points.read_bytes(), cluster.name(2)
     cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")

@@ -55,7 +55,7 @@ def compared(capsys, *places):
 
 
 def folders(here):
-    return sorted(path.parent for path in (here / "x").glob("*/plan.yaml"))
+    return sorted(path.parent.parent for path in (here / "x").glob("*/details/plan.yaml"))
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
     points = [
         (point.started, folder.name[0])
         for folder in (one, two)
-        for point in read_points(folder / "points.jsonl")
+        for point in read_points(folder / "details" / "points.jsonl")
     ]
     assert "".join(name for _, name in sorted(points)) == "0110"
     for folder in (one, two):
@@ -90,9 +90,9 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
     assert {pair["word"] for pair in found["pairs"] if pair["measure"] == "device"} == {"SLOWER"}
     assert compared(capsys, str(one), str(two))["pairs"] == found["pairs"]
 
-    before = [(folder / "points.jsonl").read_bytes() for folder in (one, two)]
+    before = [(folder / "details" / "points.jsonl").read_bytes() for folder in (one, two)]
     assert measured(capsys, A, B, *FAKE)[0] == 0
-    assert [(folder / "points.jsonl").read_bytes() for folder in (one, two)] == before
+    assert [(folder / "details" / "points.jsonl").read_bytes() for folder in (one, two)] == before
     assert Sweep.load(here / "x").jobs == 2
 
     assert main.main(["resume=x"]) == 2
@@ -132,7 +132,10 @@ def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
     assert "UNDECIDED after 4 processes of each side, the most" in out
     assert [side.facts.decided_by for side in sides.load(["x"], None)] == [("device",)] * 2
     assert [Record.load(folder).plan["processes"] for folder in folders(here)] == [4, 4]
-    assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [4, 4]
+    assert [len(read_points(folder / "details" / "points.jsonl")) for folder in folders(here)] == [
+        4,
+        4,
+    ]
 
 
 @pytest.mark.slow
@@ -143,7 +146,10 @@ def test_an_interrupt_leaves_records_that_the_same_command_continues(here, capsy
     assert code == 130
     assert shlex.join(["perfexp", "ab", A, B, *FAKE]) in err
     assert [Record.load(folder).status for folder in folders(here)] == [Status.OK] * 2
-    assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [1, 1]
+    assert [len(read_points(folder / "details" / "points.jsonl")) for folder in folders(here)] == [
+        1,
+        1,
+    ]
     (folders(here)[0] / "record.json").unlink()  # as a SIGKILL would
     assert commands.run(["show", str(folders(here)[0])]) == 2
     again = shlex.join(["perfexp", "ab", A, B, *FAKE[:-1], f"output_dir={here / 'x'}"])
@@ -151,7 +157,10 @@ def test_an_interrupt_leaves_records_that_the_same_command_continues(here, capsy
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
     assert "▼ SLOWER" in out
-    assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [2, 2]
+    assert [len(read_points(folder / "details" / "points.jsonl")) for folder in folders(here)] == [
+        2,
+        2,
+    ]
 
 
 def test_what_can_not_be_compared_ends_after_one_pair(here, capsys):
@@ -159,7 +168,10 @@ def test_what_can_not_be_compared_ends_after_one_pair(here, capsys):
     assert code == 0
     assert "✕ NOT COMPARABLE" in out
     assert "cache: warm → flush" in out
-    assert [len(read_points(folder / "points.jsonl")) for folder in folders(here)] == [1, 1]
+    assert [len(read_points(folder / "details" / "points.jsonl")) for folder in folders(here)] == [
+        1,
+        1,
+    ]
 
 
 def test_a_variant_that_fails_ends_it_with_1(here, capsys):
@@ -174,10 +186,12 @@ def test_more_processes_continue_a_run(here, capsys):
     plain = [text for text in FAKE if text != "output_dir=x"] + ["output_dir=r"]
     for count in (1, 3):
         assert main.main([*plain, f"processes={count}"]) == 0
-    assert [point.key.replicate for point in read_points(here / "r" / "points.jsonl")] == [0, 1, 2]
-    first = read_points(here / "r" / "points.jsonl")[0]
+    assert [
+        point.key.replicate for point in read_points(here / "r" / "details" / "points.jsonl")
+    ] == [0, 1, 2]
+    first = read_points(here / "r" / "details" / "points.jsonl")[0]
     assert Record.load(here / "r").points[0].started == first.started
-    (here / "r" / "points.jsonl").unlink()  # the record has them
+    (here / "r" / "details" / "points.jsonl").unlink()  # the record has them
     assert main.main([*plain, "processes=4"]) == 0
     assert msgspec.to_builtins(Record.load(here / "r").points[0].series) == msgspec.to_builtins(
         first.series
@@ -208,7 +222,7 @@ def test_wrong_input_is_refused_in_one_line_before_anything_is_measured(
     code, _, err = measured(capsys, *arguments)
     assert code == 2
     assert message in err
-    assert not list((here / "x").glob("*/points.jsonl"))
+    assert not list((here / "x").glob("*/details/points.jsonl"))
 
 
 @pytest.mark.slow

@@ -101,10 +101,10 @@ def test_with_one_card_mp_is_skipped_with_a_note_and_the_table_is_shown(here, vi
     [line] = [
         line
         for line in out.splitlines()
-        if "fake_sp_bs2_fp32_1_speed" in line and line.startswith("  fake ")
+        if "fake_sp_bs2_fp32_1_speed.json" in line and line.startswith("  fake ")
     ]
     assert line.split()[1:4] == ["1", "fp32", "2"]
-    assert (here / "fake_sp_bs2_fp32_1_speed").is_file()
+    assert (here / "fake_sp_bs2_fp32_1_speed.json").is_file()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -351,7 +352,12 @@ def test_every_name_that_perfexp_gives_to_what_can_go_is_known(run_folder, tmp_p
         path.name for place in places for path in files(place.file("_ncu_roofline")).values()
     }
     names = (
-        profiles | rooflines | set(json.loads((run_folder / "manifest.json").read_bytes())["files"])
+        profiles
+        | rooflines
+        | {
+            name.rpartition("/")[2]
+            for name in json.loads((run_folder / "details" / "manifest.json").read_bytes())["files"]
+        }
     )
     can_go = {name for name in names if name.endswith(endings)}
     assert {name for name in can_go if not is_artifact(name)} == set()
@@ -391,3 +397,13 @@ def test_a_name_moves_no_cursor(tmp_path, capsys):
     leave(tmp_path / "a\x1b[2J\u202erun", "a_gemm_overall.csv")
     assert commands.run(["clean", str(tmp_path), "--dry-run"]) == 0
     assert "a?[2J?run" in capsys.readouterr().out
+
+
+def test_clean_deletes_tables_and_keeps_the_details_of_a_run(run_folder, tmp_path, capsys):
+    shutil.copytree(run_folder, tmp_path / "run")
+    before = left(tmp_path)
+    assert commands.run(["clean", str(tmp_path), "--kind", "csv,json,jsonl,log", "--yes"]) == 0
+    gone = {name for name in before if name.endswith(".csv")}
+    assert gone
+    assert set(left(tmp_path)) == set(before) - gone
+    assert "run/details/points.jsonl" in left(tmp_path)

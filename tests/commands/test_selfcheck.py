@@ -54,9 +54,9 @@ def test_a_planted_spread_is_found_printed_and_measured_once(processes_that_diff
     assert {point.key.phase for point in record.points} == {"inference"}
     assert "work/macs" not in {metric.name for point in record.points for metric in point.metrics}
 
-    before = (here / "x" / "points.jsonl").read_bytes()
+    before = (here / "x" / "details" / "points.jsonl").read_bytes()
     assert commands.run(command) == 0
-    assert (here / "x" / "points.jsonl").read_bytes() == before
+    assert (here / "x" / "details" / "points.jsonl").read_bytes() == before
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == answer["sentence"]
     assert "selfcheck: 10 processes of fake-default-inference" in lines

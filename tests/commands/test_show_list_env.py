@@ -141,7 +141,7 @@ def test_show_of_a_run_that_is_being_measured_says_so(tmp_path, capsys):
 
 def test_show_of_a_refused_run_says_why(tmp_path, capsys):
     without_record(tmp_path / "run")
-    (tmp_path / "run" / "refused.txt").write_text("there is no such model\n")
+    (tmp_path / "run" / "details" / "refused.txt").write_text("there is no such model\n")
     assert commands.run(["show", str(tmp_path / "run")]) == 2
     assert "was refused and has no record: there is no such model" in capsys.readouterr().err
 
@@ -157,7 +157,7 @@ def test_show_of_a_folder_above_runs_says_where_they_and_their_sweep_lie(
     told = capsys.readouterr().err
     assert "outputs/1_sanity/a_default_fake, " in told
     assert "outputs/1_sanity/c_default_fake and 1 more." in told
-    [sweep] = Path("outputs").glob("*/*-sweep")
+    [sweep] = Path("outputs").glob("*/*-sweep-*")
     assert f"The sweep that measured a_default_fake lies in {sweep}." in told
 
 

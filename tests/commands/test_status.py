@@ -54,13 +54,13 @@ def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=
         names: of options, which replace those of the plan.
         expected: plan of the expected points, if not that one; False for a folder of an older version.
     """
-    folder.mkdir(parents=True)
+    (folder / "details").mkdir(parents=True)
     if expected is not False:
         typed = config.typed(plan if expected is None else expected)
         content = Expected(keys=typed.keys(), point_seconds=typed.point_seconds).to_json()
-        (folder / "expected.json").write_bytes(content)
+        (folder / "details" / "expected.json").write_bytes(content)
     plan = plan | {group: {"name": name} for group, name in names}
-    (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
+    (folder / "details" / "plan.yaml").write_text(yaml.safe_dump(plan))
     lines = [
         point_to_line(
             Point(
@@ -76,7 +76,7 @@ def leave(folder, plan, *, statuses=(Status.OK,) * 10, wall_seconds=30.0, names=
             [224, 256, 288, 320, 352, 384, 416, 448, 480, 512], statuses, strict=False
         )
     ]
-    (folder / "points.jsonl").write_bytes(b"".join(lines))
+    (folder / "details" / "points.jsonl").write_bytes(b"".join(lines))
     return folder
 
 
@@ -113,7 +113,7 @@ def test_a_run_without_any_point_yet_takes_as_long_as_its_header_says(
 ):
     plain = plain_plan("model=resnet50", *overrides)
     folder = leave(tmp_path / "run", plain, statuses=())
-    (folder / "points.jsonl").unlink()
+    (folder / "details" / "points.jsonl").unlink()
     assert commands.run(["status", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert f" missing{told}\n" in shown
@@ -135,13 +135,13 @@ def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothi
     plan, tmp_path, capsys
 ):
     folder = leave(tmp_path / "run", plan, statuses=[Status.OK] * 9)
-    with (folder / "run.log").open("ab") as log:
+    with (folder / "details" / "run.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         assert commands.run(["status", str(tmp_path)]) == 1
         assert "9/10 done, 1 missing, running, ~36 s left" in capsys.readouterr().out
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "running" not in capsys.readouterr().out
-    (folder / "run.log").unlink()
+    (folder / "details" / "run.log").unlink()
     assert commands.run(["status", str(tmp_path)]) == 1
     assert sorted(path.name for path in folder.iterdir()) == [
         "expected.json",
@@ -152,11 +152,11 @@ def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothi
 
 def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_is_told(plan, tmp_path, capsys):
     torn = leave(tmp_path / "torn", plan)
-    content = (torn / "points.jsonl").read_bytes()
-    (torn / "points.jsonl").write_bytes(content[:-50])
+    content = (torn / "details" / "points.jsonl").read_bytes()
+    (torn / "details" / "points.jsonl").write_bytes(content[:-50])
     assert commands.run(["status", str(torn)]) == 1
     assert "9/10 done, 1 missing" in capsys.readouterr().out
-    (torn / "points.jsonl").write_bytes(content[50:])
+    (torn / "details" / "points.jsonl").write_bytes(content[50:])
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "torn: points.jsonl has a line that is not a point" in capsys.readouterr().err
 
@@ -197,7 +197,7 @@ def test_a_first_prediction_that_failed_is_not_all_done(plan, tmp_path, capsys):
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, first prediction missing" in capsys.readouterr().out
     key = Key(phase="ttfp", input_size=(224, 224), batch_size=1, precision="torch")
-    with (folder / "points.jsonl").open("ab") as file:
+    with (folder / "details" / "points.jsonl").open("ab") as file:
         file.write(point_to_line(Point(key=key, status=Status.KILLED)))
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, first prediction killed" in capsys.readouterr().out
@@ -213,18 +213,18 @@ def test_a_profile_that_failed_or_is_missing_is_not_all_done(tmp_path, capsys):
     folder = leave(tmp_path / "run", plan)
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, profile missing, ~60 s left\n" in capsys.readouterr().out
-    points = (folder / "points.jsonl").read_bytes()
-    (folder / "points.jsonl").write_bytes(points + profile_point(Status.FAILED))
+    points = (folder / "details" / "points.jsonl").read_bytes()
+    (folder / "details" / "points.jsonl").write_bytes(points + profile_point(Status.FAILED))
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, profile failed\n" in capsys.readouterr().out
-    (folder / "points.jsonl").write_bytes(points + profile_point(Status.OK))
+    (folder / "details" / "points.jsonl").write_bytes(points + profile_point(Status.OK))
     assert commands.run(["status", str(tmp_path)]) == 0
     assert "10/10 done\n" in capsys.readouterr().out
 
 
 def test_what_another_command_asked_a_profiler_for_is_no_part_of_a_run(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan)
-    with (folder / "points.jsonl").open("ab") as file:
+    with (folder / "details" / "points.jsonl").open("ab") as file:
         file.write(profile_point(Status.UNSUPPORTED))
     assert commands.run(["status", str(tmp_path)]) == 0
     assert "10/10 done\n" in capsys.readouterr().out
@@ -237,7 +237,7 @@ def test_a_profiler_of_somebody_elses_is_not_run_and_its_failures_are_told(tmp_p
     folder = leave(tmp_path / "run", plan | {"profiler": evil}, expected=profiled)
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, profile missing" in capsys.readouterr().out
-    with (folder / "points.jsonl").open("ab") as file:
+    with (folder / "details" / "points.jsonl").open("ab") as file:
         file.write(profile_point(Status.FAILED))
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10/10 done, profile failed\n" in capsys.readouterr().out
@@ -247,7 +247,7 @@ def test_a_profiler_of_somebody_elses_is_not_run_and_its_failures_are_told(tmp_p
 def test_where_a_call_was_only_marked_nothing_else_is_missing(tmp_path, capsys):
     plan = plain_plan("model=resnet50", "profiler=nvtx")
     folder = leave(tmp_path / "run", plan, statuses=())
-    (folder / "points.jsonl").write_bytes(profile_point(Status.OK))
+    (folder / "details" / "points.jsonl").write_bytes(profile_point(Status.OK))
     assert commands.run(["status", str(tmp_path)]) == 0
     assert "1/1 done\n" in capsys.readouterr().out
 
@@ -291,7 +291,9 @@ def test_of_a_folder_of_an_older_version_the_total_is_unknown_until_it_has_a_rec
     folder = leave(tmp_path / "run", plan, expected=False)
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10 done, total unknown\n" in capsys.readouterr().out
-    points = [json.loads(line) for line in (folder / "points.jsonl").read_bytes().splitlines()]
+    points = [
+        json.loads(line) for line in (folder / "details" / "points.jsonl").read_bytes().splitlines()
+    ]
     when = "2026-03-01T10:00:00+00:00"
     about = {
         "uid": "1",
@@ -309,7 +311,7 @@ def test_of_a_folder_of_an_older_version_the_total_is_unknown_until_it_has_a_rec
 
 def test_expected_points_that_cannot_be_read_are_reported(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan)
-    (folder / "expected.json").write_text("[]")
+    (folder / "details" / "expected.json").write_text("[]")
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "expected.json cannot be read: " in capsys.readouterr().err
 
@@ -595,7 +597,7 @@ def test_a_refused_run_among_interleaved_ones_is_told_once(tmp_path, capsys):
 
 def test_an_empty_reason_is_none(tmp_path, capsys):
     refused_by_a_worker(tmp_path / "run")
-    (tmp_path / "run" / "refused.txt").write_text("")
+    (tmp_path / "run" / "details" / "refused.txt").write_text("")
     capsys.readouterr()
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "0/1 done, 1 missing" in capsys.readouterr().out
@@ -604,14 +606,14 @@ def test_an_empty_reason_is_none(tmp_path, capsys):
 def test_a_profile_that_is_refused_is_no_run_that_was(tmp_path):
     arguments = (*FAKE, "profiler=torch", "profiler.modules=true", f"output_dir={tmp_path / 'run'}")
     assert main([*arguments]) == 1
-    assert not (tmp_path / "run" / "refused.txt").exists()
+    assert not (tmp_path / "run" / "details" / "refused.txt").exists()
 
 
 def test_a_refused_run_that_was_begun_again_is_refused_no_more(tmp_path, capsys):
     refused_by_a_worker(tmp_path / "run")
-    assert "measures something else" in (tmp_path / "run" / "refused.txt").read_text()
+    assert "measures something else" in (tmp_path / "run" / "details" / "refused.txt").read_text()
     assert main(["+gpu.script.lock_name=perfexp-test-status", f"resume={tmp_path / 'run'}"]) == 0
-    assert not (tmp_path / "run" / "refused.txt").exists()
+    assert not (tmp_path / "run" / "details" / "refused.txt").exists()
     capsys.readouterr()
     assert commands.run(["status", str(tmp_path)]) == 0
     assert "1/1 done" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from perfexp.speed import Mode, Speed
 
 SIX = ("fake", "sp", "fp32", "2", "30", "5")
 FAKE = ("gpu=fake", "tracking=none", "probes.work=false", "input_size=64")
-NAME = "fake_sp_bs2_fp32_1_speed"
+NAME = "fake_sp_bs2_fp32_1_speed.json"
 
 
 @pytest.fixture(autouse=True)
@@ -252,8 +252,8 @@ def test_what_can_not_be_is_told_in_one_line_before_anything_is_measured(
 
 def test_several_replicates_have_a_file_each(here, capsys):
     assert commands.run(["train-speed", *SIX, *FAKE, "processes=2", "quiet=true"]) == 0
-    names = [f"fake_replicate{number}_sp_bs2_fp32_1_speed" for number in range(2)]
-    assert sorted(path.name for path in here.glob("*_speed")) == names
+    names = [f"fake_replicate{number}_sp_bs2_fp32_1_speed.json" for number in range(2)]
+    assert sorted(path.name for path in here.glob("*_speed.json")) == names
     assert capsys.readouterr().out.count("FINAL_RESULT: ") == 2
 
 
@@ -264,4 +264,4 @@ def test_a_models_group_of_the_users_own_is_known(here):
     (folder / "mine.yaml").write_text("# Mine.\ndefaults:\n  - fake\n  - _self_\n\nname: mine\n")
     own = ["--config-dir", str(here / "own")]
     assert commands.run(["train-speed", "mine", *SIX[1:], *FAKE, "quiet=true", *own]) == 0
-    assert (here / "mine_sp_bs2_fp32_1_speed").is_file()
+    assert (here / "mine_sp_bs2_fp32_1_speed.json").is_file()

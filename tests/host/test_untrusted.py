@@ -60,7 +60,7 @@ def test_a_speed_file_with_a_mark_is_replaced_like_any_other(
 ):
     folder = leave_run(make_record(phases=("train",)), tmp_path / "run")
     assert commands.run(["speed", str(folder), "--out", str(tmp_path)]) == 0
-    [file] = tmp_path.glob("*_speed")
+    [file] = tmp_path.glob("*_speed.json")
     file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
     assert commands.run(["speed", str(folder), "--out", str(tmp_path)]) == 0
     assert json.loads(file.read_bytes())["JOB_FAIL_FLAG"] == 0

@@ -109,9 +109,9 @@ def test_a_run_goes_on_until_it_is_precise_and_is_complete_then(
     ]
     command += ["tracking=none", "output_dir=x", "device_lock=wait"]
     assert main(command) == 0
-    assert {point.key.replicate for point in read_points(tmp_path / "x" / "points.jsonl")} == set(
-        range(5)
-    )
+    assert {
+        point.key.replicate for point in read_points(tmp_path / "x" / "details" / "points.jsonl")
+    } == set(range(5))
     assert "over 5 processes" in capsys.readouterr().out
     assert main(command) == 0
     assert "Nothing is left to measure" in capsys.readouterr().out

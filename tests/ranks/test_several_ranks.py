@@ -137,7 +137,7 @@ def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path, si
     with processes.start(
         *asked, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        while not (folder / "points.jsonl").exists() and process.poll() is None:
+        while not (folder / "details" / "points.jsonl").exists() and process.poll() is None:
             time.sleep(0.05)
         running = ranks_of(folder)
         running[last].send_signal(signal.SIGKILL)

@@ -16,7 +16,7 @@ from perfexp.reports import run_files
 from perfexp.summaries.analysis import Analysis
 from perfexp.tables import speed_files
 
-NAME = "resnet50_sp_bs1_fp32_1_speed"
+NAME = "resnet50_sp_bs1_fp32_1_speed.json"
 
 
 @dataclass
@@ -75,11 +75,11 @@ def test_each_training_has_a_file_of_its_own_one_that_failed_as_well(
 ) -> None:
     failed = build.failed(phase="train", batch=4)
     record = run(build, build.training(), build.training(size=(512, 512)), build.point(), failed)
-    names = [name for name in place.write(record) if name.endswith("_speed")]
+    names = [name for name in place.write(record) if name.endswith("_speed.json")]
     assert names == [
-        "resnet50_224_sp_bs1_fp32_1_speed",
-        "resnet50_512_sp_bs1_fp32_1_speed",
-        "resnet50_sp_bs4_fp32_1_speed",
+        "resnet50_224_sp_bs1_fp32_1_speed.json",
+        "resnet50_512_sp_bs1_fp32_1_speed.json",
+        "resnet50_sp_bs4_fp32_1_speed.json",
     ]
     flags = [json.loads((place.paths.root / name).read_bytes())["JOB_FAIL_FLAG"] for name in names]
     assert flags == [0, 0, 1]
@@ -129,7 +129,7 @@ def test_speed_dir_may_be_the_runs_own_folder(
     build: Builder, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.write(run(build, speed_dir=place.paths.root))
-    assert [path.name for path in place.paths.root.glob("*_speed")] == [NAME]
+    assert [path.name for path in place.paths.root.glob("*_speed.json")] == [NAME]
     assert capsys.readouterr().err == ""
 
 
@@ -183,7 +183,7 @@ def test_runs_of_one_sweep_do_not_take_one_anothers_place_and_a_repeat_finds_its
             record = run(build, speed_dir=speeds, sweep=membership)
             place.write(record)
             ((_, path),) = speed_files.where(record, place.paths.root)
-            assert path == speeds / (NAME if job == 0 else "resnet50_2_sp_bs1_fp32_1_speed")
+            assert path == speeds / (NAME if job == 0 else "resnet50_2_sp_bs1_fp32_1_speed.json")
             assert json.loads(path.read_bytes())["log_file"] == str(place.paths.log.resolve())
     assert len(list(speeds.iterdir())) == 2
 
@@ -198,7 +198,7 @@ def test_a_run_without_a_sweep_replaces_the_file_of_another_run(
         place.write(run(build, speed_dir=speeds))
     assert [path.name for path in speeds.iterdir()] == [NAME]
     assert json.loads((speeds / NAME).read_bytes())["log_file"] == str(
-        tmp_path / "b" / "run" / "run.log"
+        tmp_path / "b" / "run" / "details" / "run.log"
     )
 
 

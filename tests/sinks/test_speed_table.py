@@ -60,7 +60,7 @@ def test_the_file_is_named_where_it_is_there(build: Builder, tmp_path: Path) -> 
 
     speed_files.write(records[0], RunPaths(tmp_path / "0"), on_error=pytest.fail)
     found = cells(segmentation_table.trainings(sweep, tmp_path, records))
-    assert found["speed file"] == (str(tmp_path / "0" / "resnet50_sp_bs1_fp32_1_speed"),)
+    assert found["speed file"] == (str(tmp_path / "0" / "resnet50_sp_bs1_fp32_1_speed.json"),)
 
 
 def test_what_failed_or_was_refused_has_a_line_with_its_reason_and_no_figure(

@@ -28,7 +28,7 @@ def speed(log_file="/runs/a/run.log", rate=8.0):
     )
 
 
-NAME = "fastscnn_sp_bs2_fp32_1_speed"
+NAME = "fastscnn_sp_bs2_fp32_1_speed.json"
 
 
 def test_a_file_is_written_and_an_earlier_one_replaced(tmp_path):
@@ -91,7 +91,7 @@ def test_commands_of_the_image_leave_their_files_in_outputs(command, tmp_path):
     if ran.returncode == 77 or "unshare:" in ran.stderr:
         pytest.skip("no mounts without rights")
     assert ran.returncode == 0, ran.stderr
-    assert (results / "fake_sp_bs2_fp32_1_speed").is_file()
+    assert (results / "fake_sp_bs2_fp32_1_speed.json").is_file()
     assert list(here.iterdir()) == [here / "outputs"]
 
 
@@ -133,9 +133,12 @@ def test_a_file_of_the_seed_with_its_keys_in_any_order_is_known(tmp_path):
 
 
 def test_a_manifest_that_is_there_gets_the_name(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"files": ["record.json"]}')
+    (tmp_path / "details" / "manifest.json").write_text('{"files": ["record.json"]}')
     placing.put(speed(), tmp_path, remedy="")
-    assert json.loads((tmp_path / "manifest.json").read_text())["files"] == ["record.json", NAME]
+    assert json.loads((tmp_path / "details" / "manifest.json").read_text())["files"] == [
+        "record.json",
+        NAME,
+    ]
 
 
 def test_a_folder_that_is_missing_or_none_is_told(tmp_path):

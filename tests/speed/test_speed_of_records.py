@@ -63,7 +63,7 @@ def test_the_json_has_these_keys_in_this_order():
         '"JOB_FAIL_FLAG": 0,\n"UNIT": "images/s"\n}\n'
     )
     assert list(json.loads(text)) == KEYS
-    assert speed.file_name == "fastscnn_sp_bs2_fp32_1_speed"
+    assert speed.file_name == "fastscnn_sp_bs2_fp32_1_speed.json"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_record_gives_one_for_each_point_that_was_trained(make_record, tmp_pat
     record.points += [trained(0.25), trained(0.5, batch=4)]
     first, second = of_record(record, tmp_path)
     assert first.document() == {
-        "log_file": str(tmp_path / "run.log"),
+        "log_file": str(tmp_path / "details" / "run.log"),
         "model_name": "resnet50",
         "mission_name": "图像分割",
         "direction_id": 0,
@@ -116,8 +116,8 @@ def test_a_record_gives_one_for_each_point_that_was_trained(make_record, tmp_pat
         "UNIT": "images/s",
     }
     assert (first.file_name, second.file_name) == (
-        "resnet50_sp_bs2_amp_fp16_1_speed",
-        "resnet50_sp_bs4_amp_fp16_1_speed",
+        "resnet50_sp_bs2_amp_fp16_1_speed.json",
+        "resnet50_sp_bs4_amp_fp16_1_speed.json",
     )
 
 
@@ -138,7 +138,7 @@ def test_cards_are_those_of_the_point_then_those_of_the_plan(make_record, tmp_pa
     first, second = of_record(record, tmp_path)
     assert (first.num_gpus, first.mode, first.images_per_second) == (2, "mp", pytest.approx(16))
     assert (second.num_gpus, second.images_per_second) == (8, pytest.approx(128))
-    assert second.file_name == "resnet50_mp_bs4_amp_fp16_8_speed"
+    assert second.file_name == "resnet50_mp_bs4_amp_fp16_8_speed.json"
 
 
 @pytest.mark.parametrize("value", [None, 0, -1, True, "2", 2.5])
@@ -177,15 +177,15 @@ def test_points_that_only_size_or_process_tell_apart_have_files_of_their_own(mak
     ]
     together = [speed.file_name for speed in of_record(record, tmp_path)]
     assert together == [
-        f"resnet50_{size}_sp_bs2_amp_fp16_1_speed" for size in ("256", "512x1024")
-    ] + ["resnet50_sp_bs8_amp_fp16_1_speed"]
+        f"resnet50_{size}_sp_bs2_amp_fp16_1_speed.json" for size in ("256", "512x1024")
+    ] + ["resnet50_sp_bs8_amp_fp16_1_speed.json"]
     record.plan["processes"] = 2
     found = of_record(record, tmp_path)
     assert [speed.file_name for speed in found] == [
-        "resnet50_256_replicate0_sp_bs2_amp_fp16_1_speed",
-        "resnet50_512x1024_replicate0_sp_bs2_amp_fp16_1_speed",
-        "resnet50_512x1024_replicate1_sp_bs2_amp_fp16_1_speed",
-        "resnet50_sp_bs8_amp_fp16_1_speed",
+        "resnet50_256_replicate0_sp_bs2_amp_fp16_1_speed.json",
+        "resnet50_512x1024_replicate0_sp_bs2_amp_fp16_1_speed.json",
+        "resnet50_512x1024_replicate1_sp_bs2_amp_fp16_1_speed.json",
+        "resnet50_sp_bs8_amp_fp16_1_speed.json",
     ]
     assert {speed.model for speed in found} == {"resnet50"}
 
