@@ -389,8 +389,12 @@ def leave_run() -> LeaveRun:
     """A function that writes what a run leaves in its folder: plan, table and log, named in the record, and that."""
 
     def leave(record: Record, folder: Path) -> Path:
-        files = {"plan.yaml": "config", "resnet50_default_overall.csv": "tables", "run.log": "logs"}
-        folder.mkdir(parents=True, exist_ok=True)
+        files = {
+            "details/plan.yaml": "config",
+            "resnet50_default_overall.csv": "tables",
+            "details/run.log": "logs",
+        }
+        (folder / "details").mkdir(parents=True, exist_ok=True)
         for name, kind in files.items():
             (folder / name).write_text(f"{name} of {record.uid}\n")
             record.artifacts.append(Artifact(path=name, kind=kind))

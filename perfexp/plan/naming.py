@@ -85,7 +85,7 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
         elif axis in _PLAIN_AXES:
             words.append(value)
         else:
-            words.append(f"b{value}" if key == "batch_size" else f"{key}-{value}")
+            words.append(f"b{value.strip('[]')}" if key == "batch_size" else f"{key}-{value}")
     return sweep / safe_name("-".join(words))[:100]
 
 

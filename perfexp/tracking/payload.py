@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from perfexp.comparison.document import Comparison
 from perfexp.host.files import safe_name
 from perfexp.host.untrusted import printable
-from perfexp.records.paths import SweepPaths
+from perfexp.records.paths import DETAILS, SweepPaths
 from perfexp.records.record import LARGEST, Artifact, Point, Record, Status
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import markdown
@@ -318,7 +318,9 @@ def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload],
     for artifact in artifacts:
         kind = artifact.kind if artifact.kind in FOLDERS else ""
         name = safe_name(
-            "-".join(part for part in PurePosixPath(artifact.path).parts if part != kind)
+            "-".join(
+                part for part in PurePosixPath(artifact.path).parts if part not in (kind, DETAILS)
+            )
         )
         source, place = str(folder.absolute() / artifact.path), f"{kind}/{name}".lstrip("/")
         if reason := _refusal(artifact.path, folder):

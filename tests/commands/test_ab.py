@@ -232,7 +232,7 @@ def test_a_folder_of_another_comparison_is_refused(here, capsys):
     assert code == 2
     assert "holds another sweep: ab " in err
     (link := here / "y").mkdir()
-    RunPaths(link / "0_1e-3").root.symlink_to(here)
+    RunPaths(link / "0-base_seconds-1e-3").root.symlink_to(here)
     code, _, err = measured(capsys, A, B, *FAKE[:-1], "output_dir=y")
     assert code == 2
     assert "is a link" in err

@@ -427,7 +427,7 @@ def test_folders_of_the_table_are_made(make_record, leave_run, tmp_path, here):
 
 
 def test_an_interrupted_run_is_exported_once_it_is_resumed(tmp_path, capsys):
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "details").mkdir(parents=True)
     (tmp_path / "run" / "details" / "plan.yaml").write_text("command: [model=fake]\n")
     assert commands.run(["export", str(tmp_path / "run")]) == 2
     assert f"perfexp resume={tmp_path / 'run'} measures the rest" in capsys.readouterr().err

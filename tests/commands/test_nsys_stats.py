@@ -99,6 +99,7 @@ def test_a_database_that_nsys_exported_will_do(nsys, profile, capsys):
 def test_in_a_runs_folder_what_is_written_enters_the_manifest(nsys, profile):
     nsys()
     manifest = profile.parent / "details" / "manifest.json"
+    manifest.parent.mkdir()
     manifest.write_text('{"files": ["train.nsys-rep"]}')
     commands.run(["nsys-stats", str(profile), "-r", "cuda_api_sum"])
     assert "train_cuda_api_sum.csv" in manifest.read_text()
@@ -158,6 +159,7 @@ def test_what_no_run_left_is_replaced_only_by_force(nsys, profile, capsys, name)
 
 def test_what_the_run_left_is_made_again(nsys, profile):
     nsys()
+    (profile.parent / "details").mkdir()
     (profile.parent / "details" / "manifest.json").write_text('{"files": ["train.nsys-rep"]}')
     for _ in range(2):
         assert commands.run(["nsys-stats", str(profile), "-r", "cuda_api_sum"]) == 0
@@ -176,7 +178,7 @@ def test_bad_input_is_told(nsys, tmp_path, capsys, arguments, told):
     nsys()
     folder = tmp_path / "empty"
     folder.mkdir()
-    file = folder / "details" / "points.jsonl"
+    file = folder / "points.jsonl"
     file.touch()
     assert (
         commands.run(["nsys-stats", *(text.format(folder=folder, file=file) for text in arguments)])

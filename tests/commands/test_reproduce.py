@@ -76,11 +76,11 @@ def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slower_device)
     assert any("device of 224 · batch 1: " in line and "by +" in line for line in answer["reasons"])
 
     before = Path(
-        "y/points.jsonl"
+        "y/details/points.jsonl"
     ).read_bytes()  # the same command with the folder measures nothing twice
     slower_device(1.0)
     assert run(*AGAIN, "output_dir=y")[0] == 1
-    assert Path("y/points.jsonl").read_bytes() == before
+    assert Path("y/details/points.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow
@@ -125,14 +125,14 @@ def set_base(plan):
 def set_base_and_hash(record):
     set_base(record["plan"])
     record["plan_hash"] = plan_file.plan_hash(record["plan"])
-    Path("x/plan.yaml").unlink()
+    Path("x/details/plan.yaml").unlink()
 
 
 @pytest.mark.parametrize(
     ("name", "function", "refusal"),
     [
         (
-            "plan.yaml",
+            "details/plan.yaml",
             set_base,
             "plan.yaml does not match the plan_hash of record.json; it was changed. Nothing was run.",
         ),
@@ -253,8 +253,7 @@ def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, 
 def test_a_sweeps_run_is_reproduced_without_its_sweep(run):
     record = Record.load(Path("x"))
     shutil.copytree("x", "z")
-    for name in ("plan.yaml", "manifest.json"):
-        Path("z", name).unlink()
+    shutil.rmtree("z/details")
     Path("z/record.json").write_bytes(
         msgspec.structs.replace(record, command=record.command[:-1]).to_json()
     )

@@ -143,7 +143,7 @@ def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothi
     assert "running" not in capsys.readouterr().out
     (folder / "details" / "run.log").unlink()
     assert commands.run(["status", str(tmp_path)]) == 1
-    assert sorted(path.name for path in folder.iterdir()) == [
+    assert sorted(path.name for path in (folder / "details").iterdir()) == [
         "expected.json",
         "plan.yaml",
         "points.jsonl",
@@ -528,7 +528,7 @@ def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(
     with pytest.raises(SystemExit):
         main([*FAKE, *arguments])
     first, second = seen[0]  # the third one is refused
-    assert (first.job, first.directory, second.directory) == (0, "0_1", "1_-1-2-4")
+    assert (first.job, first.directory, second.directory) == (0, "0-b1", "1-b1-2-4")
     assert [first.points, second.points] == [
         {"timed": processes, "first prediction": processes},
         {"timed": 3 * processes, "first prediction": processes},

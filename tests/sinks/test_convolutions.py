@@ -202,7 +202,8 @@ def test_float32_without_tf32_is_not_what_a_user_of_torch_has(record, kind, tf32
 
 def test_the_table_is_a_file_and_the_sentence_in_the_report(record, tmp_path):
     chosen = record((8, layer("conv1", "cudnn.gemm", seconds=TIMES)))
-    artifacts = {each.path for each in run_files.write(Analysis.of(chosen), RunPaths(tmp_path))}
+    (paths := RunPaths(tmp_path)).create()
+    artifacts = {each.path for each in run_files.write(Analysis.of(chosen), paths)}
     [table] = [name for name in artifacts if name.endswith("_convolutions.csv")]
     assert "conv1" in (tmp_path / table).read_text()
     assert "## Convolutions" in markdown.markdown(Analysis.of(chosen))

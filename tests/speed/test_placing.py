@@ -133,6 +133,7 @@ def test_a_file_of_the_seed_with_its_keys_in_any_order_is_known(tmp_path):
 
 
 def test_a_manifest_that_is_there_gets_the_name(tmp_path):
+    (tmp_path / "details").mkdir()
     (tmp_path / "details" / "manifest.json").write_text('{"files": ["record.json"]}')
     placing.put(speed(), tmp_path, remedy="")
     assert json.loads((tmp_path / "details" / "manifest.json").read_text())["files"] == [
