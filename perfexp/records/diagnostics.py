@@ -26,7 +26,7 @@ class Severity(StrEnum):
 
 
 class Rule(NamedTuple):
-    """One row of the table; message and help are templates with fields in braces.
+    """Row of the table; message and help are templates with fields in braces.
 
     Attributes:
         by: field that ranks diagnostics with this code, and its format, for example `share:.0%`.

@@ -274,7 +274,7 @@ class _Folder:
 
 
 class RunPaths(_Folder):
-    """Files in one run's folder; its log is its lock."""
+    """Files in a run's folder; its log is its lock."""
 
     in_words = "into"
 

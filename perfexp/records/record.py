@@ -195,7 +195,7 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One pass over the whole training data.
+    """Pass over the whole training data.
 
     Attributes:
         number: epoch number within the training, from 1; a resumed training starts at a later
@@ -314,7 +314,7 @@ _FACTS = {"layers": Layers, "profile": _Profile}
 
 
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Result of one point; one line of points.jsonl.
+    """Result of a point; a line of points.jsonl.
 
     Attributes:
         key: identity of the point.

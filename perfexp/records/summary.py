@@ -63,7 +63,7 @@ _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Figures of one point.
+    """Figures of a point.
 
     Attributes:
         key: identity of the point.
