@@ -77,7 +77,7 @@ def next_batch(
 def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
     """Return the largest batch that fits and the smallest that does not.
 
-    By default these are 0 and a batch beyond the limit.
+    For example, (64, 72) if 64 fits and 72 does not. Defaults are 0 and a batch beyond the limit.
     """
     trials = list(trials)
     fails = min((one.batch_size for one in trials if not one.fits), default=MOST_SAMPLES + 1)
@@ -87,7 +87,10 @@ def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
 
 
 def _step(trials: Iterable[Trial], edge: int) -> int:
-    """Return 1, doubled for each further trial near this edge with the same outcome."""
+    """Return 1, doubled for each further trial near this edge with the same outcome.
+
+    For example, three such trials give 4.
+    """
     trials = list(trials)
     outcome = next(one.fits for one in trials if one.batch_size == edge)
     near = [

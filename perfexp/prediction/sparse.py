@@ -163,7 +163,10 @@ def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
 
 
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
-    """Return whether a point is nowhere smaller than some point that ran out of memory."""
+    """Return whether a point is nowhere smaller than some point that ran out of memory.
+
+    For example, 256 · batch 8 exceeds memory if 224 · batch 8 did.
+    """
     size, batch = pair
     return any(
         batch >= other_batch and all(map(ge, size, other)) for other, other_batch in too_large
