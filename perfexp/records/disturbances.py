@@ -12,8 +12,7 @@ from perfexp.records.point_times import first_median
 from perfexp.records.record import Point
 
 #: Readings of the same clock state differ by up to this fraction, and by up to this many standard
-#: deviations of reading noise: the range of 60 normal readings is below 6 standard deviations in 95
-#: % of cases.
+#: deviations of reading noise. In 95 % of cases the range of 60 normal readings is below 6 of them.
 _CLOCK_TOLERANCE, _NOISE_TOLERANCE = 0.01, 6.0
 #: Most clock states in a message.
 _NAMED_STATES = 3

@@ -241,7 +241,7 @@ def _kernel_evidence(
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
-    """Yield batch sizes with fewer samples per second than a smaller batch, beyond intervals."""
+    """Yield batch sizes with clearly fewer samples per second than a smaller batch."""
     for group in _grouped(
         known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)
     ):

@@ -99,7 +99,7 @@ def sums(timed: Iterable[LayerPass]) -> dict[str, Interval]:
 
 
 def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
-    """Return by baseline how many times as long as the chosen engines it takes, from `sums`."""
+    """Return each baseline's time divided by the chosen engines' time, from `sums`."""
     layers = list(timed)
     totals, ratios = sums(layers), {}
     for baseline in (name for name in BASELINES if name in totals):

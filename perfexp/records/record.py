@@ -128,7 +128,7 @@ def is_layers(key: Key) -> bool:
 
 
 def trial_key(key: Key) -> Key:
-    """Return the key for a trial of whether a timed point's batch fits."""
+    """Return the key for trying whether a timed point's batch fits."""
     return msgspec.structs.replace(key, phase=key.phase + _TRIAL, replicate=0)
 
 

@@ -84,8 +84,7 @@ class Row:
         bound_by: the loop's bottleneck: `gpu`, `launch` or `mixed`; None if unknown.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
-        own_choice: share of the convolutions' FLOPs that torch chose the algorithm for, without it
-            being observed.
+        own_choice: share of convolution FLOPs with torch's own, unobserved choice of algorithm.
         metrics: single figures; a metric computed from an estimated time or rate is marked as
             estimated.
         doubts: diagnostics about the point and its statistics.

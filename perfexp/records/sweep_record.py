@@ -37,7 +37,7 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def devices(self) -> int | None:
-        """Return the number of devices in a sweep over it.
+        """Return the number of devices in a sweep over device counts.
 
         Returns:
             None without that axis, or if its value is not a number.

@@ -70,8 +70,8 @@ def block_median(blocks: Sequence[Samples], tau: float | None = None) -> Interva
 
     The wider of two intervals is used. The first is `median_interval` over all samples. The second
     is ± t · s / √B, with s from the medians of B ≥ 3 blocks and ν = B - 1: a clock that changes
-    between blocks shows only in these medians. Blocks are weighted by size, and B is then (Σ n)² /
-    Σ n².
+    between blocks shows only in these medians. Blocks are weighted by size, so that
+    B = (Σ n)² / Σ n².
 
     Args:
         blocks: samples of each block, at least one block.
@@ -89,8 +89,8 @@ def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
     - The batch-means interval ± t · s / √B, with each block as a batch (Law, "Simulation Modeling
       and Analysis", 2015, section 9.5.3).
     - An interval for rare slow calls. If k outlier groups take a share of the time, k is Poisson
-      distributed and group length is roughly exponential. The share is then known to ± 1.96 · √(2 /
-      k) of itself.
+      distributed and group length is roughly exponential. The relative uncertainty of the share is
+      then ± 1.96 · √(2 / k).
 
     Args:
         blocks: samples of each block, at least one block.

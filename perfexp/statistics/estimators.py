@@ -198,8 +198,8 @@ def differ(one: Interval, other: Interval, tolerance: float) -> bool:
 def samples_needed(percentile: float) -> int:
     """Return how many independent samples a percentile's two-sided 95 % interval needs.
 
-    This is the smallest n with qⁿ ≤ 0.025, or (1-q)ⁿ ≤ 0.025 below the median. For example, p50
-    needs 6 samples, p90 needs 36, p95 needs 72 and p99 needs 368.
+    This is the smallest n with qⁿ ≤ 0.025, or (1-q)ⁿ ≤ 0.025 below the median. For example, 6 for
+    p50, 36 for p90, 72 for p95 and 368 for p99.
 
     Args:
         percentile: between 0 and 100, both excluded.
@@ -268,7 +268,7 @@ def mser5_cut(samples: ArrayLike) -> int:
 
 
 def transient_cut(samples: ArrayLike) -> int:
-    """Return how many leading samples are a transient, by the MSER-5 cut if it is a real change.
+    """Return how many leading samples are a transient: the MSER-5 cut, if medians differ there.
 
     The medians before and after the cut must differ by more than 3.5 standard errors, as for a
     drift. MSER-5 alone would also cut rare slow calls from a steady series and so make its mean too
@@ -300,7 +300,7 @@ def transient_limits(sizes: ArrayLike, after: Samples) -> Samples:
 
 
 def drift(samples: ArrayLike, floor: float = _DRIFT_FLOOR) -> Drift | None:
-    """Return how the median changes from the first third of the samples to the last, if it drifts.
+    """Return the median's drift from the first third of the samples to the last third.
 
     Args:
         samples: shape (n,), in time order.
@@ -329,7 +329,7 @@ def drift(samples: ArrayLike, floor: float = _DRIFT_FLOOR) -> Drift | None:
 
 
 def outliers(samples: ArrayLike) -> tuple[int, ...]:
-    """Return the indices where samples are far from the median.
+    """Return the indices of outliers, samples far from the median.
 
     An outlier is more than 6 robust standard deviations and more than 0.5 % away from the median.
     The robust standard deviation is 1.4826 times the median absolute deviation.
@@ -351,9 +351,10 @@ def outliers(samples: ArrayLike) -> tuple[int, ...]:
 def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: float = 0.0) -> int:
     """Return how many calls k each pair of events must span for an accurate time.
 
-    The clock tick may add 0.1 % to the time: tick / (k·t) ≤ 0.1 %. Recording an event may add 0.2 %
-    to the device time of k calls. Recording may also add 1 µs per call, as long as k calls fit in
-    10 ms. Beyond 10 ms it is less than a thousandth of the call.
+    The clock tick may add 0.1 % to the time: tick / (k·t) ≤ 0.1 %. For example, a tick of 0.5 µs
+    needs 25 calls of 20 µs. Recording an event may add 0.2 % to the device time of k calls. It may
+    also add 1 µs per call, as long as k calls fit in 10 ms. Beyond 10 ms it is less than a
+    thousandth of the call.
 
     Args:
         call_seconds: rough time t of one call, > 0.
@@ -372,7 +373,7 @@ def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: f
 
 
 def _ranks(x: Samples) -> Samples:
-    """Return ranks from 0; ties share their mean rank."""
+    """Return ranks from 0; ties share their mean rank, e.g. 1.5, 0, 1.5 for 3, 1, 3."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     first = np.cumsum(counts) - counts
     mean_rank: Samples = (first + (counts - 1) / 2)[inverse.reshape(-1)]

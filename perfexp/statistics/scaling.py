@@ -74,14 +74,14 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
     another kernel or tile is chosen, so residuals are relative and the fit is robust:
 
     1. For each c in a grid, (a, b) follows in closed form, with weights that minimize summed
-      absolute residuals.
+       absolute residuals.
     2. A least-squares pass follows. Its weights combine each point's error, the overall scatter and
-      Tukey's biweight.
+       Tukey's biweight.
     3. The scale is the median over the n - 2 largest absolute residuals, because three parameters
-      make the others zero. Source: Hill and Holland, "Two robust alternatives to least-squares
-      regression" (1977).
+       make the others zero. Source: Hill and Holland, "Two robust alternatives to least-squares
+       regression" (1977).
     4. The interval for c comes from the profile: weighted squares may exceed their minimum by a
-      fraction t²/(degrees of freedom).
+       fraction t²/(degrees of freedom).
 
     Args:
         sizes: shape (n,), > 0, at least 4 different sizes; b is the time at size 1.

@@ -23,8 +23,8 @@ _WIDE_EXPONENT = 0.3
 #: Above this half-width both ends of an interval are shown, since their distances differ; and their
 #: digits.
 _WIDE, _END_FIGURES = 0.2, 3
-#: Above this half-width the ends are shown if they are this many times as far from the figure as
-#: each other.
+#: Above this half-width the ends are shown if one is this many times as far from the figure as the
+#: other.
 _NOTABLE, _SKEWED = 0.02, 2
 #: An interval is uninformative if its ends differ by more than this factor.
 _USELESS = 100
@@ -356,11 +356,11 @@ def first_prediction_text(first: FirstPrediction) -> str:
 def scaling_text(scaling: Scaling) -> str:
     """Return a scaling model as text.
 
-    For example: `device ≈ 1.02 ms + 3.7 ms · (pixels / 512²)^1.03 ± 0.04 (224 to 512 only, 10
-    sizes, …)`. The growing part refers to the largest size, since the model says nothing about
-    larger sizes. The text also says whether times grow faster or more slowly than the pixels. This
-    needs a small constant part and an exponent interval more than 0.1 away from 1. Next to a large
-    constant, the exponent depends on how the two parts meet.
+    For example, `device ≈ 1.02 ms + 3.7 ms · (pixels / 512²)^1.03 ± 0.04 (…)`. The growing part
+    refers to the largest size, since the model says nothing about larger sizes. The text also says
+    whether times grow faster or more slowly than the pixels. This needs a small constant part and
+    an exponent interval more than 0.1 away from 1. Next to a large constant, the exponent depends
+    on how the two parts meet.
     """
     kind = quantities.time_title(scaling.time_kind)
     if scaling.doubt:
