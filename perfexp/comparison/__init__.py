@@ -1,1 +1,1 @@
-"""Comparison of finished runs: pairs of points, whether they can be compared, ratios and verdicts."""
+"""Comparison of finished runs: paired points, comparability, ratios and verdicts."""

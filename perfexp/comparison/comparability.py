@@ -1,4 +1,4 @@
-"""Comparability: classify the facts that differ between two runs as their subject, as a confounder, or as neutral."""
+"""Comparability: classify differing facts between two runs as subject, confounder or neutral."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from perfexp.records.record import Point, Record
 from perfexp.records.summary import SINGLES, comparable
 from perfexp.summaries.subject import one_line, subject
 
-#: Values of one fact that are shown.
+#: Values shown for each fact.
 _SHOWN = 3
-#: Subjects that may differ beside another one.
+#: Subjects that may differ in addition to another subject.
 _INCIDENTAL = {"commit", "code", "board", "seed"}
-#: Last parts of places that need no name beside that of their fact.
+#: Last parts of places that need no name of their own next to the fact's name.
 _PLAIN = {"name", "kind", "commit", "count", "uuid"}
 #: Measures that depend on the host.
 _OF_HOST = ("latency", "throughput", "p95")
 
 
 class Role(StrEnum):
-    """What a differing fact means for a comparison."""
+    """Meaning of a differing fact for a comparison."""
 
     SUBJECT = "subject"  # what the user varied
     CONFOUNDER = "confounder"  # may explain the ratio instead of the subject
@@ -38,12 +38,12 @@ class Role(StrEnum):
 
 
 class Difference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A fact that differs between the baseline and another side.
+    """Fact that differs between the baseline and another side.
 
     Attributes:
         key: short name, as for `--allow`.
         allowed: whether the user accepts this confounder.
-        measures: the measures that a confounder affects; empty for all of them.
+        measures: measures that a confounder affects; empty for all measures.
         help: remedy for a confounder.
     """
 
@@ -57,23 +57,25 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
     @property
     def text(self) -> str:
-        """Both values, `precision fp32 → fp16`, or a statement of the difference."""
+        """Return both values (`precision fp32 → fp16`) or a statement about the difference."""
         return f"{self.key} {self.baseline} → {self.other}" if self.baseline else self.other
 
     def affects(self, measure: str) -> bool:
-        """Whether it is a confounder of this measure, allowed or not."""
+        """Return whether this is a confounder for the measure, allowed or not."""
         return self.role is Role.CONFOUNDER and measure in (self.measures or (measure,))
 
 
 @dataclass(frozen=True)
 class _Fact:
-    """A group of facts with one name.
+    """Group of facts with a common name.
 
     Attributes:
-        environment: dotted places in a record's environment; an unknown value differs from nothing.
-        plan: dotted places in its plan.
-        follows: subjects with which the facts change anyway, so that they belong to the subject.
-        may_be_subject: whether a confounder is the subject if the plans differ in it, and no subject but `_INCIDENTAL`.
+        environment: dotted places in a record's environment; unknown values never count as a
+            difference.
+        plan: dotted places in a record's plan.
+        follows: subjects that change these facts anyway, so that the facts belong to the subject.
+        may_be_subject: whether a confounder becomes the subject if the plans differ in it. This
+            requires that all other subjects are `_INCIDENTAL`.
     """
 
     role: Role
@@ -90,7 +92,7 @@ def _subject(*plan: str, environment: tuple[str, ...] = ()) -> _Fact:
 
 
 def _setting(name: str, *environment: str, follows: tuple[str, ...] = ()) -> _Fact:
-    """A setting `execution.NAME`, which the user may have varied."""
+    """Return the fact for a setting `execution.NAME` that the user may have varied."""
     remedy = f"set the same execution.{name} for both"
     return _Fact(
         Role.CONFOUNDER, environment, (f"execution.{name}",), remedy, follows, may_be_subject=True
@@ -98,7 +100,7 @@ def _setting(name: str, *environment: str, follows: tuple[str, ...] = ()) -> _Fa
 
 
 def _board(remedy: str, *names: str) -> _Fact:
-    """Facts of a board, of which other products have other values."""
+    """Return a fact about a board that differs between products."""
     return _Fact(
         Role.CONFOUNDER, tuple(f"device.{name}" for name in names), help=remedy, follows=("device",)
     )
@@ -129,7 +131,7 @@ FACTS = {
         )
     ),
     "commit": _subject(environment=("git.commit", "git.dirty")),
-    "code": _subject(),  # files of the user's own
+    "code": _subject(),  # the user's own files
     "power_limit": _board(
         "set the same power limit on both (nvidia-smi -pl) and measure again", "power_limit_watts"
     ),
@@ -166,13 +168,13 @@ FACTS = {
     "machine": _Fact(
         Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")
     ),
-    "seed": _subject("seed"),  # of accuracies and losses
+    "seed": _subject("seed"),  # matters for accuracies and losses
     **{
         name: _Fact(Role.NEUTRAL, plan=(name,))
         for name in ("stopping", "processes", "percentiles", "probes")
     },
 }
-#: Confounders that `--allow` accepts; the last five are those of a point.
+#: Confounders that `--allow` accepts; the last five belong to points.
 ALLOWABLE = (
     *(key for key, fact in FACTS.items() if fact.role is Role.CONFOUNDER),
     *("device_method", "rate_method", "process_start", "meter", "diagnostics"),
@@ -189,14 +191,13 @@ def check_allowed(keys: Collection[str]) -> None:
 
 
 def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) -> list[Difference]:
-    """Return the facts that differ between two runs, the subject first, then confounders."""
+    """Return the facts that differ between two runs: the subject first, then confounders."""
     differing = {
         key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))
     }
     before, after = (subject(one.plan, one.environment).number_format for one in (baseline, other))
-    if (
-        "precision" in differing or before != after
-    ):  # by torch's own flags it is what each device makes of them
+    # with torch's own flags, the precision depends on the device
+    if "precision" in differing or before != after:
         differing["precision"] = before, after
         differing.pop("tf32", None)
     elif texts := _tf32_of_vendors(baseline, other):
@@ -208,16 +209,16 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
             one_line(f"{', '.join(files[:_SHOWN])}{rest} {'differ' if files[1:] else 'differs'}"),
         )
     if "device" in differing:
-        differing.pop("board", None)  # another product is another board, too
+        differing.pop("board", None)  # another product is always another board
     if not all(
         any(point.key.phase == "train" for point in record.points) for record in (baseline, other)
     ):
-        differing.pop("training", None)  # of which nothing is compared
+        differing.pop("training", None)  # no training is compared
     roles = {key: FACTS[key].role for key in differing}
     if "seed" in roles and not all(
         any(point.metric(ACCURACY) for point in one.points) for one in (baseline, other)
     ):
-        roles["seed"] = Role.NEUTRAL  # of times
+        roles["seed"] = Role.NEUTRAL  # a seed does not change times
     subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
     found = []
     for key, (before, after) in differing.items():
@@ -241,7 +242,11 @@ def point_differences(
     other: tuple[Record, Sequence[Point]],
     allowed: Collection[str] = (),
 ) -> list[Difference]:
-    """Return the confounders of a pair of points: methods of `device` and rates, meters, diagnostics of `error`."""
+    """Return the confounders for a pair of points.
+
+    These cover `device` and rate methods, process start, meters and diagnostics with severity
+    `error`.
+    """
     sides = (baseline, other)
     boards = [fact_at(record.environment, "device.uuid") for record, _ in sides]
     if not _within_meters(*(points for _, points in sides)):
@@ -287,7 +292,10 @@ def point_differences(
 
 
 def _process_start(record: Record, points: Sequence[Point]) -> str | None:
-    """How the processes of a point were started, in older versions fresh; None in the caller's process."""
+    """Describe how a point's processes were started; None in the caller's process.
+
+    Older versions always started fresh processes.
+    """
     if record.environment.get("in_process"):
         return None
     return " and ".join(
@@ -296,7 +304,10 @@ def _process_start(record: Record, points: Sequence[Point]) -> str | None:
 
 
 def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
-    """How the rate of a point was timed; None without one, and on a CPU, where `latency` is the pipelined loop, too."""
+    """Describe how a point's rate was timed; None without a rate.
+
+    Also None on a CPU, because its `latency` is the pipelined loop.
+    """
     if fact_at(record.environment, "device.kind") == "cpu":
         return None
     methods = {"throughput": "pipelined calls", "latency": "calls that each synchronize"}
@@ -304,7 +315,7 @@ def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
 
 
 def _within_meters(*sides: Sequence[Point]) -> bool:
-    """Whether energies differ by no more than the errors of two meters, as far as these are known."""
+    """Return whether energies differ by no more than two meters' known errors."""
     energies, accuracies = (
         [
             next((one.value for point in points if (one := point.metric(name)) and one.value), None)
@@ -338,13 +349,13 @@ def _confounder(
 
 
 def _errors(record: Record, points: Sequence[Point]) -> dict[str, str]:
-    """Messages of the diagnostics of severity `error` by code."""
+    """Return messages of `error` diagnostics by code."""
     raised = (*record.doubts, *(item for point in points for item in point.doubts))
     return {item.code: one_line(item.message) for item in raised if item.severity is Severity.ERROR}
 
 
 def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str] | None:
-    """What differs in a fact, as texts; None without a difference."""
+    """Return both sides of a differing fact as texts; None without a difference."""
     facts, settings = [], []
     for record in (baseline, other):
         facts.append({place: fact_at(record.environment, place) for place in fact.environment})
@@ -357,9 +368,8 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
     ]
     if not places:
         return None
-    named = [
-        place for place in places if place.endswith(".name")
-    ]  # a name stands for the settings behind it
+    # a name stands for the settings behind it
+    named = [place for place in places if place.endswith(".name")]
     shown = (named or places)[:_SHOWN]
     leaves_shown = {place.rpartition(".")[2] for place in shown}
     every = (*fact.environment, *fact.plan)
@@ -368,13 +378,16 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
         len(leaves_shown) > 1
         or not (named or shown[0] in every)  # not `model 0.1`
         or (len(every) > 1 and not leaves_shown & _PLAIN)  # not `libraries 12.8`
-        or any(isinstance(before.get(place), bool) for place in shown)  # what is switched
+        or any(isinstance(before.get(place), bool) for place in shown)  # a switch
     )
     return _text(before, shown, is_named), _text(after, shown, is_named)
 
 
 def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
-    """TF32 on boards of two vendors, as texts: the same setting rounds other operations on each."""
+    """Describe TF32 on GPUs from two vendors; None otherwise.
+
+    The same setting rounds different operations on each.
+    """
     vendors = [vendor(side.environment) for side in sides]
     places = FACTS["tf32"].environment
     if vendors[0] == vendors[1] or not all(
@@ -385,7 +398,7 @@ def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
 
 
 def _leaves(value: Any, place: str) -> dict[str, Any]:
-    """The values below a place of a plan, without the classes that implement them."""
+    """Return the values below a place in a plan, without implementing classes."""
     if not isinstance(value, Mapping):
         return {place: value}
     inner = (

@@ -1,4 +1,4 @@
-"""Comparison table: a comparison in words, as grids for the console and Markdown, and as lines of a CSV."""
+"""Comparison table: a comparison in words, as grids for console and Markdown, and as CSV lines."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
 from perfexp.summaries.grid import Column, Grid, Section
 from perfexp.summaries.wording import TOO_FEW, percent, with_width
 
-#: Times that decide and verdicts, in a sentence.
+#: Deciding times as words in a sentence.
 _IN_WORDS = {name: TIMES[name].caption for name in DEVICE_TIMES} | {"throughput": "time per sample"}
 #: Verdicts with a direction.
 _DECIDED = (Verdict.BETTER, Verdict.WORSE)
-#: Ratios of two devices, in words.
+#: Ratios between two devices, in words.
 _DEVICE_RATIOS = {
     "speedup": "speedup",
     "throughput_ratio": "throughput ratio",
@@ -44,7 +44,8 @@ _DEVICE_RATIOS = {
 _NEW_RUN = (
     "for a verdict on another measure start a new perfexp ab with --metric NAME in a new folder"
 )
-#: Symbol of each verdict, since color alone does not show it, and its style on a terminal, by the names of rich.
+#: Symbol for each verdict, since color alone does not show it, and its terminal style as a rich
+#: name.
 MARKS = {
     Verdict.BETTER: ("▲", "green"),
     Verdict.WORSE: ("▼", "red"),
@@ -58,29 +59,29 @@ _FORMATS: dict[str, Callable[[float, int], str]] = {
     "joules": lambda value, digits: f"{units.digits(value, digits)} J",
     "cycles": lambda value, digits: f"{units.digits(1e-6 * value, digits)} M",
 }
-#: Width of a ratio's interval beyond which no margin of use decides.
+#: Above this interval width, no useful margin gives a verdict.
 _ROUGH = 0.2
 #: Digits of a figure, and of a ratio.
 _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
 _MOST_LAYERS = 10
-#: How the figures of layers are to be read.
+#: How to read layer figures.
 _READ_LAYERS = "layers of the first process of each side, as profiled, gaps before them included, without intervals"
-#: Times whose difference layers explain; the last one that a point has counts.
+#: Times whose difference layers can explain; the last that a point has is used.
 _EXPLAINED = ("latency", GRAPH, "device")
-#: Kernels of a layer that are named.
+#: Kernels named for each layer.
 _MOST_KERNELS = 3
 
 
 def title(comparison: Comparison, side: SideFacts) -> str:
-    """A line that names two sides and the subject of their comparison."""
+    """Return a line that names two sides and the subject of their comparison."""
     baseline = comparison.sides[0]
     subject = [one.text for one in side.differences if one.role is Role.SUBJECT]
     return f"{side.name} against {baseline.name}: {'; '.join(subject) or 'the same subject'}"
 
 
 def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
-    """Lines on what qualifies the figures of a side and the baseline: algorithm coverage, and codes of warnings."""
+    """Return lines that qualify two sides' figures: algorithm coverage and diagnostic codes."""
     sides = (comparison.sides[0], side)
     shares = "; ".join(f"{one.name} {one.coverage}" for one in sides if one.coverage)
     codes = "; ".join(f"{one.name} {', '.join(one.warnings)}" for one in sides if one.warnings)
@@ -92,7 +93,7 @@ def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
 
 
 def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
-    """The points whose layers are not compared, since profiled calls disagree with timed ones."""
+    """Return a line on points whose layers are left out: profiled and timed calls disagree."""
     points = dict.fromkeys(
         line.point for line in comparison.layers if line.side == side.name and not line.agrees
     )
@@ -106,7 +107,7 @@ def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
 
 
 def header(comparison: Comparison) -> list[str]:
-    """Lines above all tables: the sides, the facts common to all pairs, and how verdicts are reached."""
+    """Return the lines above all tables: sides, common facts, and the rules for verdicts."""
     lines = [
         f"{side.name}  {side.source}{'  (baseline)' * (not index)}"
         for index, side in enumerate(comparison.sides)
@@ -129,7 +130,7 @@ def header(comparison: Comparison) -> list[str]:
 
 
 def _processes(comparison: Comparison) -> list[str]:
-    """Numbers of processes behind the times of the sides: `3 processes of each side`; none without times."""
+    """Describe how many processes measured the times, e.g. `3 processes of each side`."""
     counts: dict[str, set[int]] = {}
     for pair in comparison.pairs:
         if MEASURES[pair.measure].is_time:
@@ -150,7 +151,7 @@ def _counted(processes: int) -> str:
 
 
 def interval_words(level: float) -> str:
-    """Confidence of the intervals; looks at runs whose processes took turns share 5 %."""
+    """Describe interval confidence; all looks at alternating runs share 5 %."""
     if not level:
         return f"no intervals before {sequential.LEAST} processes of each side"
     looks = (
@@ -162,14 +163,14 @@ def interval_words(level: float) -> str:
 
 
 def confidence(level: float) -> str:
-    """Confidence of the intervals at a level: `95 %`."""
+    """Return the interval confidence for a level, for example `95 %`."""
     return f"{units.digits(100 * (1 - level)).removesuffix('.0')} %"
 
 
 def grid(comparison: Comparison, side: SideFacts) -> Grid:
-    """The ratios of one side to the baseline, in the order of the document.
+    """Return a side's ratios to the baseline, in document order.
 
-    A point that all pairs share is in the header.
+    A point that all pairs share is in the header instead.
     """
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     several = len({pair.point for pair in comparison.pairs}) > 1
@@ -212,7 +213,7 @@ def _own(value: float, unit: str, is_estimated: bool) -> str:
 
 
 def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
-    """How the figures of the sides are to be read beside those of `perfexp show`."""
+    """Return notes on how to read the figures next to `perfexp show`."""
     measures, notes = {pair.measure for pair in pairs}, []
     if any(any(pair.estimated) for pair in pairs if pair.measure != "cycles"):
         notes.append(f"≈ estimated, or without an interval: {TOO_FEW}")
@@ -240,7 +241,7 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:
-    """In how many pairs another clock does not explain the verdict on time; nothing without cycles."""
+    """Return how often the verdicts on time and cycles agree; empty without cycles."""
     judged = [pair.clock for pair in pairs if pair.clock is not None]
     count = f"{judged.count('')} of {len(judged)} pairs"
     return (
@@ -251,7 +252,7 @@ def _clock_note(pairs: Sequence[Compared]) -> list[str]:
 
 
 def _means(comparison: Comparison, side: SideFacts) -> list[str]:
-    """The geometric means of a side's measures in one line; none without several pairs."""
+    """Return a side's geometric means as a line; empty unless there are several pairs."""
     means = [mean for mean in comparison.means if mean.side == side.name]
     if not means:
         return []
@@ -271,7 +272,7 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
 
 
 def in_words(summary: DeviceSummary) -> str:
-    """A summary in one line; ≈ stands before a ratio that is undecided."""
+    """Return a summary as a line; ≈ marks an undecided ratio."""
     texts = []
     for name, word in _DEVICE_RATIOS.items():
         if (value := getattr(summary, name)) is not None:
@@ -282,7 +283,7 @@ def in_words(summary: DeviceSummary) -> str:
 
 
 def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
-    """What would decide the undecided pairs of a side, by the reason."""
+    """Return remedies for a side's undecided pairs, by reason."""
     undecided = [pair for pair in pairs if pair.verdict is Verdict.UNDECIDED]
     if not undecided:
         return []
@@ -309,7 +310,7 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
 
 
 def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
-    """What would decide the pairs of two runs whose processes took turns."""
+    """Return the remedy for undecided pairs if the processes alternated."""
     fewest = min(min(pair.processes) for pair in pairs if pair.verdict is Verdict.UNDECIDED)
     if fewest >= sequential.MOST:
         return f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"
@@ -329,7 +330,10 @@ def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
 
 
 def _deciding(side: SideFacts, pairs: Sequence[Compared]) -> list[Compared]:
-    """The pairs that decide: those that end `perfexp ab`, or the first time; none if not all of them are here."""
+    """Return the deciding pairs: those that end `perfexp ab`, or the first time.
+
+    Empty if not all of them are in `pairs`.
+    """
     if not side.decided_by:
         return decisive([pair for pair in pairs if pair.measure in DECISIVE])
     found = [pair for pair in pairs if pair.measure in side.decided_by]
@@ -337,14 +341,14 @@ def _deciding(side: SideFacts, pairs: Sequence[Compared]) -> list[Compared]:
 
 
 def ratio_of(pair: Compared) -> str:
-    """The ratio of a pair with its interval, in words."""
+    """Return a pair's ratio with its interval, in words."""
     if pair.ratio is None:
         return "undefined"
     return ratio_text(Interval(value=pair.ratio, low=pair.low, high=pair.high))
 
 
 def time_ratio(pair: Compared) -> Interval:
-    """The ratio of the times of a pair with its interval, if it has one; of rates it is the inverse."""
+    """Return a pair's time ratio, with its interval if known; a rate's ratio is inverted."""
     ratio = Interval(value=pair.other / pair.baseline, low=pair.low, high=pair.high)
     if MEASURES[pair.measure].is_better_if_lower:
         return ratio
@@ -358,12 +362,12 @@ def _inverse(ratio: Interval) -> Interval:
 
 
 def verdict_of(pair: Compared) -> str:
-    """The verdict of a pair with its symbol."""
+    """Return a pair's verdict with its symbol."""
     return f"{MARKS[pair.verdict][0]} {pair.word}"
 
 
 def confounders(side: SideFacts) -> list[str]:
-    """Each confounder of a side: its values, and the remedy."""
+    """Return a line for each confounder of a side, with values and remedy."""
     lines = []
     for one in side.differences:
         if one.role is Role.CONFOUNDER:
@@ -376,7 +380,7 @@ def confounders(side: SideFacts) -> list[str]:
 
 
 def alone(comparison: Comparison, side: SideFacts) -> list[str]:
-    """The points, and measures of points, that only this side or only the baseline has in their comparison."""
+    """Return points and measures that only this side or only the baseline has."""
     found = [one for one in comparison.alone if side.name in (one.side, one.against)]
     measures = Counter(f"{one.side}: {one.measure}" for one in found if one.measure)
     return [
@@ -386,13 +390,13 @@ def alone(comparison: Comparison, side: SideFacts) -> list[str]:
 
 
 def alone_of(one: Alone) -> str:
-    """A point, or a measure of it, that one side has alone, in words."""
+    """Describe a point, or a measure at a point, that only one side has."""
     status = f" ({one.against}: {one.status.value})" if one.status else ""
     return f"{one.point}{f', {one.measure}' if one.measure else ''}{status}"
 
 
 def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False) -> Grid | None:
-    """The layers with the largest contributions to the differences of a side; None without layers."""
+    """Return the layers that contribute most to a side's differences; None without layers."""
     lines = [line for line in comparison.layers if line.side == side.name and line.agrees]
     lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[
         :_MOST_LAYERS
@@ -424,13 +428,13 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
 
 
 def _kernels(*sides: Sequence[str]) -> tuple[str, str]:
-    """The kernels of a layer on both sides, in cells of their own, since a narrow table cuts long ones."""
+    """Return a layer's kernels on both sides, in separate cells: narrow tables cut long texts."""
     before, after = (", ".join(own[:_MOST_KERNELS]) or "none" for own in sides)
     return before, "the same" if before == after else after
 
 
 def explained(comparison: Comparison, side: SideFacts) -> list[str]:
-    """How to read the layers of a side, and what share of the differences between times they explain together."""
+    """Return how to read a side's layers, and how much of the time differences they explain."""
     sums: dict[str, float] = {}
     for line in comparison.layers:
         if line.side == side.name and line.agrees:
@@ -450,7 +454,10 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Answer in one sentence which side is faster, and by how much; of several sides, which one gains most."""
+    """Answer in a sentence which side is faster, and by how much.
+
+    With several sides, name the side that gains most.
+    """
     baseline, *sides = comparison.sides
     if len(sides) == 1:
         return _answer(comparison, sides[0])
@@ -467,13 +474,13 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def _deciding_or_first(comparison: Comparison, side: SideFacts) -> list[Compared]:
-    """The pairs that decide; those of the first measure where the user chose others."""
+    """Return the deciding pairs, or the first measure's pairs if the user chose other measures."""
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
     return _deciding(side, pairs) or [pair for pair in pairs if pair.measure == pairs[0].measure]
 
 
 def _answer(comparison: Comparison, side: SideFacts) -> str:
-    """What the comparison of a side with the baseline shows, in a sentence."""
+    """Summarize in a sentence how a side compares with the baseline."""
     one, deciding = comparison.sides[0].name, _deciding_or_first(comparison, side)
     if not deciding:
         return f"{side.name} and {one} have no figure in common"
@@ -507,7 +514,7 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
 
 
 def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str) -> str:
-    """The verdict of the pair that decides, in words."""
+    """Describe the deciding pair's verdict."""
     one, two = comparison.sides[0].name, side.name
     if pair.verdict is Verdict.NOT_COMPARABLE:
         why = [line for line in confounders(side) if line.partition(":")[0] in pair.confounders]
@@ -534,7 +541,7 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
 
 
 def _would_decide(side: SideFacts, pair: Compared) -> str:
-    """What would probably decide an undecided pair."""
+    """Return the remedy that would probably decide an undecided pair."""
     if side.level < ALPHA and min(pair.processes) < sequential.MOST:
         return "repeat perfexp ab with output_dir=DIR and a longer --max-seconds"
     if pair.further_processes:
@@ -547,7 +554,7 @@ def _would_decide(side: SideFacts, pair: Compared) -> str:
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
-    """One line per pair, with the names of comparison.json; lists become texts."""
+    """Return a line per pair, with the names in comparison.json; lists become texts."""
     lines = []
     for pair in comparison.pairs:
         line = msgspec.to_builtins(pair)
@@ -560,7 +567,7 @@ def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def sections(comparison: Comparison, *, has_kernels: bool = False) -> Iterator[Section]:
-    """Return the header, and the values of `of_side` for each side."""
+    """Yield the header, then the sections of each side (see `of_side`)."""
     yield Section("", header(comparison))
     for side in comparison.sides[1:]:
         yield from of_side(comparison, side, has_kernels=has_kernels)
@@ -569,7 +576,7 @@ def sections(comparison: Comparison, *, has_kernels: bool = False) -> Iterator[S
 def of_side(
     comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
 ) -> Iterator[Section]:
-    """The title of a side, its table, and lists and the layers below it; empty ones are left out."""
+    """Yield a side's title, table, lists and layers; empty parts are left out."""
     yield Section(title(comparison, side), doubts(comparison, side))
     yield Section("", grid(comparison, side))
     parts: dict[str, Grid | list[str] | None] = {
@@ -594,7 +601,7 @@ def of_side(
 
 
 def ratio_text(ratio: Interval) -> str:
-    """A ratio with its interval."""
+    """Return a ratio with its interval."""
     ends = " … ".join(units.digits(end) for end in (ratio.low, ratio.high) if end is not None)
     return with_width(
         ratio,
@@ -604,7 +611,7 @@ def ratio_text(ratio: Interval) -> str:
 
 
 def figure(value: float, unit: str) -> str:
-    """A figure with its unit."""
+    """Return a figure with its unit."""
     if unit in _FORMATS:
         return _FORMATS[unit](value, _DIGITS)
     return units.digits(value, _DIGITS) + unit.removeprefix("samples").removeprefix("1")
@@ -615,5 +622,5 @@ def _signed(seconds: float) -> str:
 
 
 def bare(fraction: float) -> str:
-    """A fraction in percent, without needless digits."""
+    """Return a fraction in percent, without superfluous digits."""
     return f"{100 * fraction:g} %"

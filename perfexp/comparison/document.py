@@ -1,4 +1,4 @@
-"""Result of a comparison as versioned JSON, comparison.json."""
+"""Document: a comparison as versioned JSON, comparison.json."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from perfexp.comparison.comparability import Difference
 from perfexp.records.record import Key, Status
 from perfexp.statistics.distributions import ALPHA
 
-#: History: 1 — first version.
+#: History: 1 is the first version.
 SCHEMA_VERSION = 1
 
 
 class Verdict(StrEnum):
-    """Verdict on a pair of figures; reports name the first two as it suits the measure (FASTER, LESS, …)."""
+    """Verdict on a pair of figures.
+
+    Reports adapt the words for better and worse to the measure, for example FASTER or LESS.
+    """
 
     BETTER = "better"
     WORSE = "worse"
@@ -30,18 +33,22 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     Attributes:
         side: name of the other side; the baseline is `A`.
         point: identity in words, without the words common to all pairs.
-        curve: identity in words without the input size.
+        curve: identity in words, without the input size.
         key: key of the baseline's point.
-        baseline: figure of the baseline in the unit, the geometric mean over its processes.
+        baseline: the baseline's figure in `unit`, as a geometric mean over its processes.
         processes: number of processes of the baseline and of the other side.
-        estimated: whether the figure of each is estimated from others, or has too few samples for an interval.
-        ratio: other over baseline; None if one of them is 0.
-        low: lower end of the ratio's interval at the level of its side, up to `high`; None without one.
+        estimated: whether each side's figure is estimated from others, or has too few samples for
+            an interval.
+        ratio: other over baseline; None if either is 0.
+        low: lower end of the ratio's interval, at the side's level; None without an interval.
+        high: upper end of the interval.
         p: p-value of a difference beyond the margin; 1 without an interval.
-        word: the verdict as reports name it: FASTER, SLOWER, LESS, …
-        clock: disagreement of time and cycles in words, empty if they agree; None unless both have a verdict.
-        further_processes: how many more processes of each side would decide; None if unknown, or decided.
-        confounders: facts that differ and prevent a comparison, with allowed confounders.
+        word: verdict as reports name it: FASTER, SLOWER, LESS, …
+        clock: disagreement between time and cycles in words, empty if they agree; None unless both
+            have a verdict.
+        further_processes: processes to add on each side for a verdict; None if unknown or already
+            decided.
+        confounders: differing facts that prevent a comparison, including allowed confounders.
     """
 
     side: str
@@ -67,13 +74,17 @@ class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 
 class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """One side: its name, the user's argument, its runs, those without a record, and differences from the baseline.
+    """One side: name, the user's argument, runs, and differences from the baseline.
 
     Attributes:
-        level: level of a single verdict, 1 minus the confidence of intervals; below 5 % if `perfexp ab` measured both.
-        decided_by: measures by which `perfexp ab` decides, empty for the first time of each point; None if unknown.
-        coverage: share of the convolutions' FLOPs that the algorithm computed, in words, unless all of it is proven.
-        warnings: codes of the errors and warnings of its runs.
+        missing: runs without a record.
+        level: level of a single verdict, 1 minus interval confidence; below 5 % if `perfexp ab`
+            measured both sides.
+        decided_by: measures that decide in `perfexp ab`. Empty for each point's first time; None if
+            unknown.
+        coverage: share of the convolutions' FLOPs that the algorithm computed, in words; empty if
+            all of it is proven.
+        warnings: codes of the runs' errors and warnings.
     """
 
     name: str
@@ -88,7 +99,12 @@ class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
 
 
 class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A point, or a measure of it, that one side has alone; `status` is that of the other side (`against`), if any."""
+    """Point, or measure at a point, that only one side has.
+
+    Attributes:
+        against: name of the side without it.
+        status: status of the point on that side, if it tried.
+    """
 
     side: str
     point: str
@@ -98,7 +114,10 @@ class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class Mean(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Geometric mean of the ratios of one measure and phase, with its 95 % interval over models (None with too few)."""
+    """Geometric mean over one measure and phase, with its 95 % interval over models.
+
+    The interval is None if there are too few models.
+    """
 
     side: str
     phase: str
@@ -111,14 +130,16 @@ class Mean(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
 
 class DeviceSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Another device against the baseline's in one phase; ratios are geometric means over the comparable pairs.
+    """Device compared with the baseline's device in one phase.
+
+    Ratios are geometric means over comparable pairs.
 
     Attributes:
-        speedup: time of the baseline over time of the other side.
-        throughput_ratio: rate of the other side over that of the baseline.
-        memory_efficiency: ratio of the rates per byte of peak memory.
-        accuracy_difference: accuracy of the other side minus that of the baseline.
-        undecided: names of the ratios that contain an undecided pair.
+        speedup: the baseline's time over the other side's time.
+        throughput_ratio: the other side's rate over the baseline's rate.
+        memory_efficiency: ratio between the rates per byte of peak memory.
+        accuracy_difference: the other side's accuracy minus the baseline's accuracy.
+        undecided: names of ratios that contain an undecided pair.
     """
 
     side: str
@@ -131,15 +152,18 @@ class DeviceSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
 
 
 class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What a layer contributes to the difference of a pair's call.
+    """Contribution of a layer to the difference between two calls.
 
     Attributes:
-        which: pass: `forward`, …
-        baseline_seconds: median time as profiled, with the gap before it, of the first process; 0 where the baseline
-            does not have the layer.
-        share: share of the difference of all layers.
-        agrees: whether both profiled calls took as long as the timed ones; if not, the times do not hold.
-        baseline_kernels: short names of the kernels that the baseline ran, of `other_kernels` the other side.
+        which: pass, for example `forward`.
+        baseline_seconds: profiled median time in the first process, including the gap before the
+            layer; 0 if the baseline does not have the layer.
+        other_seconds: profiled median time for the other side.
+        share: share in the total difference over all layers.
+        agrees: whether profiled and timed calls took equally long on both sides; if not, the times
+            are unreliable.
+        baseline_kernels: short kernel names on the baseline.
+        other_kernels: short kernel names on the other side.
     """
 
     side: str
@@ -158,12 +182,13 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     """Complete result of a comparison; comparison.json.
 
     Attributes:
-        perfexp_version: version of perfexp that compared.
-        margin: difference up to which two figures count as the same, see `judging.Settings`.
-        fdr: tolerated share of false verdicts among all that are not UNDECIDED.
+        perfexp_version: perfexp version that compared.
+        margin: largest difference that counts as the same; see `judging.Settings`.
+        fdr: tolerated share of false verdicts among all verdicts other than UNDECIDED.
         allowed: confounders that the user accepts.
         constant: facts common to all pairs, in words.
-        pairs: all figures by measure: in the order of batch sizes alone, otherwise the largest regressions first.
+        pairs: all figures by measure. They are in batch order if only the batch size varies;
+            otherwise the largest regressions come first.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -180,5 +205,5 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     devices: tuple[DeviceSummary, ...] = ()
 
     def to_json(self) -> bytes:
-        """The comparison as indented JSON."""
+        """Return the comparison as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"

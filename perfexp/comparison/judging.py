@@ -1,4 +1,4 @@
-"""Judging: ratios and verdicts of all pairs of two or more sides."""
+"""Judging: ratios and verdicts for all pairs of two or more sides."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.ratios import LogRatio
 from perfexp.summaries.subject import common_device
 
-#: Measures of which the first that a run shares with the baseline decides.
+#: Measures that can decide; the first that both runs have is used.
 DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
 _WORDS = {
     Verdict.SAME: "SAME",
     Verdict.UNDECIDED: "UNDECIDED",
     Verdict.NOT_COMPARABLE: "NOT COMPARABLE",
 }
-#: Whose the figures of a run on several devices are.
+#: Which ranks the figures of a multi-device run cover.
 _OF_RANKS = "; batch, times, cycles and memory are of one rank, throughput and energy of all"
-#: Level and most degrees of freedom of a verdict on one process of each side: either may be one of the few that are
-#: far from the others, which only several show.
+#: Level and maximum degrees of freedom if each side has a single process. Either may be an outlier,
+#: which only further processes would show.
 _ALONE, _ALONE_DEGREES = 0.01, 3.0
 #: Relative rounding error of a figure.
 _ROUNDING = 1e-12
-#: Verdicts on time and on cycles that disagree, and why.
+#: Explanations for disagreeing verdicts on time and cycles.
 _CLOCKS = {
     (Verdict.BETTER, Verdict.SAME): "faster only because the clock was higher",
     (Verdict.BETTER, Verdict.WORSE): "faster only because the clock was higher, with more cycles",
@@ -62,13 +62,13 @@ _CLOCKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the user chooses.
+    """User settings for a comparison.
 
     Attributes:
-        margin: difference up to which two figures count as the same: relative, but absolute for exact measures, such
-            as 0.01 for one point of accuracy in a hundred.
-        fdr: tolerated share of false verdicts among all that are not UNDECIDED.
-        measures: the measures to compare.
+        margin: largest difference that counts as the same: relative, but absolute for exact
+            measures. For example, 0.01 is one percentage point of accuracy.
+        fdr: tolerated share of false verdicts among all verdicts other than UNDECIDED.
+        measures: measures to compare.
         allowed: accepted confounders.
     """
 
@@ -80,7 +80,7 @@ class Settings:
 
 @dataclass(kw_only=True)
 class _Draft:
-    """One figure of a pair, and its verdict once it has one."""
+    """One figure of a pair, and its verdict once it is known."""
 
     measure: str
     figures: tuple[Repeats, Repeats]
@@ -91,11 +91,14 @@ class _Draft:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether no confounder prevents the comparison."""
+        """Return whether no confounder prevents the comparison."""
         return all(difference.allowed for difference in self.confounders)
 
     def p_values(self, margin: float) -> tuple[float, float]:
-        """P-values of a difference beyond and within a margin, in units in which 5 % is the level of the verdict."""
+        """Return p-values for "differs by more than the margin" and "lies within it".
+
+        They are rescaled so that the threshold is always 5 %.
+        """
         if not self.level or not self.ratio:
             return 1.0, 1.0
         scale = ALPHA / self.level
@@ -106,7 +109,7 @@ class _Draft:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """Two points that belong together: the baseline's and the other side's."""
+    """Two points that belong together, the baseline's first."""
 
     side: str
     points: tuple[Measurement, Measurement]
@@ -115,13 +118,13 @@ class _Pair:
     drafts: dict[str, _Draft] = field(default_factory=dict)
 
     def draft(self, measures: Collection[str]) -> None:
-        """Compute the ratios by the measures that both points have."""
+        """Compute the ratios for the measures that both points have."""
         one, two = (point.figures for point in self.points)
         for measure in (
             name for name in MEASURES if name in measures and name in one and name in two
         ):
             figures, level = (one[measure], two[measure]), self.level
-            if level is not None:  # processes that took turns were forked from one server
+            if level is not None:  # alternating processes were forked from the same server
                 figures = figures[0].without_server(), figures[1].without_server()
             ratio = (
                 ratios.log_ratio(figures[1], figures[0])
@@ -143,7 +146,10 @@ class _Pair:
 
     @property
     def clocks(self) -> dict[str, str]:
-        """`Compared.clock` of the time whose cycles were counted; clocks of two kinds of devices are not compared."""
+        """Return `Compared.clock` for the time that cycles were counted for.
+
+        Clocks of different device kinds are not compared.
+        """
         cycles, time = (
             self.drafts.get("cycles"),
             next((name for name in DEVICE_TIMES if name in self.drafts), ""),
@@ -157,15 +163,18 @@ class _Pair:
 
 
 def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
-    """Compare each side with the first one, the baseline.
+    """Compare each side with the first side, the baseline.
 
-    A verdict needs both: the ratio's interval lies wholly beyond the margin (BETTER, WORSE) or within it (SAME), and
-    it is among those that Benjamini and Hochberg's procedure selects from all pairs of the measure, of all sides. The
-    procedure is applied twice, for differences and for SAME. An exact measure has no interval: its figures themselves
-    decide. Runs that took turns until a comparison had decided have the level of that look (`statistics.sequential`).
+    A verdict needs two conditions. First, the ratio's interval lies entirely beyond the margin
+    (BETTER, WORSE) or within it (SAME). Second, the Benjamini-Hochberg procedure selects it among
+    all pairs of the measure, over all sides. The procedure is applied separately to differences and
+    to SAME.
+
+    Exact measures have no interval: the figures themselves decide. If processes alternated until a
+    verdict was reached, that look's level applies (`statistics.sequential`).
 
     Raises:
-        UserError: two sides contain the same run, or nothing of two sides can be paired.
+        UserError: two sides contain the same run, or two sides have no points to pair.
     """
     baseline, *others = sides
     _refuse_same_runs(sides)
@@ -211,7 +220,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
 
 
 def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pair]:
-    """The pairs of a side with their ratios; each pair of runs is examined once."""
+    """Yield a side's pairs with their ratios; each pair of runs is checked once."""
     known: dict[tuple[int, int], list[Difference]] = {}
     for one, two in matching.pairs:
         runs = id(one.record), id(two.record)
@@ -231,7 +240,7 @@ def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pai
 def _measures_alone(
     baseline: str, pair: _Pair, names: Sequence[str], settings: Settings
 ) -> Iterator[Alone]:
-    """The measures that one of two points lacks."""
+    """Yield the measures that only a single point in the pair has."""
     one, two = pair.points
     for measure in (name for name in MEASURES if name in settings.measures):
         if (measure in one.figures) is (measure in two.figures):
@@ -243,12 +252,12 @@ def _measures_alone(
             point.metric(f"{GRAPH}_seconds") for point in lacking.points if point.key == lacking.key
         )
         if measure == GRAPH and "device" in pair.drafts and not any(tried):
-            continue  # which points it is measured at depends on the others of the run
+            continue  # the run's other points decide which points it is measured at
         yield Alone(side=side, point=pairing.label(one, names), against=against, measure=measure)
 
 
 def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
-    """Give each figure its verdict."""
+    """Set each figure's verdict."""
     for draft in drafts:
         if not draft.is_comparable:
             draft.verdict = Verdict.NOT_COMPARABLE
@@ -275,7 +284,7 @@ def _better_or_worse(draft: _Draft) -> Verdict:
 
 
 def _judge_exact(draft: _Draft, margin: float) -> None:
-    """Judge by the difference of two exact figures, which are rounded."""
+    """Judge by the difference between two exact figures, which are rounded."""
     baseline, other = (figure.mean for figure in draft.figures)
     is_same = abs(other - baseline) <= margin + _ROUNDING * max(baseline, other)
     draft.verdict = Verdict.SAME if is_same else _better_or_worse(draft)
@@ -325,7 +334,11 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
 
 
 def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, float]]:
-    """The order of a table: batch sizes of one phase and input size, or else the largest regressions first."""
+    """Return a sort key for tables.
+
+    If only the batch size varies, pairs are ordered by batch size. Otherwise the largest
+    regressions come first.
+    """
     keys = [pair.key for pair in pairs]
     is_over_batches = (
         len({key.batch_size for key in keys}) > 1
@@ -345,7 +358,7 @@ def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, fl
 
 
 def _by_phase(pairs: Sequence[Compared]) -> dict[tuple[str, str], dict[str, list[Compared]]]:
-    """The figures that can be compared, by side and phase, and by measure."""
+    """Return comparable figures by side and phase, then by measure."""
     groups: dict[tuple[str, str], dict[str, list[Compared]]] = {}
     for pair in pairs:
         if pair.verdict is not Verdict.NOT_COMPARABLE:
@@ -356,7 +369,10 @@ def _by_phase(pairs: Sequence[Compared]) -> dict[tuple[str, str], dict[str, list
 
 
 def _means(pairs: Sequence[Compared]) -> Iterator[Mean]:
-    """The geometric means of measures with several comparable pairs of one phase, if all of them have a ratio."""
+    """Yield geometric means over several comparable pairs in one phase.
+
+    All of the pairs must have a ratio.
+    """
     for (side, phase), measures in _by_phase(pairs).items():
         for measure, group in measures.items():
             clusters: dict[str, list[float]] = {}
@@ -378,10 +394,13 @@ def _means(pairs: Sequence[Compared]) -> Iterator[Mean]:
 
 
 def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
-    """The layers of a pair, the largest contribution first; none unless both sides have layers, and are one model."""
+    """Return a pair's layers, largest contribution first.
+
+    Empty unless both sides have layers and the same model.
+    """
     one, two = pair.points
     if one.features["model"] != two.features["model"]:
-        return []  # layers of one name need not be the same layer
+        return []  # layers with the same name may be different layers
     before, after = _places(one.profiled), _places(two.profiled)
     if not (before and after):
         return []
@@ -412,7 +431,7 @@ def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
 
 
 def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collection[str]]]:
-    """Seconds of a call, gaps included, and kernels of the layers of a point by name and pass."""
+    """Return a point's layers by name and pass: seconds per call including gaps, and kernels."""
     places: dict[tuple[str, str], tuple[float, Collection[str]]] = {}
     for line in (point.facts.get("layers") or {}).get("lines", ()) if point else ():
         seconds, kernels = places.get(place := (name_of(line), pass_of(line)), (0.0, ()))
@@ -424,7 +443,7 @@ def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collectio
 def device_summaries(
     sides: Sequence[SideFacts], pairs: Sequence[Compared]
 ) -> Iterator[DeviceSummary]:
-    """A summary of each phase of each side whose subject is the device."""
+    """Yield a summary for each phase of each side that compares another device."""
     devices = {side.name for side in sides if any(one.key == "device" for one in side.differences)}
     for (side, phase), measures in _by_phase(pairs).items():
         if side not in devices:
@@ -460,7 +479,7 @@ def device_summaries(
 
 
 def decisive(pairs: Sequence[Compared]) -> list[Compared]:
-    """For each run and point the pair of the measure that decides."""
+    """Return the pair with the deciding measure, for each run and point."""
     chosen: dict[tuple[str, object], Compared] = {}
     for pair in sorted(pairs, key=lambda pair: DECISIVE.index(pair.measure)):
         chosen.setdefault((pair.side, pair.key), pair)
@@ -470,7 +489,7 @@ def decisive(pairs: Sequence[Compared]) -> list[Compared]:
 
 
 def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
-    """What all points of all sides have in common, in words."""
+    """Describe the facts common to all points on all sides."""
     varying = pairing.varying(every)
     features = dict.fromkeys(name for one in every for name in one.features)
     same = [name for name in (*features, *KEY_FIELDS) if name not in (*varying, *names)]

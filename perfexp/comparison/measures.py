@@ -1,4 +1,4 @@
-"""Measures that runs are compared by, and the figures of a record by measure."""
+"""Measures that runs are compared by, and a record's figures by measure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from perfexp.summaries.analysis import Analysis
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One kind of figure.
+    """Kind of figure that is compared.
 
     Attributes:
         unit: SI unit.
-        is_better_if_lower: direction.
-        better: verdict for the better side, `worse` for the other.
+        is_better_if_lower: whether a lower value is better.
+        better: verdict for the better side.
+        worse: verdict for the worse side.
         is_time: whether every further process measures it.
-        is_exact: whether the figure itself decides, with the margin as a difference of shares, not a ratio.
+        is_exact: whether the figure itself decides. The margin is then a difference between shares
+            instead of a ratio.
     """
 
     unit: str
@@ -32,7 +34,7 @@ class Measure:
     is_exact: bool = False
 
 
-#: Measures by name, in the order of reports.
+#: Measures by name, in report order.
 MEASURES = {
     "device": Measure(unit="seconds"),
     GRAPH: Measure(unit="seconds"),
@@ -57,10 +59,13 @@ MEASURES = {
 
 
 def repeats(analysis: Analysis) -> dict[Key, dict[str, Repeats]]:
-    """Return the figures of each timed point by measure; those with a ratio are above 0, exact ones may be 0."""
+    """Return each timed point's figures by measure.
+
+    Figures compared by ratio are > 0; exact figures may be 0.
+    """
     found = {row.key: dict(row.figures) for row in analysis.rows if row.status is Status.OK}
     for figures in found.values():
-        figures.pop("throughput", None)  # a time, of which the rate is compared
+        figures.pop("throughput", None)  # a time; its rate is compared instead
         if rate := figures.pop("samples_per_second", None):
             figures["throughput"] = rate
     for first in analysis.cold_starts:

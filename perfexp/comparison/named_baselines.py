@@ -1,4 +1,4 @@
-"""Named baselines: plain copies of records, by machine and GPU: FOLDER/MACHINE/NAME/NUMBER/record.json."""
+"""Named baselines: plain record copies as FOLDER/MACHINE/NAME/NUMBER/record.json."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ _RECORD = "record.json"
 
 
 def default_folder() -> Path:
-    """Return the folder of baselines in the user's data, by the XDG Base Directory Specification."""
+    """Return the baseline folder in the user's data (XDG Base Directory Specification)."""
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else home() / ".local" / "share") / "perfexp" / "baselines"
 
 
 def machine_of(records: Sequence[Record]) -> str:
-    """Return the machine and the GPU of records as a folder's name; raises `UserError` if there are several."""
+    """Return the records' machine and GPU as a folder name.
+
+    Raises:
+        UserError: the records come from several machines.
+    """
     machines = {
         safe_name(
             " ".join(str(fact_at(record.environment, place)) for place in ("host", "device.name"))
@@ -40,7 +44,11 @@ def machine_of(records: Sequence[Record]) -> str:
 
 
 def find(folder: Path, name: str | None = None) -> list[Path]:
-    """Return the folders of the baselines, or of those with a name, machine by machine."""
+    """Return baseline folders, ordered by machine.
+
+    Args:
+        name: only find baselines with this name.
+    """
     pattern = f"*/{_checked(name)}" if name else "*/*"
     places = sorted(place for place in folder.glob(pattern) if place.name[0] != ".")
     own = (place for place in places if not (place.is_symlink() or place.parent.is_symlink()))
@@ -48,17 +56,21 @@ def find(folder: Path, name: str | None = None) -> list[Path]:
 
 
 def read(place: Path) -> list[Record]:
-    """Return the records of a baseline."""
+    """Return a baseline's records."""
     return [Record.load(file) for file in _files(place)]
 
 
 def add(
     folder: Path, name: str, records: Sequence[Record], machine: str | None = None, *, force: bool
 ) -> Path:
-    """Copy records into a new baseline and return its folder; `force` replaces an earlier one.
+    """Copy records into a new baseline and return its folder.
 
     Args:
-        machine: name for their machine, where its host name is another one each time.
+        machine: machine name, for example if the host name is different each time.
+        force: whether to replace an existing baseline.
+
+    Raises:
+        UserError: the baseline exists, or cannot be written.
     """
     place = folder / (_checked(machine) if machine else machine_of(records)) / _checked(name)
     if place.exists() and not force:
@@ -80,7 +92,7 @@ def add(
 
 
 def _replace(place: Path, new: Path) -> None:
-    """Move a new baseline into place; an earlier one stays aside until then."""
+    """Move a new baseline into place. The old baseline is kept until the move succeeds."""
     aside = place.with_name(f".{place.name}.old")
     if place.exists():
         _files(place)  # refuses links before anything is moved
@@ -96,7 +108,11 @@ def _replace(place: Path, new: Path) -> None:
 
 
 def remove(place: Path) -> None:
-    """Delete the records of a baseline and its folders; raises `OSError` if anything else is in them."""
+    """Delete a baseline's records and folders.
+
+    Raises:
+        OSError: the folders contain anything else.
+    """
     for file in _files(place):
         file.unlink()
         file.parent.rmdir()
@@ -105,7 +121,11 @@ def remove(place: Path) -> None:
 
 
 def _files(place: Path) -> list[Path]:
-    """The records of a baseline in their order; raises `UserError` for a folder that is a link."""
+    """Return a baseline's records in order.
+
+    Raises:
+        UserError: a folder is a link.
+    """
     files = [file for file in place.glob(f"*/{_RECORD}") if file.parent.name.isdecimal()]
     for folder in (place.parent, place, *(file.parent for file in files)):
         refuse_link(folder)

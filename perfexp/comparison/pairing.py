@@ -1,4 +1,4 @@
-"""Pairing: the runs of each side, and the points of two sides that belong together by what both sides share."""
+"""Pairing: each side's runs, and the points of two sides that belong together."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perfexp.statistics.moderated import Repeats
 from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.subject import field_text
 
-#: Fields of a key that always have to agree, and what else identifies a measurement.
+#: Key fields that always have to agree, and features that also identify a measurement.
 KEY_FIELDS = ("phase", "input_size", "batch_size")
 FEATURES = ("model", "algorithm", "precision", "execution", "device")
-#: Axes of a sweep that fields of a key stand for.
+#: Sweep axes that key fields already cover.
 POINT_AXES = (
     "mode",
     "mode.inference.batch_size",
@@ -27,23 +27,23 @@ POINT_AXES = (
     "input_size",
     "batch_size",
 )
-#: Axes that features stand for; any further axis identifies a measurement, too.
+#: Axes that features already cover; any other axis also identifies a measurement.
 _COVERED = ("model", "algorithm", "precision", "execution", "gpu")
-#: Numbers of devices and nodes in a plan, which are named where there are several.
+#: Device and node counts in a plan; only counts above 1 are named.
 _COUNTS = {"gpus": "gpu.count", "nodes": "gpu.nodes"}
-#: A run of a sweep with its analysis; None if it left no record.
+#: Run of a sweep with its analysis; None if the run left no record.
 Run = tuple[SweepChild, Analysis | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A timed point of one side.
+    """Timed point on either side.
 
     Attributes:
         points: the point in each process that measured it.
-        profiled: the point with its layers, those of the first process.
-        figures: figures of its processes by measure.
-        features: properties of its run by name: model, algorithm, …, and the other axes of its sweep.
+        profiled: the point with layers, from the first process.
+        figures: figures from its processes, by measure.
+        features: run properties by name: model, algorithm, …, and the sweep's other axes.
     """
 
     record: Record
@@ -55,16 +55,17 @@ class Measurement:
     figures: dict[str, Repeats]
 
     def place(self, names: Sequence[str]) -> tuple[Any, ...]:
-        """Its identity by the fields that have to agree and by some features."""
+        """Return its identity: the fields that must agree, plus the named features."""
         return (*_fields(self.key), *(self.features.get(name, "") for name in names))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One argument of a comparison: the runs of a folder.
+    """One argument of a comparison: the runs in a folder.
 
     Attributes:
-        facts: its name (`A` for the baseline, then `B`, …), the user's argument, and what qualifies its figures.
+        facts: name (`A` for the baseline, then `B`, …), the user's argument, and facts that qualify
+            the figures.
     """
 
     facts: SideFacts
@@ -72,19 +73,23 @@ class Side:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Return the side's name."""
         return self.facts.name
 
     @property
     def source(self) -> str:
-        """The user's argument."""
+        """Return the user's argument."""
         return self.facts.source
 
     @classmethod
     def of(
         cls, name: str, source: str, runs: Iterable[Analysis], missing: Iterable[str] = ()
     ) -> Side:
-        """The side of some runs; raises UserError without any timed point."""
+        """Build a side from runs.
+
+        Raises:
+            UserError: the runs have no timed point.
+        """
         measurements = tuple(one for analysis in runs for one in _measurements(analysis))
         if not measurements:
             raise UserError(f"{source} has no timed point to compare: none of its runs was timed.")
@@ -93,16 +98,16 @@ class Side:
         return cls(facts=facts, measurements=measurements)
 
     def features(self, name: str) -> set[str]:
-        """The values of a feature."""
+        """Return all values of a feature."""
         return {one.features.get(name, "") for one in self.measurements}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """Points of a baseline and another side that belong together.
+    """Matched points of a baseline and another side.
 
     Attributes:
-        pairs: baseline and other side of each pair.
+        pairs: baseline point and other point of each pair.
         alone: points that only one side measured, with the other side's status if it tried.
     """
 
@@ -111,7 +116,7 @@ class Matching:
 
     @property
     def level(self) -> float | None:
-        """Level of verdicts on runs whose processes took turns until a verdict was reached; None if any did not."""
+        """Return the verdict level if all runs alternated until a verdict; None otherwise."""
         sweeps = [(one.record.sweep, other.record.sweep) for one, other in self.pairs]
         if not all(one and other and one.uid == other.uid for one, other in sweeps):
             return None
@@ -122,11 +127,12 @@ class Matching:
 def match(baseline: Side, other: Side) -> Matching:
     """Match the points of two sides.
 
-    A feature identifies points if both sides have a value of it in common. Otherwise it is the subject, and points
-    that differ in it belong together.
+    A feature identifies points if the two sides have a common value. Otherwise it is the subject of
+    the comparison: points that differ in it still belong together. For example, runs on two GPUs
+    are matched by model and batch size.
 
     Raises:
-        UserError: a side has several points of one identity.
+        UserError: a side has several points with the same identity.
     """
     names = dict.fromkeys(
         name for side in (baseline, other) for one in side.measurements for name in one.features
@@ -156,14 +162,14 @@ def match(baseline: Side, other: Side) -> Matching:
 
 
 def varying(measurements: Iterable[Measurement]) -> list[str]:
-    """The names of fields and features that differ between measurements."""
+    """Return the names of fields and features that differ between measurements."""
     every = list(measurements)
     names = dict.fromkeys(name for one in every for name in one.features)
     return [name for name in (*names, *KEY_FIELDS) if len({_value(one, name) for one in every}) > 1]
 
 
 def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
-    """A field or a feature, which a measurement shares with others, as a word."""
+    """Return a field or feature, shared with the other measurements, as a word."""
     if name in KEY_FIELDS or name == "precision":
         return field_text(
             one.key, name, [each.record.environment for each in (one, *others)], named=True
@@ -176,7 +182,11 @@ def _value(one: Measurement, name: str) -> object:
 
 
 def label(one: Measurement, names: Sequence[str], others: Sequence[Measurement] = ()) -> str:
-    """Some fields and features, which a measurement shares with others, in words: `resnet18 · 224 · batch 4`."""
+    """Return fields and features in words, for example `resnet18 · 224 · batch 4`.
+
+    Args:
+        others: measurements that share these fields and features.
+    """
     return " · ".join(text for name in names if (text := word(one, name, others)))
 
 
@@ -193,9 +203,8 @@ def _measurements(analysis: Analysis) -> Iterable[Measurement]:
         if name not in POINT_AXES and name.split(".")[0] not in _COVERED
     }
     figures = repeats(analysis)
-    points: dict[
-        Key, list[Point]
-    ] = {}  # a search for each point would take the square of their number
+    # by key, since searching for each point would take quadratic time
+    points: dict[Key, list[Point]] = {}
     for point in record.points:
         points.setdefault(without_replicate(point.key), []).append(point)
     for point in record.points:
@@ -243,47 +252,50 @@ def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measure
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs of a sweep that are one side: they differ only in the axes of points, or are a single run.
+    """Runs of a sweep that form one side.
+
+    They differ only in point axes, or there is only a single run.
 
     Attributes:
-        runs: the runs by number.
+        runs: runs by number.
     """
 
     runs: tuple[Run, ...]
 
     @property
     def recorded(self) -> list[Analysis]:
-        """The runs that left a record."""
+        """Return the runs that left a record."""
         return [one for _, one in self.runs if one]
 
     @property
     def timed(self) -> list[Analysis]:
-        """The runs with a timed point."""
+        """Return the runs with a timed point."""
         return [one for one in self.recorded if any(row.status is Status.OK for row in one.rows)]
 
     @property
     def number(self) -> int:
-        """The number of its first run."""
+        """Return the first run's number."""
         return self.runs[0][0].job
 
     @property
     def axes(self) -> dict[str, str]:
-        """The axes with their values, without those of points if it has several runs."""
+        """Return the axes with their values, without point axes if there are several runs."""
         axes = self.runs[0][0].axes
         return axes if len(self.runs) == 1 else _without_points(axes)
 
     @property
     def name(self) -> str:
-        """`run 3`, or the axes of several runs: `model=resnet50`."""
+        """Return `run 3` for a single run, otherwise the axes, for example `model=resnet50`."""
         if len(self.runs) == 1:
             return f"run {self.number}"
         return ", ".join(f"{axis}={value}" for axis, value in self.axes.items())
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """The groups of a sweep's runs, by the number of their first run.
+    """Return the groups of a sweep's runs, ordered by first run.
 
-    Runs that measured the same point are groups of their own, such as those of two modes that share a phase.
+    Runs that measured the same point form separate groups, for example two modes that share a
+    phase.
     """
     by_axes: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run[0].job):
@@ -303,7 +315,7 @@ def _without_points(axes: dict[str, str]) -> dict[str, str]:
 
 
 def _differ(runs: Sequence[Run]) -> bool:
-    """Whether no two runs have the same axes, or a point in common."""
+    """Return whether no two runs have the same axes or a point in common."""
     axes = {tuple(sorted(child.axes.items())) for child, _ in runs}
     places = [{_fields(row.key) for row in one.rows} for _, one in runs if one]
     return len(axes) == len(runs) and len(set().union(*places)) == sum(map(len, places))

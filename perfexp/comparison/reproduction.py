@@ -1,4 +1,4 @@
-"""Reproduction: the outcome of measuring a record's plan again, from the comparison of both runs."""
+"""Reproduction: the outcome of measuring a record's plan again, from comparing both runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from perfexp.comparison.comparability import Difference, Role
 from perfexp.comparison.document import Compared, Comparison, Verdict
 from perfexp.records import units
 
-#: Measures that decide by default: a p95 rarely has an interval, and another clock changes cycles but no time.
+#: Measures that decide by default: p95 rarely has an interval, and another clock changes cycles but
+#: not times.
 MEASURES = ("device", "latency", "throughput", "memory", "energy", "accuracy")
 
 
@@ -25,7 +26,7 @@ class Outcome(StrEnum):
     NOT_COMPARABLE = "not comparable"
 
 
-#: Exit codes, as those of `perfexp check`.
+#: Exit codes, the same as for `perfexp check`.
 EXIT_CODES = {
     Outcome.REPRODUCED: 0,
     Outcome.DIFFERS: 1,
@@ -36,13 +37,13 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Reproduction:
-    """An outcome with its reasons, a line each."""
+    """Outcome with its reasons, a line each."""
 
     outcome: Outcome
     reasons: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Lines for the console, the outcome first."""
+        """Return lines for the console, outcome first."""
         joint = " because" if self.outcome is Outcome.NOT_COMPARABLE else ":"
         return [
             f"{self.outcome.value.upper()}{joint} {self.reasons[0]}",
@@ -51,7 +52,7 @@ class Reproduction:
 
 
 def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
-    """The outcome where facts of the two runs rule out a comparison of any figure; None if they do not."""
+    """Return the outcome if the runs' facts rule out comparing any figure; otherwise None."""
     reasons = [
         f"{one.key}: {one.baseline} → {one.other}{f'; {one.help}' if one.help else ''}"
         for one in differences
@@ -62,10 +63,10 @@ def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
 
 
 def judge(compared: Comparison) -> Reproduction:
-    """Sum up the verdicts of a comparison of two runs of one plan: the worst one counts."""
+    """Combine the verdicts on two runs of the same plan; the worst verdict counts."""
     if reproduction := not_comparable(compared.sides[1].differences):
         return reproduction
-    lost: dict[bool, list[str]] = {True: [], False: []}  # by whether the new run tried, and failed
+    lost: dict[bool, list[str]] = {True: [], False: []}  # by whether the new run tried and failed
     for one in compared.alone:
         if one.side == "A":
             lost[one.status is not None].append(
@@ -93,7 +94,7 @@ def judge(compared: Comparison) -> Reproduction:
 
 
 def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
-    """A line for each figure with one of these verdicts."""
+    """Return a line for each figure with one of these verdicts."""
     lines = []
     for pair in compared.pairs:
         if pair.verdict in verdicts:
@@ -109,7 +110,7 @@ def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
 
 
 def _why(pair: Compared, margin: float) -> str:
-    """Why a figure is undecided; empty if it is decided."""
+    """Return why a figure is undecided; empty if it is decided."""
     if pair.verdict is not Verdict.UNDECIDED:
         return ""
     if pair.low is None or pair.high is None:

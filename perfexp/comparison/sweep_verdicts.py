@@ -1,4 +1,4 @@
-"""Sweep verdicts: the groups of a sweep's runs against the first of them, and how often each is the fastest."""
+"""Sweep verdicts: a sweep's groups of runs against the first group, and how often each wins."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from perfexp.statistics.distributions import ALPHA
 from perfexp.summaries.analysis import SweepAnalysis
 from perfexp.summaries.subject import MODEL_AXES
 
-#: Verdicts that leave open which of two runs is faster.
+#: Verdicts that leave open which run is faster.
 _OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
 
 
 @dataclass
 class SweepVerdicts:
-    """What the comparison of a sweep's runs shows.
+    """Results from comparing a sweep's runs.
 
     Attributes:
-        title: title of the ratios: the time that is compared and the baseline, `device / run 0`, or
-            `device / model=resnet50` of several runs; `device / default` for a baseline of each model.
-        ratios: ratio of the times to the baseline with its verdict, or the number of each verdict over several points,
-            by run's number and phase.
-        notes: runs at whose points the baseline has no time, and other times that have another verdict.
-        fastest: a line for each group that is the fastest at some of several points, or why none was compared.
+        title: compared time and baseline: `device / run 0`, or `device / model=resnet50` for
+            several runs, or `device / default` if each model has a baseline.
+        ratios: time ratio to the baseline with its verdict, by run number and phase. With several
+            points, the number of each verdict instead.
+        notes: runs at points where the baseline has no time, and other times with a different
+            verdict.
+        fastest: a line for each group that is fastest at some of several points, or why none was
+            compared.
     """
 
     title: str = ""
@@ -46,27 +48,27 @@ class SweepVerdicts:
 
 
 class TimeRatio(NamedTuple):
-    """A time of a run over that of the baseline of its model, with the verdict; of rates it is that of a sample."""
+    """Time of a run over its model's baseline, with the verdict; a rate becomes time per sample."""
 
     value: float
     verdict: Verdict
 
     @property
     def is_open(self) -> bool:
-        """Whether the verdict leaves open which of the two is faster."""
+        """Return whether the verdict leaves open which run is faster."""
         return self.verdict in _OPEN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The fastest group of a point by the verdicts, among the runs of one model if several groups have the same.
+    """Fastest group at a point, by verdict; within a model if several groups share it.
 
     Attributes:
-        key: the point, of the first of the groups.
-        model: model of the groups; empty if all runs of the sweep have one, or models are what is compared.
-        measure: the measure that decides.
-        best: axes of the group; None if no verdict on the point is decided.
-        ties: axes of the other groups that are not shown to be slower; of all if nothing is decided.
+        key: the point, from the first group.
+        model: the groups' model; empty if the sweep has a single model, or if models are compared.
+        measure: measure that decides.
+        best: axes of the fastest group; None if no verdict at this point is decided.
+        ties: axes of the other groups not shown to be slower; all groups if nothing is decided.
     """
 
     key: Key
@@ -77,13 +79,16 @@ class Winner:
 
 
 class _Contest:
-    """The groups of a sweep's runs that have a time, by the number of their first run, and their comparisons.
+    """Groups of a sweep's runs with a time, by first run number, and their comparisons.
 
     Attributes:
-        wanted: value of `compare.baseline`; None without it.
-        models: model of each group; empty texts unless several groups have one of several models.
-        baselines: for each model the group that `compare.baseline` names, without it the first one.
-        points: groups that measured each point, with the number of the run that did, by model and point.
+        wanted: value of `compare.baseline`; None if it is not set.
+        models: each group's model; empty texts unless there are several models and several groups
+            share one.
+        baselines: baseline group of each model, chosen by `compare.baseline`, by default the first
+            group.
+        points: groups that measured each point, by model and point, with the number of the run that
+            did.
     """
 
     def __init__(self, whole: SweepAnalysis) -> None:
@@ -113,11 +118,11 @@ class _Contest:
         self._known: dict[str, tuple[Sequence[Compared], float]] = {}
 
     def job(self, name: str, key: Key) -> int:
-        """The run of a group that measured a point."""
+        """Return the number of the group's run that measured a point."""
         return self.points[self.models[name], _place(key)][name]
 
     def against(self, baseline: str) -> tuple[Sequence[Compared], float]:
-        """All times of the other groups of its model against a baseline, and the level of the verdicts."""
+        """Return the other groups' times against their model's baseline, and the verdict level."""
         if baseline not in self._known:
             others = [
                 side
@@ -138,7 +143,10 @@ class _Contest:
     def at(
         self, place: Key, members: Collection[str], baseline: str = ""
     ) -> tuple[str, list[Compared]]:
-        """Return the baseline of a model at a point, or else its first group there, and the other groups' times."""
+        """Return the baseline at a point and the other groups' times.
+
+        If the model's baseline did not measure the point, the first group that did takes its place.
+        """
         own = [name for name in self.baselines.values() if name in members]
         baseline = baseline or next(iter([*own, *members]))
         pairs = self.against(baseline)[0]
@@ -146,7 +154,10 @@ class _Contest:
 
 
 def _is_named(group: Group, wanted: str) -> bool:
-    """Whether `compare.baseline` is the number of one of its runs, a value of its axes, or an axis with its value."""
+    """Return whether `compare.baseline` names this group.
+
+    It may be a run number, an axis value, or an axis with its value (`model=resnet50`).
+    """
     return any(
         wanted
         in (
@@ -159,9 +170,10 @@ def _is_named(group: Group, wanted: str) -> bool:
 
 
 def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
-    """Compare the groups of a sweep's runs with that of `compare.baseline`, or with the first one that was measured.
+    """Compare a sweep's groups of runs with a baseline.
 
-    Where several groups have the same model, each is compared within its model.
+    The baseline is `compare.baseline`, by default the first measured group. If several groups share
+    a model, each group is compared within its model.
     """
     contest = _Contest(whole)
     if contest.groups and not contest.baselines:
@@ -202,7 +214,7 @@ def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
 
 
 def _name_of(baselines: Sequence[Group]) -> str:
-    """The name of a baseline, or what the baselines of several models have in common."""
+    """Return a baseline's name, or the common part if several models have a baseline."""
     if len(baselines) == 1:
         return baselines[0].name
     axes = [
@@ -214,10 +226,11 @@ def _name_of(baselines: Sequence[Group]) -> str:
 
 
 def winners(whole: SweepAnalysis) -> list[Winner]:
-    """The fastest group of each point that several groups of a sweep measured, by the verdicts of `of_sweep`.
+    """Return the fastest group at each point that several groups measured.
 
-    It is the best of the groups that are shown to be faster than the baseline, otherwise the baseline. At a point that
-    the baseline did not measure, it is the first group that did.
+    It is the best group shown to be faster than the baseline by the verdicts of `of_sweep`,
+    otherwise the baseline. If the baseline did not measure a point, the first group that did takes
+    its place.
     """
     contest = _Contest(whole)
     found = []
@@ -231,7 +244,8 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
             best, faster = baseline, _fastest_of(baseline, compared)
             measure = next((pair.measure for pair in compared if pair.side == faster), measure)
             rivals = compared
-            for _ in members:  # runs with other kinds of time: one may be faster by a time that decided nothing yet
+            # a group may be faster by another kind of time that has not decided yet
+            for _ in members:
                 if faster == best:
                     break
                 measure = next(pair.measure for pair in rivals if pair.side == faster)
@@ -245,13 +259,12 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
 
 
 def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | None]:
-    """The ratio of each time of each run, by number, phase and measure, with the verdicts of `of_sweep`.
+    """Return each run's time ratios by number, phase and measure, with verdicts as in `of_sweep`.
 
-    The ratio of a baseline is None. Runs that no
-    other run is compared with have no entry.
+    A baseline's ratio is None. Runs without a comparison have no entry.
 
     Args:
-        whole: a sweep whose runs have one size and batch size each.
+        whole: a sweep in which each run has a single size and batch size.
     """
     contest = _Contest(whole)
     found: dict[tuple[int, str, str], TimeRatio | None] = {}
@@ -265,12 +278,12 @@ def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | 
 
 
 def _place(key: Key) -> Key:
-    """A point without its precision, in which the runs of a sweep may differ."""
+    """Return a point without its precision, which may differ between a sweep's runs."""
     return msgspec.structs.replace(key, precision="")
 
 
 def _of_level(title: str, level: float) -> list[str]:
-    """A line on the confidence of the ratios' intervals, where processes took turns until a verdict was reached."""
+    """Return a line on interval confidence if processes alternated until a verdict was reached."""
     if level >= ALPHA:
         return []
     if not level:
@@ -281,14 +294,17 @@ def _of_level(title: str, level: float) -> list[str]:
 
 
 def _compared_time(pairs: Sequence[Compared]) -> str:
-    """The time whose ratios are shown; of rates it is that of a sample, of which a call of several devices has more."""
+    """Return the name of the compared time.
+
+    A rate becomes time per sample, because a call on several devices has more samples.
+    """
     measures = {pair.measure for pair in pairs}
     name = measures.pop() if len(measures) == 1 else "time"
     return "time per sample" if name == "throughput" else name
 
 
 def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> list[str]:
-    """A line with the other times that have another verdict than the one that decides; empty without any."""
+    """Return a line with times whose verdict differs from the deciding time; empty without any."""
     words = {(pair.side, pair.key): pair.verdict for pair in deciding}
     others = Counter((p.word, p.measure) for p in every if p.verdict is not words[p.side, p.key])
     if not others:
@@ -307,7 +323,7 @@ def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> 
 def _have_a_pair(first: Side, other: Side) -> bool:
     try:
         return bool(pairing.match(first, other).pairs)
-    except UserError:  # a run with several results of one point
+    except UserError:  # a run with several results for the same point
         return False
 
 
@@ -325,13 +341,16 @@ def _by_verdict(counted: tuple[tuple[Verdict, str], int]) -> int:
 
 
 def ratio_of_times(pair: Compared) -> str:
-    """The ratio of times of a pair, with its interval if it has one."""
+    """Return a pair's time ratio, with its interval if known."""
     ratio = comparison_table.time_ratio(pair)
     return units.digits(ratio.value) if ratio.low is None else comparison_table.ratio_text(ratio)
 
 
 def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared]) -> list[str]:
-    """A line for each group that is the fastest at some of several points; none if none is faster than the baseline."""
+    """Return a line for each group that is fastest at some of several points.
+
+    Empty if no group is faster than the baseline.
+    """
     points: dict[Key, list[Compared]] = {}
     for pair in decisive(every):
         points.setdefault(pair.key, []).append(pair)
@@ -349,9 +368,10 @@ def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared])
 
 
 def _fastest_of(baseline: str, compared: Sequence[Compared]) -> str:
-    """The side with the best figure of those that are shown to be faster than the baseline; else the baseline.
+    """Return the best side among those shown to be faster than the baseline, else the baseline.
 
-    It is the best by the measure that decides first, since ratios of different measures do not compare.
+    The first deciding measure picks the best, since ratios of different measures are not
+    comparable.
     """
     better = [pair for pair in compared if pair.verdict is Verdict.BETTER]
     if not better:

@@ -1,1 +1,1 @@
-"""Forecasts of times and energies from records: measured or predicted, each with its source."""
+"""Forecasts: times and energies from records, measured or predicted, each with its source."""

@@ -1,4 +1,7 @@
-"""Corpus: the measured curves of records, by which others are predicted and calibrated. Predictions never enter it."""
+"""Corpus: measured curves from records, used to predict and calibrate others.
+
+Predictions never enter it.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +38,25 @@ from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
 from perfexp.summaries.subject import Subject, subject
 
-#: Quantities of a curve, with their units.
+#: Curve quantities with their units.
 QUANTITIES = {"time": "seconds", "energy": "joules", "memory": "bytes"}
-#: Facts of software and device that change times, in the order of importance.
+#: Software and device facts that change times, most important first.
 _CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
-#: Limit on the curves that calibrate one, the newest.
+#: Limit on the curves that calibrate a curve; the newest are used.
 MOST_CURVES = 30
-#: Levels of folders below that of a run which are searched for others: runs, and runs of sweeps.
+#: Folder levels to search for sibling runs: runs, and runs in sweeps.
 _SIBLING_LEVELS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredDevice:
-    """Device of a record.
+    """Device that a record was measured on.
 
     Attributes:
-        kind: `cuda`, `cpu`, `fake`, …; empty if it is not known.
-        product: name of one device.
-        ranks: number of processes that measured together, each with a device.
-        nodes: number of hosts of these processes.
+        kind: device kind, for example `cuda`, `cpu` or `fake`; empty if unknown.
+        product: name of a single device.
+        ranks: number of processes that measured together, each with its own device.
+        nodes: number of hosts that these processes ran on.
     """
 
     kind: str
@@ -63,7 +66,7 @@ class MeasuredDevice:
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> MeasuredDevice:
-        """Return the device of a record's environment."""
+        """Return the device in a record's environment."""
         device, ranks = environment.get("device"), environment.get("ranks")
         facts = device if isinstance(device, Mapping) else {}
         devices, hosts = (
@@ -79,18 +82,18 @@ class MeasuredDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCurve:
-    """One quantity of one phase of a record over its sizes and batch sizes.
+    """One quantity in one phase of a record, over its input sizes and batch sizes.
 
     Attributes:
-        folder: folder of the record.
+        folder: record folder.
         about: model, algorithm, precision, execution and device.
-        identity: hash of the settings that determine the values, by `identity.identity`.
-        device: device of the record.
+        identity: hash of the settings that determine the values (see `identity.identity`).
+        device: device that the record was measured on.
         phase: phase of the calls.
         quantity: one of QUANTITIES.
         kind: name of the time, or of the metric.
-        values: measured values with their 95 % intervals, by input size and batch size.
-        out_of_memory: input sizes and batch sizes of the phase that ran out of memory.
+        values: measured values with 95 % intervals, by input size and batch size.
+        out_of_memory: input sizes and batch sizes in this phase that ran out of memory.
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
     """
@@ -109,7 +112,7 @@ class MeasuredCurve:
 
     @property
     def name(self) -> str:
-        """Model, algorithm, phase, precision and quantity in words."""
+        """Return model, algorithm, phase, precision and quantity in words."""
         words = (
             self.about.model,
             self.about.algorithm,
@@ -120,7 +123,10 @@ class MeasuredCurve:
         return " · ".join(words)
 
     def curve(self) -> Curve:
-        """Return the curve over its own range; of more points than a prediction takes, some that are spread evenly."""
+        """Return the curve over its own range.
+
+        If it has more points than a prediction takes, evenly spread points are chosen.
+        """
         pairs = sorted(self.values, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
         if len(pairs) > MOST_MEASURED:
             pairs = [
@@ -135,7 +141,7 @@ class MeasuredCurve:
         )
 
     def truth(self) -> Truth:
-        """Return the curve as known truth, to score predictions of a part of it."""
+        """Return the curve as known truth, to score predictions from part of it."""
         values = list(self.values.values())
         return Truth(
             name=self.name,
@@ -147,7 +153,10 @@ class MeasuredCurve:
 
 
 def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
-    """Read the curves of all records in and below some folders, newest record first; unreadable ones are skipped."""
+    """Read the curves from all records in and below folders, newest first.
+
+    Unreadable records are skipped.
+    """
     files = (
         file
         for folder in folders
@@ -158,21 +167,20 @@ def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
 
 
 def sibling_curves(folder: Path) -> list[MeasuredCurve]:
-    """Read the curves of the runs in the folder of a run, those of sweeps there included, but not its own."""
+    """Read the curves from other runs next to a run, including runs in sweeps."""
     files = below(folder.parent, "record.json", refused=_skip, deepest=_SIBLING_LEVELS)
     return _curves_of(file for file in files if file.parent.resolve() != folder.resolve())
 
 
 def _skip(_error: OSError) -> None:
-    """Leave a folder out that cannot be read."""
+    """Ignore a folder that cannot be read."""
 
 
 def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
     found: dict[str, list[MeasuredCurve]] = {}
     for file in files:
-        with suppress(
-            Exception
-        ):  # records of other people are data: any of their nodes may have any type
+        # other people's records are data: any node may have any type
+        with suppress(Exception):
             record = Record.load(file)
             found.setdefault(record.uid, _of_phases(record, file.parent))
     curves = [curve for of_run in found.values() for curve in of_run]
@@ -180,9 +188,10 @@ def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
 
 
 def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
-    """Join curves of the same settings that are each too short for a prediction, such as the runs of a sweep.
+    """Join short curves with the same settings, for example the runs in a sweep.
 
-    The newest value of a point counts. A joined curve comes after whole ones, which are of more points.
+    Each of them has too few points for a prediction. The newest value of a point counts. Joined
+    curves come after complete curves, which have more points.
     """
     groups: dict[Any, list[MeasuredCurve]] = {}
     for curve in curves:
@@ -210,12 +219,12 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
-    """Return the curves of one record: times, energies and peaks of memory of each phase, as far as measured."""
+    """Return a record's measured curves: times, energies and memory peaks for each phase."""
     return [curve for curve in _of_phases(record, folder) if curve.values]
 
 
 def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
-    """The curves of a record; those of a phase that only ran out of memory have no values."""
+    """Return a record's curves; phases that only ran out of memory have curves without values."""
     about = subject(record.plan, record.environment)
     table = [row for row in rows(record) if row.status is Status.OK and row.time]
     curves = []
@@ -245,7 +254,7 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
 
 
 def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
-    """Return the first kind of time that all rows have, and their medians."""
+    """Return the first kind of time that all rows have, with its medians."""
     kind = next(
         (
             kind
@@ -266,7 +275,7 @@ def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
 def _metrics(
     table: Sequence[Row], name: str, prior: Prior | None = None
 ) -> tuple[str, dict[Pair, Interval]]:
-    """Return a metric of the rows; with a prior, its interval is widened to that of a mean over processes."""
+    """Return a metric from the rows; a prior widens its interval to cover other processes."""
     metrics = {(row.key.input_size, row.key.batch_size): row.metric(name) for row in table}
     known = {pair: interval_of(metric) for pair, metric in metrics.items()}
     intervals = {
@@ -278,7 +287,7 @@ def _metrics(
 
 
 def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions and limits of a record's environment that change times."""
+    """Return the versions and limits in a record's environment that change times."""
     device = environment.get("device")
     facts = {**(device if isinstance(device, Mapping) else {}), "torch": _torch(environment)}
     return {
@@ -292,14 +301,14 @@ def _torch(environment: Mapping[str, Any]) -> object:
 
 
 class Corpus:
-    """Curves of other runs, newest first, and the calibrations by them."""
+    """Curves from other runs, newest first, and the calibrations based on them."""
 
     def __init__(self, curves: Sequence[MeasuredCurve]) -> None:
         self.curves = curves
         self._calibrations: dict[tuple[str | None, ...], Calibration] = {}
 
     def calibration(self, curve: MeasuredCurve) -> Calibration:
-        """Calibrate a curve by those of its quantity on the same device, of other models or algorithms."""
+        """Calibrate a curve by curves for other models or algorithms on the same device."""
         place = place_of(curve)
         if place not in self._calibrations:
             others = [other.curve() for other in self.curves if calibrates(other, curve)]
@@ -308,18 +317,24 @@ class Corpus:
 
 
 def place_of(curve: MeasuredCurve) -> tuple[str | None, ...]:
-    """Return quantity, kind, device, model and algorithm; curves that agree in them have the same calibration."""
+    """Return quantity, kind, device, model and algorithm.
+
+    Curves that agree in all of them share a calibration.
+    """
     return curve.quantity, curve.kind, curve.about.device, curve.about.model, curve.about.algorithm
 
 
 def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
-    """Whether a curve calibrates another: one of the same quantity on the same device, of other work, long enough."""
+    """Return whether `other` may calibrate `curve`.
+
+    It must be long enough and have the same quantity and device, but another model or algorithm.
+    """
     own, others = place_of(curve), place_of(other)
     return own[:3] == others[:3] and own[3:] != others[3:] and len(other.values) >= LEAST_MEASURED
 
 
 def digest(curves: Iterable[MeasuredCurve]) -> str:
-    """Return the SHA-256 of the values of some curves, in any order."""
+    """Return the SHA-256 of the curves' values, in any order."""
     parts = sorted(
         f"{curve.name} {curve.about.device} {pair} {value.value!r}"
         for curve in curves

@@ -1,4 +1,4 @@
-"""Identity of the measured work of a plan: equal for plans whose times at one point are those of the same work."""
+"""Identity of the work that a plan measures: plans with the same identity do the same work."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: Nodes that determine the time of a point, beside the mode of its phase and the device.
+#: Nodes that determine a point's time, besides its phase's mode and the device.
 _NODES = ("model", "algorithm", "precision", "execution", "data", "cache")
-#: Settings that leave the time of a point alone: places of files, and the batch sizes, which its key has.
+#: Settings that do not change a point's time: file locations, and batch sizes, which are in its
+#: key.
 _WITHOUT_EFFECT = frozenset(
     {"root", "cache_dir", "weights", "weights_dir", "resume_from", "batch_size"}
 )
 
 
 def identity(plan: Mapping[str, Any], phase: str) -> str:
-    """Return the SHA-256 of the settings of a resolved plan that determine the times of a phase."""
+    """Return the SHA-256 of the settings in a resolved plan that determine a phase's times."""
     mode = plan.get("mode")
     nodes = {name: plan.get(name) for name in _NODES} | {
         "mode": mode.get(phase) if isinstance(mode, Mapping) else mode
@@ -27,7 +28,7 @@ def identity(plan: Mapping[str, Any], phase: str) -> str:
 
 
 def _effective(node: Any) -> Any:
-    """Leave out settings without effect, and those without a value, which older plans lack."""
+    """Remove settings without effect, and settings without a value, which older plans lack."""
     if not isinstance(node, Mapping):
         return node
     items = {

@@ -1,4 +1,4 @@
-"""Look up one point in a corpus: measured, interpolated in a curve of the same plan, or refused, with diagnostics."""
+"""Look up a point in a corpus: measured, interpolated or refused, with diagnostics."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key
 
-#: Standard deviations from the prediction by the others beyond which a point shows a stair.
+#: A point shows a stair if it is this many standard deviations off the prediction from the others.
 _STAIR_DEVIATIONS = 3.0
-#: Memory of a larger size over that of a smaller one below which it shows a stair.
+#: A larger size shows a stair if it needs less than this share of a smaller size's memory.
 _LESS = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A quantity of a point.
+    """Quantity of a point.
 
     Attributes:
         predicted: value and source.
-        curve: curve that it comes from; None without one.
-        diagnostics: reasons to distrust it.
+        curve: curve behind the value; None without a curve.
+        diagnostics: reasons to distrust the value.
     """
 
     predicted: Predicted
@@ -49,15 +49,16 @@ class Answer:
 def look_up(
     key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, installed: Mapping[str, str]
 ) -> Answer:
-    """Return a quantity of a point from the curves of the same model, algorithm, mode, precision, execution and data.
+    """Return a point's quantity from curves with the same settings.
 
-    A measured value is preferred to an interpolated one, and a newer record to an older one.
+    Model, algorithm, mode, precision, execution and data must agree. A measured value is preferred
+    to an interpolated value, and a newer record to an older record.
 
     Args:
         key: the point.
         quantity: one of `corpus.QUANTITIES`.
-        plan: resolved plan; the device is that of the corpus.
-        installed: versions of this machine that are compared with those of the records.
+        plan: resolved plan. The device comes from the corpus instead.
+        installed: versions on this machine, to compare with the records' versions.
     """
     pair = key.input_size, key.batch_size
     matching = [
@@ -80,7 +81,7 @@ def look_up(
 def _predicted(
     pair: Pair, curve: MeasuredCurve, matching: Sequence[MeasuredCurve], corpus: Corpus
 ) -> Predicted:
-    """Predict a point by one curve, unless one of the same work on the same device ran out of memory there."""
+    """Predict a point from a curve, unless the same work ran out of memory there on this device."""
     out_of_memory = {
         one
         for other in matching
@@ -91,7 +92,7 @@ def _predicted(
 
 
 def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
-    """Return the warning that a point is outside the measured range of its curve."""
+    """Return a warning if a point is outside its curve's measured range."""
     if predicted.reason != OUTSIDE:
         return []
     range_text, count = _range_text(curve), len(curve.values)
@@ -102,7 +103,10 @@ def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
 def stale(
     curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapping[str, str]
 ) -> list[Diagnostic]:
-    """Return the warning that software or device differ from the newest record of the device, or from this machine."""
+    """Return a warning if software or device have changed since the record.
+
+    The reference is this machine if its versions are known, otherwise the device's newest record.
+    """
     newest = next((other for other in corpus if other.about.device == curve.about.device), curve)
     now = {
         **newest.conditions,
@@ -124,10 +128,9 @@ def stale(
 
 
 def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
-    """Return the note that neighboring points are far from a smooth curve, as where other kernels run."""
-    pairs = sorted(
-        curve.values, key=lambda pair: (pair[1], pair[0][0] * pair[0][1])
-    )  # neighbors have one batch size
+    """Return a note if neighboring points are far from a smooth curve, as if other kernels ran."""
+    # by batch size first, so that neighbors have the same batch size
+    pairs = sorted(curve.values, key=lambda pair: (pair[1], pair[0][0] * pair[0][1]))
     if len(pairs) < LEAST_MEASURED + 1:
         return []
     scores = leave_one_out(curve.curve())
@@ -160,7 +163,7 @@ def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
 
 
 def pair_text(pair: Pair) -> str:
-    """Return a size and a batch size in words: `224 · batch 8`."""
+    """Return a size and a batch size in words, for example `224 · batch 8`."""
     (height, width), batch = pair
     return f"{height if height == width else f'{height}x{width}'} · batch {batch}"
 

@@ -1,4 +1,4 @@
-"""Predictions for all sizes and batch sizes of a sparse sweep, and their files; they are never results."""
+"""Predictions for all points in a sparse sweep, and their files. They are never results."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from perfexp.records.record import Key, Record
 from perfexp.statistics.estimators import Interval, Samples
 from perfexp.sweep import parse_batch_sizes, parse_sizes
 
-#: Half-widths of a 95 % interval in those of a 90 % interval.
+#: Half-width of a 90 % interval over the half-width of a 95 % interval.
 _NARROWER = NORMAL_FACTOR / 1.96
-#: Shares of the measured range that are still at its end.
+#: Rounding tolerance at the ends of the measured range, as a share of the range.
 _ROUNDING = 1e-9
-#: Quantities of which a sparse sweep writes predictions.
+#: Quantities that a sparse sweep predicts.
 SPARSE = ("time", "energy")
 MEASURED, INTERPOLATED, REFUSED = "measured", "interpolated", "refused"
-#: Reason for the refusal of a point beyond the measured ones.
+#: Reason to refuse a point beyond the measured points.
 OUTSIDE = "outside the measured range"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """One quantity of one point.
+    """Quantity at a point, measured or predicted.
 
     Attributes:
         pair: input size and batch size.
@@ -51,12 +51,12 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Predictions for all points of one measured curve.
+    """Predictions for all points on a measured curve.
 
     Attributes:
         curve: measured values.
-        points: one for each point, in the order of the sweep.
-        calibration: calibration of the intervals by other curves.
+        points: predictions for all points, in sweep order.
+        calibration: interval calibration by other curves.
         corpus: SHA-256 of the curves behind calibration and predictions.
     """
 
@@ -67,11 +67,11 @@ class Forecast:
 
 
 def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -> list[Forecast]:
-    """Predict the points of a sparse sweep that were not measured; nothing for other records.
+    """Predict the unmeasured points in a sparse sweep; empty for other records.
 
     Args:
-        curves: the record's own.
-        corpus: curves of other runs, which calibrate the intervals.
+        curves: the record's own curves.
+        corpus: curves from other runs, which calibrate the intervals.
     """
     forecasts = []
     for curve in curves:
@@ -85,7 +85,10 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
 
 
 def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
-    """Return all points of a phase of a plan with a sparse sweep, read as data; nothing for others."""
+    """Return all points for a phase in a plan with a sparse sweep; empty for other plans.
+
+    The plan is read as data.
+    """
     node, mode = plan.get("sweep"), plan.get("mode")
     own = mode.get(phase) if isinstance(mode, Mapping) else None
     batch_sizes = own.get("batch_size") if isinstance(own, Mapping) else None
@@ -100,7 +103,7 @@ def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
             parse_sizes(plan.get("input_size")),
             parse_batch_sizes(plan.get("batch_size") if batch_sizes is None else batch_sizes),
         )
-    except (UserError, TypeError):  # a record of somebody else's
+    except (UserError, TypeError):  # somebody else's record
         return []
 
 
@@ -111,7 +114,10 @@ def forecast(
     corpus: Iterable[MeasuredCurve] = (),
     out_of_memory: Collection[Pair] = (),
 ) -> Forecast:
-    """Predict a curve at any points; those out of its range, or as large as one out of memory, are refused."""
+    """Predict a curve at any points.
+
+    Points are refused outside the curve's range, or if a smaller or equal point ran out of memory.
+    """
     known = list(curve.values)
     reference, at = selection.coordinates(known), selection.coordinates(pairs)
     measured, x = selection.scaled(reference, reference), selection.scaled(at, reference)
@@ -149,7 +155,11 @@ def _predicted(
 
 
 def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
-    """Return why a point is not predicted, by its coordinates as shares of the measured range; None if it is."""
+    """Return why a point is not predicted; None if it is predicted.
+
+    Args:
+        x: coordinates of the point, as shares of the measured range.
+    """
     if len(curve.values) < LEAST_MEASURED:
         return f"{len(curve.values)} measured points; a prediction needs {LEAST_MEASURED}"
     (height, width), batch = pair
@@ -176,7 +186,10 @@ def _narrowed(value: Interval) -> Interval:
 
 
 def summary(forecast: Forecast) -> str:
-    """Return in one line how many points are predicted, and how sure: `time: 88 of 100 points predicted, …`."""
+    """Return the number of predicted points and their uncertainty in a line.
+
+    For example: `time: 88 of 100 points predicted, …`.
+    """
     interpolated = [
         point.value for point in forecast.points if point.source == INTERPOLATED and point.value
     ]
@@ -194,7 +207,10 @@ def summary(forecast: Forecast) -> str:
 
 
 def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
-    """Return the content of predicted.jsonl, a line for each point and quantity; no line can be read as a result."""
+    """Return the content of predicted.jsonl, a line for each point and quantity.
+
+    No line can be read as a result.
+    """
     return b"".join(
         msgspec.json.encode(
             {
@@ -224,5 +240,5 @@ def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
 
 
 def key_of(pair: Pair, phase: str, precision: str) -> Key:
-    """Return the key of a predicted point."""
+    """Return a predicted point's key."""
     return Key(phase=phase, input_size=pair[0], batch_size=pair[1], precision=precision)

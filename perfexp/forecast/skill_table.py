@@ -1,4 +1,4 @@
-"""Skill of predictions on the records of a corpus as tables: each method over all curves, and each curve."""
+"""Skill tables: how well a corpus predicts itself, by method over all curves, and by curve."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from perfexp.prediction.skill import GAUSSIAN_PROCESS, Score, Truth, pooled, sco
 from perfexp.records import units
 from perfexp.summaries.grid import Column, Grid
 
-#: Fewest points of a curve that is scored by leaving out one point after the other.
+#: Points that a curve needs to be scored by leaving out each point in turn.
 _LEAST_POINTS = 6
-#: Limit on the curves that are listed.
+#: Limit on listed curves.
 _MOST_LISTED = 20
 _COLUMNS = {
     "median error": "median_error",
@@ -30,12 +30,12 @@ _COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SkillTable:
-    """Scores of one quantity.
+    """Scores for a quantity.
 
     Attributes:
         quantity: `time` or `energy`.
         curves: scored curves.
-        scores: scores of each curve by method, in the same order.
+        scores: each curve's scores by method, in the same order.
     """
 
     quantity: str
@@ -44,12 +44,12 @@ class SkillTable:
 
     @property
     def title(self) -> str:
-        """Quantity and numbers of curves and points."""
+        """Return the quantity with the numbers of curves and points."""
         points = sum(len(one[GAUSSIAN_PROCESS].errors) for one in self.scores)
         return f"{self.quantity}: {units.counted(len(self.curves), 'curve')}, {points} points that no method had seen"
 
     def methods(self) -> Grid:
-        """Return a line for each method."""
+        """Return a table with a line for each method."""
         names = list(self.scores[0])
         figures = [pooled([one[name] for one in self.scores]) for name in names]
         own = figures[0]["interval_score"]
@@ -64,7 +64,7 @@ class SkillTable:
         return Grid(columns, [note])
 
     def worst(self) -> Grid:
-        """Return a line for each curve, the one with the least coverage first."""
+        """Return a table with a line for each curve, lowest coverage first."""
         figures = [pooled([one[GAUSSIAN_PROCESS]]) for one in self.scores]
         order = sorted(
             range(len(figures)),
@@ -103,15 +103,15 @@ class SkillTable:
 
 
 def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> list[SkillTable]:
-    """Score predictions of the points of each curve by others of it; a table for each quantity that was measured.
+    """Score predictions within each curve; return a table for each measured quantity.
 
-    Curves of many points are sampled as a sparse sweep would. Of curves of fewer points, each inner point is predicted
-    from all others; curves without inner points are left out.
+    Curves with many points are sampled like a sparse sweep. In shorter curves, each inner point is
+    predicted from all other points. Curves without inner points are left out.
 
     Args:
-        curves: curves of a corpus.
+        curves: curves in a corpus.
         measured: number of points that a sparse sweep measures.
-        dense: number of points of a curve that is sampled, if they are more than `measured`.
+        dense: number of points from which a curve is sampled, if larger than `measured`.
     """
     tables = []
     for quantity in dict.fromkeys(curve.quantity for curve in curves):
@@ -133,7 +133,10 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sampled:
-    """A curve as known truth, with the points that a sparse sweep would measure; None for all but one in turn."""
+    """Curve as known truth, with the points that a sparse sweep would measure.
+
+    `seen` is None if each point is left out in turn.
+    """
 
     measured: MeasuredCurve
     truth: Truth
@@ -154,7 +157,7 @@ class _Sampled:
 
 
 def _scores(sampled: Sequence[_Sampled]) -> list[dict[str, Score]]:
-    """Score each curve, calibrated by the seen points of those that calibrate it in a corpus."""
+    """Score each curve, calibrated by other curves' seen points as in a corpus."""
     calibrations: dict[tuple[str | None, ...], Calibration] = {}
     for one in sampled:
         place = place_of(one.measured)
@@ -167,7 +170,7 @@ def _scores(sampled: Sequence[_Sampled]) -> list[dict[str, Score]]:
 
 
 def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) -> dict[str, Score]:
-    """Score a curve at the points that are not seen, or at each inner point by all others."""
+    """Score a curve at unseen points, or at each inner point from all other points."""
     if seen is not None:
         return score(truth, seen, calibration)
     every = range(len(truth.values))
@@ -179,7 +182,7 @@ def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) 
 
 
 def _inner(truth: Truth) -> list[int]:
-    """The points with more work than the least and less than the most."""
+    """Return the points with more work than the least and less work than the most."""
     work = truth.x.sum(axis=1)
     return [int(place) for place in np.flatnonzero((work > work.min()) & (work < work.max()))]
 

@@ -1,1 +1,1 @@
-"""Predictions of times and energies at sizes that were not measured, with intervals."""
+"""Prediction: times and energies at sizes that were not measured, with intervals."""

@@ -1,4 +1,7 @@
-"""Calibration of prediction intervals by curves of other models and algorithms; the unit is the curve."""
+"""Calibration of prediction intervals by curves for other models and algorithms.
+
+The unit of calibration is the curve.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,22 @@ from perfexp.prediction.gaussian_process import Curve, learn_prior, leave_one_ou
 from perfexp.statistics.distributions import half_normal
 from perfexp.statistics.estimators import Samples
 
-#: Probability of every prediction interval, and its quantile of a normal distribution.
+#: Probability of every prediction interval, and its normal quantile.
 LEVEL, NORMAL_FACTOR = 0.9, 1.645
-#: Weight of the normal distribution beside the curves, in curves.
+#: Weight of the normal distribution relative to the curves, in curves.
 _NORMAL_CURVES = 3
-#: Number of values of equal probability that stand for a normal variable.
+#: Number of equally likely values that represent a normal variable.
 _NORMAL_VALUES = 19
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Calibration of one curve by others.
+    """Calibration for a curve, based on other curves.
 
     Attributes:
-        factor: half-width of the interval in standard deviations of the Gaussian process.
-        prior: prior of the hyperparameters for `gaussian_process.predict`; None for a uniform one.
+        factor: interval half-width in standard deviations of the Gaussian process.
+        prior: prior for the hyperparameters in `gaussian_process.predict`; None for a uniform
+            prior.
         curves: number of curves behind both.
     """
 
@@ -35,10 +39,10 @@ class Calibration:
 
 
 def calibrate(others: Sequence[Curve]) -> Calibration:
-    """Calibrate by the leave-one-out errors of other curves, each curve with the same weight.
+    """Calibrate by the leave-one-out errors in other curves, with equal weight for each curve.
 
-    Points of one curve share its roughness and its disturbances, so they are not exchangeable with points of another
-    curve, but curves are with curves. A normal distribution counts as three further curves.
+    Points on the same curve share its roughness and disturbances. So points are not exchangeable
+    between curves, but whole curves are. A normal distribution counts as three further curves.
     """
     if not others:
         return Calibration()
@@ -52,7 +56,7 @@ def calibrate(others: Sequence[Curve]) -> Calibration:
 
 
 def _weighted_quantile(groups: Sequence[Samples], level: float) -> float:
-    """Return the quantile of the pooled values, each group with the same weight."""
+    """Return a quantile of the pooled values, with equal weight for each group."""
     values = np.concatenate(groups)
     weights = np.concatenate(
         [np.full(group.size, 1 / group.size / len(groups)) for group in groups]

@@ -1,9 +1,12 @@
-"""Exact Gaussian process over the sizes of a few measured points, its hyperparameters averaged over a grid.
+"""Gaussian process: exact, over the sizes of a few measured points, averaged over hyperparameters.
 
-A value relative to a line over the batch size, in logarithms over those of pixels and batch size, is a plane, plus a
-smooth part (Matérn 3/2), plus stairs. Stairs are of two kinds: choices of kernels that last for several sizes (a step
-process, whose covariance is exponential), and choices that change from size to size (white). The white part belongs to
-the curve, not to the measurement: predictions include it.
+Values are first divided by a line over batch size. Logarithms of pixels and batch size are the
+coordinates, and the logarithm of the remaining value has three parts: a plane, a smooth part
+(Matérn 3/2), and stairs.
+
+There are two kinds of stairs. Some kernel choices last for several sizes (a step process with
+exponential covariance). Other kernel choices change from size to size (white). White stairs belong
+to the curve, not to the measurement: predictions include them.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import numpy as np
 
 from perfexp.statistics.estimators import Samples
 
-#: Hyperparameters: standard deviation and length of the smooth part, standard deviations of the lasting and of the
-#: white stairs. Deviations are relative; lengths are shares of the measured range.
+#: Hyperparameters: standard deviation and length of the smooth part, then standard deviations of
+#: lasting and white stairs. Deviations are relative; lengths are shares of the measured range.
 GRID = np.array(
     list(
         product(
@@ -27,20 +30,20 @@ GRID = np.array(
         )
     )
 )
-#: Length over which a choice of kernels lasts, as a share of the measured range.
+#: Length over which a kernel choice lasts, as a share of the measured range.
 _STAIR_LENGTH = 0.3
-#: Prior variances of level and slope of the plane: vague.
+#: Vague prior variances for the plane's level and slope.
 _LEVEL_VARIANCE, _SLOPE_VARIANCE = 100.0, 9.0
-#: Constant parts of the line over the batch size that values are taken relative to: time while a device is not full.
-#: They are relative to the part that grows, at the largest batch.
+#: Constant parts of the line over batch size, since time is constant while a device is not full.
+#: They are relative to the growing part at the largest batch.
 _FLOORS = np.geomspace(1e-3, 10, 41)
-#: Least relative standard error of a measured value.
+#: Smallest relative standard error of a measured value.
 _LEAST_ERROR = 0.001
-#: Grid points with less weight than this share of the largest are left out of predictions.
+#: Predictions leave out grid points below this share of the largest weight.
 _NEGLIGIBLE = 1e-4
-#: Points that are predicted together: more need much memory.
+#: Number of points predicted together: more would need much memory.
 _CHUNK = 256
-#: Weight of a uniform prior beside the curves from which a prior is learned, in curves; and steps of learning.
+#: Weight of a uniform prior when learning a prior, in curves, and the number of learning steps.
 _UNIFORM_CURVES, _LEARNING_STEPS = 2, 5
 
 
@@ -49,10 +52,10 @@ class Curve:
     """Measured values over coordinates.
 
     Attributes:
-        x: coordinates of the points as shares of the measured range, those of the size and,
-            if it varies, of the batch size, shape (n, d).
-        spans: logarithms of the ratios of the ends of the measured range, shape (d,).
-        y: logarithms of the values, shape (n,).
+        x: point coordinates as shares of the measured range, shape (n, d): size and, if it varies,
+            batch size.
+        spans: log ratios between the ends of the measured range, shape (d,).
+        y: log values, shape (n,).
         errors: relative standard errors of the values, shape (n,).
     """
 
@@ -62,7 +65,7 @@ class Curve:
     errors: Samples
 
     def without(self, index: int) -> Curve:
-        """Return the curve without one of its points."""
+        """Return the curve without the point at `index`."""
         return replace(
             self,
             x=np.delete(self.x, index, 0),
@@ -71,26 +74,30 @@ class Curve:
         )
 
     def batch(self, at: Samples) -> Samples:
-        """Return the batch sizes at coordinates of shape (m, d), relative to the largest of the range, shape (m,)."""
+        """Return batch sizes relative to the largest in the range, shape (m,).
+
+        Args:
+            at: coordinates, shape (m, d).
+        """
         shares: Samples = np.exp(((at - 1) * self.spans)[:, 1:].sum(axis=1))
         return shares
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Logarithms of predicted values and their standard deviations, shape (m,) each."""
+    """Predicted log values and their standard deviations, shape (m,) each."""
 
     mean: Samples
     deviation: Samples
 
 
 def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Prediction:
-    """Predict the values that would be measured at other coordinates, with the typical error of a measurement.
+    """Predict measured values at other coordinates, including a typical measurement error.
 
     Args:
-        curve: measured curve of at least two points.
-        at: shape (m, d).
-        prior: logarithms of weights of GRID, shape (len(GRID),); None for equal weights.
+        curve: measured curve with at least two points.
+        at: coordinates, shape (m, d).
+        prior: log weights for GRID, shape (len(GRID),); None for equal weights.
     """
     floor = _floor(curve)
     evidence, lower, alpha, level = _fit(curve, floor)
@@ -116,7 +123,10 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
 
 
 def leave_one_out(curve: Curve, prior: Samples | None = None) -> Samples:
-    """Return the errors of inner points, predicted from the others, in standard deviations, shape (m,)."""
+    """Return inner points' prediction errors in standard deviations, shape (m,).
+
+    Each inner point is predicted from all other points.
+    """
     inner = np.flatnonzero(
         ((curve.x > curve.x.min(axis=0)) & (curve.x < curve.x.max(axis=0))).any(axis=1)
     )
@@ -128,9 +138,10 @@ def leave_one_out(curve: Curve, prior: Samples | None = None) -> Samples:
 
 
 def learn_prior(curves: list[Curve]) -> Samples | None:
-    """Learn the prior of the hyperparameters from curves of other models (empirical Bayes); None without curves.
+    """Learn a hyperparameter prior from other models' curves, by empirical Bayes; None without.
 
-    Each step makes the prior the mean of the curves' posteriors, and of a uniform one that counts as two curves.
+    Each step sets the prior to a mean of the curves' posteriors and a uniform prior, which counts
+    as two curves.
     """
     if not curves:
         return None
@@ -145,7 +156,7 @@ def learn_prior(curves: list[Curve]) -> Samples | None:
 
 
 def _floor(curve: Curve) -> float:
-    """Return the part of the values that does not grow with the batch size, relative to the rest at the largest."""
+    """Return the part that is constant over batch size, relative to the rest at the largest."""
     around = curve.y - np.log(_FLOORS[:, None] + curve.batch(curve.x))
     known = np.column_stack([np.ones(len(curve.y)), curve.x[:, 0]])
     rest = around - around @ (known @ np.linalg.pinv(known))
@@ -153,9 +164,13 @@ def _floor(curve: Curve) -> float:
 
 
 def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:
-    """Return log evidence, shape (g,), Cholesky factor, shape (g, n, n), weights, shape (g, n), and mean of the rest.
+    """Return the fit for each grid point, and the mean of the rest.
 
-    The rest are the logarithms of the values over a line of the batch size.
+    The rest is the log values minus the log line over batch size.
+
+    Returns:
+        log evidence, shape (g,), Cholesky factor, shape (g, n, n), weights, shape (g, n), and the
+        mean.
     """
     noise = np.maximum(curve.errors, _LEAST_ERROR) ** 2 + GRID[:, 3, None] ** 2
     covariance = _covariance(curve.x, curve.x)
@@ -175,7 +190,7 @@ def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:
 
 
 def _covariance(first: Samples, second: Samples) -> Samples:
-    """Return the covariance of plane, smooth part and lasting stairs for each grid point, shape (g, n, m)."""
+    """Return the covariance of plane, smooth part and lasting stairs, shape (g, n, m)."""
     distance = np.sqrt(((first[:, None] - second[None]) ** 2).sum(axis=-1))
     smooth, length, lasting = (GRID[:, column, None, None] for column in range(3))
     ratio = np.sqrt(3) * distance / length

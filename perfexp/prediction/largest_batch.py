@@ -1,4 +1,4 @@
-"""Search for the largest batch that fits: the batch to try next, and the one that was found, by the results so far."""
+"""Largest batch: search for the largest batch that fits, based on the results so far."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from perfexp.records.quantities import DEVICE_MEMORY, PEAK_MEMORY, RESERVED_MEMO
 from perfexp.records.record import LARGEST, Key, Point, Status, timed_key, trial_key
 from perfexp.sweep import MOST_SAMPLES
 
-#: Limit on the processes of one search.
+#: Limit on the processes for a search.
 MOST_TRIALS = 8
-#: Batch that is tried first where nothing is known: some models do not train on one sample.
+#: First batch to try if nothing is known: some models do not train on a single sample.
 SMALLEST = 2
-#: Trials within this distance of the edge, relative to it, double the next step.
+#: Trials within this relative distance from the edge double the next step.
 _NEAR = 0.1
 #: First step down from a batch that does not fit, relative to it.
 _STEP_DOWN = 0.005
-#: Fact of a timed point: the trials of the search for its batch.
+#: Fact name for the trials behind a timed point's batch.
 TRIALS = "batch_trials"
-#: Statuses of a batch that does not fit; any other one than these and `ok` ends the search without a batch.
+#: Statuses of a batch that does not fit. Any other failure ends the search without a batch.
 _TOO_LARGE = (Status.OOM, Status.OOM_PREDICTED)
-#: Limit on a size of a memory, beyond all devices.
+#: Limit on memory sizes, beyond any device.
 _MOST_BYTES = 1 << 63
 
 
 class Trial(NamedTuple):
-    """One batch that was tried, and the bytes that its calls took; None if unknown."""
+    """Batch that was tried, and the bytes that its calls used; None if unknown."""
 
     batch_size: int
     fits: bool
@@ -44,14 +44,15 @@ def next_batch(
     capacity_bytes: float | None = None,
     most: int = MOST_TRIALS,
 ) -> int | None:
-    """Return the batch to try next; None if the largest one is known, and after `most` trials.
+    """Return the batch to try next; None if the largest is known, or after `most` trials.
 
-    The line through the used bytes of two batches leads to the edge. Steps from there double until they have passed
-    it, and bisection does the rest. Without bytes the batch doubles.
+    A line through two batches' used bytes leads to the edge. From there, steps double until they
+    have passed the edge, and bisection finishes the search. If the used bytes are unknown, the
+    batch doubles.
 
     Args:
         start: first batch to try.
-        capacity_bytes: approximate memory of the device; a wrong value costs trials, and nothing else.
+        capacity_bytes: approximate device memory; a wrong value only costs trials.
     """
     fits, fails = bracket(trials)
     if len(trials) >= most or fails - fits <= 1:
@@ -74,7 +75,10 @@ def next_batch(
 
 
 def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
-    """Return the largest batch that fits, by default 0, and the smallest one that does not, by default beyond all."""
+    """Return the largest batch that fits and the smallest that does not.
+
+    For example, (64, 72) if 64 fits and 72 does not. Defaults are 0 and a batch beyond the limit.
+    """
     trials = list(trials)
     fails = min((one.batch_size for one in trials if not one.fits), default=MOST_SAMPLES + 1)
     return max(
@@ -83,7 +87,10 @@ def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
 
 
 def _step(trials: Iterable[Trial], edge: int) -> int:
-    """Return 1, doubled for each further trial near an edge of the bracket and with the same outcome."""
+    """Return 1, doubled for each further trial near this edge with the same outcome.
+
+    For example, three such trials give 4.
+    """
     trials = list(trials)
     outcome = next(one.fits for one in trials if one.batch_size == edge)
     near = [
@@ -93,10 +100,11 @@ def _step(trials: Iterable[Trial], edge: int) -> int:
 
 
 def _crossing(trials: Iterable[Trial], capacity_bytes: float | None) -> int | None:
-    """Return the batch at which the line through two batches reaches the capacity; None if unknown.
+    """Return the batch where the line through two batches reaches the capacity; None if unknown.
 
-    The peak is a maximum of straight lines, so that the line is exact as soon as both batches are on the last of them.
-    Of batches that are close together it has no direction: then used bytes are taken to grow in proportion.
+    Peak memory is the maximum over straight lines, so the result is exact once both batches lie on
+    the last line. If batches are close together, the direction is unreliable. Used bytes are then
+    assumed to be proportional to batch size.
     """
     sizes = {one.batch_size: one.used_bytes for one in trials if one.used_bytes}
     if not capacity_bytes or not sizes:
@@ -110,7 +118,10 @@ def _crossing(trials: Iterable[Trial], capacity_bytes: float | None) -> int | No
 
 
 def resolved(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
-    """Return keys with the batch that was found in place of `LARGEST`, which stays until the search is over."""
+    """Return keys with the batch that was found instead of `LARGEST`.
+
+    `LARGEST` stays until the search is over.
+    """
     keys = list(keys)
     found = {key: _Search(key, results).found for key in _searches(keys)}
     of_search = (
@@ -121,7 +132,7 @@ def resolved(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
 
 
 def trial_keys(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
-    """Return the next trial of each search that is not over; its batch is `LARGEST` if there was no trial yet."""
+    """Return the next trial for each unfinished search; its batch is `LARGEST` before any trial."""
     upcoming = ((key, _Search(key, results).upcoming) for key in _searches(keys))
     return [
         trial_key(replace(key, batch_size=batch)) for key, batch in upcoming if batch is not None
@@ -129,13 +140,19 @@ def trial_keys(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
 
 
 def trials_of(key: Key, results: Collection[Point]) -> list[dict[str, Any]]:
-    """Return the trials that found the batch of a timed point as facts, in their order; none for other batches."""
+    """Return the trials that found a timed point's batch as facts, in order.
+
+    Empty for other batches.
+    """
     search = _Search(_search(key), results)
     return search.facts if search.found == key.batch_size else []
 
 
 def failures(keys: Iterable[Key], results: Collection[Point]) -> list[Point]:
-    """Return results for points whose batch stays unknown: a trial failed for another reason than too little memory."""
+    """Return results for points whose batch stays unknown.
+
+    A trial failed there for another reason than too little memory.
+    """
     points = []
     for key in (key for key in keys if key.batch_size == LARGEST):
         timed = replace(key, phase="inference") if key.phase == "ttfp" else timed_key(key)
@@ -151,7 +168,7 @@ def failures(keys: Iterable[Key], results: Collection[Point]) -> list[Point]:
 
 
 def outcomes(facts: Iterable[Mapping[str, Any]]) -> list[Trial]:
-    """Return the trials among facts that show whether their batch fits."""
+    """Return the trials that show whether their batch fits."""
     known = filter(_is_outcome, facts)
     return [
         Trial(one["batch_size"], one["status"] == Status.OK, _valid_bytes(one.get("used_bytes")))
@@ -168,9 +185,9 @@ def _searches(keys: Iterable[Key]) -> list[Key]:
 
 
 class _Search:
-    """The search for the largest batch of one phase and size; a measurement that ran out of memory counts as a trial.
+    """Search for the largest batch in a phase and size.
 
-    Results that no search has written are ignored.
+    Measurements that ran out of memory count as trials. Results from outside a search are ignored.
     """
 
     def __init__(self, key: Key, results: Collection[Point]) -> None:
@@ -196,7 +213,7 @@ class _Search:
 
     @property
     def failed(self) -> dict[str, Any] | None:
-        """The trial that ended the search without a batch."""
+        """Return the trial that ended the search without a batch."""
         return (
             None
             if self._measured
@@ -211,7 +228,10 @@ class _Search:
 
     @property
     def found(self) -> int:
-        """The largest batch that fits, 1 if not even that one does; `LARGEST` while unknown, or if a trial failed."""
+        """Return the largest batch that fits, or 1 if none does.
+
+        `LARGEST` while unknown, or if a trial failed.
+        """
         if self._measured:
             return self._measured[0]
         return (
@@ -228,7 +248,10 @@ def _valid_bytes(value: Any) -> float | None:
 
 
 def _is_fact(one: object) -> bool:
-    """Whether a trial of a record, which may be anything, is one; the first batch of a failed search may be unknown."""
+    """Return whether an entry from a record, which may be anything, is a valid trial.
+
+    A failed search may have an unknown first batch.
+    """
     if not isinstance(one, dict) or one.get("status") not in list(Status):
         return False
     batch = one.get("batch_size")
@@ -241,9 +264,9 @@ def _is_outcome(fact: Mapping[str, Any]) -> bool:
 
 
 def _used_bytes(point: Point) -> float | None:
-    """Return the memory that calls cannot do without: the tensors' peak, and what lies outside torch's allocator.
+    """Return the memory that calls cannot do without: peak tensor memory and memory outside torch.
 
-    The allocator reserves more while there is more, and gives it back when a tensor needs it.
+    The allocator reserves more if there is more, and releases it when a tensor needs it.
     """
     names = (PEAK_MEMORY, RESERVED_MEMORY, DEVICE_MEMORY)
     found = (point.metric(name) for name in names)

@@ -1,4 +1,4 @@
-"""Selection of the sizes to measure: a few at first, then each time the least certain one, until all are certain."""
+"""Selection of sizes to measure: a few first, then always the least certain."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from perfexp.prediction.conformal import NORMAL_FACTOR
 from perfexp.prediction.gaussian_process import Curve, predict
 from perfexp.statistics.estimators import Samples
 
-#: Number of points that are measured before any are chosen.
+#: Number of points measured before any is chosen.
 INITIAL = 6
-#: Share of the unmeasured points whose intervals have to be within the target.
+#: Share of unmeasured points that must be within the target.
 _CERTAIN_SHARE = 0.9
-#: Fewest points of a curve from which further ones are chosen.
+#: Points that a curve needs before further points are chosen.
 _LEAST_POINTS = 3
 
 
 def coordinates(pairs: Sequence[tuple[tuple[int, int], int]]) -> Samples:
-    """Return log pixels and log batch size of sizes and batch sizes, shape (n, 2)."""
+    """Return log pixels and log batch size for each pair, shape (n, 2)."""
     return np.log([(height * width, batch) for (height, width), batch in pairs], dtype=np.float64)
 
 
 def scaled(x: Samples, reference: Samples) -> Samples:
-    """Return coordinates as shares of the range of reference coordinates; those that are constant there become 0."""
+    """Return coordinates as shares of the reference range; constant coordinates become 0."""
     low, span = reference.min(axis=0), np.ptp(reference, axis=0)
     share: Samples = (x - low) / np.where(span > 0, span, 1.0)
     return share
 
 
 def initial(x: Samples, number: int = INITIAL) -> list[int]:
-    """Return the indices of about this number of points that are spread evenly over all, the corners included.
+    """Return the indices of about `number` points, spread evenly and including the corners.
 
     Args:
         x: scaled coordinates of all points, shape (n, 2).
@@ -54,13 +54,14 @@ def following(
     target: float,
     impossible: Collection[int] = (),
 ) -> int | None:
-    """Return the index of the point to measure next; None if the intervals of the others are narrow enough.
+    """Return the index of the next point to measure; None if all intervals are narrow enough.
 
     Args:
         x: scaled coordinates of all points, shape (n, 2).
-        curves: measured values of each phase, over the same coordinates.
-        tried: indices of the points that have a result.
-        target: relative half-width of the 90 % intervals that suffices; they are not calibrated by other curves.
+        curves: measured values for each phase, over the same coordinates.
+        tried: indices of points with a result.
+        target: relative half-width that 90 % intervals must reach, without calibration by other
+            curves.
         impossible: indices of points that cannot be measured.
     """
     left = np.setdiff1d(np.arange(len(x)), [*tried, *impossible])

@@ -1,4 +1,4 @@
-"""Skill of predictions: errors, coverage and interval scores on measured values, beside those of simple baselines."""
+"""Skill of predictions on measured values: errors, coverage and interval scores, with baselines."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from perfexp.statistics.estimators import Samples
 #: Name of the Gaussian process among the methods.
 GAUSSIAN_PROCESS = "gaussian process"
 
-#: Predicts logarithms of values at other amounts of work, from log work and log values of measured points.
+#: Predicts log values at other amounts of work, from measured points' log work and log values.
 _Method = Callable[[Samples, Samples, Samples], Samples]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """A curve with many measured points.
+    """Curve with many measured points.
 
     Attributes:
         name: name for tables.
-        group: curves of one group, such as those of one model, never calibrate each other.
+        group: curves in the same group, such as curves for the same model, never calibrate each
+            other.
         x: log pixels and log batch size, shape (n, 2).
         values: measured values, shape (n,), > 0.
         errors: relative standard errors, shape (n,).
@@ -41,7 +42,7 @@ class Truth:
     errors: Samples
 
     def curve(self, chosen: Collection[int]) -> Curve:
-        """Return some of the points as a curve over the range of all."""
+        """Return the chosen points as a curve over the range of all points."""
         places = sorted(chosen)
         x = selection.scaled(self.x, self.x)
         spans = np.ptp(self.x, axis=0)
@@ -50,7 +51,12 @@ class Truth:
         )
 
     def campaign(self, measured: int, target: float) -> list[int]:
-        """Return the indices of the points that a sparse sweep of at most this many points measures."""
+        """Return the indices of the points that a sparse sweep measures.
+
+        Args:
+            measured: largest number of points.
+            target: relative half-width of 90 % intervals that suffices.
+        """
         x = selection.scaled(self.x, self.x)
         chosen = selection.initial(x, min(selection.INITIAL, measured))
         while len(chosen) < measured:
@@ -63,13 +69,13 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Predictions of one method for one curve against the truth.
+    """A method's predictions for a curve, compared with the truth.
 
     Attributes:
         errors: absolute relative errors, shape (m,).
-        is_covered: whether the 90 % interval holds the truth, shape (m,).
+        is_covered: whether the 90 % interval contains the truth, shape (m,).
         half_widths: relative half-widths of the intervals, shape (m,).
-        interval_scores: interval scores of the logarithms (Winkler), the lower the better, shape (m,).
+        interval_scores: interval scores on log values (Winkler), lower is better, shape (m,).
     """
 
     errors: Samples
@@ -83,7 +89,7 @@ def score(truth: Truth, chosen: Collection[int], calibration: Calibration) -> di
 
     Args:
         truth: all points.
-        chosen: indices of the points that the methods see.
+        chosen: indices of points that the methods see.
         calibration: calibration by other curves.
     """
     seen, unseen = (
@@ -110,7 +116,10 @@ def score(truth: Truth, chosen: Collection[int], calibration: Calibration) -> di
 
 
 def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
-    """Return the figures of several curves: errors over all points, coverage and interval score as means of curves."""
+    """Return pooled figures for several curves.
+
+    Errors are pooled over all points. Coverage and interval score are means over curves.
+    """
     errors = np.concatenate([one.errors for one in scores])
     coverages = np.array([one.is_covered.mean() for one in scores])
     return {
@@ -141,7 +150,10 @@ def _nearest(work: Samples, y: Samples, at: Samples) -> Samples:
 
 
 def _linear(work: Samples, y: Samples, at: Samples) -> Samples:
-    """Predict by a straight line over pixels and batch size, of least relative squares; never below the least time."""
+    """Predict by a line over pixels and batch size, by relative least squares.
+
+    Predictions never fall below half the smallest value.
+    """
     amount, values = np.exp(work - work.max()), np.exp(y)
     design = np.column_stack([np.ones_like(amount), amount]) / values[:, None]
     (level, slope), *_ = np.linalg.lstsq(design, np.ones_like(amount), rcond=None)
@@ -157,7 +169,7 @@ def _interpolated(work: Samples, y: Samples, at: Samples) -> Samples:
 def _scaling_model(
     work: Samples, y: Samples, at: Samples, *, errors: Samples
 ) -> tuple[Samples, float]:
-    """Return the predictions of the scaling model and its scatter; the median where there are too few sizes."""
+    """Return the scaling model's predictions and scatter; the median if there are too few sizes."""
     top = work.max()
     try:
         fit = scaling.fit_scaling(np.exp(work - top), np.exp(y), np.maximum(1.96 * errors, 1e-6))
@@ -166,7 +178,7 @@ def _scaling_model(
     return np.log([fit.at(float(np.exp(one - top))) for one in at], dtype=np.float64), fit.scatter
 
 
-#: Methods whose intervals are those of their own leave-one-out errors.
+#: Methods with intervals from their own leave-one-out errors.
 BASELINES: dict[str, _Method] = {
     "nearest": _nearest,
     "linear in pixels": _linear,
@@ -175,7 +187,7 @@ BASELINES: dict[str, _Method] = {
 
 
 def _own_half_width(method: _Method, work: Samples, y: Samples) -> float:
-    """Return the conformal quantile of the errors of inner points that are predicted from the others."""
+    """Return the conformal quantile of inner points' errors, each predicted from the others."""
     inner = np.flatnonzero((work > work.min()) & (work < work.max()))
     off = [
         abs(y[place] - method(np.delete(work, place), np.delete(y, place), work[[place]])[0])

@@ -20,17 +20,19 @@ Pair = tuple[Size, int]
 
 #: Fewest and most points that a curve is predicted from.
 LEAST_MEASURED, MOST_MEASURED = 4, 100
-#: Standard error of the logarithm of a median without an interval; half-widths of a 95 % interval per standard error.
+#: Standard error of a log median without an interval, and half-widths of a 95 % interval per
+#: standard error.
 _UNKNOWN_ERROR, _HALF_WIDTHS = 0.02, 1.96
 #: Times that are predicted, best first.
 _KINDS = (*DEVICE_TIMES, "latency", "throughput")
 
 
 class Sparse:
-    """Some of the given sizes and batch sizes, or of evenly spaced square sizes; the others are predicted.
+    """Sweep that measures some sizes and batch sizes and predicts the others.
 
-    Six points are measured first, then each time the one whose prediction is the least certain, until nine in
-    ten of the others are predicted within the target, or `measured` points have been tried.
+    Without given sizes, evenly spaced square sizes are used. Six points are measured first, then
+    always the point with the least certain prediction. The sweep ends when nine in ten of the
+    others are predicted within the target, or when `measured` points have been tried.
     """
 
     def __init__(
@@ -57,12 +59,16 @@ class Sparse:
         self._every = Sizes(num_sizes=num_sizes, min_size=min_size, max_size=max_size)
 
     def candidates(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
-        """List all sizes and batch sizes, measured or predicted; raises UserError if there are none."""
+        """List all sizes and batch sizes, measured or predicted.
+
+        Raises:
+            UserError: there are none.
+        """
         every: Sweep = Point() if sizes else self._every
         return every.points(sizes, batch_sizes)
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
-        """List the sizes and batch sizes that are measured in any case."""
+        """List the sizes and batch sizes that are always measured."""
         pairs = self.candidates(sizes, batch_sizes)
         x, number = selection.coordinates(pairs), min(selection.INITIAL, self.measured)
         return [pairs[index] for index in selection.initial(selection.scaled(x, x), number)]
@@ -70,9 +76,10 @@ class Sparse:
     def chosen(
         self, sizes: Sequence[Size], batch_sizes: Sequence[int], results: Iterable[Measured]
     ) -> list[Pair]:
-        """List the sizes and batch sizes to measure by the results so far: all that were tried, and the next one.
+        """List the sizes and batch sizes to measure, given the results so far.
 
-        There is no next one until the first points have a result.
+        These are all points that were tried, plus the next point once the first points have a
+        result.
         """
         pairs = self.candidates(sizes, batch_sizes)
         places = {pair: index for index, pair in enumerate(pairs)}
@@ -111,12 +118,15 @@ class Sparse:
 
 
 def pair_of(point: Measured) -> Pair:
-    """Return input size and batch size of a point."""
+    """Return a point's input size and batch size."""
     return point.key.input_size, point.key.batch_size
 
 
 def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
-    """Return the median seconds per call of the successful points of a phase, all of the same kind of time."""
+    """Return the median seconds per call for a phase's successful points.
+
+    All medians are of the same kind of time.
+    """
     successful = [one for one in points if one.status is Status.OK]
     for kind in _KINDS:
         medians = {pair_of(one): first_median_interval(one, kind) for one in successful}
@@ -130,13 +140,17 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
 
 
 def curve_of(x: Samples, spans: Samples, values: Sequence[Interval]) -> Curve:
-    """Return a curve of measured values with their intervals, for scaled coordinates of shape (n, 2)."""
+    """Return a curve from measured values with their intervals.
+
+    Args:
+        x: scaled coordinates, shape (n, 2).
+    """
     errors = np.array([*map(standard_error, values)])
     return Curve(x=x, spans=spans, y=np.log([value.value for value in values]), errors=errors)
 
 
 def standard_error(value: Interval) -> float:
-    """Return the standard error of the logarithm of a measured value with a 95 % interval."""
+    """Return the standard error of a measured value's logarithm, from its 95 % interval."""
     width = value.log_half_width
     return _UNKNOWN_ERROR if width is None else width / _HALF_WIDTHS
 
@@ -149,7 +163,10 @@ def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
 
 
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
-    """Whether a point is not smaller in any way than one that ran out of memory."""
+    """Return whether a point is nowhere smaller than some point that ran out of memory.
+
+    For example, 256 · batch 8 exceeds memory if 224 · batch 8 did.
+    """
     size, batch = pair
     return any(
         batch >= other_batch and all(map(ge, size, other)) for other, other_batch in too_large

@@ -1,1 +1,1 @@
-"""Results of runs and sweeps: records, their files, units, and the diagnostics of points."""
+"""Results of runs and sweeps: records, files, units and diagnostics."""

@@ -1,4 +1,4 @@
-"""Cold starts: the time from the start of a process to its first prediction."""
+"""Cold starts: time from process start to first prediction."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from perfexp.records.record import Key, Point, Record, Status
 from perfexp.statistics import estimators
 from perfexp.statistics.moderated import geometric_mean
 
-#: Series of a cold start that is not part of the first prediction.
+#: Series in a cold start that is not part of the first prediction.
 AFTERWARDS = "ttfp/second_call"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstPrediction:
-    """Cold start: time to first prediction of fresh processes.
+    """Cold start: time to first prediction in fresh processes.
 
     Attributes:
-        parts: median seconds of the parts over the processes: `process` (its start), `imports`, `context`, `data`,
-            `weights`, `inputs`, `first_call`, and `second_call` after it.
-        totals: wall time from the start of each process to its first prediction, waits for the device left out, in
-            seconds.
+        parts: median seconds of each part over the processes: `process` (its start), `imports`,
+            `context`, `data`, `weights`, `inputs`, `first_call`, and `second_call` after it.
+        totals: each process's wall time from its start to its first prediction, in seconds. Time
+            waiting for the device is left out.
     """
 
     key: Key
@@ -31,17 +31,17 @@ class FirstPrediction:
 
     @property
     def total(self) -> estimators.Interval:
-        """Their mean, with an interval for several processes."""
+        """Return the mean total, with an interval if there are several processes."""
         return geometric_mean(self.totals)
 
     @property
     def processes(self) -> int:
-        """Number of processes."""
+        """Return the number of processes."""
         return len(self.totals)
 
 
 def first_predictions(record: Record) -> list[FirstPrediction]:
-    """The cold starts of a record, one per size and batch size."""
+    """Return a record's cold starts, one per size and batch size."""
     groups: dict[tuple[tuple[int, int], int], list[Point]] = {}
     for point in record.points:
         if point.key.phase == "ttfp" and point.status is Status.OK:

@@ -1,4 +1,4 @@
-"""Diagnostics: the one table of errors, warnings and notes that qualify a figure."""
+"""Diagnostics: the table of errors, warnings and notes that qualify a figure."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-#: Least ratio whose logarithm is taken.
+#: Smallest ratio before taking a logarithm.
 _LEAST_RATIO = 1e-9
 
 
 class Severity(StrEnum):
-    """How much a diagnostic limits the use of a figure; the most severe comes first."""
+    """How much a diagnostic limits the use of a figure, most severe first."""
 
-    ERROR = "error"  # the figure must not be used
+    ERROR = "error"  # do not use the figure
     WARNING = "warning"  # printed with the results
     NOTE = "note"  # in the record, the tables and report.md only
 
 
 class Rule(NamedTuple):
-    """One row of the table; message and help are templates with their fields in braces.
+    """Row of the table; message and help are templates with fields in braces.
 
     Attributes:
-        by: field by which diagnostics of the code are ranked, with its format: `share:.0%`; empty if they are not.
-        badness: how bad a value of that field is; by default the further from zero the worse.
-        disturbs: whether it reports other work at the same time, which says nothing about the next measurement.
-        shared: whether the times and the layers of a point share it, so that the point shows it once.
-        leaves_shares: whether the times of layers do not hold, so that they are shares only.
+        by: field that ranks diagnostics with this code, and its format, for example `share:.0%`.
+            Empty if they are not ranked.
+        badness: how bad a value of the field is; by default its distance from zero.
+        disturbs: whether it reports concurrent work, which says nothing about the next measurement.
+        shared: whether a point's times and layers share it, so the point shows it once.
+        leaves_shares: whether layer times are unreliable, so that they are only shown as shares.
     """
 
     severity: Severity
@@ -47,14 +48,15 @@ class Rule(NamedTuple):
 
 
 def _apart(ratio: float) -> float:
-    """How far a ratio is from one in either direction."""
+    """Return how far a ratio is from one, in either direction."""
     return abs(math.log(max(ratio, _LEAST_RATIO)))
 
 
 _error, _warning, _note = (partial(Rule, severity) for severity in Severity)
 
-#: Each diagnostic by its code; of those of one severity, the first voids most of a figure and is shown first. Records
-#: keep the codes: never reuse one, and enter one that goes in `MERGED`. Their meanings are in diagnostics.yaml.
+#: Diagnostics by code. Within a severity, those that invalidate more of a figure come first.
+#: Records store the codes: never reuse one, and add removed codes to `MERGED`. Meanings are in
+#: diagnostics.yaml.
 DIAGNOSTICS: dict[str, Rule] = {
     # --- what ran is not what was asked for ---
     "simulated": _warning(
@@ -64,12 +66,12 @@ DIAGNOSTICS: dict[str, Rule] = {
         "measured in the caller's process: its threads, memory and settings of torch are part of the figures",
         "measure in a process of its own: perfexp.measure('module:name')",
     ),
-    # The figure carries the name of a precision that did not run.
+    # The figure is named after a precision that did not run.
     "precision_unavailable": _error(
         "{precision} was requested, but fp32 was measured: {reason}",
         "use precision=fp32, or a device that supports {precision}",
     ),
-    # The figure carries the name of an algorithm that did not run, as the kernels prove.
+    # The figure is named after an algorithm that did not run, as the kernels prove.
     "algorithm_substituted": _error(
         "cuDNN ran other kernels than {algorithm} requires: {layers}",
         "read the time as that of the kernels that ran, or set these layers by algorithm.layers",
@@ -262,7 +264,7 @@ DIAGNOSTICS: dict[str, Rule] = {
         by="ratio:.3f",
         badness=_apart,
     ),
-    # The counter is broken, or one of two readings is wrong: nothing shows which.
+    # Either the counter is broken or one of two readings is wrong; which of them is unknown.
     "meter_fault": _error(
         "{meter}: {fault}: no energy",
         "measure again; `perfexp doctor` shows whether the counter moves and agrees with the power, another driver may "
@@ -294,7 +296,7 @@ DIAGNOSTICS: dict[str, Rule] = {
 _SEVERITIES = list(Severity)
 _ORDER = {code: place for place, code in enumerate(DIAGNOSTICS)}
 
-#: Codes of earlier versions, and the codes that they are read as.
+#: Codes from earlier versions, with their current codes.
 MERGED = {
     **dict.fromkeys(("processes_drift", "not_steady"), "drift"),
     "launch_bound": "device_idle",
@@ -335,14 +337,15 @@ def meanings() -> dict[str, str]:
 
 
 class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An error, warning or note that qualifies a figure.
+    """Error, warning or note that qualifies a figure.
 
     Attributes:
-        code: stable short name (`drift`, `too_few_samples`, …); one of an earlier version is read as today's.
-        severity: severity by the table of this version; the stored one counts for codes without a row only.
+        code: stable short name (`drift`, `too_few_samples`, …); an earlier version's code becomes
+            the current code.
+        severity: severity in the current table. The stored severity only matters for unknown codes.
         message: observation with its figures; `detail` in JSON.
         help: advice to the user; `remedy` in JSON.
-        fields: values that message and help are made of, by name; unset in records of earlier versions.
+        fields: values in message and help, by name; unset in records of earlier versions.
     """
 
     code: str
@@ -360,29 +363,36 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def rule(self) -> Rule:
-        """Row of the table; a plain one for codes of later versions."""
+        """Return the table row; a generic row for codes of later versions."""
         return DIAGNOSTICS.get(self.code) or Rule(self.severity, self.message, self.help)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sort key: the most severe first, then in the order of the table, then codes of later versions."""
+        """Return the sort key: by severity, then in table order, then codes of later versions."""
         place = _ORDER.get(self.code, len(_ORDER))
         return _SEVERITIES.index(self.severity), place
 
     @property
     def is_note(self) -> bool:
-        """Whether consoles leave it out."""
+        """Return whether consoles leave it out."""
         return self.severity is Severity.NOTE
 
     @property
     def figure(self) -> float | None:
-        """Value by which diagnostics of one code are ranked; None if they are not, or an earlier version stored it."""
+        """Return the value that ranks diagnostics with this code.
+
+        Returns:
+            None if this code is not ranked, or an earlier version stored the diagnostic.
+        """
         value = self.fields.get(self.rule.by.partition(":")[0]) if self.fields else None
         return value if isinstance(value, int | float) else None
 
 
 def make(code: str, /, **fields: object) -> Diagnostic:
-    """A diagnostic of the table, with values for its templates; tests check the fields of each call against them."""
+    """Return a diagnostic from the table, with values for its templates.
+
+    Tests check that each call passes the fields that its templates need.
+    """
     rule = DIAGNOSTICS[code]
     message, advice = rule.message.format(**fields), rule.help.format(**fields)
     values = {name: _stored(value) for name, value in fields.items() if value is not None}
@@ -390,18 +400,18 @@ def make(code: str, /, **fields: object) -> Diagnostic:
 
 
 def has(diagnostics: Iterable[Diagnostic], code: str) -> bool:
-    """Whether one of some diagnostics has a code of the table."""
+    """Return whether any diagnostic has this code, which must be in the table."""
     assert code in DIAGNOSTICS
     return any(one.code == code for one in diagnostics)
 
 
 def without(diagnostics: Iterable[Diagnostic], code: str) -> list[Diagnostic]:
-    """Diagnostics but those of a code of the table."""
+    """Return all diagnostics but those with this code, which must be in the table."""
     assert code in DIAGNOSTICS
     return [one for one in diagnostics if one.code != code]
 
 
 def _stored(value: object) -> str | int | float:
-    """A value as JSON keeps it."""
+    """Return a value as JSON stores it."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return value if is_number else str(value)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Disturbances: diagnostics of the device's clock, its throttling, other work on it, and of the host's pace."""
+"""Disturbances: diagnostics for clock changes, throttling, other work, and a changed host pace."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import first_median
 from perfexp.records.record import Point
 
-#: Largest relative difference between two readings of one clock state, and the same in units of the readings' noise:
-#: the range of 60 normal readings is below 6 standard deviations in 95 % of cases.
+#: Readings of the same clock state differ by up to this fraction, and by up to this many standard
+#: deviations of reading noise. In 95 % of cases the range of 60 normal readings is below 6 of them.
 _CLOCK_TOLERANCE, _NOISE_TOLERANCE = 0.01, 6.0
 #: Most clock states in a message.
 _NAMED_STATES = 3
-#: Largest share of the time that throttling may take without a diagnostic.
+#: Largest share of time that throttling may take without a diagnostic.
 _THROTTLE_TOLERANCE = 0.01
-#: A calibration kernel that reaches less than this share of the driver's clock shares the device.
+#: A calibration kernel below this share of the driver's clock shares the device with other work.
 _LEAST_CLOCK_SHARE = 0.85
-#: A loop without waiting may take so much longer than one that waits for each call, by chance.
+#: By chance, a pipelined loop may take this factor longer than a loop that waits for each call.
 _LOOP_TOLERANCE = 1.1
 
 
 def judge(
     before: Mapping[str, Any], after: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> list[Diagnostic]:
-    """Return the diagnostics of a device, by its `state` before and after a measurement, and by the point's facts."""
+    """Return diagnostics, given a device's `state` before and after, and the point's facts."""
     doubts = [*judge_clocks([facts]), *_judge_throttling(facts)]
     if evidence := _sharing(before, after):
         doubts.append(diagnostics.make("shared_device", evidence="; ".join(evidence)))
@@ -35,7 +35,7 @@ def judge(
 
 
 def judge_pace(point: Point) -> list[Diagnostic]:
-    """Compare the loops with and without waiting for each call: the host's pace changed if waiting is faster."""
+    """Return `pace_changed` if the pipelined loop is slower than waiting for each call."""
     pipelined, waiting = (first_median(point, name) for name in ("throughput", "latency"))
     if pipelined is None or waiting is None or pipelined <= _LOOP_TOLERANCE * waiting:
         return []
@@ -45,16 +45,17 @@ def judge_pace(point: Point) -> list[Diagnostic]:
 
 
 def confirmed(point: Point) -> list[Diagnostic]:
-    """Return the stored diagnostics of a point, without a `clock_moved` that its readings do not show by this rule."""
+    """Return the stored diagnostics, without a `clock_moved` that the readings do not confirm."""
     is_disproved = point.facts.get("clock_hertz") and not judge_clocks([point.facts])
     return diagnostics.without(point.doubts, "clock_moved") if is_disproved else list(point.doubts)
 
 
 def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
-    """Compare the clocks after the blocks of the device's own time.
+    """Return `clock_moved` if clocks differ after the blocks of device time.
 
     Args:
-        processes: facts of a point from each process that measured it, with those of `perfexp.probes.conditions`.
+        processes: a point's facts from each process that measured it (see
+            `perfexp.probes.conditions`).
     """
     clocks = [
         clock
@@ -90,7 +91,7 @@ def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
 
 
 def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:
-    """Report the series that was throttled for the largest share of its time, and why."""
+    """Return `throttled` for the series with the largest throttled share of its time."""
     by_series = {
         name: reasons for name, reasons in facts.get("throttled_share", {}).items() if reasons
     }

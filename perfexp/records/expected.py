@@ -1,4 +1,4 @@
-"""Expected points: expected.json, which is written when a run is prepared."""
+"""Expected points: expected.json, written when a run is prepared."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from perfexp.records.record import Key
 
 
 class Expected(msgspec.Struct, kw_only=True):
-    """The points that a run is going to have, in plan order: timed ones, cold starts, layers, profiles.
+    """Points that a run will have, in plan order: timed points, cold starts, layers, profiles.
 
-    `point_seconds` is the estimated time of a timed point by the plan's settings; None if they do not limit it.
+    Attributes:
+        point_seconds: estimated time for a timed point; None if the plan's settings do not limit
+            it.
     """
 
     keys: list[Key]
@@ -26,7 +28,11 @@ class Expected(msgspec.Struct, kw_only=True):
 
     @classmethod
     def load(cls, path: Path) -> Expected | None:
-        """Read expected.json; None in folders of older versions. Raises `UserError` if it cannot be read."""
+        """Read expected.json; None in folders of older versions.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
         try:
             return untrusted.from_json(untrusted.read_bytes(path), cls)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Find the files of runs and sweeps in and below a folder."""
+"""Folders: find run and sweep files in and below a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from perfexp.records.paths import REPLACEMENT
 from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 
-#: Folder of the artifacts, beside the database; MLflow's own servers use the same name.
+#: Artifact folder next to the tracking database; MLflow's own servers use the same name.
 ARTIFACTS = "mlartifacts"
 #: Folders that are skipped.
 _SKIPPED = (ARTIFACTS, REPLACEMENT)
@@ -21,10 +21,15 @@ _DEEPEST = 40
 def below(
     folder: Path, *names: str, refused: Callable[[OSError], None], deepest: int = _DEEPEST
 ) -> Iterator[Path]:
-    """Yield the files with one of these names in and below a folder; links are skipped.
+    """Yield files with one of these names in and below a folder.
 
-    So are the artifacts of tracking stores, and runs that are still being replaced (`--overwrite`).
-    `refused` is called with the error of each folder that cannot be read.
+    Links are skipped, and so are artifact folders and runs that are still being replaced
+    (`--overwrite`).
+
+    Args:
+        names: file names to find.
+        refused: called with the error for each folder that cannot be read.
+        deepest: limit on nested folders.
     """
     waiting = [(folder, 0)]
     while waiting:
@@ -54,11 +59,11 @@ def below(
 
 
 def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]:
-    """Yield the runs of a sweep with their folders, which may lie beside the sweep's folder (stages)."""
+    """Yield a sweep's runs and their folders, which may lie outside its own folder (stages)."""
     for child in sweep.children:
         yield child, run_folder(child, folder)
 
 
 def run_folder(child: SweepChild | PlannedRun, folder: Path) -> Path:
-    """Return the folder of a run, for that of its sweep."""
-    return Path(os.path.normpath(os.path.join(folder, child.directory)))  # noqa: PTH118 (called for thousands)
+    """Return a run's folder, given its sweep's folder."""
+    return Path(os.path.normpath(os.path.join(folder, child.directory)))  # noqa: PTH118 (speed)

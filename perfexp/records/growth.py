@@ -1,4 +1,4 @@
-"""Growth: how times grow with the size and rates with the batch, and the points that do not grow as the others do."""
+"""Growth: how times scale with size and rates with batch, and which points break the trend."""
 
 from __future__ import annotations
 
@@ -20,32 +20,35 @@ from perfexp.statistics import estimators, scaling
 if TYPE_CHECKING:
     from perfexp.records.summary import Row
 
-#: Least number of sizes that show how a time grows: of fewer, three parameters leave one degree of freedom at most.
+#: Sizes needed to show how a time grows: with fewer, three parameters leave too few degrees of
+#: freedom.
 _LEAST_SIZES = 5
-#: Relative half-width that a scaling model assumes for a median without an interval.
+#: Relative half-width assumed for a median without an interval.
 _ERROR_UNKNOWN = 0.05
-#: Scatter around a scaling model, and half-width of most medians, above which it describes noise.
+#: Above this scatter, or if most medians are less certain than this, a scaling model describes
+#: noise.
 _SCATTER_MOST = 0.2
-#: Tolerated relative drop of the time from a smaller to a larger size; tiles fill better at some sizes.
+#: Tolerated relative drop in time from a smaller to a larger size; tiles fill better at some sizes.
 _FALL_TOLERANCE = 0.1
-#: Relative drop of the samples per second from a smaller to a larger batch that is worth a warning.
+#: Relative drop in samples per second from a smaller to a larger batch that deserves a warning.
 _RATE_TOLERANCE = 0.05
-#: A workspace: factor and bytes by which the peak memory of a size exceeds that of its neighbors.
+#: A workspace exceeds the neighbors' peak memory by this factor and this many bytes.
 _WORKSPACE_FACTOR, _WORKSPACE_BYTES = 1.5, 64 * 2**20
-#: Limit on characters of a kernel's name, which may have thousands.
+#: Character limit for a kernel name, which may have thousands.
 _LONGEST_NAME = 72
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Scaling model of one phase, batch size, precision and process over the input size.
+    """Scaling model over input size, for one phase, batch size, precision and process.
 
     Attributes:
         key: key of the largest size.
         keys: keys of all sizes, smallest first.
         time_kind: name of the fitted time.
-        fit: model of the seconds per call over the pixels as a fraction of those of the largest size.
-        doubt: why the model does not show how the time grows, such as a large scatter; empty if it does.
+        fit: model for seconds per call; x is the number of pixels divided by the largest number.
+        doubt: why the model does not show how the time grows, for example a large scatter; empty if
+            it does.
     """
 
     key: Key
@@ -57,12 +60,12 @@ class Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Odd:
-    """A size whose time does not fit those of the other sizes.
+    """Size whose time does not fit the other sizes.
 
     Attributes:
-        ratio: its time over the expected one.
+        ratio: measured time over expected time.
         reference: source of the expected time, in words.
-        other: the size with the expected time; None for that of the scaling model.
+        other: size that the expected time comes from; None if it comes from the scaling model.
     """
 
     ratio: float
@@ -71,7 +74,7 @@ class Odd:
 
 
 def scalings(known: Sequence[Row]) -> list[Scaling]:
-    """Scaling models of the rows of a record, for groups with at least four sizes."""
+    """Return scaling models for groups of rows with at least four sizes."""
     found = []
     for group in _over_sizes(known):
         if len({each.key.pixels for each in group}) >= scaling.LEAST_SIZES:
@@ -90,7 +93,7 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
 
 
 def _doubt(group: Sequence[Row], scatter: float) -> str:
-    """Why the medians of some sizes do not show how the time grows; empty if they do."""
+    """Return why the medians do not show how the time grows; empty if they do."""
     sizes, widths = (
         len({row.key.pixels for row in group}),
         [_median(row).relative_half_width for row in group],
@@ -108,9 +111,9 @@ def _doubt(group: Sequence[Row], scatter: float) -> str:
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
-    """The sizes whose times are far from the scaling model, or that break the growth from smaller to larger sizes.
+    """Return sizes that are far from the scaling model, or slower than a larger size.
 
-    Of sizes that disagree the fewest are odd: one slow size is, and not the larger ones that take less time.
+    As few sizes as possible are flagged: the one slow size, not every larger size that is faster.
     """
     found: dict[Key, Odd] = {}
     for grown in scalings(known):
@@ -121,14 +124,14 @@ def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
             found[grown.keys[index]] = Odd(
                 ratio=1 + grown.fit.deviations[index], reference=reference
             )
-    # a time far above the fit is suspect itself: compared with it, no other time counts as a fall
+    # a time far above the fit is suspect itself: other times are not compared with it
     for group in _over_sizes(known):
         found |= _falling([row for row in group if row.key not in found])
     return found
 
 
 def kernels_of(record: Record) -> dict[Key, list[str]]:
-    """The kernels of a call, in the order of execution, by the timed point whose layers were profiled."""
+    """Return each timed point's kernels in execution order, if its layers were profiled."""
     kernels: dict[Key, list[str]] = {}
     for point in (point for point in record.points if is_layers(point.key)):
         lines = point.facts.get("layers", {}).get("lines", ())
@@ -140,7 +143,7 @@ def kernels_of(record: Record) -> dict[Key, list[str]]:
 def judge(
     known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
 ) -> dict[Key, tuple[Diagnostic, ...]]:
-    """Diagnostics by point: odd sizes with the evidence that exists, and rates that fall as the batch grows."""
+    """Return diagnostics by point: odd sizes with evidence, and rates that fall as batches grow."""
     raised: dict[Key, tuple[Diagnostic, ...]] = {}
     odd = odd_sizes(known)
     for group in _over_sizes(known):
@@ -151,7 +154,7 @@ def judge(
             beside = [
                 *usual[below - 1 : below],
                 *usual[above : above + 1],
-            ]  # the next sizes, as far as they exist
+            ]  # the adjacent sizes, if they exist
             again = f"measured by {row.processes} processes" if row.processes > 1 else ""
             texts = (again, _memory_evidence(row, beside), _kernel_evidence(row, beside, kernels))
             seen = [text for text in texts if text]
@@ -166,14 +169,20 @@ def judge(
 
 
 def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> bool:
-    """Whether a rate is below another by more than their intervals, or by more than 10 % if an interval is missing."""
+    """Return whether a rate is below another beyond both intervals.
+
+    If an interval is missing, the difference must exceed 10 %.
+    """
     if rate.high is not None and other.low is not None:
         return rate.high < other.low
     return rate.value < (1 - _FALL_TOLERANCE) * other.value
 
 
 def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
-    """The fewest rows without which no larger size takes less time: the one in most falls first, then the slower."""
+    """Return the fewest rows to remove so that no larger size takes less time.
+
+    The row in most falls is removed first; if several tie, the slowest.
+    """
     medians = np.array([_median(row).value for row in group])
     falls = _falls(group, medians)
     against = falls | falls.T
@@ -196,7 +205,10 @@ def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
 
 
 def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether each size (column) takes less time than a smaller one (row), beyond both intervals and the tolerance."""
+    """Return whether each size (column) is clearly faster than a smaller size (row).
+
+    The difference must exceed both intervals and the tolerance.
+    """
     lows, highs = (
         np.array([getattr(_median(row), end) for row in group], dtype=float)
         for end in ("low", "high")
@@ -207,7 +219,7 @@ def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.boo
 
 
 def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
-    """A peak memory far above that of both neighbors: a workspace, so another algorithm of cuDNN."""
+    """Describe a peak memory far above both neighbors, a sign of another cuDNN algorithm."""
     peaks = [peak for other in neighbors if (peak := other.value(PEAK_MEMORY))]
     own, most = row.value(PEAK_MEMORY), max(peaks, default=None)
     if not own or not most or own < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
@@ -218,7 +230,7 @@ def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
 def _kernel_evidence(
     row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
 ) -> str:
-    """The first kernel of those that no neighbor launches; empty if there is none, or nothing was profiled."""
+    """Describe the first kernel that no neighbor launches; empty if there is none to report."""
     profiled = [kernels[other.key] for other in neighbors if other.key in kernels]
     own = kernels.get(row.key, ()) if profiled else ()
     foreign = [name for name in own if not any(name in other for other in profiled)]
@@ -229,7 +241,7 @@ def _kernel_evidence(
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
-    """Batch sizes with fewer samples per second than a smaller batch, of those whose rates have intervals."""
+    """Yield batch sizes with clearly fewer samples per second than a smaller batch."""
     for group in _grouped(
         known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)
     ):
@@ -259,7 +271,7 @@ def _median(row: Row) -> estimators.Interval:
 
 
 def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
-    """Group the successful rows that have a time above zero by a function of the row."""
+    """Group the successful rows with a time above zero by a function of the row."""
     groups: dict[Hashable, list[Row]] = {}
     for each in known:
         if each.status is Status.OK and each.time and each.time.median.value > 0:
@@ -268,7 +280,7 @@ def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[R
 
 
 def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
-    """Groups of rows that differ only in size, smallest first."""
+    """Return groups of rows that differ only in size, smallest first."""
     groups = _grouped(
         known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision)
     )

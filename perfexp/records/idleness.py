@@ -1,4 +1,4 @@
-"""Idleness: a diagnostic of a pipelined loop that does not keep the device busy, by what is known of its cause."""
+"""Idleness: the diagnostic for a pipelined loop that leaves the device idle, with its cause."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interva
 from perfexp.records.quantities import DATA_SHARE, HOST_SECONDS
 from perfexp.records.record import Point
 
-#: Share of the loop's time for which a device is busy that needs no diagnostic.
+#: A device that is busy for this share of the loop needs no diagnostic.
 _BUSY = 0.8
-#: Share of the loop's time for issuing its calls from which the host sets the pace.
+#: The host sets the pace if issuing the calls takes this share of the loop.
 _HOST_BOUND = 0.9
-#: Above this share the host was slower when it issued the calls alone than in the loop.
+#: Above this share, the host was slower when it issued calls alone than in the loop.
 _HOST_CHANGED = 1.1
-#: Share of loading in a call from which it is named as the cause.
+#: Loading is named as the cause if it takes this share of a call.
 _LOADING = 0.1
-#: Difference between two shares of the loop's time that is not worth a word.
+#: Difference between two shares of the loop that is too small to report.
 _ALIKE = 0.02
 _FASTER_LAUNCHES = "larger batch_size, execution.cuda_graph=true or execution=compile"
 _FASTER_LOADING = "load faster (data.workers=N), or leave loading out (data=synthetic)"
 
 
 def judge(point: Point, doubts: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Return diagnostics of a point with one of its pipelined loop, if that leaves the device idle.
+    """Return the diagnostics with a current `device_idle`, if the loop leaves the device idle.
 
-    An earlier version stored one, which today's replaces.
+    It replaces any `device_idle` stored by an earlier version.
     """
     others = diagnostics.without(doubts, "device_idle")
     busy, wall = first_median(point, *DEVICE_TIMES), first_median(point, "throughput")
@@ -47,7 +47,7 @@ def judge(point: Point, doubts: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 
 def _of_mean(point: Point, busy_seconds: float, wall_seconds: float) -> str:
-    """Return the idle share of the mean call in words, unless it is nearly that of the median call."""
+    """Return the mean call's idle share in words, unless it is close to the median call's."""
     mean = loop_interval(point)
     if mean is None or abs(busy_seconds / mean.value - busy_seconds / wall_seconds) <= _ALIKE:
         return ""
@@ -68,7 +68,7 @@ def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:
 
 
 def _issuing(share: float) -> str:
-    """Return what the host needs to issue the calls, in words, by its share of the loop's time."""
+    """Describe the host time to issue the calls, as a share of the loop."""
     if share > _HOST_CHANGED:
         return (
             f"issuing the calls took {share:.1f} times the loop's time when it was measured alone, so the pace of the "

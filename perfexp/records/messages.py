@@ -1,4 +1,4 @@
-"""Messages from a worker to its parent process: lines of JSON through a pipe."""
+"""Messages from a worker to its parent process: JSON lines through a pipe."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ import msgspec
 from perfexp.host.process import MessageError
 from perfexp.records.record import Key, Point, Status
 
-#: Why inferences with trained weights are not tried; the training has its own reason.
+#: Error for inferences whose training failed; the training itself records the reason.
 UNTRAINED = "the training failed"
 
 
 def cut(text: str, most_bytes: int) -> str:
-    """Return the beginning of a text that takes at most this many bytes in a message, quotes and escapes included."""
+    """Return a text's beginning that takes at most `most_bytes` in a message.
+
+    Quotes and escapes count.
+    """
     ends = accumulate(len(json.dumps(letter)) - 2 for letter in text[:most_bytes])
     return text[: bisect_right(list(ends), most_bytes - 2)]
 
 
 class _Fields(msgspec.Struct):
-    """Fields of an event that are used, by all kinds."""
+    """Event fields that are used, for all kinds of events."""
 
     event: str
     key: Key | None = None
@@ -38,7 +41,7 @@ class _Fields(msgspec.Struct):
     training: Point | None = None
 
 
-#: Fields that events of a kind must have.
+#: Fields that each kind of event must have.
 _REQUIRED = {
     "point": ("key",),
     "done": ("key", "status"),
@@ -50,7 +53,7 @@ _REQUIRED = {
 
 
 def check(event: dict[str, Any]) -> None:
-    """Raise `MessageError` for an event that lacks a field, or has one of another type."""
+    """Raise `MessageError` for an event that lacks a field or has a field with the wrong type."""
     try:
         fields = msgspec.convert(event, _Fields)
     except msgspec.ValidationError as error:
@@ -61,32 +64,32 @@ def check(event: dict[str, Any]) -> None:
 
 
 class Events:
-    """Sender of progress messages to the parent process through a pipe; the descriptor None sends nothing."""
+    """Sender of progress messages to the parent process; without a descriptor it sends nothing."""
 
     def __init__(self, descriptor: int | None) -> None:
         self.descriptor, self._process = descriptor, os.getpid()
 
     def __call__(self, event: str, **details: Any) -> None:
-        """Send one message. It is never called while a call is timed."""
+        """Send one message; never called while a call is timed."""
         self.end_copy()
         if self.descriptor is None:
             return
         try:
             os.write(self.descriptor, json.dumps({"event": event, **details}).encode() + b"\n")
-        except OSError:  # the parent has terminated, and this process follows
+        except OSError:  # the parent has terminated, and this process will follow
             self.descriptor = None
 
     def end_copy(self) -> None:
-        """End a process that the measured code has forked from the one that reports: only that one writes results."""
+        """Exit if the measured code forked this process: only the original writes results."""
         if os.getpid() != self._process:
             os._exit(1)
 
     def block(self, text: str, **details: Any) -> None:
-        """Report what this process does now."""
+        """Report the current activity."""
         self("block", text=text, **details)
 
     def point(self, key: Key) -> None:
-        """Report that the measurement of a point begins."""
+        """Report that a point's measurement begins."""
         self("point", key=msgspec.to_builtins(key))
 
     def done(self, key: Key, status: str) -> None:

@@ -1,4 +1,4 @@
-"""`perfexp.metric`: add a custom metric of a model, data set or probe to the point that is being measured."""
+"""`perfexp.metric`: add a custom metric from a model, data set or probe to the current point."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _open: list[dict[str, Metric]] = []
 
 
 def metric(name: str, value: float | None, unit: str = "1") -> None:
-    """Add a metric to the point that is being measured, and to the epoch in progress; without a point, do nothing.
+    """Add a metric to the point being measured and to the epoch in progress.
 
-    A later value of the same name replaces the earlier one. Prefer calling it from a probe: code in a model's forward
-    pass is timed.
+    Without a point, nothing happens. A later value with the same name replaces the earlier value.
+    Call it from a probe if you can: code in a model's forward pass is timed.
 
     Args:
-        name: name of the metric, ending in its unit where it has one (`gradient_norm`, `queue_seconds`).
+        name: metric name that ends in its unit, if it has one (`gradient_norm`, `queue_seconds`).
         unit: SI unit; `1` for a ratio.
 
     Raises:
@@ -32,10 +32,10 @@ def metric(name: str, value: float | None, unit: str = "1") -> None:
 
 @contextmanager
 def collecting() -> Iterator[dict[str, Metric]]:
-    """While entered, collect the metrics of `metric` in the dictionary that this yields."""
+    """Yield a dictionary that collects the metrics added while it is entered."""
     metrics: dict[str, Metric] = {}
     _open.append(metrics)
     try:
         yield metrics
     finally:
-        _open.pop()  # the innermost one: equal dictionaries are not the same
+        _open.pop()  # the innermost: equal dictionaries are not the same object

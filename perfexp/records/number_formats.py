@@ -1,30 +1,30 @@
-"""Number formats of contractions: TF32 by torch's flags, or the data type of a precision."""
+"""Number formats for contractions: TF32 by torch's flags, or a precision's data type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-#: Major compute capability from which on NVIDIA's boards have TF32.
+#: First major compute capability with TF32 on NVIDIA GPUs.
 _FIRST_TF32 = 8
-#: Names of number formats in data sheets by their names in torch.
+#: Data-sheet names of number formats, by torch name.
 _FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 class Formats(NamedTuple):
-    """The number formats of contractions, by their names in data sheets: `fp32`, `tf32`, `fp16`, `bf16`."""
+    """Number formats for contractions, by data-sheet name: `fp32`, `tf32`, `fp16` or `bf16`."""
 
     products: str
     convolutions: str
 
     @classmethod
     def of(cls, data_type: str, tf32: bool | None, flags: tuple[bool, bool] | None) -> Formats:
-        """Return those of a precision.
+        """Return a precision's number formats.
 
         Args:
-            data_type: data type of contractions by its name in torch.
+            data_type: data type for contractions, by torch name.
             tf32: whether the precision sets TF32; None leaves torch's flags.
-            flags: these flags, for products and convolutions; None on a device without TF32.
+            flags: torch's flags for products and convolutions; None on a device without TF32.
         """
         name = _FORMATS[data_type]
         if name != "fp32" or tf32 is False or flags is None:
@@ -33,12 +33,12 @@ class Formats(NamedTuple):
 
     @classmethod
     def of_flags(cls, flags: tuple[bool, bool]) -> Formats:
-        """Return those of float32 by torch's flags for products and convolutions."""
+        """Return float32's number formats, given torch's flags for products and convolutions."""
         return cls(*("tf32" if is_allowed else "fp32" for is_allowed in flags))
 
 
 def tf32_flags(environment: Mapping[str, Any]) -> tuple[bool, bool] | None:
-    """Return whether matrix products and convolutions of float32 were allowed TF32; None where a device has none."""
+    """Return whether float32 matrix products and convolutions may use TF32; None without TF32."""
     device, session = environment.get("device"), environment.get("session")
     if not isinstance(device, Mapping) or not isinstance(session, Mapping):
         return None

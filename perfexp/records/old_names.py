@@ -1,4 +1,4 @@
-"""Earlier names of settings: understood on command lines, in users' files, stored plans and Python arguments."""
+"""Old names: earlier setting names in commands, users' files, stored plans and Python arguments."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-#: Name of a setting of today by its earlier one.
+#: Current setting names by earlier name.
 NAMES = {"replicate": "processes", "ttfp": "cold_start", "stopping.epsilon": "stopping.target"}
 _OVERRIDE = re.compile(rf"^(?P<sign>[+~]{{0,2}})(?P<name>{'|'.join(map(re.escape, NAMES))})(?==|$)")
 
 
 def arguments_of_today(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with today's names: `["replicate=3"]` becomes `["processes=3"]`."""
+    """Return a command line with current names: `["replicate=3"]` becomes `["processes=3"]`."""
     return [
         _OVERRIDE.sub(lambda found: found["sign"] + NAMES[found["name"]], text, count=1)
         for text in arguments
@@ -20,16 +20,16 @@ def arguments_of_today(arguments: Sequence[str]) -> list[str]:
 
 
 def plan_of_today(plain: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
-    """Return a plan, or a configuration, with today's names.
+    """Return a plan or configuration with current names.
 
     Args:
-        typed: keys that the user typed, whose values are not replaced by those of an earlier name in a file.
+        typed: keys that the user typed; an earlier name in a file does not override them.
     """
     return _renamed(plain, NAMES, typed)
 
 
 def plan_as_first_named(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plan with the earlier names, by which the hashes of plans of all versions are the same."""
+    """Return a plan with the earlier names, which keep plan hashes equal across versions."""
     return _renamed(plain, {new: old for old, new in NAMES.items()})
 
 
@@ -51,5 +51,5 @@ def _renamed(
 
 
 def _is_own(node: Mapping[str, Any]) -> bool:
-    """Whether the settings are of perfexp's code: those of a user's class keep their names."""
+    """Return whether the settings configure perfexp's code: a user's class keeps its own names."""
     return str(node.get("_target_", "perfexp.")).startswith("perfexp.")

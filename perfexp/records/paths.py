@@ -1,4 +1,4 @@
-"""Paths: the one place that knows the file names of a run and of a sweep, and how they are written."""
+"""Paths: the only module that knows the file names of runs and sweeps and how they are written."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.host.files import safe_name, write_atomically
 
-#: Limit on a manifest.json: it holds names of files only.
+#: Limit on a manifest.json, which only holds file names.
 _MOST_MANIFEST_BYTES = 8 << 20
-#: Names that perfexp gives to the files that a record can do without.
+#: Names that perfexp gives to files a record does not need.
 _ARTIFACT = re.compile(
     r"[\w.+-]+_(overall|layers|convolutions|epochs|predicted)\.csv|predicted\.jsonl"
     r"|[\w.+-]+_speed(\.json)?|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md|benchmark_[\w.-]+\.json"
     r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
 )
-#: Folder in that of a run into which `--overwrite` measures, until all is measured.
+#: Folder in a run's folder for `--overwrite`, which measures there until everything is measured.
 REPLACEMENT = ".replacement"
-#: Folder of checkpoints in that of a run: the only one with files that the run wrote.
+#: Checkpoint folder in a run's folder.
 CHECKPOINTS = "checkpoints"
-#: Folder in a run's or sweep's folder with the files that only perfexp reads.
+#: Folder in a run's or sweep's folder for files that only perfexp reads.
 DETAILS = "details"
-#: Name of the list of the files that perfexp wrote, and of the folder of a sweep's job output, in the details.
+#: In the details folder: the list of files that perfexp wrote, and the folder for a sweep's job
+#: output.
 MANIFEST = "manifest.json"
 _JOB_LOGS = "jobs"
 PLAN, POINTS = "plan.yaml", "points.jsonl"
-#: Name of the weights that a training ends with, among its checkpoints.
+#: File name for the weights at the end of a training, among its checkpoints.
 FINAL_WEIGHTS = "final_weights"
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line of JSON and have it on disk before returning; a torn line left by a crash is cut off first.
+    """Append one line of JSON and sync it to disk before returning.
 
-    A line that lacks nothing but its newline is whole: readers have taken it for one. Raises `OSError` if the path is
-    not a regular file, or cannot be written.
+    A torn line left by a crash is cut off first. A line that only lacks its newline is complete and
+    stays, because readers have already accepted it.
+
+    Raises:
+        OSError: the path is not a regular file, or cannot be written.
     """
     with untrusted.open_append(path) as file:
         size = file.seek(0, os.SEEK_END)
@@ -73,32 +77,38 @@ def _is_json(text: bytes) -> bool:
 
 
 def is_artifact(name: str) -> bool:
-    """Whether perfexp gives this file name to a table, plot, report, profile or checkpoint in the folder of a run."""
+    """Return whether perfexp gives tables, plots, reports, profiles or checkpoints this name."""
     return _ARTIFACT.fullmatch(name) is not None
 
 
 def home_of(file: Path) -> Path:
-    """Return the run's or sweep's folder of one of its files, which may lie in its `details`."""
+    """Return the run or sweep folder that a file belongs to; the file may lie in its `details`."""
     return file.parent.parent if file.parent.name == DETAILS else file.parent
 
 
 def is_own_place(name: str) -> bool:
-    """Return whether a manifest may name this file: in the run's folder, its details or its checkpoints."""
+    """Return whether a manifest may name this file.
+
+    It may lie in the run's folder, its details or its checkpoints.
+    """
     file = Path(name).name
     in_checkpoints = name == f"{CHECKPOINTS}/{file}" and is_artifact(file)
     return name in (file, f"{DETAILS}/{file}") or in_checkpoints
 
 
 def refuse_link(folder: Path) -> None:
-    """Raise `UserError` for a link in place of a folder that the user did not name: it may lead anywhere."""
+    """Raise `UserError` if a folder that the user did not name is a link: it may lead anywhere."""
     if folder.is_symlink():
         raise UserError(f"{folder} is a link: results are in real folders only. Remove it.")
 
 
 class _Folder:
-    """A folder, which need not exist yet, and the manifest of all names that perfexp wrote there.
+    """Folder, possibly not created yet, with a manifest of all files that perfexp wrote there.
 
-    Files of `usual` are claimed from the start; `lock` is locked while a process measures here.
+    Attributes:
+        usual: files that are claimed from the start.
+        lock: file that is locked while a process measures here.
+        in_words: words before the folder in the message that it is in use.
     """
 
     usual: tuple[Path, ...]
@@ -116,9 +126,14 @@ class _Folder:
         self._made: list[Path] = []
 
     def create(self, *, uid: str | None = None, sweep: str | None = None) -> None:
-        """Make the folder, for the run of a sweep if one begins it; raises `UserError` if it can't be written to.
+        """Create the folder and its manifest.
 
-        A manifest without an identity gets this one; None for a new one.
+        Args:
+            uid: identity for a manifest without one; by default a new identity.
+            sweep: identity of the sweep that starts this run, if any.
+
+        Raises:
+            UserError: the folder cannot be written, or a manifest there is not perfexp's.
         """
         for name in (CHECKPOINTS, DETAILS):
             refuse_link(self.root / name)
@@ -143,7 +158,11 @@ class _Folder:
             ) from error
 
     def withdraw(self) -> bool:
-        """Remove the files and folders that this process made here, no others; return whether it made all of them."""
+        """Remove only the files and folders that this process created.
+
+        Returns:
+            whether the folder was new, so that nothing else is left in it.
+        """
         if not self._is_new:
             return False
         for name in filter(is_own_place, self.claimed()):
@@ -157,12 +176,15 @@ class _Folder:
 
     @property
     def uid(self) -> str | None:
-        """The identity in the manifest, which record.json, plan.yaml or sweep.json repeats; None where it has none."""
+        """Return the identity in the manifest, or None.
+
+        record.json, plan.yaml or sweep.json repeats it.
+        """
         return self._identity("perfexp")
 
     @property
     def sweep(self) -> str | None:
-        """The identity of the sweep that began the run; None where none did."""
+        """Return the identity of the sweep that started the run, or None."""
         return self._identity("sweep")
 
     def _identity(self, name: str) -> str | None:
@@ -170,7 +192,10 @@ class _Folder:
         return uid if isinstance(uid, str) else None
 
     def claim(self, *paths: Path) -> None:
-        """Enter files here in the manifest before they are written: what is not in it, perfexp did not write."""
+        """Add files to the manifest before they are written.
+
+        perfexp treats a file that is not in the manifest as somebody else's.
+        """
         known = self.claimed()
         names = [path.relative_to(self.root).as_posix() for path in paths]
         new = [name for name in names if name not in known]
@@ -178,7 +203,7 @@ class _Folder:
             self._write({**self._manifest(), "files": [*known, *new]})
 
     def remove_leftovers(self) -> None:
-        """Remove what is left of files that a crash kept from being written; nobody else may be writing here."""
+        """Remove temporary files left by a crash; nobody else may be writing here."""
         known = {self.manifest.name, *(Path(name).name for name in self.claimed())}
         for folder in {self.root, self.details, self.root / CHECKPOINTS}:
             if folder.is_symlink() or not folder.is_dir():
@@ -189,7 +214,7 @@ class _Folder:
                     path.unlink(missing_ok=True)
 
     def claimed(self) -> list[str]:
-        """The names in the manifest, relative to the run's folder."""
+        """Return the names in the manifest, relative to the run's folder."""
         names = self._manifest().get("files")
         return [str(name) for name in names] if isinstance(names, list) else []
 
@@ -205,9 +230,12 @@ class _Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While entered, no other perfexp measures here. The lock goes with the process.
+        """Lock this folder against other perfexp processes while entered.
 
-        Raises UserError if another one does, or the file of the lock cannot be written.
+        The lock ends with the process.
+
+        Raises:
+            UserError: another process holds the lock, or the lock file cannot be written.
         """
         try:
             opened = untrusted.open_append(self.lock)
@@ -216,7 +244,7 @@ class _Folder:
                 f"{self.lock} can't be written ({error}): remove it, or choose another folder."
             ) from error
         with opened as file:
-            for patience_seconds in (0.1, 0.0):  # whoever asks `in_use` has the lock for a moment
+            for patience_seconds in (0.1, 0.0):  # `in_use` holds the lock for a moment
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
@@ -230,24 +258,23 @@ class _Folder:
             try:
                 yield
             finally:
-                fcntl.flock(
-                    file, fcntl.LOCK_UN
-                )  # a process that was forked in between has the file open, too
+                # a process forked in between has the file open, too
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def in_use(self) -> bool:
-        """Whether a process is measuring here (see `locked`); nothing is made or changed by asking."""
+        """Return whether a process is measuring here (see `locked`), without changing anything."""
         try:
             with os.fdopen(untrusted.open_regular(self.lock, os.O_RDONLY), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # no such file, or one that is not ours to read
+        except OSError:  # no such file, or not ours to read
             return False
         return False
 
 
 class RunPaths(_Folder):
-    """The files of one run's folder, whose log is its lock."""
+    """Files in a run's folder; its log is its lock."""
 
     in_words = "into"
 
@@ -274,16 +301,17 @@ class RunPaths(_Folder):
         )
 
     def replacement(self) -> RunPaths:
-        """Return the folder in this one into which `--overwrite` measures; both have one log and one lock."""
+        """Return the inner folder that `--overwrite` measures into; it shares log and lock."""
         inner = RunPaths(self.root / REPLACEMENT)
         refuse_link(inner.root)
         inner.log = inner.lock = self.log
         return inner
 
     def put_in_place(self) -> None:
-        """Replace the results here, no foreign files, by a replacement that is complete: it has a record.
+        """Replace the results here by a complete replacement, which has a record.
 
-        After a crash another call completes it: the record is the last file that is moved.
+        Foreign files stay. The record moves last, so a second call completes the move after a
+        crash.
         """
         inner = self.replacement()
         if not untrusted.is_regular(inner.record):
@@ -310,30 +338,30 @@ class RunPaths(_Folder):
                 folder.rmdir()
 
     def results(self) -> list[Path]:
-        """The regular files here that the manifest names and a run leaves."""
+        """Return the regular files here that the manifest names and that a run leaves behind."""
         names = filter(self._is_result, self.claimed())
         return [self.root / name for name in names if untrusted.is_regular(self.root / name)]
 
     def _is_result(self, name: str) -> bool:
-        """Whether a run leaves a file of this name here, other than its log, which is its lock."""
+        """Return whether a run leaves a file with this name; its log is excluded as its lock."""
         own = {path.name for path in (*self.usual, self.refusal) if path.name != self.log.name}
         return is_own_place(name) and (name in own or is_artifact(Path(name).name))
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
-        """`MODEL_ALGORITHM_overall.csv` and its like."""
+        """Return a CSV path, for example `MODEL_ALGORITHM_overall.csv`."""
         return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
 
     def checkpoint(self, model: str, data: str, what: str) -> Path:
-        """`checkpoints/MODEL_DATA_best.pt` and its like."""
+        """Return a checkpoint path, for example `checkpoints/MODEL_DATA_best.pt`."""
         return self.root / CHECKPOINTS / f"{safe_name(model)}_{safe_name(data)}_{what}.pt"
 
     def plot(self, what: str) -> Path:
-        """A PNG of something (`time`, `memory`, …) in the run's folder."""
+        """Return a PNG path in the run's folder, for example for `time` or `memory`."""
         return self.root / f"{safe_name(what)}.png"
 
 
 class SweepPaths(_Folder):
-    """The files of a sweep's folder, Hydra's own among them."""
+    """Files in a sweep's folder, including Hydra's own."""
 
     in_words = "the sweep in"
 
@@ -349,6 +377,10 @@ class SweepPaths(_Folder):
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
 
     def make_job_logs(self) -> None:
-        """Make the folder of the output of jobs; raises `UserError` for a link, which may lead anywhere."""
+        """Create the folder for job output.
+
+        Raises:
+            UserError: it is a link, which may lead anywhere.
+        """
         refuse_link(self.job_logs)
         self.job_logs.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Times of one point in one process: statistics of its series."""
+"""Point times: statistics of a point's series in one process."""
 
 from __future__ import annotations
 
@@ -7,73 +7,77 @@ from collections.abc import Sequence
 from perfexp.records.record import Metric, Point, Series
 from perfexp.statistics import blockwise, estimators
 
-#: Names of the device's own time: of the call behind a pre-filled queue, and of the call captured as one CUDA graph.
+#: Device times: a call behind a pre-filled queue, and a call captured as one CUDA graph.
 DEVICE_TIMES = ("device", GRAPH := "device/graph")
 
 
 def blocks_of(series: Series) -> list[estimators.Samples]:
-    """The blocks of a series, without its warm-up."""
+    """Return a series' blocks without the warm-up."""
     return blockwise.split(series.samples, series.blocks, series.warmup)
 
 
 def summary_of(
     series: Series, percentiles: Sequence[float] = (50.0, 95.0, 99.0)
 ) -> blockwise.Summary:
-    """Statistics of a series that has samples after its warm-up."""
+    """Return the statistics of a series that has samples after its warm-up."""
     return blockwise.summarise(blocks_of(series), percentiles)
 
 
 def samples_per_call(point: Point) -> int:
-    """Number of samples per call, over all ranks."""
+    """Return the number of samples per call, over all ranks."""
     return point.key.batch_size * int(point.facts.get("world_size", 1))
 
 
 def is_forked(point: Point) -> bool:
-    """Whether its process was forked from a server."""
+    """Return whether the process was forked from a server."""
     return point.facts.get("process_start") == "forked"
 
 
 def is_of_gpu(point: Point) -> bool:
-    """Whether an asynchronous device worked on its calls."""
+    """Return whether an asynchronous device ran the calls."""
     return "device_method" in point.facts
 
 
 def first_median_interval(point: Point, *names: str) -> estimators.Interval | None:
-    """Median seconds per call of the first of the named series that has samples; None without samples."""
+    """Return the median seconds per call from the first named series that has samples, or None."""
     series = first_series(point, *names)
     return blockwise.block_median(blocks_of(series)) if series else None
 
 
 def first_median(point: Point, *names: str) -> float | None:
-    """The value of `first_median_interval` without its interval."""
+    """Return the value of `first_median_interval`, without its interval."""
     found = first_median_interval(point, *names)
     return found.value if found else None
 
 
 def interval_of(metric: Metric | None) -> estimators.Interval | None:
-    """A metric with its interval; None without a value."""
+    """Return a metric's value with its interval; None without a value."""
     if metric is None or metric.value is None:
         return None
     return estimators.Interval(value=metric.value, low=metric.low, high=metric.high)
 
 
 def loop_interval(point: Point) -> estimators.Interval | None:
-    """Mean seconds per call in a loop, the basis of rates; None without samples.
+    """Return the mean seconds per call in a loop, the basis for rates; None without samples.
 
-    Data loaders may deliver batches in bursts, which the mean includes and the median hides.
+    Data loaders may deliver batches in bursts. The mean includes these, the median hides them.
     """
     series = first_series(point, "throughput", "latency")
     return blockwise.block_mean(blocks_of(series)) if series else None
 
 
 def first_series(point: Point, *names: str) -> Series | None:
-    """The first of the named series that has samples; None without samples."""
+    """Return the first named series that has samples; None without samples."""
     found = (point.find_series(name) for name in names)
     return next((series for series in found if series is not None and series.measured), None)
 
 
 def series_of(point: Point, name: str) -> Series:
-    """The series with this name; raises KeyError if there is none."""
+    """Return the series with this name.
+
+    Raises:
+        KeyError: the point has no such series.
+    """
     series = point.find_series(name)
     if series is None:
         raise KeyError(f"{point.key} has no series {name}")

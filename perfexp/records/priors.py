@@ -1,4 +1,4 @@
-"""Priors: how much the figures of a point are known to differ between processes, by their class."""
+"""Priors: known variation between processes, by class of figures."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from perfexp.records.point_times import DEVICE_TIMES, is_forked, is_of_gpu
 from perfexp.records.record import Point, Record
 from perfexp.statistics.prior import Prior
 
-#: Priors by kind of device and class, fitted by `benchmarks/process_components.py`.
+#: Priors by device kind and class, fitted by `benchmarks/process_components.py`.
 TABLE = Path(__file__).with_name("process_priors.json")
-#: Class of host times that the device does not limit.
+#: Class for host times that the device does not limit.
 HOST_BOUND = "host-bound"
-#: Figures other than the host's times, by their class.
+#: Classes of figures that are not host times.
 _CLASSES = dict.fromkeys((*DEVICE_TIMES, "cycles", "energy"), "device") | {"memory": "memory"}
-#: Figures in proportion to a mean time.
+#: Figures that are proportional to a mean time.
 _RATES = ("throughput", "samples_per_second", "epoch", "runtime")
 
 
 def class_of(figure: str, bound_by: str | None) -> str:
-    """Return the class of a figure, by the limit of its point's loop: the device (`gpu`), another, or unknown."""
+    """Return a figure's class.
+
+    Args:
+        figure: figure name.
+        bound_by: the loop's bottleneck, for example `gpu` for the device; None if unknown.
+    """
     if known := _CLASSES.get(figure):
         return known
     if bound_by != "gpu":
@@ -36,30 +41,33 @@ def class_of(figure: str, bound_by: str | None) -> str:
 
 @cache
 def shipped() -> dict[str, dict[str, Prior]]:
-    """The priors of the package by kind of device, `cuda` or `cpu`."""
+    """Return the package's priors by device kind, `cuda` or `cpu`."""
     return msgspec.json.decode(TABLE.read_bytes(), type=dict[str, dict[str, Prior]])
 
 
 def of_kind(kind: str | None) -> dict[str, Prior]:
-    """The fitted priors for a kind of device: those of a CPU, or of another one."""
+    """Return the fitted priors for a device kind: `cpu`, or anything else."""
     return shipped()["cpu" if kind == "cpu" else "cuda"]
 
 
 @cache
 def of_any(kind: str | None) -> dict[str, Prior]:
-    """The priors of a device of this kind of which nothing else is known."""
+    """Return the priors for an otherwise unknown device of this kind."""
     return {name: prior.on([]) for name, prior in of_kind(kind).items()}
 
 
 def of_record(record: Record) -> dict[str, Prior]:
-    """The priors of a record by class: those that were known when it was measured, otherwise those of the package."""
+    """Return a record's priors by class.
+
+    These are the priors stored when it was measured, otherwise the package's priors.
+    """
     device = record.environment.get("device")
     kind = device.get("kind") if isinstance(device, dict) else None
     return record.priors or of_any(kind if isinstance(kind, str) else None)
 
 
 def free_cores(record: Record) -> int:
-    """Return how many cores the threads of a run on a CPU leave free; 0 if that is unknown."""
+    """Return how many cores a CPU run's threads leave free; 0 if unknown."""
     session, cpu = record.environment.get("session"), record.environment.get("cpu")
     if "ranks" in record.environment or not (isinstance(session, dict) and isinstance(cpu, dict)):
         return 0
@@ -72,13 +80,13 @@ def free_cores(record: Record) -> int:
 def find(
     priors: Mapping[str, Prior], points: Sequence[Point], figure: str, free: int = 0
 ) -> Prior | None:
-    """Return the prior of a figure that the processes of a point have measured.
+    """Return the prior for a figure that a point's processes measured.
 
-    Processes that are forked from one server share it, and all of a run share the time when they run: other work on a
-    CPU's cores then.
+    Processes forked from one server share its variance. All processes of a run also share its time
+    span, so other work on a CPU's cores affects all of them.
 
     Args:
-        free: cores that the threads of the run leave to other work.
+        free: cores that the run's threads leave free for other work.
     """
     first = points[0]
     name = class_of(figure, first.facts.get("bound_by"))
@@ -94,9 +102,10 @@ def find(
 
 
 def _of_other_work(point: Point, free: int) -> float:
-    """Return by how much other work beyond the free cores slows down a process, on a logarithmic scale.
+    """Return how much other work beyond the free cores slows a process down, on a log scale.
 
-    The call waits for its slowest thread, which shares its core with other processes for a part of the time.
+    A call waits for its slowest thread, which shares its core with other processes part of the
+    time.
     """
     cores = point.facts.get("other_cpu_cores")
     if not isinstance(cores, float) or not diagnostics.has(point.doubts, "busy_host"):

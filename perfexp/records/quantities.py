@@ -1,4 +1,4 @@
-"""Quantities: every metric and time with its name, unit, title, format and meaning, in the order of the reference."""
+"""Quantities: name, unit, title, format and meaning of each metric and time, in reference order."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from perfexp.records.record import Metric
 
-#: Stands for a part of a name: the number of a rank or a meter, a baseline, or a user's own name.
+#: Wildcard in a name, for example for a rank, a meter, a baseline, or a user's own name.
 ANY = "*"
 
 
 class Pooled(Enum):
-    """How the figures of several processes become one."""
+    """How figures from several processes are combined."""
 
     FIRST = auto()
     LARGEST = auto()
     MEDIAN = auto()
     GEOMETRIC_MEAN = auto()
-    #: The mean with an interval over processes, if every process has one.
+    #: Mean with an interval over processes, if every process has a value.
     SPEEDUP = auto()
-    #: The first one, scaled to the median time, or to the mean time of a call in the loop, of all processes.
+    #: First process's value, scaled to the median time (or the mean loop time) of all processes.
     BY_TIME = auto()
     BY_RATE = auto()
 
 
-#: Figures that follow a time or a rate, and are as uncertain.
+#: Figures computed from a time or a rate, with the same relative uncertainty.
 FOLLOWING = (Pooled.BY_TIME, Pooled.BY_RATE)
 
 
 class Quantity(NamedTuple):
-    """One metric, or the metrics whose names differ in a part (`ANY`).
+    """One metric, or a family of metrics with a wildcard (`ANY`) in the name.
 
     Attributes:
-        name: name with the unit at its end.
+        name: name that ends in the unit.
         unit: SI unit; `1` for a ratio or a count.
-        meaning: meaning in a sentence, for the reference.
-        heading: title of a table's column; empty for the name without the unit. `{time}` is the median of the points.
+        meaning: one sentence for the reference.
+        heading: column title in tables; by default the name without its unit. `{time}` stands for
+            the points' median time.
         symbol: unit of a count in tables; None for the symbol of `unit`.
         is_share: whether it is shown in percent.
-        is_apart: whether it has a column of its own, a sentence or a note instead of a place among other metrics.
-        is_charted: whether MLflow has a chart of it.
-        pooled: figure of several processes.
-        csv: column that other tools read; empty for the name.
-        note: line below a table that has it, with `{precision}`.
+        is_apart: whether it has its own column, sentence or note, instead of a place in the list of
+            metrics.
+        is_charted: whether MLflow charts it.
+        pooled: how figures from several processes are combined.
+        csv: column name for other tools; by default the name.
+        note: line below a table that shows it, with `{precision}`.
     """
 
     name: str
@@ -63,24 +65,24 @@ class Quantity(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Title of a column: the heading, or the name without the unit."""
+        """Return the column title: the heading, or the name without its unit."""
         return self.heading or self.name.removesuffix(f"_{self.unit}")
 
     @property
     def column(self) -> str:
-        """Column in CSV files and tidy tables."""
+        """Return the column name in CSV files and tidy tables."""
         return self.csv or self.name.replace("/", "_")
 
 
 class Time(NamedTuple):
-    """One of the times of a call: a series of samples in seconds."""
+    """Time of a call: a series with samples in seconds."""
 
     title: str
     caption: str
     meaning: str
 
 
-#: Times by the names of their series.
+#: Times by series name.
 TIMES = {
     "latency": Time("latency", "one caller waits", "Time from the call until its result is there"),
     "throughput": Time(
@@ -98,18 +100,22 @@ TIMES = {
 
 
 def time_title(kind: str | None) -> str:
-    """Return a time as tables, texts and plots name it; empty for None."""
+    """Return a time's name for tables, texts and plots; empty for None."""
     return TIMES[kind].title if kind in TIMES else kind or ""
 
 
-#: Units at the end of names.
+#: Units that end a name.
 _AT_END = ("bytes", "joules", "seconds", "watts")
-#: Quantities by name, in the order of the reference.
+#: Quantities by name, in reference order.
 QUANTITIES: dict[str, Quantity] = {}
 
 
 def _quantity(name: str, meaning: str, *, unit: str = "", **further: Any) -> str:
-    """Declare a quantity, with a unit that its name does not end in, and return its name."""
+    """Declare a quantity and return its name.
+
+    Args:
+        unit: unit, if the name does not end in it.
+    """
     end = name.replace("/", "_").rpartition("_")[2]
     own_unit = unit or (end if end in _AT_END else "1")
     QUANTITIES[name] = Quantity(name, own_unit, meaning, **further)
@@ -383,7 +389,10 @@ CONTENTION = _quantity(
 
 @lru_cache(maxsize=4096)
 def named(name: str, unit: str = "1") -> Quantity:
-    """Return the quantity with a name, also of one of a family; one of this unit for a name of a user's own."""
+    """Return the quantity with this name or the family it belongs to.
+
+    A user's own name gets a new quantity in `unit`.
+    """
     families = (
         one for one in QUANTITIES.values() if ANY in one.name and fnmatchcase(name, one.name)
     )
@@ -391,10 +400,15 @@ def named(name: str, unit: str = "1") -> Quantity:
 
 
 def of(metric: Metric) -> Quantity:
-    """Return the quantity that a metric is."""
+    """Return a metric's quantity."""
     return named(metric.name, metric.unit)
 
 
 def member(family: str, part: object) -> str:
-    """Return the name of one of a family: of `ranks/*/samples_per_second` and 0, `ranks/0/samples_per_second`."""
+    """Return a name in a family, for example `ranks/0/samples_per_second`.
+
+    Args:
+        family: name with a wildcard, such as `ranks/*/samples_per_second`.
+        part: text that replaces the wildcard.
+    """
     return family.replace(ANY, str(part))

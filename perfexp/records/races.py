@@ -1,4 +1,4 @@
-"""Races: read the engines of a point's convolutions, and the times of those that `algorithm=fastest` compared."""
+"""Races: engines that computed a point's convolutions, and times in `algorithm=fastest` races."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from perfexp.records.record import Point
 from perfexp.statistics.estimators import Interval
 
-#: Engines of torch's own choice, of an algorithm that nobody observes; their times are compared with the chosen ones.
+#: Engines that stand for torch's own, unobserved choice; the chosen engines are compared with them.
 BASELINES = ("default", "benchmark")
-#: Parts of the names of engines that multiply less than the convolution's definition.
+#: Name parts of engines that multiply less than a direct convolution.
 _MULTIPLY_LESS = ("winograd", "fft")
 
 #: Layer and pass.
@@ -27,23 +27,23 @@ def passes(point: Point) -> Iterator[LayerPass]:
 
 
 def saving_engines(point: Point) -> list[str]:
-    """Return the engines of a point that multiply less than the convolution's definition."""
+    """Return a point's engines that multiply less than a direct convolution."""
     engines = dict.fromkeys(str(one_pass["selected"]) for _, one_pass in passes(point))
     return [name for name in engines if any(kind in name for kind in _MULTIPLY_LESS)]
 
 
 def is_own_choice(selected: object, status: object) -> bool:
-    """Whether torch's own choice computed a pass as requested: its algorithm was not observed."""
+    """Return whether torch's own, unobserved choice computed a pass as requested."""
     return selected in BASELINES and status == "ok"
 
 
 def own_choice_share(point: Point) -> float:
-    """Return the share of the convolutions' FLOPs by torch's own choice, as requested; 0 without convolutions."""
+    """Return the share of convolution FLOPs by torch's own choice; 0 without convolutions."""
     return _flops_share(point, is_own_choice) or 0.0
 
 
 def proven_share(point: Point) -> float | None:
-    """Return the share of the convolutions' FLOPs by a proven algorithm; None for a record of an earlier version."""
+    """Return the share of convolution FLOPs by a proven algorithm; None for older records."""
     return _flops_share(
         point, lambda selected, status: status == "ok" and not is_own_choice(selected, status)
     )
@@ -61,14 +61,18 @@ def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> f
 
 
 def timed_passes(point: Point) -> list[LayerPass]:
-    """Return layers with their passes that had a race."""
+    """Return layers with their raced passes."""
     return [each for each in passes(point) if each[1]["seconds"]]
 
 
 def seconds_of(
     one_pass: Mapping[str, Any], engine: str, launching: str | None = None
 ) -> Interval | None:
-    """Return the time of an engine in the race that decided, or with another launching; None without one."""
+    """Return an engine's time in the race; None if it did not take part.
+
+    Args:
+        launching: how the raced calls were launched; by default as in the race that decided.
+    """
     raced = one_pass.get("races", {}).get(launching or one_pass.get("launching"), {}).get(engine)
     if raced is not None:
         return Interval(
@@ -79,9 +83,10 @@ def seconds_of(
 
 
 def sums(timed: Iterable[LayerPass]) -> dict[str, Interval]:
-    """Return the time of all calls of the convolutions, each alone, as `chosen` and by each baseline that ran in all.
+    """Return the summed time of all isolated convolution calls, by engine.
 
-    Equal convolutions share one race and its error; the errors of different races are independent.
+    Keys are `chosen` and each baseline that ran in all races. Equal convolutions share a race and
+    its error; errors in different races are independent.
     """
     totals, races = {}, _distinct(timed)
     for name in ("chosen", *BASELINES):
@@ -94,7 +99,7 @@ def sums(timed: Iterable[LayerPass]) -> dict[str, Interval]:
 
 
 def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
-    """Return by baseline how many times as long as the chosen engines it takes, by the `sums` of both."""
+    """Return each baseline's time divided by the chosen engines' time, from `sums`."""
     layers = list(timed)
     totals, ratios = sums(layers), {}
     for baseline in (name for name in BASELINES if name in totals):
@@ -115,7 +120,7 @@ def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
 
 
 def _distinct(timed: Iterable[LayerPass]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Number of calls, and pass, of each race."""
+    """Return each race's number of calls and pass."""
     calls: Counter[Any] = Counter()
     races: dict[Any, Mapping[str, Any]] = {}
     for layer, one_pass in timed:
@@ -130,7 +135,7 @@ def _engine(race: Mapping[str, Any], name: str) -> str:
 
 
 def _error(interval: Interval) -> float:
-    """Half the width of an interval; NaN without one."""
+    """Return half the width of an interval; NaN without an interval."""
     return (
         math.nan
         if interval.low is None or interval.high is None

@@ -1,4 +1,4 @@
-"""Record of one run as versioned JSON: keys, raw samples, metrics, diagnostics and environment."""
+"""Record: a run's result as versioned JSON: samples, metrics, diagnostics and environment."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from perfexp.records import old_names, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.statistics.prior import Prior
 
-#: History: 1 — first version.
+#: History: 1 is the first version.
 SCHEMA_VERSION = 1
 
 
-#: Limits on what is read, far beyond every measurement: no sum, ratio or square of such numbers overflows.
+#: Limits on stored numbers, far beyond any measurement: sums, ratios and squares cannot overflow.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 _Positive = Annotated[float, msgspec.Meta(gt=1e-15, le=1e9)]
 _Value = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
@@ -47,26 +47,30 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-#: Phases whose calls are timed, and the suffix of the phase of their layers.
+#: Phases with timed calls, and the suffixes of their layer and trial phases.
 TIMED = ("train", "inference")
 _LAYERS, _TRIAL = "_layers", "_trial"
-#: Batch size of a key whose batch is searched for: the largest that fits (batch_size=max).
+#: Batch size while the largest that fits is searched for (batch_size=max).
 LARGEST = 0
-#: Precision of plans that name none: torch's own flags.
+#: Precision of plans without one: torch's own flags decide.
 USUAL_PRECISION = "torch"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Identity of a point within its run.
 
+    Besides `inference` and `train`, there are these phases:
+
+    - `ttfp`: cold start (time to first prediction in a fresh process).
+    - `inference_layers` and `train_layers`: layer times, measured in a separate process.
+    - `inference_profile` and `train_profile`: profiles, each measured in a separate process.
+    - `inference_trial` and `train_trial`: trials for batch_size=max, stored only in points.jsonl.
+
     Attributes:
-        phase: `inference` or `train`; `ttfp` for the cold start (time to first prediction of a fresh process);
-            `inference_layers` and `train_layers` for layer times, `inference_profile` and `train_profile` for
-            profiles, each measured in a separate process; `inference_trial` and `train_trial` for the trials of
-            batch_size=max, which are in points.jsonl alone.
+        phase: `inference`, `train`, or one of the phases above.
         input_size: height and width in pixels.
-        batch_size: samples per call; 0 for the largest that fits while it is searched for.
-        precision: name of the precision.
+        batch_size: samples per call; 0 while the largest batch that fits is searched for.
+        precision: precision name.
         replicate: number of the process that measured the point, from 0.
     """
 
@@ -78,23 +82,23 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def is_timed(self) -> bool:
-        """Whether the calls of this point are timed."""
+        """Return whether this point's calls are timed."""
         return self.phase in TIMED
 
     @property
     def size_label(self) -> str:
-        """`224` for a square, `512x1024` (height × width) otherwise."""
+        """Return the size as a label: `224` for a square, otherwise `512x1024` (height × width)."""
         height, width = self.input_size
         return str(height) if height == width else f"{height}x{width}"
 
     @property
     def batch_label(self) -> str:
-        """The batch size, or `max` while it is searched for."""
+        """Return the batch size, or `max` while it is searched for."""
         return "max" if self.batch_size == LARGEST else str(self.batch_size)
 
     @property
     def pixels(self) -> int:
-        """Height times width."""
+        """Return height times width."""
         return self.input_size[0] * self.input_size[1]
 
     def __str__(self) -> str:
@@ -104,45 +108,46 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def without_replicate(key: Key) -> Key:
-    """The key of the same point in the first process."""
+    """Return the key of the same point in the first process."""
     return msgspec.structs.replace(key, replicate=0)
 
 
 def layers_key(key: Key) -> Key:
-    """The key of the layers of a timed point."""
+    """Return the key for a timed point's layers."""
     return msgspec.structs.replace(key, phase=key.phase + _LAYERS)
 
 
 def timed_key(key: Key) -> Key:
-    """The key of the timed point that a point of layers belongs to."""
+    """Return the key of the timed point that a layer point belongs to."""
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_LAYERS))
 
 
 def is_layers(key: Key) -> bool:
-    """Whether a key identifies a point of layers."""
+    """Return whether a key identifies a layer point."""
     return key.phase.endswith(_LAYERS)
 
 
 def trial_key(key: Key) -> Key:
-    """The key of a trial whether the batch of a timed point fits."""
+    """Return the key for trying whether a timed point's batch fits."""
     return msgspec.structs.replace(key, phase=key.phase + _TRIAL, replicate=0)
 
 
 def is_trial(key: Key) -> bool:
-    """Whether a key identifies a trial."""
+    """Return whether a key identifies a trial."""
     return key.phase.endswith(_TRIAL)
 
 
 def tried_key(key: Key) -> Key:
-    """The key of the timed point that a trial is for."""
+    """Return the key of the timed point that a trial belongs to."""
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_TRIAL))
 
 
 class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Reason for the end of a series.
+    """Reason why a series ended.
 
     Attributes:
-        reason: `precision` (the interval is narrow enough), `max_seconds`, `max_calls`, `fixed`, or `epochs`.
+        reason: `precision` (the interval is narrow enough), `max_seconds`, `max_calls`, `fixed`, or
+            `epochs`.
         target: requested relative half-width of the median's interval, or None.
         achieved: relative half-width that was reached; None without an interval.
     """
@@ -153,17 +158,17 @@ class Stop(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Raw samples of one time in the order of measurement. No sample is ever dropped.
+    """Raw samples of one time, in measured order. Samples are never dropped.
 
     Attributes:
         name: `latency`, `throughput`, `device`, `phase/forward`, `ttfp/imports`, …
         unit: SI unit of the samples.
-        samples: all samples, warm-up first; each is the mean of `calls_per_sample` calls.
-        warmup: number of warm-up samples at the beginning, which the statistics exclude.
-        blocks: number of the first sample of each block; between two blocks, the other times of the point had their
-            turn. Empty for a single block.
+        samples: all samples, warm-up first; each is the mean over `calls_per_sample` calls.
+        warmup: number of warm-up samples at the start, which statistics exclude.
+        blocks: index of each block's first sample; empty for a single block. The point's other
+            times are measured between blocks.
         calls_per_sample: number of calls per sample.
-        stop: reason for the end of the series.
+        stop: reason why the series ended.
     """
 
     name: str
@@ -175,7 +180,7 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: Stop | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a series in another unit, or without samples; raises `ValueError`."""
+        """Raise `ValueError` for another unit, for missing samples, or for blocks out of order."""
         if self.unit != "seconds":
             raise ValueError(f"series {self.name} is in {self.unit!r}, not in seconds")
         if self.warmup >= len(self.samples):
@@ -185,23 +190,24 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def measured(self) -> list[float]:
-        """The samples without the warm-up."""
+        """Return the samples without the warm-up."""
         return self.samples[self.warmup :]
 
 
 class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One whole pass over the training data.
+    """Pass over the whole training data.
 
     Attributes:
-        number: number of the epoch in its training, from 1; a resumed one begins later.
+        number: epoch number within the training, from 1; a resumed training starts at a later
+            number.
         seconds: duration of the pass alone.
-        samples_per_second: training samples over those seconds.
-        loss: mean of the losses that were kept, or the loss of the last step; None if it is not finite.
-        learning_rate: learning rate of the last step; None where the model trains by settings of its own.
+        samples_per_second: training samples divided by `seconds`.
+        loss: mean over the stored losses, or the last step's loss; None if it is not finite.
+        learning_rate: learning rate at the last step; None if the model sets its own.
         accuracy: top-1 accuracy after the epoch; None without an evaluation.
-        evaluation_seconds: duration of that evaluation.
-        checkpoint_seconds: duration of writing checkpoints.
-        metrics: custom metrics that were added during the epoch, its evaluation included; the last value of each.
+        evaluation_seconds: duration of the evaluation.
+        checkpoint_seconds: time to write checkpoints.
+        metrics: last value of each custom metric added during the epoch, including its evaluation.
     """
 
     number: CountFromOne
@@ -216,12 +222,12 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def total_seconds(self) -> float:
-        """Duration of the pass with its evaluation and its checkpoints."""
+        """Return the duration with evaluation and checkpoints."""
         return self.seconds + self.evaluation_seconds + self.checkpoint_seconds
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """All figures by name, those of custom metrics as `custom/NAME`."""
+        """Return all figures by name; custom metrics are named `custom/NAME`."""
         own = {
             name: getattr(self, name)
             for name in self.__struct_fields__
@@ -231,16 +237,16 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A single figure of a point.
+    """Single figure of a point.
 
     Attributes:
-        name: name with the unit at its end and the group before a slash (`memory/peak_bytes`).
+        name: name that ends in its unit, with the group before a slash (`memory/peak_bytes`).
         value: None if unknown.
         unit: SI unit; `1` for a ratio.
-        reason: reason for a missing value.
+        reason: reason why the value is missing.
         estimated: whether the value is computed from other measurements instead of measured.
         low: lower end of the 95 % confidence interval; None without an interval.
-        high: its upper end.
+        high: upper end of the interval.
     """
 
     name: str
@@ -253,7 +259,7 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, name: str, value: float | None, **further: Any) -> Metric:
-        """Return a metric of the registry, whose unit its name has."""
+        """Return a registered metric, with the unit from its name."""
         return cls(name=name, value=value, unit=quantities.named(name).unit, **further)
 
 
@@ -290,7 +296,7 @@ class _Layer(msgspec.Struct):
 
 
 class Layers(msgspec.Struct):
-    """What readers of `facts["layers"]` rely on, with the lines of `perfexp.layers.table`."""
+    """Content of `facts["layers"]` that readers rely on; `perfexp.layers.table` writes it."""
 
     method: str
     call_seconds: Annotated[list[_Positive], msgspec.Meta(min_length=1)]
@@ -298,28 +304,28 @@ class Layers(msgspec.Struct):
 
 
 class _Profile(msgspec.Struct):
-    """What readers of `facts["profile"]` rely on: names of files in the run's folder itself."""
+    """Content of `facts["profile"]` that readers rely on: names of files in the run's folder."""
 
     files: list[Annotated[str, msgspec.Meta(pattern=r"^[ -.0-~]{1,255}\Z")]] | None = None
 
 
-#: Facts that are read again, by their keys.
+#: Facts that perfexp reads back, by key.
 _FACTS = {"layers": Layers, "profile": _Profile}
 
 
 class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The result of one point; one line of points.jsonl.
+    """Result of a point; a line of points.jsonl.
 
     Attributes:
         key: identity of the point.
         status: final status.
-        error: error message of a point without a result.
+        error: error message if there is no result.
         series: raw samples.
         metrics: single figures.
-        epochs: whole passes of a training, in their order.
+        epochs: training epochs in order.
         doubts: diagnostics.
-        facts: conditions of the measurement (load average, thread counts, …).
-        started: start, ISO 8601 with time zone.
+        facts: measurement conditions, such as load average and thread counts.
+        started: start time, ISO 8601 with time zone.
         wall_seconds: total duration of the measurement.
     """
 
@@ -335,16 +341,16 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     wall_seconds: Seconds | None = None
 
     def find_series(self, name: str) -> Series | None:
-        """The series with this name, or None."""
+        """Return the series with this name, or None."""
         return next((series for series in self.series if series.name == name), None)
 
     def metric(self, name: str) -> Metric | None:
-        """The metric with this name, or None."""
+        """Return the metric with this name, or None."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
 
 class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A file of a run.
+    """File that belongs to a run.
 
     Attributes:
         path: path relative to the run's folder, with forward slashes.
@@ -356,16 +362,16 @@ class Artifact(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SweepMembership(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The place of a run in its sweep.
+    """Place of a run in its sweep.
 
     Attributes:
-        uid: identifier of the sweep.
+        uid: sweep identifier.
         job: number of the run in the sweep, from 0.
-        jobs: number of runs of the sweep; None if unknown.
+        jobs: number of runs in the sweep; None if unknown.
         axes: values of the varying overrides as typed (`{"batch_size": "1"}`).
-        directory: folder of the sweep, relative to the folder of the run.
-        level: level of verdicts on the runs of the sweep, whose processes took turns until `perfexp ab` had decided;
-            None for an ordinary sweep.
+        directory: sweep folder, relative to the run's folder.
+        level: level of a verdict on these runs, whose processes alternated until `perfexp ab`
+            reached it. None for an ordinary sweep.
     """
 
     uid: str
@@ -383,20 +389,21 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         schema_version: version of this layout.
         uid: permanent identifier of the run.
         name: `MODEL-ALGORITHM-MODE`, or longer if more varies.
-        perfexp_version: version of perfexp that measured the run.
-        status: `ok` if every point is; otherwise the status of the first point that is not.
-        started: start, ISO 8601 with time zone.
-        ended: end, ISO 8601 with time zone.
+        perfexp_version: perfexp version that measured the run.
+        status: `ok` if every point is ok; otherwise the status of the first point that is not.
+        started: start time, ISO 8601 with time zone.
+        ended: end time, ISO 8601 with time zone.
         command: overrides as typed.
         plan: resolved configuration.
         plan_hash: SHA-256 of the plan without output, tracking and console.
         environment: facts about machine, software and device.
-        points: one point per key of the plan.
-        doubts: diagnostics of the whole run.
+        points: one point per key in the plan.
+        doubts: diagnostics about the whole run.
         artifacts: files of the run.
         sweep: place in a sweep, if any.
-        priors: how much the figures of its device were known to differ between processes, by class.
-        earlier: entry of records of earlier versions that is not read; `selfcheck` is another one.
+        priors: known variation between processes on this device, by class of figures.
+        earlier: entry in records of earlier versions, accepted and ignored.
+        selfcheck: entry in records of earlier versions, accepted and ignored.
     """
 
     schema_version: CountFromOne = SCHEMA_VERSION
@@ -418,19 +425,26 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     earlier: list[Any] | msgspec.UnsetType = msgspec.UNSET
     selfcheck: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
-    #: Text of a record for readers; `perfexp.api` sets it to the table of `perfexp show`.
+    #: Text form of a record; `perfexp.api` sets it to the `perfexp show` table.
     text: ClassVar[Callable[[Record], str]] = repr
 
     def __str__(self) -> str:
         return type(self).text(self)
 
     def to_json(self) -> bytes:
-        """The record as indented JSON."""
+        """Return the record as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @classmethod
     def from_json(cls, text: bytes, source: str = "record.json") -> Record:
-        """Read a record of this or an earlier schema version; raises `UserError` for others, and for other texts."""
+        """Read a record with this or an earlier schema version.
+
+        Args:
+            source: file name for error messages.
+
+        Raises:
+            UserError: the text is not a record, or its version is newer.
+        """
         try:
             version = untrusted.from_json(text, _Version).schema_version
             if version > SCHEMA_VERSION:
@@ -447,7 +461,11 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read a record.json, or that of a folder; raises `UserError` if it is missing or invalid."""
+        """Read a record.json, given the file or its folder.
+
+        Raises:
+            UserError: the file is missing or invalid.
+        """
         file = path / "record.json" if path.is_dir() else path
         try:
             return cls.from_json(untrusted.read_bytes(file), source=str(file))
@@ -462,7 +480,7 @@ class _Version(msgspec.Struct):
 
 
 def _check(points: Sequence[Any]) -> None:
-    """Raise `msgspec.ValidationError` for layers and profiles of another form than is measured, or too many samples."""
+    """Raise `msgspec.ValidationError` for malformed layers or profiles, or for too many samples."""
     if (
         sum(len(series.samples) for point in points for series in getattr(point, "series", ()))
         > _MOST_SAMPLES
@@ -474,7 +492,7 @@ def _check(points: Sequence[Any]) -> None:
 
 
 def _check_points(points: Sequence[Point]) -> None:
-    """Raise `msgspec.ValidationError` for a point that is there twice, or a metric in another unit than its own."""
+    """Raise `msgspec.ValidationError` for a duplicate point or a metric in the wrong unit."""
     for key, number in Counter(point.key for point in points).items():
         if number > 1:
             raise msgspec.ValidationError(f"it has {key} twice")
@@ -487,18 +505,22 @@ def _check_points(points: Sequence[Point]) -> None:
 
 
 def point_to_line(point: Point) -> bytes:
-    """Encode a point as one line of points.jsonl, with question marks for halves of surrogate pairs."""
+    """Encode a point as one line of points.jsonl; lone surrogates become question marks."""
     try:
         return msgspec.json.encode(point) + b"\n"
-    except UnicodeEncodeError:  # in an error text, for one
+    except UnicodeEncodeError:  # for example in an error text
         text = json.dumps(msgspec.to_builtins(point), ensure_ascii=False)
         return msgspec.json.encode(json.loads(text.encode(errors="replace"))) + b"\n"
 
 
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
-    """Decode lines of a points.jsonl, as a type with some of a point's fields; `UserError` for one that is invalid.
+    """Decode lines of a points.jsonl. A truncated last line is skipped.
 
-    A truncated last line is skipped.
+    Args:
+        kind: type to decode, with some or all of a point's fields.
+
+    Raises:
+        UserError: a line is invalid.
     """
     decoder = msgspec.json.Decoder(kind)
     *complete, rest = text.split(b"\n")
@@ -507,13 +529,17 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
         _check(points)
     except untrusted.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
-    with suppress(*untrusted.DECODING_ERRORS):  # a last line that a crash truncated, or none
+    with suppress(*untrusted.DECODING_ERRORS):  # the last line may be empty or truncated by a crash
         points.append(decoder.decode(rest))
     return points
 
 
 def read_points(path: Path) -> list[Point]:
-    """Read a points.jsonl; a missing file has no points. Raises `UserError` for an unreadable one."""
+    """Read a points.jsonl; a missing file has no points.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     try:
         return points_from_lines(untrusted.read_bytes(path))
     except FileNotFoundError:
@@ -523,17 +549,17 @@ def read_points(path: Path) -> list[Point]:
 
 
 def missing(keys: Iterable[Key], path: Path) -> list[Key]:
-    """The keys without a result in a points.jsonl."""
+    """Return the keys without a result in a points.jsonl."""
     done = {point.key for point in read_points(path)}
     return [key for key in keys if key not in done]
 
 
 def timestamp() -> str:
-    """Return the time now, as a record has it."""
+    """Return the current time in the format that records use."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def overall_status(points: Iterable[Point]) -> Status:
-    """`ok` if every point is, otherwise the status of the first point that is not; `failed` without points."""
+    """Return `ok` if all points are ok, else the first other status; `failed` without points."""
     statuses = [point.status for point in points] or [Status.FAILED]
     return next((status for status in statuses if status is not Status.OK), Status.OK)

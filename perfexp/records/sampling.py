@@ -1,4 +1,4 @@
-"""Sampling: what the samples of a point say about their own statistics."""
+"""Sampling: diagnostics that a point's samples raise about their own statistics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from perfexp.records.record import Point
 from perfexp.statistics import estimators
 from perfexp.statistics.moderated import Repeats
 
-#: Spread between processes, in half-widths of a process's own interval and as a fraction, up to which it is not noted.
+#: Spread between processes up to which no note appears, in half-widths within a process and as a
+#: fraction.
 _PROCESSES_DIFFER, _PROCESSES_FLOOR = 1.5, 0.01
-#: Processes whose medians all move in one direction by chance in fewer than 2 % of cases, and least such change.
+#: Processes needed for a trend (fewer than 2 % of runs show it by chance), and its smallest change.
 _TREND_PROCESSES, _TREND_FLOOR = 5, 0.005
-#: Ratio of a process's median to that of the others, or its inverse, from which the process is named in a warning.
+#: A process gets a warning if its median differs from the others by this factor, up or down.
 _PROCESS_APART = 1.5
-#: Advice on getting more samples, by the reason for which a block ended.
+#: How to get more samples, by the reason why a block ended.
 _MORE_SAMPLES = {
     "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp train-speed) or stopping=normal",
     "max_seconds": "use more time (stopping.max_seconds=N)",
@@ -30,7 +31,7 @@ _MORE_SAMPLES = {
 
 
 def judge(point: Point, kind: str | None) -> list[Diagnostic]:
-    """Diagnostics of the samples of one process: drift, and a wide interval."""
+    """Return diagnostics about one process's samples: drift, and a wide interval."""
     series = point.find_series(kind) if kind else None
     if series is None or not series.measured:
         return []
@@ -63,9 +64,9 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
 
 
 def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
-    """Diagnostics if medians of processes differ by more than their calls explain, or move in one direction.
+    """Return diagnostics if process medians differ beyond their intervals or follow a trend.
 
-    One names a process that is far off, if the others are not far from each other.
+    A single process far off is named, if the others agree with each other.
     """
     return [*_trend(processes, kind), *_differences(processes, kind)]
 

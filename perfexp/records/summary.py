@@ -1,4 +1,4 @@
-"""Figures of a record for reports, tables, plots and tracking: pure functions of the raw samples."""
+"""Summary: a record's figures for reports, tables, plots and tracking, from its raw samples."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ from perfexp.statistics.prior import Prior
 
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
-#: Single figures by which the processes of a point are compared, with their metrics.
+#: Single figures that are compared between processes, with their metrics.
 SINGLES = {"cycles": CYCLES, "memory": PEAK_MEMORY, "energy": IMAGE_ENERGY, "accuracy": ACCURACY}
-#: What becomes of the values of several processes.
+#: How values from several processes are combined.
 _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
     Pooled.LARGEST: max,
     Pooled.MEDIAN: median,
@@ -63,27 +63,31 @@ _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The figures of one point.
+    """Figures of a point.
 
     Attributes:
         key: identity of the point.
         status: final status.
-        error: error message of a point without a result.
-        time_kind: name of the series behind `time`: `device`, `latency` or `throughput`; None without samples.
-        series: raw samples of every measured time by name: those of the first process, warm-up first, then those of
-            the other processes without theirs; a block is a process.
-        times: statistics of the same times over all processes, in seconds per call.
+        error: error message if there is no result.
+        time_kind: name of the series behind `time`: `device`, `latency` or `throughput`; None
+            without samples.
+        series: raw samples of every measured time by name. The first process comes first, with its
+            warm-up; the other processes follow without theirs. Each process is a block.
+        times: statistics of these times over all processes, in seconds per call.
         processes: number of processes behind `time`.
-        unfinished: number of further processes that were interrupted before they had measured the point.
-        in_turn: whether the processes took turns with those of another run (`perfexp ab`).
-        figures: figures of each process with their prior, by measure: each time's median in seconds, `p95` of latency,
-            `samples_per_second`, those of `SINGLES`, and `epoch` and `runtime` of whole epochs.
-        bound_by: what limits the loop: `gpu`, `launch` or `mixed`; None where that is unknown.
+        unfinished: number of further processes that were interrupted before they had measured the
+            point.
+        in_turn: whether the processes alternated with another run's processes (`perfexp ab`).
+        figures: each process's figures with their prior, by measure. These are each time's median
+            in seconds, the latency's `p95`, `samples_per_second`, the `SINGLES`, and `epoch` and
+            `runtime` for whole epochs.
+        bound_by: the loop's bottleneck: `gpu`, `launch` or `mixed`; None if unknown.
         phases: median seconds of each part of a call, by name, measured in a separate pass.
         samples_per_call: samples per call, over all ranks.
-        own_choice: share of the convolutions' FLOPs by torch's own choice, of an algorithm that was not observed.
-        metrics: single figures of the point; those that are computed from an estimated time or rate are estimated.
-        doubts: diagnostics of the point and of its statistics.
+        own_choice: share of convolution FLOPs with torch's own, unobserved choice of algorithm.
+        metrics: single figures; a metric computed from an estimated time or rate is marked as
+            estimated.
+        doubts: diagnostics about the point and its statistics.
     """
 
     key: Key
@@ -104,34 +108,34 @@ class Row:
     doubts: tuple[Diagnostic, ...]
 
     def metric(self, name: str) -> Metric | None:
-        """The metric with this name, or None."""
+        """Return the metric with this name, or None."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
     def value(self, name: str) -> float | None:
-        """The value of the metric with this name; None without one."""
+        """Return the value of the metric with this name; None without a value."""
         metric = self.metric(name)
         return metric.value if metric else None
 
     def basis(self, metric: Metric) -> estimators.Interval | None:
-        """The time or rate that a metric is computed from; None for metrics of their own."""
+        """Return the time or rate that a metric is computed from; None for independent metrics."""
         pooled = quantities.of(metric).pooled
         if pooled is Pooled.BY_TIME:
             return self.time.median if self.time else None
         return self.samples_per_second if pooled is Pooled.BY_RATE else None
 
     def marked(self, metric: Metric) -> Metric:
-        """The metric, estimated if what it is computed from has no interval."""
+        """Return the metric, marked as estimated if its basis has no interval."""
         basis = self.basis(metric)
         is_estimate = metric.value is not None and basis is not None and basis.low is None
         return msgspec.structs.replace(metric, estimated=True) if is_estimate else metric
 
     @property
     def service_kind(self) -> str | None:
-        """Name of the time whose percentiles a caller sees: the latency if it was measured."""
+        """Return the name of the time that a caller experiences: the latency if it was measured."""
         return "latency" if "latency" in self.times else self.time_kind
 
     def percentile(self, number: float) -> estimators.Interval | None:
-        """A requested percentile of that time; the 50th is the median, with the median's interval."""
+        """Return a requested percentile of `service_kind`; for 50, the median with its interval."""
         if self.service_kind is None:
             return None
         time = self.times[self.service_kind]
@@ -139,19 +143,21 @@ class Row:
 
     @property
     def time(self) -> blockwise.Summary | None:
-        """Statistics of the representative time, in seconds per call."""
+        """Return the statistics of the representative time, in seconds per call."""
         return self.times[self.time_kind] if self.time_kind else None
 
     @property
     def spread(self) -> float | None:
-        """Relative standard deviation between the processes' medians of `time`; None for one process."""
+        """Return the relative standard deviation between process medians; None for one process."""
         own = self.figures[self.time_kind].own if self.time_kind in self.figures else None
         return own.spread if own else None
 
     def own_interval(self, figure: str) -> estimators.Interval | None:
-        """A figure with an interval for comparisons with other points of its record; None if it was not measured.
+        """Return a figure for comparisons within the record; None if it was not measured.
 
-        Points that one process measured have that process in common, and all points their server.
+        All points of a record share a server, so the interval leaves server variance out. If a
+        single process measured them, they also share the process, and the interval only covers
+        sample scatter.
         """
         one = self.figures.get(figure)
         if one is None:
@@ -162,7 +168,7 @@ class Row:
 
     @property
     def samples_per_second(self) -> estimators.Interval | None:
-        """Samples of all ranks per call, divided by the mean time of a pipelined call; None if that is 0."""
+        """Return all ranks' samples per second of mean pipelined time; None for a time of 0."""
         pipelined = self.times.get("throughput") or self.times.get("latency")
         return (
             _rate(pipelined.mean, self.samples_per_call)
@@ -172,7 +178,7 @@ class Row:
 
 
 def rows(record: Record) -> list[Row]:
-    """One row per timed point, in the order of the record; the processes that measured it are combined."""
+    """Return one row per timed point, in record order, with its processes combined."""
     percentiles = requested_percentiles(record)
     known_priors, free = priors.of_record(record), priors.free_cores(record)
     known = [row(points, percentiles, known_priors, free) for points in by_point(record).values()]
@@ -192,7 +198,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def requested_percentiles(record: Record) -> tuple[float, ...]:
-    """The percentiles that the plan requests."""
+    """Return the percentiles that the plan requests."""
     asked = record.plan.get("percentiles")
     numbers = [p for p in asked if isinstance(p, int | float)] if isinstance(asked, list) else []
     return tuple(float(p) for p in numbers if 0 < p < 100 > 100 - p) or (50.0, 95.0, 99.0)
@@ -204,12 +210,12 @@ def row(
     known: Mapping[str, Prior] | None = None,
     free: int = 0,
 ) -> Row:
-    """The figures of one point with the requested percentiles, in percent.
+    """Return one point's figures with the requested percentiles, in percent.
 
     Args:
-        points: results of the processes that measured it, whose figures `pooled_metrics` combines.
-        known: priors by class; None for those of the package.
-        free: cores that the threads of the run leave to other work on a CPU.
+        points: results from each process that measured the point.
+        known: priors by class; by default the package's priors.
+        free: CPU cores that the run's threads leave free for other work.
     """
     first = points[0]
     samples, bound_by = samples_per_call(first), first.facts.get("bound_by")
@@ -234,9 +240,8 @@ def row(
             times[name], figures[name] = together.summary, together.medians
             if name == "latency":
                 figures["p95"] = _p95(series, prior(name))
-            if (
-                name not in DEVICE_TIMES and together.means.mean
-            ):  # `throughput` comes last and replaces `latency`
+            # `throughput` comes last and replaces `latency`
+            if name not in DEVICE_TIMES and together.means.mean:
                 rates = tuple(samples / value for value in together.means.values)
                 figures["samples_per_second"] = replace(together.means, values=rates)
     kind = next(iter(times), None)
@@ -265,7 +270,7 @@ def row(
 def _doubts(
     points: Sequence[Point], kind: str | None, times: Mapping[str, blockwise.Summary]
 ) -> list[Diagnostic]:
-    """Diagnostics of the processes of a point and of their statistics, each code once."""
+    """Return diagnostics about a point's processes and their statistics, each code once."""
     doubts: list[Diagnostic] = []
     for point in points:
         known = {one.code for one in doubts}
@@ -273,7 +278,7 @@ def _doubts(
         doubts += [one for one in own if one.code not in known]
     if kind and len(measured := comparable(points, kind)) > 1:
         doubts += sampling.judge_processes(measured, kind)
-        if times[kind].median.low is not None:  # the interval of their mean is what counts
+        if times[kind].median.low is not None:  # only the interval of their mean matters
             doubts = diagnostics.without(doubts, "too_few_samples")
     doubts = idleness.judge(points[0], doubts)
     doubts += disturbances.judge_pace(points[0])
@@ -283,26 +288,26 @@ def _doubts(
 
 
 def _p95(processes: Sequence[Series], prior: Prior | None) -> Repeats:
-    """The 95th percentile of each process."""
+    """Return each process's 95th percentile."""
     return Repeats.of(
         [estimators.percentile_interval(one.measured, 95.0) for one in processes], prior
     )
 
 
 def _rate(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
-    """Samples per second from seconds per call; the ends of the interval swap."""
+    """Return samples per second from seconds per call; the ends of the interval swap."""
     low = batch_size / seconds.high if seconds.high else None
     high = batch_size / seconds.low if seconds.low and seconds.low > 0 else None
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
-    """The results of the processes by their point, the first process first."""
+    """Return the process results by point, the first process first."""
     groups: dict[Key, list[Point]] = {}
     for point in record.points:
         if point.key.is_timed:
             groups.setdefault(without_replicate(point.key), []).append(point)
-    # an interrupted run has figures of the processes that finished a point, whichever these are
+    # an interrupted run uses the processes that finished the point, whichever these are
     return {
         key: [one for one in of if one.status is not Status.INTERRUPTED] or of
         for key, of in groups.items()
@@ -310,7 +315,7 @@ def by_point(record: Record) -> dict[Key, list[Point]]:
 
 
 def interrupted(record: Record) -> Counter[Key]:
-    """How many processes of each timed point were interrupted before they had measured it."""
+    """Return, by timed point, how many processes were interrupted before they had measured it."""
     unfinished = (
         point.key
         for point in record.points
@@ -322,7 +327,10 @@ def interrupted(record: Record) -> Counter[Key]:
 def single_figures(
     points: Sequence[Point], prior: Callable[[str], Prior | None]
 ) -> dict[str, Repeats]:
-    """The figures of `SINGLES` of the processes of a point; accuracies are exact, and so is one process's own value."""
+    """Return the `SINGLES` of a point's processes.
+
+    Accuracies count as exact. So does any single process's value, except for energy.
+    """
     found = {}
     for name, of in SINGLES.items():
         known = [
@@ -340,10 +348,10 @@ def single_figures(
 def epoch_figures(
     points: Sequence[Point], prior: Callable[[str], Prior | None]
 ) -> dict[str, Repeats]:
-    """The times of whole epochs of the first process that has any.
+    """Return whole-epoch times from the first process that has any.
 
-    `epoch` is the mean pass over the training data, `runtime` all passes with evaluations and checkpoints. A single
-    pass counts as exact, since it has many calls.
+    `epoch` is the mean pass over the training data. `runtime` is all passes with evaluations and
+    checkpoints. A single pass counts as exact, because it has many calls.
     """
     epochs = next(
         (point.epochs for point in points if point.status is Status.OK and point.epochs), []
@@ -365,16 +373,20 @@ def epoch_figures(
 def pooled_metrics(
     points: Sequence[Point], times: Mapping[str, blockwise.Summary], kind: str | None
 ) -> tuple[Metric, ...]:
-    """The metrics of the first process, but for those that the registry pools.
+    """Return the first process's metrics, pooled over processes if the registry says so.
 
-    Rates are by the times of all processes, beside which they stand. Speedups are pooled where every process has them.
+    Rates use the times of all processes. Speedups are pooled if every process has them.
     """
     factors = _rate_factors(points[0], times, kind)
     return tuple(_pooled(one, points, factors) for one in points[0].metrics)
 
 
 def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | None:
-    """A speedup with its interval over processes; None unless each of several processes has found it itself."""
+    """Return a speedup with its interval over processes.
+
+    Returns:
+        None unless there are several processes and each measured the speedup itself.
+    """
     finished = _finished(points)
     speedups = [one for point in finished if (one := _speedup(point, name)) and one.value > 0]
     return Repeats.of(speedups).interval if len(speedups) == len(finished) > 1 else None
@@ -383,9 +395,8 @@ def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | 
 def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
     pooled = quantities.of(metric).pooled
     if metric.name == quantities.PROVEN and (proven := races.proven_share(points[0])) is not None:
-        return msgspec.structs.replace(
-            metric, value=proven
-        )  # earlier versions counted torch's own choice
+        # earlier versions counted torch's own choice
+        return msgspec.structs.replace(metric, value=proven)
     if combine := _POOLED.get(pooled):
         found = [one.metric(metric.name) for one in _finished(points)]
         values = [own.value for own in found if own and own.value and own.value > 0]
@@ -407,13 +418,16 @@ def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, fl
 
 
 def _finished(points: Sequence[Point]) -> list[Point]:
-    """The first process and those that ended well, as it did."""
+    """Return the first process, and the others that succeeded if the first did."""
     first, *others = points
     return [first, *(point for point in others if point.status is first.status is Status.OK)]
 
 
 def _speedup(point: Point, name: str) -> estimators.Interval | None:
-    """A speedup of one process; the promised one is by its own races, as a cached race is another process's."""
+    """Return a speedup from one process.
+
+    A promised speedup comes from the process's own races; a cached race belongs to another process.
+    """
     if name.startswith(promised := quantities.member(quantities.PROMISED_SPEEDUP, "")):
         timed = races.timed_passes(point)
         is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)
@@ -434,7 +448,7 @@ def _rate_factors(
 
 
 def _joined(processes: Sequence[Series]) -> Series:
-    """The samples of the first process, then those of the others without their warm-up; a block is a process."""
+    """Join samples: the first process, then the others without their warm-up. Each is a block."""
     first, *others = processes
     lengths = [len(first.samples), *(len(other.measured) for other in others)]
     samples = [*first.samples, *(sample for other in others for sample in other.measured)]
@@ -442,7 +456,7 @@ def _joined(processes: Sequence[Series]) -> Series:
 
 
 def comparable(points: Sequence[Point], name: str) -> list[Point]:
-    """The processes that took this time with success, as the first one did."""
+    """Return the processes that measured this time successfully; none if the first did not."""
     measured = [
         point
         for point in _finished(points)

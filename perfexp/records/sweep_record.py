@@ -1,4 +1,4 @@
-"""Summary of a sweep over several runs, stored as sweep.json."""
+"""Sweep record: a summary of several runs, stored as sweep.json."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, Seconds, Status
 
-#: Axis of a sweep over numbers of devices.
+#: Sweep axis for the number of devices.
 GPU_COUNT = "gpu.count"
-#: Limit on the size of a sweep.json, which has a few lines per run.
+#: Size limit for a sweep.json, which has a few lines per run.
 _MOST_BYTES = 64 << 20
-#: Limits in bytes on the folder of a run, relative to that of its sweep, and on the names in it.
+#: Byte limits for a run's folder relative to its sweep's folder, and for each name in it.
 _MOST_OF_PATH, _MOST_OF_NAME = 2000, 255
-#: Characters of a folder that are shown.
+#: Characters of a folder shown in messages.
 _SHOWN = 80
 
 
 class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One run in the summary of its sweep, numbered from 0; its folder is relative to that of the sweep."""
+    """Run in its sweep's summary, numbered from 0. Its folder is relative to the sweep's folder."""
 
     job: Count
     name: str
@@ -37,21 +37,25 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def devices(self) -> int | None:
-        """Number of devices of a sweep over them; None without that axis, or where its value is another word."""
+        """Return the number of devices in a sweep over device counts.
+
+        Returns:
+            None without that axis, or if its value is not a number.
+        """
         text = self.axes.get(GPU_COUNT, "")
         return int(text) if text.isascii() and text.isdecimal() else None
 
 
 class PlannedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A run that a sweep is going to measure; it is written before the first run begins.
+    """Run that a sweep is going to measure, written before the first run begins.
 
     Attributes:
         job: number of the run in the sweep, from 0.
-        directory: folder of the run, relative to that of the sweep.
-        overrides: overrides that vary, with this run's values.
+        directory: run folder, relative to the sweep's folder.
+        overrides: varying overrides, with this run's values.
         options: names of its model, algorithm, mode, precision and gpu.
-        points: numbers of its points by kind: timed ones, first predictions, layers, profiles.
-        seconds: estimated time of measuring all of them; None if the settings do not limit it.
+        points: number of points by kind: timed points, first predictions, layers, profiles.
+        seconds: estimated time to measure all points; None if the settings do not limit it.
     """
 
     job: Count
@@ -66,14 +70,14 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Summary of a sweep over several runs (`-m`); sweep.json in the sweep's folder.
 
     Attributes:
-        started: start, ISO 8601 with time zone.
-        ended: end, ISO 8601 with time zone; None while the sweep runs, or if it was killed.
+        started: start time, ISO 8601 with time zone.
+        ended: end time, ISO 8601 with time zone; None while the sweep runs, or if it was killed.
         jobs: planned number of runs; None if unknown.
-        axes: entry of sweeps of earlier versions that is not read.
-        planned: the runs in their order, except those that were refused; empty where each run is chosen by the figures
-            of earlier ones, and in sweeps of earlier versions.
-        store: tracking store of the runs, without credentials. It is informative only: perfexp never connects to a
-            store because a file names it.
+        axes: entry in sweeps of earlier versions, accepted and ignored.
+        planned: runs in order, except refused runs. Empty if earlier figures decide each next run,
+            and in sweeps of earlier versions.
+        store: tracking store of the runs, without credentials. For information only: perfexp never
+            connects to a store because a file names it.
     """
 
     schema_version: CountFromOne = SCHEMA_VERSION
@@ -89,23 +93,30 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     store: str | None = None
 
     def to_json(self) -> bytes:
-        """The summary as indented JSON."""
+        """Return the summary as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @property
     def in_turn(self) -> bool:
-        """Whether the processes of the runs take turns (`perfexp ab`)."""
+        """Return whether the runs' processes alternate (`perfexp ab`)."""
         return self.command[:1] == ["ab"]
 
     def continuation(self, folder: Path) -> str:
-        """Return the command line that measures what the runs lack, for the folder of the sweep."""
+        """Return the command that completes the sweep, for example `perfexp resume=DIR`."""
         words = [*self.command, f"output_dir={folder}"] if self.in_turn else [f"resume={folder}"]
         return shlex.join(["perfexp", *words])
 
     def record_of(self, child: SweepChild, folder: Path) -> Record | None:
-        """Read the record of a run, for the folder of the sweep; None without one. Raises `UserError` for a broken one.
+        """Read a run's record; None without a record.
 
-        A run outside of that folder (stages) repeats the sweep's identity, or else it is somebody else's.
+        A run outside the sweep's folder (stages) must repeat the sweep's identity. Otherwise it is
+        somebody else's run.
+
+        Args:
+            folder: sweep folder.
+
+        Raises:
+            UserError: the record is broken.
         """
         place = Path(os.path.normpath(folder / child.directory))
         if place.is_symlink() or not (place / "record.json").exists():
@@ -115,7 +126,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return record if is_own or place.resolve().is_relative_to(folder.resolve()) else None
 
     def records(self, folder: Path) -> list[Record]:
-        """The records of the runs, for the folder of the sweep; refused runs have none."""
+        """Return the runs' records, given the sweep's folder. Refused runs have none."""
         records = []
         for child in self.children:
             with suppress(UserError):
@@ -123,7 +134,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return [record for record in records if record is not None]
 
     def refresh(self, folder: Path) -> None:
-        """Update the status of each run from its record, if there is one, for the folder of the sweep."""
+        """Update each run's status from its record, if there is one, given the sweep's folder."""
         for child in self.children:
             with suppress(UserError):
                 record = Record.load(folder / child.directory)
@@ -135,7 +146,11 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: Path) -> Sweep:
-        """Read a sweep.json, or that of a folder; raises `UserError` if it is missing or invalid."""
+        """Read a sweep.json, given the file or its folder.
+
+        Raises:
+            UserError: the file is missing or invalid.
+        """
         file = path / "sweep.json" if path.is_dir() else path
         try:
             sweep = untrusted.from_json(untrusted.read_bytes(file, _MOST_BYTES), cls)
@@ -149,7 +164,7 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def _check_folders(children: Sequence[SweepChild | PlannedRun]) -> None:
-    """Raise `msgspec.ValidationError` for folders that cannot exist, and for one that several runs have."""
+    """Raise `msgspec.ValidationError` for impossible folders and folders with several runs."""
     folders = Counter(os.path.normpath(child.directory) for child in children)
     for folder, runs in folders.items():
         content = os.fsencode(folder)

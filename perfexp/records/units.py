@@ -1,21 +1,24 @@
-"""Format quantities for people. Stored names end in their SI unit; only this module converts units."""
+"""Units: format quantities for people. Only this module converts from stored SI units."""
 
 from __future__ import annotations
 
 import math
 
-#: Suffix of a stored name: displayed suffix and factor.
+#: Suffix of a stored name, with the displayed suffix and factor.
 _PRETTY = {
     "seconds": ("ms", 1e3),
     "bytes": ("mib", 1 / 2**20),
     "hertz": ("mhz", 1e-6),
 }
-#: Symbols of units that are spelled out in records.
+#: Symbols for units that records spell out.
 SYMBOLS = {"joules": "J", "watts": "W"}
 
 
 def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
-    """Convert a stored name and value for display: `epoch_seconds`, 0.5 → `epoch_ms`, 500; no other names change."""
+    """Convert a stored name and value for display: `epoch_seconds`, 0.5 becomes `epoch_ms`, 500.
+
+    Names without such a unit do not change.
+    """
     if unit not in _PRETTY or not name.endswith(unit):
         return name, value
     suffix, factor = _PRETTY[unit]
@@ -44,12 +47,12 @@ def format_bytes(count: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun in singular or plural: `1 run`, `2 runs`."""
+    """Format a number with its noun in singular or plural: `1 run`, `2 runs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """Format a number with `significant` digits; scientific notation only below 0.001 and from 1e6."""
+    """Format a number with `significant` digits, scientifically only below 0.001 and from 1e6."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     magnitude = math.floor(math.log10(abs(value)))

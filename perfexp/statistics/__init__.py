@@ -1,1 +1,1 @@
-"""Statistics of raw samples and scaling models: pure functions without a clock or a device."""
+"""Statistics for raw samples, and scaling models: pure functions without a clock or a device."""

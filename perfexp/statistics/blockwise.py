@@ -1,4 +1,4 @@
-"""Statistics of a series that was taken in blocks, between which other series had their turn."""
+"""Statistics for a series measured in blocks, alternating with other series."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ from perfexp.statistics.estimators import (
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Statistics of the samples after the warm-up, in the unit of the samples.
+    """Statistics for the samples after the warm-up, in the samples' unit.
 
     Attributes:
         n: number of samples.
-        tau: integrated autocorrelation time in samples, ≥ 1; n / tau is the number of effective samples.
+        tau: integrated autocorrelation time in samples, ≥ 1; n / tau is the number of effective
+            samples.
         mean: mean with its interval, widened by √τ.
         std: standard deviation (n - 1); None for n = 1.
-        percentiles: percentiles by number (50, 95, 99); `low` and `high` are None where n is too small.
-        outliers: indices of outliers, which stay in every statistic.
-        drift: None where the samples did not drift.
+        percentiles: percentiles by number (50, 95, 99); `low` and `high` are None if n is too
+            small.
+        outliers: outlier indices; outliers stay in every statistic.
+        drift: None if the samples did not drift.
     """
 
     n: int
@@ -51,12 +53,12 @@ class Summary:
 
 
 def split(samples: ArrayLike, starts: Sequence[int], warmup: int = 0) -> list[Samples]:
-    """Split samples into the blocks in which they were taken, without the warm-up.
+    """Split samples into their blocks, without the warm-up.
 
     Args:
         samples: shape (n,), warm-up included.
-        starts: number of the first sample of each block; none for a single block.
-        warmup: number of warm-up samples, which may end within a block.
+        starts: index of each block's first sample; empty for a single block.
+        warmup: number of warm-up samples; the warm-up may end within a block.
     """
     x = np.asarray(samples, dtype=np.float64)
     parts = np.split(x[warmup:], [start - warmup for start in starts if start > warmup])
@@ -64,30 +66,34 @@ def split(samples: ArrayLike, starts: Sequence[int], warmup: int = 0) -> list[Sa
 
 
 def block_median(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
-    """Return the median of all blocks; its interval also holds for other blocks.
+    """Return the median over all blocks, with an interval covering variation between blocks.
 
-    It is the wider one of `median_interval` over all samples and of ± t · s / √B, with s of the medians of B ≥ 3 blocks
-    and t of B - 1 degrees of freedom: a clock that changes between blocks shows in these medians only. Blocks of
-    different sizes are weighted by them, and B is (Σ n)² / Σ n².
+    The wider of two intervals is used. The first is `median_interval` over all samples. The second
+    is ± t · s / √B, with s from the medians of B ≥ 3 blocks and ν = B - 1: a clock that changes
+    between blocks shows only in these medians. Blocks are weighted by size, so that
+    B = (Σ n)² / Σ n².
 
     Args:
-        blocks: samples of each block, at least one.
-        tau: autocorrelation time of all samples; computed if not given.
+        blocks: samples of each block, at least one block.
+        tau: autocorrelation time of all samples; computed by default.
     """
     return _widened(median_interval(np.concatenate(blocks), tau), blocks, np.median)
 
 
 def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
-    """Return the mean of all blocks (total time over calls); its interval also holds for other blocks.
+    """Return the mean (total time over calls), with an interval covering variation between blocks.
 
-    It is the widest one of three: `mean_interval` over all samples; the batch means' ± t · s / √B, with a block as a
-    batch (Law, "Simulation Modeling and Analysis", 2015, section 9.5.3); and that of rare slow calls. If k groups of
-    outliers take a share of the time, their number is Poisson distributed and their length about exponential, so that
-    the share is known to ± 1.96 · √(2 / k) of itself.
+    The widest of three intervals is used:
+
+    - `mean_interval` over all samples.
+    - The batch-means interval ± t · s / √B, with each block as a batch (Law, "Simulation Modeling
+      and Analysis", 2015, section 9.5.3).
+    - An interval for rare slow calls. If k outlier groups take a share of the time, k is Poisson
+      distributed and group length is roughly exponential. The relative uncertainty of the share is
+      then ± 1.96 · √(2 / k).
 
     Args:
-        blocks: samples of each block, at least one.
-        tau: autocorrelation time of all samples; computed if not given.
+        blocks: samples of each block, at least one block.
     """
     x = np.concatenate(blocks)
     found = _widened(mean_interval(x, tau), blocks, np.mean)
@@ -95,7 +101,7 @@ def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
 
 
 def _rare_half_width(x: Samples) -> float:
-    """Return the half-width of the mean that follows from rare groups of slow samples."""
+    """Return the mean's half-width that follows from rare groups of slow samples."""
     median = float(np.median(x))
     slow = np.asarray([index for index in outliers(x) if x[index] > median])
     if not slow.size:
@@ -105,20 +111,23 @@ def _rare_half_width(x: Samples) -> float:
 
 
 def _widened(within: Interval, blocks: Sequence[Samples], center: Callable[..., Any]) -> Interval:
-    """Widen an interval to the one that follows from the spread of at least three blocks, weighted by their sizes."""
+    """Widen an interval to cover the size-weighted spread between three or more blocks."""
     if within.low is None or within.high is None or len(blocks) < 3:
         return within
     centers = _centers(blocks, center)
     weights = np.array([block.size for block in blocks]) / sum(block.size for block in blocks)
-    count = 1 / float((weights**2).sum())  # of blocks of equal size that show as much
-    if count < 2:  # nearly all samples are those of one block
+    count = 1 / float((weights**2).sum())  # effective number of equal-sized blocks
+    if count < 2:  # nearly all samples are in one block
         return within
     variance = float((weights**2 * (centers - weights @ centers) ** 2).sum()) * count / (count - 1)
     return _with_half(within, student95(count - 1) * math.sqrt(variance))
 
 
 def _centers(blocks: Sequence[Samples], center: Callable[..., Any]) -> Samples:
-    """Return the center of each block; of those of one size at once, since a call takes longer than a small block."""
+    """Return each block's center.
+
+    Equal-sized blocks share a single `center` call, because a call takes longer than a small block.
+    """
     sizes = np.array([block.size for block in blocks])
     centers = np.empty(len(blocks))
     for size in set(sizes.tolist()):
@@ -128,9 +137,10 @@ def _centers(blocks: Sequence[Samples], center: Callable[..., Any]) -> Samples:
 
 
 def _with_half(interval: Interval, half: float) -> Interval:
-    """Return an interval that reaches at least a half-width to both sides of the value.
+    """Return an interval that reaches at least `half` to both sides.
 
-    Where that includes 0, it reaches as far by ratio instead: a time is positive.
+    If that would include 0, the lower end mirrors the upper end by ratio instead, because times are
+    positive.
     """
     if interval.low is None or interval.high is None:
         return interval
@@ -140,7 +150,10 @@ def _with_half(interval: Interval, half: float) -> Interval:
 
 
 def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float | None:
-    """Return the relative half-width of the median of samples as they are taken, see `split`; None without it."""
+    """Return the relative half-width of a running series' median; None without an interval.
+
+    See `split` for the arguments.
+    """
     blocks = split(samples, starts, warmup)
     return block_median(blocks).relative_half_width if blocks else None
 
@@ -148,14 +161,14 @@ def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float 
 def summarise(
     blocks: Sequence[ArrayLike], percentiles: Sequence[float] = (50.0, 95.0, 99.0)
 ) -> Summary:
-    """Return all statistics of the samples after the warm-up.
+    """Return all statistics for the samples after the warm-up.
 
     Args:
-        blocks: samples of each block, n ≥ 1 together, in the order of time.
+        blocks: samples of each block in time order, n ≥ 1 in total.
         percentiles: between 0 and 100.
 
     Raises:
-        ValueError: there is no sample.
+        ValueError: there are no samples.
     """
     parts = [np.asarray(block, dtype=np.float64) for block in blocks]
     if not parts or not any(part.size for part in parts):

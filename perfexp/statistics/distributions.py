@@ -1,4 +1,4 @@
-"""Quantiles of the distributions that confidence intervals are built from, by scipy."""
+"""Distribution quantiles for confidence intervals, computed by scipy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import lru_cache
 
 #: Two-sided error probability of every interval.
 ALPHA = 0.05
-#: Probability with which a number of processes that is named as sufficient decides.
+#: Probability that a recommended number of processes reaches a verdict.
 POWER = 0.8
-#: Two-sided 95 % point of the normal distribution, rounded to the usual two decimals.
+#: Two-sided 95 % point of the normal distribution, rounded to two decimals as usual.
 Z95 = 1.96
 
 
-@lru_cache(maxsize=1000)  # every block of every point needs it, mostly for the same few numbers
+@lru_cache(maxsize=1000)  # called for every block, mostly with the same few numbers
 def student95(degrees: float) -> float:
     """Return the two-sided 95 % point of Student's t distribution.
 
@@ -25,27 +25,26 @@ def student95(degrees: float) -> float:
 
 def student(degrees: float, probability: float) -> float:
     """Return a quantile of Student's t distribution."""
-    from scipy import (
-        special,
-    )  # a fifth of a second that `perfexp --help` and a cold start do without
+    # imported here: it takes 0.2 s, which `perfexp --help` and a cold start do not need
+    from scipy import special
 
     return float(special.stdtrit(degrees, probability))
 
 
 def half_normal(probability: float) -> float:
-    """Return a quantile of the absolute value of a standard normal variable."""
+    """Return a quantile of a standard normal variable's absolute value."""
     from scipy import special
 
     return float(special.ndtri((1 + probability) / 2))
 
 
 def binomial_quantile(probability: float, trials: int, q: float) -> int:
-    """Return the smallest k for which at most k successes have at least this probability.
+    """Return the smallest k such that P(successes ≤ k) reaches `probability`.
 
     Args:
         probability: cumulative probability to reach, between 0 and 1.
         trials: number of independent trials.
-        q: probability of success in each trial, between 0 and 1, both excluded.
+        q: success probability of each trial, between 0 and 1, both excluded.
     """
     from scipy import special
 

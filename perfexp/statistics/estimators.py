@@ -1,4 +1,4 @@
-"""Statistics of raw samples."""
+"""Estimators for raw samples: medians, means, percentiles, warm-up, drift and outliers."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from perfexp.statistics.distributions import ALPHA, Z95, binomial_quantile, stud
 
 Samples = NDArray[np.float64]
 
-#: Effective samples below which the autocorrelation time is unreliable, and the factor by which the median's interval
-#: may then be too narrow (`benchmarks/intervals.py`).
+#: Below this many effective samples the autocorrelation time is unreliable, and the median's
+#: interval may be too narrow by this factor (`benchmarks/intervals.py`).
 FEW, FEW_TOO_NARROW = 30.0, 3.0
-#: Half of the normal distribution's two-sided 95 % point, as in the rank interval's formula.
+#: Factor in the half-width formula of `median_interval`.
 _HALF_Z95 = Z95 / 2
-#: Share of a value down to which the lower end of an interval counts in logarithms.
+#: In logarithms, an interval reaches down to this share of its value at the lowest.
 _LEAST_SHARE = 0.1
-#: Standard deviation of a normal distribution in units of its median absolute deviation.
+#: A normal distribution's standard deviation divided by its median absolute deviation (MAD).
 MAD_TO_SIGMA = 1.4826
-#: Distance from the median, in robust standard deviations, beyond which a sample is an outlier.
+#: An outlier is further from the median than this many robust standard deviations.
 _OUTLIER_SIGMAS = 6.0
-#: Least relative distance of an outlier; samples of a clock with a coarse tick have a MAD of 0.
+#: An outlier is also at least this far away, as a fraction: a coarse clock tick can make the MAD 0.
 _OUTLIER_FLOOR = 0.005
-#: Least relative change of the median that counts as a drift, and its standard errors.
+#: A drift changes the median by more than this fraction, and by more than this many standard
+#: errors.
 _DRIFT_FLOOR, _DRIFT_ERRORS = 0.002, 3.5
-#: Effective samples below which a mean has no interval.
+#: Effective samples that an interval for a mean needs.
 _LEAST_FOR_MEAN = 10
-#: Length up to which a sample of `device` takes more calls than the clock needs.
+#: Up to this length, a `device` sample takes more calls than the clock tick requires.
 _LONG_SAMPLE_SECONDS = 10e-3
-#: Autocorrelation below which the sum of τ ends.
+#: The sum in τ ends at the first autocorrelation below this value.
 _RHO_FLOOR = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A statistic with its two-sided 95 % confidence interval.
+    """Value with its two-sided 95 % confidence interval.
 
     Attributes:
-        low: lower end; None where n is too small for an interval.
-        high: upper end; None where n is too small for an interval.
+        low: lower end; None if there are too few samples for an interval.
+        high: upper end; None if there are too few samples for an interval.
     """
 
     value: float
@@ -51,17 +52,18 @@ class Interval:
 
     @property
     def relative_half_width(self) -> float | None:
-        """Half the interval's width over the value; None without an interval."""
+        """Return half the interval's width over the value; None without an interval."""
         if self.low is None or self.high is None or self.value == 0:
             return None
         return (self.high - self.low) / 2 / abs(self.value)
 
     @property
     def log_half_width(self) -> float | None:
-        """Half the interval's width in logarithms; None without an interval, and if the value is not positive.
+        """Return half the width in logarithms; None without an interval or for values ≤ 0.
 
-        Of a narrow interval it is the relative half-width. One that reaches far down, or to 0 and below, counts as
-        reaching down to a share of the value: the width grows with the interval.
+        For a narrow interval this equals the relative half-width. A lower end below 10 % of the
+        value, even if negative, counts as 10 % of the value. Thus a wider interval always has a
+        larger half-width.
         """
         if self.low is None or self.high is None or self.value <= 0:
             return None
@@ -70,11 +72,11 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """Change from the first to the last third of the samples.
+    """Change from the first third of the samples to the last third.
 
     Attributes:
-        relative: change of the median, as a fraction of the first.
-        standard_errors: change of the median in units of its standard error.
+        relative: change in the median, as a fraction of the first median.
+        standard_errors: change in the median, in units of its standard error.
     """
 
     relative: float
@@ -82,18 +84,19 @@ class Drift:
 
 
 def autocorrelation_time(samples: ArrayLike) -> float:
-    """Integrated autocorrelation time τ = 1 + 2 Σ ρ_k of the samples' ranks, in samples.
+    """Return the integrated autocorrelation time τ = 1 + 2 Σ ρ_k, in samples, from sample ranks.
 
-    Ranks instead of values, so that a few outliers do not hide a correlation; the sum ends at the first ρ_k < 0.05.
-    Subtracting the samples' own mean makes each ρ_k too small by about τ / n; what that takes from the sum is given
-    back. Formulas: Sokal, "Monte Carlo Methods in Statistical Mechanics" (1996), section 3; Kendall, "Note on bias in
-    the estimation of autocorrelation" (1954); the cut-off is ours.
+    Ranks are used because a few outliers can hide a correlation between values. The sum ends at the
+    first ρ_k < 0.05. Subtracting the sample mean makes each ρ_k too small by about τ / n; the
+    result corrects for this. Formulas: Sokal, "Monte Carlo Methods in Statistical Mechanics"
+    (1996), section 3; Kendall, "Note on bias in the estimation of autocorrelation" (1954). The
+    cut-off is our own choice.
 
     Args:
         samples: shape (n,), any unit.
 
     Returns:
-        τ ≥ 1; 1 for fewer than 4 samples or for constant ones.
+        τ ≥ 1; exactly 1 for fewer than 4 samples or for constant samples.
     """
     x = np.asarray(samples, dtype=np.float64)
     n = x.size
@@ -104,7 +107,7 @@ def autocorrelation_time(samples: ArrayLike) -> float:
     variance = float(ranks @ ranks)
     if variance == 0.0:
         return 1.0
-    spectrum = np.fft.rfft(ranks, 2 * n)  # padded: the sums must not wrap around
+    spectrum = np.fft.rfft(ranks, 2 * n)  # padding keeps the sums from wrapping around
     rho = np.fft.irfft(spectrum * spectrum.conj())[1 : n // 2] / variance
     below = np.flatnonzero(rho < _RHO_FLOOR)
     lags = int(below[0]) if below.size else rho.size
@@ -113,17 +116,18 @@ def autocorrelation_time(samples: ArrayLike) -> float:
 
 
 def median_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
-    """The median with its 95 % confidence interval by order statistics.
+    """Return the median with its 95 % confidence interval by order statistics.
 
-    The half-width in ranks is 0.98 · √(τ n) · (1 + 2.5 / n_eff), n_eff = n / τ: the usual distribution-free interval
-    (David and Nagaraja, "Order Statistics", 2003, section 7.1), widened for autocorrelation and for few samples.
+    The half-width in ranks is 0.98 · √(τ n) · (1 + 2.5 / n_eff), with n_eff = n / τ. This is the
+    usual distribution-free interval (David and Nagaraja, "Order Statistics", 2003, section 7.1),
+    widened for autocorrelation and for small samples.
 
     Args:
         samples: shape (n,), n ≥ 1.
-        tau: autocorrelation time; computed if not given.
+        tau: autocorrelation time; computed by default.
 
     Returns:
-        `low` and `high` are None where n is too small for such an interval to exist.
+        an interval; `low` and `high` are None if n is too small.
     """
     x = np.sort(np.asarray(samples, dtype=np.float64))
     n = x.size
@@ -138,14 +142,15 @@ def median_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
 
 
 def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
-    """Return the mean with its 95 % interval, mean ± t · s · √(τ / n), with t of n/τ - 1 degrees of freedom.
+    """Return the mean with its 95 % interval, ± t · s · √(τ / n), where t has ν = n/τ - 1.
 
     Args:
         samples: shape (n,), n ≥ 1.
-        tau: autocorrelation time; computed if not given.
+        tau: autocorrelation time; computed by default.
 
     Returns:
-        `low` and `high` are None where n/τ < 10: the spread of fewer samples is unreliable.
+        an interval; `low` and `high` are None if n/τ < 10, because so few samples have an
+        unreliable spread.
     """
     x = np.asarray(samples, dtype=np.float64)
     value = float(x.mean())
@@ -158,12 +163,14 @@ def mean_interval(samples: ArrayLike, tau: float | None = None) -> Interval:
 
 
 def windows_half_width(values: Sequence[float], weights: Sequence[float]) -> float | None:
-    """Return the half-width of the 95 % interval of a weighted mean, t(n - 1) · √(Σ wᵢ (xᵢ - x̄)² / (n - 1)), Σ wᵢ = 1.
+    """Return the half-width of a weighted mean's 95 % interval.
 
-    A value's variance is taken as inversely proportional to its weight, as that of a mean power to its window's length.
+    It is t(n - 1) · √(Σ wᵢ (xᵢ - x̄)² / (n - 1)), with Σ wᵢ = 1. Each value's variance is assumed
+    to be inversely proportional to its weight. For example, mean power is weighted by window
+    length.
 
     Returns:
-        None for fewer than two values.
+        the half-width in the values' unit; None for fewer than two values.
     """
     x, shares = (
         np.asarray(values, dtype=np.float64),
@@ -176,21 +183,23 @@ def windows_half_width(values: Sequence[float], weights: Sequence[float]) -> flo
 
 
 def differ(one: Interval, other: Interval, tolerance: float) -> bool:
-    """Return whether two statistics differ by more than a tolerance and their uncertainty.
+    """Return whether two statistics differ by more than a tolerance plus their uncertainty.
 
     Args:
-        one: a statistic; without an interval it counts as exact, which rather warns once too often.
-        other: the statistic that it is compared with.
-        tolerance: relative difference.
+        one: first statistic. Without an interval it counts as exact, so a false warning is
+            likelier.
+        other: second statistic, the reference for relative differences.
+        tolerance: relative difference to accept, as a fraction.
     """
     uncertain = math.hypot(one.relative_half_width or 0.0, other.relative_half_width or 0.0)
     return abs(one.value - other.value) > (tolerance + uncertain) * abs(other.value)
 
 
 def samples_needed(percentile: float) -> int:
-    """Return how many independent samples a two-sided 95 % interval of a percentile needs to exist.
+    """Return how many independent samples a percentile's two-sided 95 % interval needs.
 
-    The smallest n with qⁿ ≤ 0.025 (or (1-q)ⁿ below the median): 6 for p50, 36 for p90, 72 for p95, 368 for p99.
+    This is the smallest n with qⁿ ≤ 0.025, or (1-q)ⁿ ≤ 0.025 below the median. For example, 6 for
+    p50, 36 for p90, 72 for p95 and 368 for p99.
 
     Args:
         percentile: between 0 and 100, both excluded.
@@ -204,16 +213,17 @@ def percentile_interval(
 ) -> Interval:
     """Return a percentile (linear interpolation) with its 95 % interval by order statistics.
 
-    The ranks are quantiles of the binomial number of samples below the percentile. Their distance from n·q is widened
-    by √τ, at most to the smallest and the largest sample: n/τ independent samples suffice for these ends.
+    The number of samples below the percentile is binomial, and its quantiles give the ranks of the
+    two ends. Autocorrelation widens the distance between these ranks and n·q by √τ, but not past
+    the smallest and the largest sample: n/τ independent samples suffice for these.
 
     Args:
         samples: shape (n,), n ≥ 1.
         percentile: between 0 and 100, both excluded.
-        tau: autocorrelation time; computed if not given.
+        tau: autocorrelation time; computed by default.
 
     Returns:
-        `low` and `high` are None where n is too small (`samples_needed`).
+        an interval; `low` and `high` are None if n is too small (see `samples_needed`).
     """
     x = np.sort(np.asarray(samples, dtype=np.float64))
     n, q = x.size, percentile / 100
@@ -231,24 +241,25 @@ def percentile_interval(
 
 
 def mser5_cut(samples: ArrayLike) -> int:
-    """How many of the first samples the rule MSER-5 counts as warm-up.
+    """Return how many leading samples the MSER-5 rule counts as warm-up.
 
-    The marginal standard error rule on means of 5 samples: the cut d that minimises s²(d) / (m - d), where s² is the
-    variance of the batch means after d of m batches. Source: White, Cobb and Spratt, "A comparison of five
-    steady-state truncation heuristics for simulation" (2000). The cut lies in the first half, as they demand.
+    MSER-5 is the marginal standard error rule, applied to batches (means over 5 samples). Among m
+    batches it picks the cut d that minimizes s²(d) / (m - d); s² is the batch variance after the
+    cut. The cut lies in the first half, as the source requires. Source: White, Cobb and Spratt, "A
+    comparison of five steady-state truncation heuristics for simulation" (2000).
 
     Args:
         samples: shape (n,).
 
     Returns:
-        A multiple of 5, at most n / 2; 0 where there are fewer than 4 batches.
+        a multiple of 5, up to n / 2; 0 if there are fewer than 4 batches.
     """
     x = np.asarray(samples, dtype=np.float64)
     batches = x.size // 5
     if batches < 4:
         return 0
     means = x[: batches * 5].reshape(batches, 5).mean(axis=1)
-    means = means - means.mean()  # keeps the difference of squares below exact for large offsets
+    means = means - means.mean()  # keeps the difference of squares exact for large offsets
     count = np.arange(batches, 0, -1, dtype=np.float64)
     total = np.cumsum(means[::-1])[::-1]
     squares = np.cumsum((means**2)[::-1])[::-1]
@@ -257,10 +268,11 @@ def mser5_cut(samples: ArrayLike) -> int:
 
 
 def transient_cut(samples: ArrayLike) -> int:
-    """How many of the first samples are a transient: MSER-5's cut, if the median before it differs from that after.
+    """Return how many leading samples are a transient: the MSER-5 cut, if medians differ there.
 
-    A difference above 3.5 standard errors counts, as for a drift. On its own, MSER-5 also cuts off the rare slow calls
-    of a steady series, whose mean is then too low.
+    The medians before and after the cut must differ by more than 3.5 standard errors, as for a
+    drift. MSER-5 alone would also cut rare slow calls from a steady series and so make its mean too
+    low.
 
     Args:
         samples: shape (n,).
@@ -275,11 +287,12 @@ def transient_cut(samples: ArrayLike) -> int:
 
 
 def transient_limits(sizes: ArrayLike, after: Samples) -> Samples:
-    """Return the least differences of medians that show a transient, 3.5 standard errors.
+    """Return the smallest difference in medians that shows a transient: 3.5 standard errors.
 
     Args:
-        sizes: numbers of first samples, each ≥ 1.
-        after: samples after them, which show the scatter: the first ones may be too few for one of their own.
+        sizes: numbers of leading samples, each ≥ 1.
+        after: samples after the leading ones. Their scatter is used, since the leading samples may
+            be too few to estimate it.
     """
     scatter = median_error(after, autocorrelation_time(after)) * math.sqrt(after.size)
     limits: Samples = _DRIFT_ERRORS * scatter * np.sqrt(1 / np.asarray(sizes) + 1 / after.size)
@@ -287,21 +300,21 @@ def transient_limits(sizes: ArrayLike, after: Samples) -> Samples:
 
 
 def drift(samples: ArrayLike, floor: float = _DRIFT_FLOOR) -> Drift | None:
-    """Return the change of the median from the first to the last third of the samples, if there is one.
+    """Return the median's drift from the first third of the samples to the last third.
 
     Args:
-        samples: shape (n,), in the order of time.
-        floor: relative change below which it does not count.
+        samples: shape (n,), in time order.
+        floor: relative change that does not yet count as a drift.
 
     Returns:
-        None for a change of at most the floor or at most 3.5 standard errors.
+        the drift; None for changes up to the floor or up to 3.5 standard errors.
     """
     x = np.asarray(samples, dtype=np.float64)
     third = x.size // 3
     if third < 6:
         return None
     first, last = x[:third], x[-third:]
-    # without the levels of the thirds: a drift is not a correlation
+    # subtract each third's level: a drift is not a correlation
     residual = np.concatenate([first - np.median(first), last - np.median(last)])
     tau = autocorrelation_time(residual)
     start, end = float(np.median(first)), float(np.median(last))
@@ -316,8 +329,9 @@ def drift(samples: ArrayLike, floor: float = _DRIFT_FLOOR) -> Drift | None:
 
 
 def outliers(samples: ArrayLike) -> tuple[int, ...]:
-    """Return the indices of samples further from the median than 6 robust standard deviations and 0.5 % of it.
+    """Return the indices of outliers, samples far from the median.
 
+    An outlier is more than 6 robust standard deviations and more than 0.5 % away from the median.
     The robust standard deviation is 1.4826 times the median absolute deviation.
 
     Args:
@@ -335,15 +349,17 @@ def outliers(samples: ArrayLike) -> tuple[int, ...]:
 
 
 def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: float = 0.0) -> int:
-    """Return how many calls k one pair of events has to span so that neither tick nor record falsifies the time.
+    """Return how many calls k each pair of events must span for an accurate time.
 
-    tick / (k·t) ≤ 0.1 %, and the device time of a record is at most 0.2 % of the k calls. It is also at most 1 µs per
-    call while the k calls take no more than 10 ms, beyond which it is less than a thousandth of the call anyway.
+    The clock tick may add 0.1 % to the time: tick / (k·t) ≤ 0.1 %. For example, a tick of 0.5 µs
+    needs 25 calls of 20 µs. Recording an event may add 0.2 % to the device time of k calls. It may
+    also add 1 µs per call, as long as k calls fit in 10 ms. Beyond 10 ms it is less than a
+    thousandth of the call.
 
     Args:
         call_seconds: rough time t of one call, > 0.
-        tick_seconds: resolution of the clock.
-        record_seconds: device time of recording one event.
+        tick_seconds: clock resolution.
+        record_seconds: device time to record one event.
     """
     for_a_microsecond = min(
         math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(_LONG_SAMPLE_SECONDS / call_seconds)
@@ -357,7 +373,7 @@ def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: f
 
 
 def _ranks(x: Samples) -> Samples:
-    """Ranks from 0, ties sharing their mean rank."""
+    """Return ranks from 0; ties share their mean rank, e.g. 1.5, 0, 1.5 for 3, 1, 3."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     first = np.cumsum(counts) - counts
     mean_rank: Samples = (first + (counts - 1) / 2)[inverse.reshape(-1)]
@@ -365,6 +381,6 @@ def _ranks(x: Samples) -> Samples:
 
 
 def median_error(x: Samples, tau: float) -> float:
-    """Return the standard error of a median: that of a normal sample's, √(π/2)·σ·√(τ/n), with σ from the MAD."""
+    """Return a median's standard error, √(π/2)·σ·√(τ/n), as for normal samples; σ uses the MAD."""
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(x - np.median(x))))
     return math.sqrt(math.pi / 2 * tau / x.size) * sigma

@@ -1,9 +1,9 @@
-"""Moderated variance: how much a figure differs between processes, by those that measured it and by a prior.
+"""Moderated variance: how much a figure varies between processes, from few processes and a prior.
 
-Few processes say little about how much processes differ: Student's t of two is 12.7. Most figures of a kind differ by
-similar amounts, which other measurements have shown. The variance of few processes is therefore shrunk towards the
-typical one: Smyth, "Linear models and empirical Bayes methods for assessing differential expression in microarray
-experiments" (2004).
+A few processes say little about their variance: Student's t for two processes is 12.7. Other
+measurements show that most figures of the same kind vary by similar amounts. The variance from few
+processes is therefore shrunk toward the typical variance. Source: Smyth, "Linear models and
+empirical Bayes methods for assessing differential expression in microarray experiments" (2004).
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ from perfexp.statistics.estimators import (
 )
 from perfexp.statistics.prior import Prior
 
-#: Degrees of freedom beyond which Student's distribution is a normal one.
+#: Degrees of freedom that count as infinite: Student's distribution is then normal.
 MOST_DEGREES = 1e6
-#: Samples from which their spread is an error of their center where they have no interval.
+#: Number of samples from which their spread replaces a missing interval.
 _FEWEST = 6
-#: Most degrees that a prior gains where the samples of a process explain how much processes differ: their correlations
-#: are estimates, too.
+#: If sample scatter explains the variance between processes, the prior's degrees rise up to this
+#: number. Autocorrelations are estimates, too.
 _MOST_OF_SAMPLES = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """Variance of the logarithm of a figure between processes.
+    """Variance between processes of a figure's logarithm.
 
     Attributes:
-        variance: variance of the logarithm.
-        degrees: degrees of freedom of the estimate.
+        degrees: degrees of freedom in the estimate.
     """
 
     variance: float
@@ -50,12 +49,12 @@ class Component:
 
     @property
     def spread(self) -> float:
-        """Standard deviation between processes, as a fraction of the figure."""
+        """Return the standard deviation between processes, as a fraction of the figure."""
         return math.expm1(math.sqrt(self.variance))
 
     @property
     def spread_interval(self) -> Interval:
-        """`spread` with its 95 % interval, by the chi-square distribution of a normal sample's variance."""
+        """Return `spread` with its 95 % interval, by the chi-square distribution."""
         from scipy import special
 
         low, high = (
@@ -69,13 +68,14 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """A figure that one process or more have measured; its mean and interval are those of a mean over processes.
+    """Figure measured by one or more processes, with an interval for variation between them.
 
     Attributes:
-        values: the figure of each process, above 0 for a mean with an interval.
-        within: variance of the logarithm of one process's figure that its samples explain; None if they are too few.
-        prior: typical variance of such figures; None if it is unknown.
-        is_estimate: whether a value is estimated from others, not measured.
+        values: each process's figure; a mean with an interval needs values > 0.
+        within: log variance explained by a process's sample scatter; None if there are too few
+            samples.
+        prior: typical variance for such figures; None if unknown.
+        is_estimate: whether a value was estimated from others instead of measured.
     """
 
     values: tuple[float, ...]
@@ -92,11 +92,14 @@ class Repeats:
         samples: Sequence[Samples] = (),
         effective: float = math.inf,
     ) -> Repeats:
-        """The figure of each process with the interval that its samples show.
+        """Build a `Repeats` from each process's figure and its interval.
 
         Args:
-            samples: samples of each process, by which those without an interval have an error, if they are not too few.
-            effective: effective samples of a single process: few of them show an interval that is too narrow.
+            figures: each process's figure, with the interval from its samples.
+            prior: typical variance for such figures.
+            samples: each process's samples; if a figure has no interval, their spread replaces it.
+            effective: effective samples of a single process; the interval is widened if there are
+                few.
         """
         errors = [
             None if (width := one.log_half_width) is None else (width / Z95) ** 2 for one in figures
@@ -112,20 +115,24 @@ class Repeats:
         return cls(values=tuple(one.value for one in figures), within=within, prior=prior)
 
     def without_server(self) -> Repeats:
-        """The same figure without the variance between servers, which another one of the same server shares."""
+        """Return the same figure without server variance.
+
+        Use it to compare figures measured by processes forked from the same server, which share
+        this variance.
+        """
         prior = self.prior and msgspec.structs.replace(self.prior, server=0.0)
         return replace(self, prior=prior)
 
     @property
     def mean(self) -> float:
-        """Geometric mean over the processes; 0 if a figure is."""
+        """Return the geometric mean over processes; 0 if any figure is 0."""
         if len(self.values) == 1:
             return self.values[0]
         return math.exp(float(np.mean(np.log(self.values)))) if min(self.values) > 0 else 0.0
 
     @property
     def own(self) -> Component | None:
-        """Variance between the processes that measured it; None for one, and for figures of 0."""
+        """Return the measured variance between processes; None for one process or a figure of 0."""
         if len(self.values) < 2 or min(self.values) <= 0:
             return None
         return Component(
@@ -134,14 +141,12 @@ class Repeats:
 
     @property
     def component(self) -> Component | None:
-        """Variance between processes: the posterior of prior and own one; None if neither is known."""
+        """Return the variance between processes, prior and measured combined; None if unknown."""
         if self.prior is None or self.within is None:
             return self.own
-        variance, degrees = (
-            self.prior.variance,
-            self.prior.degrees,
-        )  # which include samples of the usual number
-        if self.within > variance:  # samples that explain more are known better
+        # the prior already includes sample scatter at the usual number of samples
+        variance, degrees = self.prior.variance, self.prior.degrees
+        if self.within > variance:  # more scatter than the prior expects: its size is known better
             degrees = min(degrees * (self.within / variance) ** 2, max(degrees, _MOST_OF_SAMPLES))
             variance = self.within
         return pooled(
@@ -150,11 +155,11 @@ class Repeats:
 
     @property
     def error(self) -> Component | None:
-        """Variance of the logarithm of the mean, with that between servers; None if nothing is known."""
+        """Return the log mean's variance, including server variance; None if unknown."""
         return self.error_of(len(self.values))
 
     def error_of(self, processes: int) -> Component | None:
-        """`error` of a mean over another number of processes, which differ as these do."""
+        """Return `error` for a mean over another number of similar processes."""
         if (one := self.component) is None or min(self.values) <= 0:
             return None
         degrees, own = (
@@ -162,13 +167,16 @@ class Repeats:
             max(one.variance, self.within or 0.0) / processes,
         )
         server = self.prior.server if self.prior else 0.0
-        if server and own:  # counts as exact
+        if server and own:  # the server variance counts as exact
             degrees = min(degrees * ((own + server) / own) ** 2, MOST_DEGREES)
         return Component(variance=own + server, degrees=degrees)
 
     @property
     def is_of_servers(self) -> bool:
-        """Whether the variance between servers, which processes of one server cannot show, is most of the mean's."""
+        """Return whether server variance is more than half the mean's variance.
+
+        Processes forked from one server cannot show it.
+        """
         error = self.error
         return (
             error is not None and self.prior is not None and 2 * self.prior.server > error.variance
@@ -176,25 +184,28 @@ class Repeats:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the interval in logarithms, t · √variance; None if nothing is known of processes."""
+        """Return the interval's half-width in logarithms, t · √variance; None if unknown."""
         error = self.error
         return None if error is None else student95(error.degrees) * math.sqrt(error.variance)
 
     @property
     def interval(self) -> Interval:
-        """The mean with its 95 % interval; without ends if nothing is known of processes."""
+        """Return the mean with its 95 % interval; without ends if the variance is unknown."""
         return around(self.mean, self.half_width)
 
 
 def _of_few(samples: Samples | None) -> float | None:
-    """Variance of the logarithm of the center of a few samples, whose correlations are unknown; None of too few."""
+    """Return the variance of a small sample's log center; None if there are too few samples.
+
+    It is widened, because so few samples do not show their correlation.
+    """
     if samples is None or samples.size < _FEWEST or samples.min() <= 0:
         return None
     return FEW_TOO_NARROW**2 * float(np.var(np.log(samples), ddof=1)) / samples.size
 
 
 def pooled(components: Sequence[Component]) -> Component:
-    """Return the mean of at least one component, weighted by degrees of freedom."""
+    """Return the mean over at least one component, weighted by degrees of freedom."""
     degrees = sum(one.degrees for one in components)
     return Component(
         variance=sum(one.variance * one.degrees for one in components) / degrees, degrees=degrees
@@ -202,12 +213,12 @@ def pooled(components: Sequence[Component]) -> Component:
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
-    """Return the geometric mean of at least two exact values above 0, with its interval by Student's t."""
+    """Return the geometric mean of two or more exact values > 0, with a Student's t interval."""
     return Repeats(values=tuple(values)).interval
 
 
 def around(value: float, log_half_width: float | None) -> Interval:
-    """Return the interval whose ends are a factor away from the value; without ends if the width is unknown."""
+    """Return `value` with ends a factor away on both sides; no ends if the width is unknown."""
     if log_half_width is None:
         return Interval(value=value, low=None, high=None)
     factor = math.exp(min(log_half_width, 700.0))
@@ -216,12 +227,12 @@ def around(value: float, log_half_width: float | None) -> Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """Statistics of a time over the processes that took it.
+    """Time statistics over all processes that measured it.
 
     Attributes:
-        summary: statistics of all samples, with the intervals of means over processes.
-        medians: the median of each process, in seconds per call.
-        means: its mean.
+        summary: statistics of all samples; intervals cover variation between processes.
+        medians: each process's median, in seconds per call.
+        means: each process's mean, in seconds per call.
     """
 
     summary: Summary
@@ -236,17 +247,17 @@ def combined(
     time: Prior | None = None,
     rate: Prior | None = None,
 ) -> Together:
-    """Combine the statistics of the processes that took a time.
+    """Combine the statistics from several processes.
 
-    Percentiles are those of all samples, with an interval that is at least as wide as the processes' own percentiles
-    demand, and that ends at the median's. Median and mean of times of 0 are those of all samples, with a process as a
-    block.
+    Percentiles pool all samples. Their intervals are at least as wide as the spread of the
+    processes' percentiles requires, and they end at the median's interval. If times are 0, median
+    and mean also pool all samples, with each process as a block.
 
     Args:
-        summaries: statistics of each process, with the same percentiles.
-        samples: samples of each process, warm-up excluded.
-        time: prior of the medians and percentiles.
-        rate: prior of the means.
+        summaries: each process's statistics, with the same percentiles.
+        samples: each process's samples, warm-up excluded.
+        time: prior for medians and percentiles.
+        rate: prior for means.
     """
     first = summaries[0]
     effective = min(one.n / one.tau for one in summaries)
@@ -299,7 +310,10 @@ def combined(
 def _percentile(
     together: Interval, processes: Repeats, number: float, median: Interval
 ) -> Interval:
-    """Widen the percentile of all samples to the one over processes, up to the interval of the median."""
+    """Widen a pooled percentile's interval for variation between processes.
+
+    The interval stops at the median's interval.
+    """
     if together.low is None or together.high is None:
         return together
     factor = math.exp(min(processes.half_width or 0.0, 700.0))
@@ -315,15 +329,16 @@ def _percentile(
 
 
 def detectable_ratio(component: Component, processes: int) -> float:
-    """Return the smallest relative difference that a comparison of two times shows.
+    """Return the smallest relative difference that a comparison of two times can detect.
 
-    By Welch's t-test, two-sided at 5 % with a power of 80 %: (t₀.₉₇₅ + t₀.₈) · √(2 s² / P) of the logarithms, with
-    2 P (P - 1) / (P + 1) degrees of freedom. These follow from the expected value of Welch's formula for equal
-    variances, "The generalization of Student's problem" (1947).
+    It assumes Welch's t-test, two-sided at 5 % with 80 % power. The formula on logarithms is
+    (t₀.₉₇₅ + t₀.₈) · √(2 s² / P), where t has ν = 2 P (P - 1) / (P + 1). This ν is the expected
+    value in Welch's formula for equal variances. For example, P = 5 detects 2.1 % if processes
+    differ by 1 %. Source: Welch, "The generalization of Student's problem" (1947).
 
     Args:
         component: variance between processes.
-        processes: P ≥ 3, the number of processes that measure each of the two times.
+        processes: P ≥ 3, how many processes measure each time.
     """
     degrees = 2 * processes * (processes - 1) / (processes + 1)
     quantiles = student95(degrees) + student(degrees, POWER)

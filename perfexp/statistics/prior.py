@@ -1,4 +1,4 @@
-"""Prior: how much a class of figures differs between processes, before any of them measures."""
+"""Prior: how much a class of figures varies between processes, known before measuring."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import msgspec
 if TYPE_CHECKING:
     from perfexp.statistics.moderated import Component
 
-#: Variance of log s₀² between machines: one in eight is three times as noisy as the prior, or more.
+#: Variance of log s₀² between machines: one machine in eight is at least three times as noisy as
+#: the prior.
 _BETWEEN_MACHINES = 2.0
-#: Least variance of a figure: of a standard deviation of 0.01 %, below which figures are rounded.
+#: Smallest variance of a figure (standard deviation 0.01 %): figures are rounded below it.
 LEAST_VARIANCE = 1e-8
-#: Range of the degrees of freedom of a variance of log s².
+#: Limits for the degrees of freedom in `_degrees_of`.
 _DEGREES = 0.05, 1e4
-#: Largest number of a stored prior.
+#: Largest number that a stored prior may contain.
 _MOST = 1e6
 
 
 class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Typical variance of a class of figures between processes, before any is measured.
+    """Typical variance between processes for a class of figures, known before any is measured.
 
     Attributes:
         variance: typical variance of the logarithm between processes, s₀².
-        degrees: degrees of freedom ν₀ that this is worth: few if figures of the class differ much from each other.
-        server: variance between the servers that processes are forked from, which more processes do not lower.
-        cells: number of figures that show it, each measured by several processes.
-        origin: devices of these figures.
+        degrees: degrees of freedom ν₀; few if figures in the class vary by different amounts.
+        server: variance between the servers that fork processes; more processes do not lower it.
+        cells: how many figures the prior is based on, each measured by several processes.
+        origin: devices that these figures were measured on.
     """
 
     variance: Annotated[float, msgspec.Meta(gt=0, le=_MOST)]
@@ -39,10 +40,14 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     origin: str = ""
 
     def on(self, machine: Sequence[Component]) -> Prior:
-        """Return the prior of one machine, by figures of this class that were measured on it.
+        """Return the prior for one machine, refined by figures of this class measured on it.
 
-        The logarithm of s₀² is the mean of that of all machines and of the machine's figures, weighted by their
-        precisions. Its uncertainty lowers the degrees: without figures of the machine by `_BETWEEN_MACHINES`.
+        log s₀² becomes the precision-weighted mean over the prior and the machine's figures.
+        Uncertainty in this mean lowers the degrees. Without figures from the machine, its variance
+        is `_BETWEEN_MACHINES`.
+
+        Args:
+            machine: variance for each figure measured on the machine.
         """
         from scipy import special
 
@@ -66,9 +71,10 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 def _degrees_of(variance: float) -> float:
-    """Return the degrees ν of a variance s² whose logarithm has this variance: ψ′(ν / 2).
+    """Return the degrees of freedom ν that give log s² this variance, ψ′(ν / 2).
 
-    Source: Newton's method on 1 / ψ′, which is nearly linear, from below (Smyth 2004, appendix).
+    Newton's method on 1 / ψ′, which is nearly linear, starting from below. Source: Smyth 2004,
+    appendix.
     """
     from scipy import special
 

@@ -1,4 +1,4 @@
-"""Ratios of two repeated figures: Welch's interval of the logarithm, margins, false discovery rate, geometric mean."""
+"""Ratios of repeated figures: Welch intervals, margins, false discovery rate, geometric mean."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perfexp.statistics.distributions import ALPHA, POWER, Z95, student, student
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import MOST_DEGREES, Repeats
 
-#: Largest number of processes that is named as sufficient.
+#: Largest number of processes to recommend.
 MOST_PROCESSES = 100
-#: Resamples of the bootstrap and its seed; clusters from which there is an interval.
+#: Bootstrap resamples, their seed, and the smallest number of clusters with an interval.
 _RESAMPLES, _SEED, LEAST_CLUSTERS = 2000, 0, 3
 
 
@@ -24,8 +24,8 @@ class LogRatio:
 
     Attributes:
         value: the logarithm.
-        error: its standard error; None where a side shows nothing about other processes.
-        degrees: degrees of freedom of the error.
+        error: standard error; None if a side's variance between processes is unknown.
+        degrees: degrees of freedom in the error.
     """
 
     value: float
@@ -33,7 +33,7 @@ class LogRatio:
     degrees: float = MOST_DEGREES
 
     def interval(self, level: float = ALPHA) -> Interval:
-        """The ratio with the interval that misses it with this probability."""
+        """Return the ratio with its confidence interval at error probability `level`."""
         ratio = math.exp(self.value)
         if self.error is None:
             return Interval(value=ratio, low=None, high=None)
@@ -41,11 +41,20 @@ class LogRatio:
         return Interval(value=ratio, low=ratio / factor, high=ratio * factor)
 
     def p_beyond(self, margin: float) -> float:
-        """Two-sided p-value of the hypothesis that the ratio is within the margin, a fraction; 1 without an error."""
+        """Return the two-sided p-value for the hypothesis that the ratio lies within the margin.
+
+        A small value shows a ratio beyond the margin. Without an error the value is 1.
+
+        Args:
+            margin: relative difference, as a fraction.
+        """
         return self._p(abs(self.value) - math.log1p(margin))
 
     def p_within(self, margin: float) -> float:
-        """Like `p_beyond`, of the hypothesis that the ratio is beyond the margin (two one-sided tests)."""
+        """Return the p-value for the hypothesis that the ratio lies beyond the margin.
+
+        The method is two one-sided tests. A small value shows a ratio within the margin.
+        """
         return self._p(math.log1p(margin) - abs(self.value))
 
     def _p(self, distance: float) -> float:
@@ -57,13 +66,13 @@ class LogRatio:
 
 
 def log_ratio(other: Repeats, baseline: Repeats, processes: int | None = None) -> LogRatio:
-    """Return the logarithm of `other` over `baseline`, with an error that holds for other processes of both.
+    """Return the logarithm of `other` over `baseline`, with an error that covers other processes.
 
-    The variances of the two means add up; the degrees of freedom are those of Welch, "The generalization of Student's
-    problem" (1947). Without a variance of either side there is no error.
+    The variances of the two means add up; degrees of freedom follow Welch, "The generalization of
+    Student's problem" (1947). If a side's variance is unknown, there is no error.
 
     Args:
-        processes: another number of processes of each side, which differ as these do.
+        processes: compute the error for this many similar processes on each side instead.
     """
     value = math.log(other.mean) - math.log(baseline.mean)
     errors = [side.error_of(processes or len(side.values)) for side in (other, baseline)]
@@ -79,10 +88,14 @@ def log_ratio(other: Repeats, baseline: Repeats, processes: int | None = None) -
 def further_processes(
     other: Repeats, baseline: Repeats, ratio: LogRatio, margin: float
 ) -> int | None:
-    """Return how many more processes a side needs to decide between `beyond` and `within` a margin, if the ratio stays.
+    """Return how many more processes each side needs for a verdict on the margin.
 
-    With that many, the interval ends before the nearer end of the margin in 80 % of comparisons. None if more than
-    `MOST_PROCESSES` are needed, or if the variance between processes is unknown.
+    The verdict is `beyond` or `within` the margin. With this many processes, 80 % of comparisons
+    reach it if the ratio stays the same.
+
+    Returns:
+        the number of extra processes; None if more than `MOST_PROCESSES` are needed or the variance
+        between processes is unknown.
     """
     distance, present = (
         abs(abs(ratio.value) - math.log1p(margin)),
@@ -99,10 +112,11 @@ def further_processes(
 
 
 def benjamini_hochberg(p_values: Sequence[float], rate: float) -> list[bool]:
-    """Return which hypotheses to reject so that at most a share `rate` of the rejected ones is true, on average.
+    """Return which hypotheses to reject at the false discovery rate `rate`.
 
-    Benjamini and Hochberg, "Controlling the false discovery rate" (1995); valid for independent and for positively
-    dependent tests, such as points of the same runs.
+    On average, this is the largest share of true hypotheses among the rejected. Source: Benjamini
+    and Hochberg, "Controlling the false discovery rate" (1995). It is valid for independent tests
+    and for positively dependent tests, such as points measured in the same runs.
     """
     ranked = enumerate(sorted(p_values), 1)
     largest = max((p for rank, p in ranked if p <= rate * rank / len(p_values)), default=-1.0)
@@ -110,14 +124,15 @@ def benjamini_hochberg(p_values: Sequence[float], rate: float) -> list[bool]:
 
 
 def geometric_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
-    """Return the geometric mean of ratios with a bootstrap interval that holds for other clusters, such as models.
+    """Return the geometric mean of ratios, with a bootstrap interval that covers other clusters.
 
-    Whole clusters are drawn with replacement, since ratios of one model resemble each other. The percentile interval
-    of k clusters is too narrow: it is stretched by √(k / (k - 1)) and by Student's t of k - 1 degrees over the normal
-    quantile. The seed is fixed. Fewer than three clusters have no interval.
+    A cluster is a model, for example. Whole clusters are drawn with replacement, because ratios
+    from the same model resemble each other. The percentile interval for k clusters is too narrow.
+    It is therefore stretched by √(k / (k - 1)), and by Student's t (k - 1 degrees) over the normal
+    quantile. The seed is fixed. There is no interval for fewer than three clusters.
 
     Args:
-        clusters: logarithms of the ratios of each cluster.
+        clusters: log ratios in each cluster.
     """
     sums = np.array([sum(logs) for logs in clusters.values()])
     sizes = np.array([len(logs) for logs in clusters.values()])

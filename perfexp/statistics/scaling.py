@@ -1,4 +1,4 @@
-"""Scaling: a model of how times grow with input size, a constant and a power, and the points that are far from it."""
+"""Scaling model: time as a constant plus a power term in input size, and points far from it."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ from numpy.typing import ArrayLike
 from perfexp.statistics.distributions import student95
 from perfexp.statistics.estimators import MAD_TO_SIGMA, Interval, Samples
 
-#: Largest exponent of a fit, and the steps of the coarse and of the fine grid of exponents.
+#: Largest exponent of a fit, and the steps in the coarse and the fine grid of exponents.
 _EXPONENT_MOST, _EXPONENT_STEP, _EXPONENT_FINE = 3.0, 0.05, 0.005
-#: Least number of sizes of a fit, and of one that distinguishes the two models and flags points.
+#: Sizes that a fit needs, and sizes that it needs to choose a model and to flag points.
 LEAST_SIZES, SIZES_TO_JUDGE = 4, 6
-#: Powers in which the constant and the growing part are added: 1 for one after the other, 4 for overlapped.
+#: Powers for adding the constant and the growing part: 1 if sequential, 4 if overlapped.
 _ADDED, _OVERLAPPED = 1, 4
-#: Share of the first model's residuals below which those of the second model have to be for it to be chosen.
+#: The second model is chosen if its residuals are below this share of the first model's.
 _CLEARLY_BETTER = 0.7
-#: Share of the points' errors above which the first model's residuals have to be for the second to be chosen.
+#: The first model's residuals must also exceed this share of the points' errors.
 _GOOD_ENOUGH = 0.1
-#: Least relative error of a time in a fit: the model itself is not more exact.
+#: Smallest relative error of a time in a fit: the model itself is no more exact than this.
 _SIZE_ERROR_FLOOR = 0.01
-#: Robust standard deviations beyond which a residual has no weight (Tukey's biweight, 95 % efficient).
+#: Robust standard deviations beyond which a residual has no weight (Tukey's biweight, 95 %
+#: efficient).
 _BIWEIGHT = 4.685
-#: Robust standard deviations beyond which a point is far from a fit, and the least relative distance.
+#: Robust standard deviations beyond which a point is far from a fit, and its smallest relative
+#: distance.
 _FAR_SIGMAS, _FAR_FLOOR = 4.0, 0.15
-#: Relative rise of a fitted curve, besides 2σ, below which it counts as flat.
+#: A fitted curve is flat if it rises by less than this fraction or by less than 2σ.
 _FLAT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingFit:
-    """Scaling model of a time: a + b·xᶜ, or the larger of the two where they overlap.
+    """Scaling model of a time: a + b·xᶜ, or the larger of the two parts if they overlap.
 
     Attributes:
         a: constant part, in the unit of the times.
-        b: growing part at x = 1, in the unit of the times.
-        exponent: c with its 95 % interval; None where the time does not rise with the size.
-        overlapped: whether the model is (a⁴ + (b·xᶜ)⁴)^¼, the larger part with a rounded corner, instead of the sum.
-        deviations: deviation of each point from the model, as a fraction of the model's value.
-        tolerance: largest deviation that is not far; infinite with too few sizes.
-        far: indices of the points that deviate by more than the tolerance and their own error.
-        scatter: robust standard deviation of the deviations.
+        b: growing part at x = 1, in the same unit.
+        exponent: c with its 95 % interval; None if the time does not rise with size.
+        overlapped: whether the model is (a⁴ + (b·xᶜ)⁴)^¼ instead of the sum. It follows the larger
+            part, with a rounded corner.
+        deviations: each point's deviation from the model, as a fraction of the model's value.
+        tolerance: largest deviation that does not count as far; infinite with too few sizes.
+        far: indices of points that deviate by more than the tolerance plus their own error.
+        scatter: robust standard deviation over all points' deviations.
     """
 
     a: float
@@ -56,7 +59,7 @@ class ScalingFit:
     scatter: float
 
     def at(self, x: float) -> float:
-        """Return the model's time at a size x > 0, in the unit of the fit."""
+        """Return the modeled time at a size x > 0, in the unit of the fitted times."""
         power, c = (
             _OVERLAPPED if self.overlapped else _ADDED,
             self.exponent.value if self.exponent else 0.0,
@@ -65,19 +68,26 @@ class ScalingFit:
 
 
 def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> ScalingFit:
-    """Fit time ≈ a + b·xᶜ with a, b ≥ 0 and 0 ≤ c ≤ 3, or the larger of a and b·xᶜ where that is clearly better.
+    """Fit time ≈ a + b·xᶜ with a, b ≥ 0 and 0 ≤ c ≤ 3, or the overlapped model if clearly better.
 
-    Curves have steps (another kernel, another tile) and outliers, so residuals are relative and the fit is robust. For
-    each c of a grid, (a, b) is found in closed form with weights that minimize the sum of absolute residuals. One pass
-    of least squares follows, weighted by each point's error, the scatter of all, and Tukey's biweight. The scale is
-    Hill and Holland's ("Two robust alternatives to least-squares regression", 1977): the median of the n - 2 largest
-    absolute residuals, because three parameters make the smallest ones zero. The interval of c is the profile's: where
-    the weighted squares exceed their least value by at most t²/(degrees of freedom) of it.
+    The overlapped model is the larger of a and b·xᶜ. Measured curves have outliers, and steps where
+    another kernel or tile is chosen, so residuals are relative and the fit is robust:
+
+    1. For each c in a grid, (a, b) follows in closed form, with weights that minimize summed
+       absolute residuals.
+    2. A least-squares pass follows. Its weights combine each point's error, the overall scatter and
+       Tukey's biweight.
+    3. The scale is the median over the n - 2 largest absolute residuals, because three parameters
+       make the others zero. Source: Hill and Holland, "Two robust alternatives to least-squares
+       regression" (1977).
+    4. The interval for c comes from the profile: weighted squares may exceed their minimum by a
+       fraction t²/(degrees of freedom).
 
     Args:
-        sizes: shape (n,), > 0, at least 4 different ones; b is the time at x = 1 of their unit.
+        sizes: shape (n,), > 0, at least 4 different sizes; b is the time at size 1.
         times: shape (n,), > 0.
-        errors: shape (n,), relative half-widths of the times' intervals; smaller ones count as 1 %.
+        errors: shape (n,), relative half-widths of the times' intervals; values below 1 % count as
+            1 %.
 
     Raises:
         ValueError: there are fewer than 4 different sizes.
@@ -109,7 +119,7 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
 
 
 def _choose_model(x: Samples, y: Samples, error: Samples, *, judge: bool) -> tuple[int, Samples]:
-    """Return the power in which the parts are added, and robust weights of the relative residuals, shape (n,)."""
+    """Return the power that adds the parts, and robust residual weights, shape (n,)."""
     residuals_of = {power: _least_absolute(x, y, error, power) for power in (_ADDED, _OVERLAPPED)}
     added, overlapped = (
         float((np.abs(residuals) / error).mean()) for residuals in residuals_of.values()
@@ -119,12 +129,12 @@ def _choose_model(x: Samples, y: Samples, error: Samples, *, judge: bool) -> tup
     residuals = residuals_of[power]
     scale = _residual_scale(residuals)
     cut = _BIWEIGHT * max(scale, _SIZE_ERROR_FLOOR)
-    # with the scatter, because the most exact point must not decide alone
+    # add the scatter, because the most exact point must not decide alone
     return power, np.clip(1 - (residuals / cut) ** 2, 0, 1) ** 2 / (error**2 + scale**2)
 
 
 def _least_absolute(x: Samples, y: Samples, error: Samples, power: int) -> Samples:
-    """Return the relative residuals, shape (n,), of the model with the least sum of absolute ones over their errors."""
+    """Return the relative residuals, shape (n,), from the least-absolute fit weighted by errors."""
     grid = np.arange(0.0, _EXPONENT_MOST + _EXPONENT_STEP / 2, _EXPONENT_STEP)
     weights = np.broadcast_to(1 / error**2, (grid.size, x.size))
     for _ in range(20):
@@ -138,9 +148,10 @@ def _least_absolute(x: Samples, y: Samples, error: Samples, power: int) -> Sampl
 def _models(
     x: Samples, y: Samples, weights: Samples, exponents: Samples, power: int
 ) -> tuple[Samples, Samples, Samples]:
-    """Return the best a, b ≥ 0 for each exponent, by weighted least squares of the relative residuals.
+    """Return the best a, b ≥ 0 for each exponent, by weighted least squares on relative residuals.
 
-    yᵖ = aᵖ + (b·xᶜ)ᵖ is linear in aᵖ and bᵖ for any power p; its relative residuals are about p times those of y.
+    For any power p, yᵖ = aᵖ + (b·xᶜ)ᵖ is linear in aᵖ and bᵖ. Its relative residuals are about p
+    times the residuals in y.
 
     Args:
         x: shape (n,).
@@ -150,7 +161,7 @@ def _models(
         power: p.
 
     Returns:
-        The models' values at x, shape (m, n), and a and b, shape (m,).
+        modeled values at x, shape (m, n), and a and b, shape (m,).
     """
     largest, level = x.max(), np.median(y)
     target = (y / level) ** power
@@ -175,16 +186,16 @@ def _models(
 def _least_squares(
     x: Samples, y: Samples, weights: Samples, power: int, *, parameters: int
 ) -> tuple[float, float, Interval, Samples]:
-    """Return a, b, the exponent with its interval, and the model's values, shape (n,), of least weighted squares.
+    """Return a, b, the exponent with its interval, and modeled values (n,) by least squares.
 
-    The interval holds the outermost exponents that the profile allows, and one step more on each side.
+    The interval holds the outermost exponents that the profile allows, plus one step on each side.
 
     Args:
         x: shape (n,).
         y: shape (n,).
-        weights: weights of the relative residuals, shape (n,).
-        power: power in which the parts are added.
-        parameters: degrees of freedom that are used up; at least one is left.
+        weights: weights for the relative residuals, shape (n,).
+        power: power that adds the parts.
+        parameters: degrees of freedom used up by the fit; at least one remains.
     """
     grid = np.arange(0.0, _EXPONENT_MOST + _EXPONENT_FINE / 2, _EXPONENT_FINE)
     fitted, a, b = _models(x, y, np.broadcast_to(weights, (grid.size, x.size)), grid, power)
@@ -198,5 +209,5 @@ def _least_squares(
 
 
 def _residual_scale(residuals: Samples) -> float:
-    """Return the robust standard deviation of residuals that three parameters were fitted to."""
+    """Return the robust standard deviation of residuals after fitting three parameters."""
     return MAD_TO_SIGMA * float(np.median(np.sort(np.abs(residuals))[2:]))

@@ -1,4 +1,4 @@
-"""Sequential tests: the level of each look at results that decide when measuring stops."""
+"""Sequential tests: the error level for each look at results that decides when to stop."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ import numpy as np
 
 from perfexp.statistics.distributions import ALPHA
 
-#: Processes of each side at the first and at the last look; there is one look after each pair between them.
+#: Processes per side at the first and at the last look; every pair in between is a look, too.
 LEAST, MOST = 2, 32
-#: Nodes of the density between two boundaries, and steps of the bisection.
+#: Nodes of the density between two boundaries, and bisection steps.
 _NODES, _STEPS = 401, 50
 
 
 def level(processes: int) -> float:
-    """Return the two-sided level of the look at a number of processes of each side; 0 before the first look.
+    """Return the two-sided level of the look at `processes` per side; 0 before the first look.
 
-    All looks together have a false verdict in at most 5 % of comparisons. Lan and DeMets, "Discrete sequential
-    boundaries for clinical trials" (1983): after a share t of the processes, α · ln(1 + (e - 1) t) is spent, which is
-    nearly Pocock's constant level, so that a clear difference is decided after few processes. The levels follow from
-    normal means and are applied to p-values of Welch's test (Jennison and Turnbull, "Group sequential methods", 2000,
-    section 3.8).
+    All looks together give a false verdict in at most 5 % of comparisons. After a share t of the
+    processes, α · ln(1 + (e - 1) t) is spent (Lan and DeMets, "Discrete sequential boundaries for
+    clinical trials", 1983). This is close to Pocock's constant level, so a clear difference is
+    decided after few processes. The levels assume normal means and are applied to p-values from
+    Welch's test (Jennison and Turnbull, "Group sequential methods", 2000, section 3.8).
     """
     return 0.0 if processes < LEAST else _levels()[min(processes, MOST)]
 
 
 @cache
 def _levels() -> dict[int, float]:
-    """Levels by number of processes, by integrating the density of the sum that has crossed no boundary yet."""
+    """Return levels by number of processes.
+
+    They follow by integrating the density for sums that have not crossed a boundary yet.
+    """
     from scipy import special
 
     levels: dict[int, float] = {}

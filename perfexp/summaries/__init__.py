@@ -1,1 +1,1 @@
-"""Texts and small tables about records, shared by reports, tables, plots, and tracking."""
+"""Summaries: texts and small tables about records, for reports, tables, plots and tracking."""

@@ -1,4 +1,4 @@
-"""Analysis: the rows and statistics of a record, computed once for everything that shows or compares it."""
+"""Analysis: a record's rows and statistics, computed once for all reports and comparisons."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from perfexp.summaries.subject import Subject, headline, subject
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """A record with its figures; changes of the record after `of` are not in them.
+    """Record with its figures; later changes to the record are not included.
 
     Attributes:
         about: names of model, algorithm, mode and precision, and the device.
-        rows: figures of each timed point, in the order of the record.
-        percentiles: the percentiles that the plan requests.
+        rows: figures of each timed point, in record order.
+        percentiles: percentiles that the plan requests.
     """
 
     record: Record
@@ -45,35 +45,35 @@ class Analysis:
 
     @property
     def headline(self) -> str:
-        """Its subject with the size and the batch of all points, in a line."""
+        """Return the subject with the points' common size and batch as a line."""
         return headline(self.about, [row.key for row in self.rows])
 
     @cached_property
     def scalings(self) -> Sequence[Scaling]:
-        """How the times of its points grow with the size."""
+        """Return models for how its times grow with size."""
         return growth.scalings(self.rows)
 
     @cached_property
     def cold_starts(self) -> Sequence[FirstPrediction]:
-        """Its cold starts, one per size and batch size."""
+        """Return its cold starts, one per size and batch size."""
         return cold_starts.first_predictions(self.record)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepAnalysis:
-    """A sweep with the analyses of its runs that left a record."""
+    """Sweep with the analyses of the runs that left a record."""
 
     sweep: Sweep
     analyses: tuple[Analysis, ...]
 
     @classmethod
     def of(cls, sweep: Sweep, records: Iterable[Record]) -> Self:
-        """Analyze the records of a sweep."""
+        """Analyze a sweep's records."""
         return cls(sweep=sweep, analyses=tuple(map(Analysis.of, records)))
 
     @cached_property
     def runs(self) -> list[tuple[SweepChild, Analysis | None]]:
-        """Each run with its analysis, by number; None if it left no record."""
+        """Return each run with its analysis, by number; None if it left no record."""
         members = ((one.record.sweep, one) for one in self.analyses)
         by_job = {
             member.job: one for member, one in members if member and member.uid == self.sweep.uid
@@ -85,7 +85,10 @@ class SweepAnalysis:
 
     @cached_property
     def slower(self) -> dict[int, Diagnostic]:
-        """By its number each run whose several GPUs are slower than fewer, which only the other runs show."""
+        """Return a diagnostic for each run with GPUs slower than fewer GPUs in another run.
+
+        Keys are run numbers.
+        """
         groups: dict[tuple[object, ...], list[_Rated]] = {}
         for child, one in self.runs:
             rest = tuple(
@@ -107,7 +110,7 @@ class SweepAnalysis:
                 if fewer:
                     best, _, most = max(fewer, key=lambda other: other[2].value)
                     ratio = rate.value / most.value
-                    # an undecided ratio holds for these runs only, not for others on this machine
+                    # an undecided ratio only holds for these runs, not for others on this machine
                     scope = (
                         " in these runs (undecided)" if rate.low is None or most.low is None else ""
                     )
@@ -119,5 +122,5 @@ class SweepAnalysis:
         return {job: found for job, (_, found) in worst.items()}
 
 
-#: Number of devices, number of the run, and its rate.
+#: Device count, run number, and the run's rate.
 _Rated = tuple[int, int, Interval]

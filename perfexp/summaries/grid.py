@@ -1,4 +1,4 @@
-"""Grid: a table of words for readers, as lines of text or Markdown."""
+"""Grid: a table of words for readers, as lines of text or as Markdown."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import NamedTuple, Self
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-#: Cells between two columns.
+#: Terminal cells between two columns.
 GAP = 2
-#: Limits of a table of Markdown, in characters of a line and in columns: MLflow's pages are not wider.
+#: Limits for a Markdown table, in characters per line and in columns: MLflow's pages are not wider.
 WIDTH, _MOST_COLUMNS = 80, 6
-#: Limit of the keys in a line, and what the rules of so many columns take more than their gaps in text.
+#: Limit for the keys in a line, and the extra width of Markdown rules compared with gaps in text.
 _KEY_WIDTH, _RULES = 40, 9
 
 
 class Column:
-    """One column of figures, set flush right, or of prose, set flush left, which may wrap.
+    """Column of figures (flush right) or prose (flush left, may wrap).
 
     Args:
-        cells: one for each row.
-        rank: 0 for columns of the first table; of the others the highest is the first to follow in a further table if
-            the width is short.
-        is_key: whether it identifies the row; each of several tables repeats it.
-        styles: style of each cell on a terminal, by the names of rich; none without colors.
+        cells: one cell per row.
+        rank: 0 for columns in the first table. If the width is short, the column with the highest
+            rank moves to a further table first.
+        is_key: whether it identifies the row; every further table repeats it.
+        styles: terminal style of each cell, as rich names; empty without colors.
     """
 
     def __init__(
@@ -47,28 +47,28 @@ class Column:
 
     @property
     def least_width(self) -> int:
-        """Smallest width in terminal cells."""
+        """Return the smallest width in terminal cells."""
         words = (word for cell in self.cells for word in cell.split())
         return max(map(cell_len, (self.title, *(words if self.prose else self.cells))))
 
     @property
     def whole_width(self) -> int:
-        """Width in terminal cells if no cell wraps."""
+        """Return the width in terminal cells if no cell wraps."""
         return max(map(cell_len, (self.title, *self.cells)))
 
     def padded(self, text: str, width: int) -> str:
-        """Return a text in a width of terminal cells, flush left if the column is prose, otherwise flush right."""
+        """Return a text padded to terminal cells: prose flush left, figures flush right."""
         return set_cell_size(text, width) if self.prose else " " * (width - cell_len(text)) + text
 
     def chosen(self, rows: Sequence[bool]) -> Column:
-        """Return the column with some of its rows."""
+        """Return the column with only the chosen rows."""
         cells, styles = compress(self.cells, rows), list(compress(self.styles, rows))
         return Column(
             self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key, styles=styles
         )
 
     def escaped(self, width: int) -> Column:
-        """Return the column for Markdown, without the middle of cells that exceed a number of characters."""
+        """Return the column for Markdown; cells longer than `width` lose their middle."""
         cells = (_shortened(cell, width) for cell in self.cells)
         return Column(
             escape_markdown(self.title), cells, rank=self.rank, prose=self.prose, is_key=self.is_key
@@ -77,14 +77,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of words: columns with the same number of cells, and notes, which are lines below it."""
+    """Table of words: columns of equal length, and notes, which are lines below it."""
 
     columns: Sequence[Column]
     notes: Sequence[str] = ()
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, str]], *, figures: Collection[str] = ()) -> Self:
-        """Return a table of rows with cells by title; columns are prose unless they are named as figures."""
+        """Return a table from rows with cells by title.
+
+        Args:
+            figures: titles of figure columns; all others are prose.
+        """
         titles = rows[0] if rows else ()
         return cls(
             [
@@ -95,18 +99,18 @@ class Grid:
 
     @property
     def least_width(self) -> int:
-        """Smallest width in terminal cells."""
+        """Return the smallest width in terminal cells."""
         return sum(column.least_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
     @property
     def whole_width(self) -> int:
-        """Width in terminal cells if no cell wraps."""
+        """Return the width in terminal cells if no cell wraps."""
         return sum(column.whole_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
     def widths(self, width: int) -> list[int]:
-        """Return the width of each column by which the grid has a width: no word is split unless `least_width` is more.
+        """Return column widths that fill `width`; words are split only if `least_width` is larger.
 
-        Of the room beyond the least widths, columns that need little to be whole have theirs first.
+        Extra room first goes to columns that need little of it to avoid wrapping.
         """
         widths, room = [column.least_width for column in self.columns], width - self.least_width
         needs = [column.whole_width - column.least_width for column in self.columns]
@@ -117,15 +121,15 @@ class Grid:
 
     @property
     def lines(self) -> list[tuple[str, ...]]:
-        """The cells, row by row."""
+        """Return the cells row by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
     def without_empty(self) -> Grid:
-        """Return the grid without its empty columns."""
+        """Return the grid without empty columns."""
         return replace(self, columns=[column for column in self.columns if any(column.cells)])
 
     def common(self) -> tuple[list[str], Grid]:
-        """Return the figures that all rows have in common as lines, and a grid of the others with the notes."""
+        """Return figures common to all rows as lines, and a grid with the rest and the notes."""
         shared = [one for one in self.columns if not one.is_key and len(set(one.cells)) == 1]
         lines = [f"{one.title}: {one.cells[0]}" for one in shared]
         rest = [one for one in self.columns if one not in shared]
@@ -133,9 +137,10 @@ class Grid:
         return lines, replace(self, columns=rest if has_figures else [])
 
     def parts(self, width: int, most_columns: int | None = None) -> list[Grid]:
-        """Return the grid as tables that fit a width in terminal cells: columns without room follow in further ones.
+        """Return the grid as tables that fit a width in terminal cells.
 
-        Each further table repeats the keys, and has only the rows with a figure in it. The tables have no notes.
+        Columns without room follow in further tables. Each further table repeats the keys and only
+        has rows with figures in it. The tables have no notes.
         """
         keys = [column for column in self.columns if column.is_key] or list(self.columns[:1])
         shown, moved = list(self.columns), list[Column]()
@@ -154,7 +159,7 @@ class Grid:
         return [Grid(shown), *further.parts(width, most_columns)]
 
     def text(self, width: int) -> list[Text]:
-        """Return the grid as lines, its head first; prose wraps to fit a width in terminal cells."""
+        """Return the grid as lines, head first; prose wraps to fit a width in terminal cells."""
         widths = self.widths(width)
         lines = [
             self._line([column.title for column in self.columns], ["bold"] * len(widths), widths)
@@ -181,7 +186,7 @@ class Grid:
         return lines
 
     def markdown(self) -> str:
-        """Return the grid as narrow tables of Markdown, each with the keys; its notes as a paragraph each.
+        """Return the grid as narrow Markdown tables, each with the keys; notes become paragraphs.
 
         Cells that are too long for a line lose their middle.
         """
@@ -210,14 +215,17 @@ class Commands(tuple[str, ...]):
 
 
 class Section(NamedTuple):
-    """A part of a report: a title, which continues the part before it if empty, and a table or lines."""
+    """Part of a report: a title, and a table or lines.
+
+    An empty title continues the previous part.
+    """
 
     title: str
     content: Grid | Sequence[str]
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text that Markdown shows as it is: no table, link, emphasis or HTML."""
+    """Return a text that Markdown shows unchanged: no table, link, emphasis or HTML."""
     escaped = "".join(
         f"\\{character}" if character in r"\`*_[]#|~" else character for character in text
     )

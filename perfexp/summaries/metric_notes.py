@@ -1,4 +1,4 @@
-"""Metric notes: lines below the table of metrics that define its figures."""
+"""Metric notes: lines below the metrics table that define its figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfexp.summaries.subject import number_format
 
 
 def peaks(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
-    """Which peak each MFU is a share of, in which precision."""
+    """Yield the peaks that MFUs are relative to, with the precision."""
     names = {row.key.precision.removeprefix("amp_") for row in analysis.rows}
     precisions = {number_format(name, [analysis.record.environment]) for name in names}
     of = f"in {precisions.pop()}" if len(precisions) == 1 else "in the precision of each point"
@@ -24,7 +24,7 @@ def peaks(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
 
 
 def estimated(shown: Sequence[Metric], kinds: Sequence[str]) -> Iterator[str]:
-    """Which metrics follow `≈` because their time or rate does, and that others are not measured themselves.
+    """Yield why metrics are marked `≈`: they follow an estimated time or rate, or are estimates.
 
     Args:
         kinds: names of the points' representative times.
@@ -39,7 +39,7 @@ def estimated(shown: Sequence[Metric], kinds: Sequence[str]) -> Iterator[str]:
 
 
 def energies(rows: Sequence[Row], shown: Sequence[Metric]) -> Iterator[str]:
-    """Which loops the energies belong to, and how far the scale of the meter is known."""
+    """Yield which loops the energies belong to, and how accurate the meter's scale is."""
     names = {metric.name for metric in shown}
     if quantities.ENERGY in names:
         is_queued = quantities.QUEUED_ENERGY in names
@@ -52,7 +52,7 @@ def energies(rows: Sequence[Row], shown: Sequence[Metric]) -> Iterator[str]:
 
 
 def speedups(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
-    """Which speedups are of one process beside times of several, and whether the loop leaves their device idle."""
+    """Yield which speedups come from a single process, and whether the loop idles the device."""
     names = {metric.name for metric in shown if quantities.of(metric).pooled is Pooled.SPEEDUP}
     processes = by_point(analysis.record)
     having = [

@@ -1,4 +1,4 @@
-"""Profiles of a few calls as sentences, tables and files."""
+"""Profile summary: profiled calls as sentences, tables and files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from perfexp.records.units import counted, digits, format_seconds
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import label, one_line, varying
 
-#: Rows of a table on the console and on the page; the record has more, and the CSVs all.
+#: Table rows on the console and on the page; the record has more, and the CSVs have all.
 _ROWS = 10
-#: Limit on the names of kernels, which may have thousands of characters.
+#: Character limit for kernel names, which may have thousands.
 _LONGEST = 72
-#: Meaning of operator times, by the column of torch's profiler that they are sorted by.
+#: Meaning of operator times, by torch.profiler's sort column.
 _OWN_TIME = {
     "self_cpu_seconds": "self: on the CPU, without the operators that it calls; the CSV includes them",
     "self_device_seconds": "self: on the device, of the kernels that it launches itself and not through others; the "
@@ -42,7 +42,7 @@ class _Range(msgspec.Struct):
 
 
 class Profile(msgspec.Struct):
-    """The facts of a profile that are shown; a record is data, and may hold anything in them."""
+    """Facts shown about a profile; a record is data, and may hold anything in them."""
 
     profiler: str
     version: Any = None
@@ -62,7 +62,7 @@ class Profile(msgspec.Struct):
 
 
 def profiles(record: Record) -> list[tuple[Point, Profile]]:
-    """Return the points of profiles with results, and their figures."""
+    """Return profile points that have results, with their figures."""
     found = []
     for point in record.points:
         if is_profile(point.key):
@@ -72,14 +72,14 @@ def profiles(record: Record) -> list[tuple[Point, Profile]]:
 
 
 def files(record: Record) -> list[str]:
-    """Return the names of the profilers' files in the run's folder."""
+    """Return the names of profiler files in the run's folder."""
     return list(
         dict.fromkeys(name for _, profile in profiles(record) for name in profile.files or ())
     )
 
 
 def sentences(record: Record) -> list[str]:
-    """Return lines for each profile: tool, calls, duration, and its findings."""
+    """Return lines for each profile: tool, calls, duration and findings."""
     timed = {point.key: point for point in record.points}
     return [
         f"{name}: {text}" if name else text
@@ -89,7 +89,7 @@ def sentences(record: Record) -> list[str]:
 
 
 def tables(record: Record) -> list[tuple[str, Grid]]:
-    """Return tables with their titles: kernels, operators, and the launches of each part of a call."""
+    """Return titled tables: kernels, operators, and launches for each part of a call."""
     titled: list[tuple[str, Grid]] = []
     for name, _, profile in _named(record):
         by = f"by {profile.profiler}{f' ({name})' if name else ''}"
@@ -157,7 +157,14 @@ def _findings(point: Point, profile: Profile, timed: Point | None) -> Iterator[s
 
 
 def ranked(rows: Sequence[Any], steps: int, what: str, time: str, note: str | None = None) -> Grid:
-    """Return the first kernels or operators of a profile (`name`, `count`, `seconds` and `share`) as a table."""
+    """Return a profile's first kernels or operators as a table.
+
+    Args:
+        rows: objects with `name`, `count`, `seconds` and `share`.
+        steps: number of profiled calls.
+        what: title of the name column, for example `kernel`.
+        time: title of the time column, for example `per call`.
+    """
     rows = msgspec.convert(rows[:_ROWS], list[_Row], from_attributes=True)
     columns = [
         Column("share", (f"{row.share * 1e2:.1f} %" for row in rows)),

@@ -1,4 +1,4 @@
-"""Remarks: lines that every report adds to the figures: diagnostics, growth with the size, and failures."""
+"""Remarks: lines that every report adds to the figures: diagnostics, scaling and failures."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.subject import distinguishing, label, one_line, varying
 from perfexp.summaries.wording import scaling_text
 
-#: Diagnostics with the label of their place.
+#: Diagnostics with the label of the place where they were raised.
 Placed = tuple[str, Sequence[Diagnostic]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raised:
-    """Diagnostics of one code and one help, one for each place, the worst first; without a place, of the whole run."""
+    """Diagnostics with the same code and help, worst first, one for each place.
+
+    Diagnostics about the whole run have no place.
+    """
 
     diagnostics: tuple[Diagnostic, ...]
     where: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Diagnostic:
-        """The diagnostic whose message is shown."""
+        """Return the diagnostic that provides the message."""
         return self.diagnostics[0]
 
     @property
     def lines(self) -> list[str]:
-        """As compilers print them: `warning: PLACE: MESSAGE (CODE)`, and the help below it."""
+        """Return compiler-style lines: `warning: PLACE: MESSAGE (CODE)`, then the help."""
         worst = self.worst
         place = f"{self._place}: " if self.where else ""
         message = f"{worst.severity}: {place}{one_line(worst.message)}{self._range} ({worst.code})"
@@ -56,7 +59,7 @@ class Raised:
 
     @property
     def _range(self) -> str:
-        """The range of the figures by which the diagnostics are ranked; empty where it is one, or any has none."""
+        """Return the range of the ranking figures; empty if they are equal or incomplete."""
         figures = sorted(one.figure for one in self.diagnostics if one.figure is not None)
         spec = self.worst.rule.by.partition(":")[2]
         ends = [f"{figure:{spec}}" for figure in figures]
@@ -66,12 +69,18 @@ class Raised:
 
 
 def raised_diagnostics(analysis: Analysis) -> list[Raised]:
-    """Diagnostics of a run, also those of its rows, the most severe first; each code once, or once for each help."""
+    """Return diagnostics for a run and its rows, most severe first.
+
+    Each code appears once, or once for each help.
+    """
     return grouped(diagnostics_by_place(analysis))
 
 
 def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
-    """Diagnostics of a run, and of each of its rows with the point's label; the label of the run is empty."""
+    """Return diagnostics for a run and for each row, with the point's label.
+
+    The run's own label is empty.
+    """
     rows = analysis.rows
     fields = distinguishing(row.key for row in rows)
     placed: list[Placed] = [
@@ -87,7 +96,10 @@ def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
 
 
 def grouped(placed: Iterable[Placed]) -> list[Raised]:
-    """Diagnostics of several places, the most severe first; each code once, or once for each help."""
+    """Return diagnostics from several places, most severe first.
+
+    Each code appears once, or once for each help.
+    """
     groups: dict[tuple[str, str, bool], dict[str, Diagnostic]] = {}
     for name, diagnostics in placed:
         for diagnostic in diagnostics:
@@ -98,7 +110,10 @@ def grouped(placed: Iterable[Placed]) -> list[Raised]:
 
 
 def _beside(key: Key) -> tuple[str, int] | None:
-    """Phase and batch size of the timed points that a profile or a first prediction belongs to; None for others."""
+    """Return phase and batch size of the timed points that a profile or cold start belongs to.
+
+    None for other points.
+    """
     if is_profile(key):
         return profiled_key(key).phase, key.batch_size
     return ("inference", key.batch_size) if key.phase == "ttfp" else None
@@ -116,14 +131,17 @@ def _worst_first(places: dict[str, Diagnostic]) -> Raised:
 
 
 def scaling_lines(analysis: Analysis) -> list[str]:
-    """A line for each group of sizes of one run: which, and how its time depends on the size."""
+    """Return a line for each group of sizes in a run: how its time depends on size."""
     fields = [field for field in varying(row.key for row in analysis.rows) if field != "input_size"]
     parts = ((label(scaling.key, fields), scaling_text(scaling)) for scaling in analysis.scalings)
     return [": ".join(filter(None, pair)) for pair in parts]
 
 
 def failures(record: Record) -> list[str]:
-    """A line for each point that did not end well: which, how, and why; without repetitions by further processes."""
+    """Return a line for each failed point: name, status and error.
+
+    Repetitions by further processes are left out.
+    """
     failed = {point.key: point for point in record.points if point.status is not Status.OK}
     processes = Counter(without_replicate(point.key) for point in record.points)
     finished = processes - Counter(map(without_replicate, failed))

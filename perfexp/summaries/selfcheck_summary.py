@@ -1,4 +1,4 @@
-"""Selfcheck: how much the processes of one plan differ on this machine, from the record of many of them."""
+"""Selfcheck summary: how much the processes of a plan vary on this machine."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from perfexp.statistics.moderated import Component, pooled
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.wording import percent
 
-#: Numbers of processes for which the table has the detectable difference; the sentence has that of the second.
+#: Process counts in the table of detectable differences; the sentence uses the second.
 _PROCESSES = (3, 5, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """What the processes that measured a point show about one kind of time.
+    """Variation of one kind of time between the processes that measured a point.
 
     Attributes:
         time: `device`, `latency` or `throughput`.
         processes: number of processes.
-        component: variance between the processes' medians.
+        component: variance between process medians.
     """
 
     key: Key
@@ -53,7 +53,7 @@ class Spread:
 
 
 def spreads(rows: Iterable[Row]) -> list[Spread]:
-    """Return the spread of each point and kind of time that at least two processes measured."""
+    """Return the spread for each point and kind of time that at least two processes measured."""
     return [
         Spread(key=row.key, time=name, processes=len(medians.values), component=medians.own)
         for row in rows
@@ -63,7 +63,7 @@ def spreads(rows: Iterable[Row]) -> list[Spread]:
 
 
 def sentence(known: Sequence[Spread]) -> str:
-    """Sum up the kinds of time, each over all points."""
+    """Summarize each kind of time over all points."""
     groups: dict[str, list[Component]] = {}
     for one in known:
         groups.setdefault(one.time, []).append(one.component)

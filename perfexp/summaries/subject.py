@@ -1,4 +1,4 @@
-"""The subject of a measurement in words: the plan's names and the keys of its points."""
+"""Subject of a measurement in words: the plan's names and its points' keys."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from perfexp.records.number_formats import tf32_flags
 from perfexp.records.record import LARGEST, USUAL_PRECISION, Key
 
-#: Settings of the execution that its words name besides the compile mode: those that are on, and numbers.
+#: Execution settings that are named besides the compile mode: enabled switches, and numbers.
 _SWITCHES = ("channels_last", "cuda_graph", "cudnn_benchmark", "deterministic")
 _NUMBERS = ("threads", "interop_threads")
-#: Settings that the words of the execution show.
+#: Settings that the execution text shows.
 EXECUTION_KEYS = frozenset({"compile", *_SWITCHES, *_NUMBERS})
-#: Precisions of float32 in words, and so for the flags of TF32 of matrix products and convolutions.
+#: Float32 precisions in words, alone and with TF32 flags for matrix products and convolutions.
 _FLOAT32 = {"torch": "float32"}
 _FLAGS = {
     "torch": {
@@ -26,17 +26,19 @@ _FLAGS = {
     },
     "fp32": {(False, False): "fp32 (no TF32)"},
 }
-#: Axes of a sweep over models.
+#: Sweep axes for models.
 MODEL_AXES = ("model", "model.name")
 _KEY_FIELDS = ("phase", "input_size", "batch_size", "precision", "replicate")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The subject of a plan, by the names that its user chose.
+    """Subject of a plan, with the names that its user chose.
 
-    `execution` is `eager`, or the settings that differ from it; the device is `2 × NVIDIA H200` for several, or None.
-    `number_format` is the precision in words, with what the device does about TF32.
+    Attributes:
+        number_format: precision in words, including the device's TF32 setting.
+        execution: `eager`, or the settings that differ from it.
+        device: device name, for example `2 × NVIDIA H200`, or None.
     """
 
     model: str
@@ -54,11 +56,10 @@ class Subject:
 
 
 def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> Subject:
-    """Return the subject of a resolved plan, and the device of an environment."""
+    """Return the subject of a resolved plan, with the device from an environment."""
     algorithm, facts = plan.get("algorithm"), environment or {}
-    has_layers = isinstance(algorithm, Mapping) and bool(
-        algorithm.get("layers")
-    )  # some have an algorithm of their own
+    # layers may override the algorithm
+    has_layers = isinstance(algorithm, Mapping) and bool(algorithm.get("layers"))
     precision = _node_name(plan, "precision")
     return Subject(
         model=_node_name(plan, "model"),
@@ -72,7 +73,10 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
 
 
 def headline(about: Subject, keys: Iterable[Key] = ()) -> str:
-    """Return a subject with size and batch of all keys and its device; algorithm and execution if not usual."""
+    """Return a subject with the keys' common size and batch, and its device.
+
+    Algorithm and execution are left out if they are the defaults.
+    """
     algorithm = "" if about.algorithm == "default" else about.algorithm
     execution = about.execution.removeprefix("eager").removeprefix(", ")
     device = re.sub(r"\((R|TM)\)| Processor\b", "", about.device or "")
@@ -89,7 +93,10 @@ def headline(about: Subject, keys: Iterable[Key] = ()) -> str:
 
 
 def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Return a precision in words, `float32, TF32 convolutions (PyTorch's default)`, as far as environments agree."""
+    """Return a precision in words, for example `float32, TF32 convolutions (PyTorch's default)`.
+
+    TF32 is only named if all environments agree.
+    """
     usual, by_flags = _FLOAT32.get(precision, precision), _FLAGS.get(precision, {})
     texts = {
         by_flags.get(flags, usual) if (flags := tf32_flags(one)) else usual for one in environments
@@ -115,7 +122,10 @@ def _devices(device: Any, ranks: Any) -> str | None:
 
 
 def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the device that several environments share: `NVIDIA H200 or 2 × NVIDIA H200`; None for several kinds."""
+    """Return the device that all environments share; None for several kinds.
+
+    For example: `NVIDIA H200 or 2 × NVIDIA H200`.
+    """
     facts = [(environment.get("device"), environment.get("ranks")) for environment in environments]
     names = {_devices(device, None) for device, _ in facts}
     devices = set(filter(None, (_devices(*of_run) for of_run in facts)))
@@ -127,7 +137,7 @@ def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:
-    """Return the fields that differ between the keys."""
+    """Return the fields that differ between keys."""
     key_list = list(keys)
     return tuple(
         field for field in _KEY_FIELDS if len({getattr(key, field) for key in key_list}) > 1
@@ -135,18 +145,18 @@ def varying(keys: Iterable[Key]) -> tuple[str, ...]:
 
 
 def distinguishing(keys: Iterable[Key]) -> tuple[str, ...]:
-    """Return the fields that differ between the keys; size and batch size if none does."""
+    """Return the fields that differ between keys; size and batch size if none differs."""
     return varying(keys) or ("input_size", "batch_size")
 
 
 def constant(keys: Iterable[Key]) -> tuple[str, ...]:
-    """Return the fields that are the same in all keys and belong into a header: no replicate."""
+    """Return the fields that all keys share and that belong in a header, so no replicate."""
     fields = varying(keys)
     return tuple(field for field in _KEY_FIELDS[:-1] if field not in fields)
 
 
 def shape(keys: Iterable[Key]) -> str:
-    """Return the input size and the batch size of all keys: `224 · batch 4`; empty if both vary."""
+    """Return the keys' common input size and batch size: `224 · batch 4`; empty if both vary."""
     key_list = list(keys)
     return (
         label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")])
@@ -158,7 +168,9 @@ def shape(keys: Iterable[Key]) -> str:
 def label(
     key: Key, fields: Sequence[str] = _KEY_FIELDS, environments: Collection[Mapping[str, Any]] = ()
 ) -> str:
-    """Return the fields of a key as words, `train · 256 · batch 4`: by default without usual values.
+    """Return a key's fields as words, for example `train · 256 · batch 4`.
+
+    By default all fields are used, without usual values.
 
     Args:
         environments: environments of the key's runs, with torch's flags.
@@ -175,7 +187,11 @@ def label(
 def field_text(
     key: Key, field: str, environments: Collection[Mapping[str, Any]] = (), *, named: bool = False
 ) -> str:
-    """Return one field of a key (`phase`, `input_size`, …) as a word; if `named`, with the noun of a number."""
+    """Return a key's field (`phase`, `input_size`, …) as a word.
+
+    Args:
+        named: whether to add a noun to a number, as in `batch 4`.
+    """
     if field == "input_size":
         return key.size_label
     if field == "batch_size" and key.batch_size == LARGEST:
@@ -191,7 +207,7 @@ def field_text(
 
 
 def one_line(text: str) -> str:
-    """Return a text without line breaks and control characters, which is safe in terminals and tables."""
+    """Return a text without line breaks and control characters, safe in terminals and tables."""
     words = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(words.split())
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep for readers: their table, the best of them, and their diagnostics and failures."""
+"""Sweep summary: a sweep's runs as a table, the best run, diagnostics and failures."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.remarks import Raised, diagnostics_by_place, failures, grouped
 from perfexp.summaries.subject import MODEL_AXES, common_device, constant, label, one_line
 
-#: Share of the highest rate from which a smaller batch is named beside it.
+#: A smaller batch is named, too, if it reaches this share of the highest rate.
 _NEARLY = 0.95
 
 
 def headline(sweep: Sweep) -> str:
-    """Return the axes of a sweep and how many runs ended in which way."""
+    """Return a sweep's axes and how many of its runs have each status."""
     statuses = [child.status for child in sweep.children]
     ended = f"{len(statuses) - statuses.count(Status.INTERRUPTED)}{f' of {sweep.jobs}' if sweep.jobs else ''}"
     counts = {status: statuses.count(status) for status in Status if status is not Status.OK}
@@ -35,7 +35,10 @@ def headline(sweep: Sweep) -> str:
 
 
 def setting(analyses: Sequence[Analysis]) -> str:
-    """Return the constants of all runs: names, phase, size, batch, precision and devices; empty if there are none."""
+    """Return facts common to all runs; empty if there are none.
+
+    These are names, phase, size, batch, precision and devices.
+    """
     keys = [row.key for one in analyses for row in one.rows]
     environments = [one.record.environment for one in analyses]
     model, algorithm, execution = (
@@ -53,7 +56,10 @@ def setting(analyses: Sequence[Analysis]) -> str:
 
 
 def raised(whole: SweepAnalysis) -> list[Raised]:
-    """The diagnostics of all runs, and those that only the other runs show: each code once, with its help."""
+    """Return the diagnostics from all runs, including those that only other runs reveal.
+
+    Each code appears once for each help.
+    """
     placed = [
         (f"run {child.job} · {place}" if place else "", diagnostics)
         for child, one in whole.runs
@@ -66,11 +72,11 @@ def raised(whole: SweepAnalysis) -> list[Raised]:
 
 
 def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
-    """Return a line for each run, or for each of its phases: the axes, the time, and how it ended.
+    """Return a table with a line for each run and phase: axes, time and how it ended.
 
     Args:
-        title: title of the ratios.
-        ratios: ratio of the times to those that the others are compared with, and verdict, by run's number and phase.
+        title: title of the ratio column.
+        ratios: time ratio to the run's baseline, with its verdict, by run number and phase.
     """
     lines = [(child, table) for child, one in whole.runs for table in _by_phase(one)]
     children, tables = zip(*lines, strict=True)
@@ -111,7 +117,11 @@ def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str],
 
 
 class Candidate(NamedTuple):
-    """A point among others with which it shares the work: its name, its batch if that is what differs, its figures."""
+    """Point that is compared with others that do the same work.
+
+    Attributes:
+        batch: batch size, if that is the difference; otherwise None.
+    """
 
     name: str
     batch: int | None
@@ -119,9 +129,10 @@ class Candidate(NamedTuple):
 
 
 def best(candidates: Sequence[Candidate]) -> str:
-    """Return which of several points has the highest rate: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`.
+    """Return the point with the highest rate, together with points not clearly below it.
 
-    Points whose rates are not clearly below it are named with it. Empty for less than two rates.
+    For example: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`. Empty for fewer than
+    two rates.
     """
     rated = [(one, rate) for one in candidates if (rate := one.row.samples_per_second)]
     if len(rated) < 2:
@@ -146,7 +157,10 @@ def best(candidates: Sequence[Candidate]) -> str:
 
 
 def best_run(whole: SweepAnalysis) -> str:
-    """Return the best of a sweep's runs, if each measured one point, of one phase, size and model."""
+    """Return a sweep's best run, if each run measured a single point with the same phase and size.
+
+    Empty for a sweep over models.
+    """
     candidates = []
     for child, one in whole.runs:
         timed = _timed(one.rows) if one else []
@@ -165,7 +179,10 @@ def best_run(whole: SweepAnalysis) -> str:
 
 
 def in_a_line(one: Analysis) -> str:
-    """Return times, rate and remarks of a run by phase: `latency 14.6 ms ± 3.9 %, 67 samples/s (drift)`."""
+    """Return a run's times, rate and remarks by phase.
+
+    For example: `latency 14.6 ms ± 3.9 %, 67 samples/s (drift)`.
+    """
     by_phase = _by_phase(one)
     parts = []
     for table in by_phase:
@@ -179,7 +196,10 @@ def in_a_line(one: Analysis) -> str:
 
 
 def child_failures(whole: SweepAnalysis) -> list[str]:
-    """Return a line for each run, or each point of a run, that did not end well: name, status and reason."""
+    """Return a line for each failed run, or for each failed point in a run.
+
+    The line has name, status and reason.
+    """
     lines = []
     for child, one in whole.runs:
         reasons = failures(one.record) if one else []
@@ -190,7 +210,7 @@ def child_failures(whole: SweepAnalysis) -> list[str]:
 
 
 def coverage(table: Iterable[Row]) -> str:
-    """The share of the convolutions' FLOPs that the selected algorithm computed, or the range of several."""
+    """Return the algorithm coverage (share of convolution FLOPs), or its range over rows."""
     known = [row for row in table if row.value(quantities.COVERAGE) is not None]
     known.sort(key=methodcaller("value", quantities.COVERAGE))
     return " … ".join(dict.fromkeys(map(wording.coverage_text, known[:1] + known[-1:])))

@@ -1,4 +1,4 @@
-"""Figures as words, with as many digits as their intervals support; the same in every report."""
+"""Wording: figures as words, the same in every report, with the digits that intervals support."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ from perfexp.records.summary import Row
 from perfexp.roofline.sentences import pretty
 from perfexp.statistics import blockwise, estimators
 
-#: Text of a value with a number of significant digits.
+#: Function that formats a value with a number of significant digits.
 Format = Callable[[float, int], str]
 #: An exponent with a wider interval is shown as a range.
 _WIDE_EXPONENT = 0.3
-#: Half-width above which both ends of an interval are shown, since they differ in distance; and their digits.
+#: Above this half-width both ends of an interval are shown, since their distances differ; and their
+#: digits.
 _WIDE, _END_FIGURES = 0.2, 3
-#: Half-width above which they are shown if one is this many times as far from the figure as the other.
+#: Above this half-width the ends are shown if one is this many times as far from the figure as the
+#: other.
 _NOTABLE, _SKEWED = 0.02, 2
-#: Factor between the ends of an interval above which it says nothing.
+#: An interval is uninformative if its ends differ by more than this factor.
 _USELESS = 100
 #: A constant part below this share of the shortest time is not shown.
 _NEGLIGIBLE = 0.005
-#: Rounding error of a sum of shares.
+#: Rounding error for a sum of shares.
 _ROUNDING = 1e-9
 TOO_FEW = "too few effective samples"
-#: Relative half-width that narrower intervals are shown with.
+#: Smallest relative half-width shown; narrower intervals are shown with it.
 _LEAST_WIDTH = 1e-4
 
 
 def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
-    """Return a figure's text with the relative half-width of its interval, or `no interval`.
+    """Return a figure's text with the interval's relative half-width, or `no interval`.
 
-    An interval whose ends differ by more than a factor of 100 says nothing of the figure: it is shown as `≈`.
+    If the ends differ by more than a factor of 100, the interval is uninformative and the figure is
+    shown as `≈`.
 
     Args:
-        ends: both ends of the interval as text, which replace a half-width above 20 %, and one above 2 % if they differ
-            much in distance: `(24 … 51 ms)`.
+        ends: both ends of the interval as text, for example `(24 … 51 ms)`. They replace a
+            half-width above 20 %, or above 2 % if their distances differ much.
     """
     width = interval.relative_half_width
     if says_nothing(interval):
@@ -57,7 +60,7 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
 
 
 def says_nothing(interval: estimators.Interval) -> bool:
-    """Whether the ends of an interval differ by more than a factor of 100."""
+    """Return whether the ends of an interval differ by more than a factor of 100."""
     return (
         interval.low is not None
         and interval.high is not None
@@ -66,7 +69,10 @@ def says_nothing(interval: estimators.Interval) -> bool:
 
 
 def range_text(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
-    """Return the ends of an interval, with the unit once if it is the same: `61.9 … 63.0 ms`; empty without one."""
+    """Return the ends of an interval, for example `61.9 … 63.0 ms`; empty without an interval.
+
+    A common unit appears once.
+    """
     if interval.low is None or interval.high is None:
         return ""
     figures = max(supported_digits(interval), _END_FIGURES)
@@ -76,7 +82,7 @@ def range_text(interval: estimators.Interval, shown: Format = units.format_secon
 
 
 def bare(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
-    """Return a figure with the digits that it has beside its interval, without the interval."""
+    """Return a figure without its interval, with the digits that the interval supports."""
     figures = supported_digits(interval)
     if _has_ends(interval):
         figures = max(figures, _END_FIGURES)
@@ -91,14 +97,20 @@ def interval_text(interval: estimators.Interval, shown: Format = units.format_se
 def interval_or_about(
     interval: estimators.Interval | None, shown: Format = units.format_seconds
 ) -> str:
-    """Return a figure with its interval, `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without one; empty for None."""
+    """Return a figure with its interval: `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without an interval.
+
+    Empty for None.
+    """
     if interval is None:
         return ""
     return f"≈ {bare(interval, shown)}" if interval.low is None else interval_text(interval, shown)
 
 
 def rate_text(interval: estimators.Interval | None) -> str:
-    """Return a rate per second with the digits that its interval supports, `≈` without one; empty for None."""
+    """Return a rate per second with the digits that its interval supports.
+
+    `≈` marks a missing interval. Empty for None.
+    """
     if interval is None:
         return ""
     return (
@@ -107,12 +119,12 @@ def rate_text(interval: estimators.Interval | None) -> str:
 
 
 def row_rate_text(row: Row) -> str:
-    """Return a row's rate with its interval: `2400 ± 17 %`, `1300 (650 … 2600)`; `≈` without one."""
+    """Return a row's rate with its interval: `2400 ± 17 %`, `1300 (650 … 2600)`, or `≈ 2400`."""
     return interval_or_about(row.samples_per_second, units.digits)
 
 
 def rate_notes(rows: Sequence[Row]) -> list[str]:
-    """Return what the column samples/s leaves open: a missing interval, and a mean that is not the median beside it."""
+    """Return notes on samples/s: missing intervals, and means that differ from the medians."""
     rates = [rate for row in rows if (rate := row.samples_per_second)]
     latencies = [
         row.times["latency"]
@@ -138,7 +150,10 @@ def rate_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def supported_digits(interval: estimators.Interval) -> int:
-    """Return a figure's significant digits, two to five: rounding moves it by a sixth of its half-width at most."""
+    """Return a figure's significant digits, two to five.
+
+    Rounding then moves the figure by up to a sixth of its half-width.
+    """
     width = interval.relative_half_width
     if width is None or interval.value == 0:
         return 3
@@ -162,7 +177,7 @@ def percent(fraction: float) -> str:
 
 
 def percent_range(fractions: Iterable[float]) -> str:
-    """Return the least and the largest of some fractions as percentages: `25 … 50 %`, or one if they are the same."""
+    """Return the range of fractions in percent: `25 … 50 %`, or a single value if equal."""
     known = sorted(fractions)
     least, most = percent(known[0]), percent(known[-1])
     return most if least == most else f"{least.removesuffix(' %')} … {most}"
@@ -174,19 +189,22 @@ def time_kinds(rows: Iterable[Row]) -> list[str]:
 
 
 def median_title(kinds: Sequence[str]) -> str:
-    """Return the title of a column of medians, with the name of the time if there is only one."""
+    """Return the title for a median column, with the name of the time if there is only one."""
     return f"{quantities.time_title(kinds[0])} p50" if len(kinds) == 1 else "p50"
 
 
 def median_text(row: Row) -> str:
-    """Return a row's median time with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`; empty without."""
+    """Return a row's median time with its interval; empty without a time.
+
+    For example: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`.
+    """
     return interval_text(row.time.median) if row.time else ""
 
 
 def scope(rows: Iterable[Row]) -> str:
-    """Return what the intervals of rows are over: `1 process`, `1 to 3 processes`; empty for none.
+    """Return what the intervals cover: `1 process`, `1 to 3 processes`; empty without intervals.
 
-    The text says so if most of an interval comes from the difference between runs.
+    The text adds runs if variation between runs is most of an interval.
     """
     timed = [row for row in rows if row.time and row.time.median.low is not None]
     counts = sorted({row.processes for row in timed})
@@ -200,7 +218,7 @@ def scope(rows: Iterable[Row]) -> str:
 
 
 def scope_notes(rows: Sequence[Row]) -> list[str]:
-    """Return the meaning of the intervals of a table; nothing without one."""
+    """Return the meaning of a table's intervals; empty without intervals."""
     continues = f" ({again} continues)" if (again := continuation(rows)) else ""
     return (
         [f"± 95 % interval of the mean over processes, from {of}{continues}"]
@@ -210,7 +228,7 @@ def scope_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def continuation(rows: Iterable[Row]) -> str:
-    """Return the command that continues an interrupted measurement; empty for a complete one."""
+    """Return the command that continues an interrupted measurement; empty if it is complete."""
     unfinished = [row for row in rows if row.unfinished]
     again = (
         "repeating perfexp ab with output_dir=DIR"
@@ -221,20 +239,20 @@ def continuation(rows: Iterable[Row]) -> str:
 
 
 def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:
-    """Return the codes of errors and warnings, each once, the most severe first."""
+    """Return the codes of errors and warnings, each once, most severe first."""
     raised = (one for one in diagnostics if not one.is_note)
     return list(dict.fromkeys(one.code for one in sorted(raised, key=lambda one: one.order)))
 
 
 def epoch_text(epoch: Epoch) -> str:
-    """Return the figures of an epoch in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`."""
+    """Return an epoch's figures in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`."""
     accuracy = "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %"
     loss = "loss not finite" if epoch.loss is None else f"loss {epoch.loss:.4g}"
     return ", ".join(filter(None, (loss, accuracy, f"{epoch.samples_per_second:,.0f} samples/s")))
 
 
 def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
-    """Return why a percentile of one or more points has no interval: `7 to 109 of 368 effective samples`."""
+    """Return why a percentile has no interval, for example `7 to 109 of 368 effective samples`."""
     counts = [math.floor(summary.n / summary.tau) for summary in summaries]
     least, most = min(counts), max(counts)
     have = str(least) if least == most else f"{least} to {most}"
@@ -242,10 +260,13 @@ def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
 
 
 def metric_text(metric: Metric | None, basis: estimators.Interval | None = None) -> str:
-    """Return a metric with its unit and the width of its interval, `≈` before an estimate; empty without a value.
+    """Return a metric with its unit and interval width; empty without a value.
+
+    `≈` marks an estimate.
 
     Args:
-        basis: time or rate that the metric is computed from, which limits its digits; None for a metric of its own.
+        basis: time or rate that the metric is computed from, which limits its digits; None for an
+            independent metric.
     """
     if metric is None or (interval := interval_of(metric)) is None:
         return ""
@@ -258,7 +279,7 @@ def metric_text(metric: Metric | None, basis: estimators.Interval | None = None)
 
 
 def figure_text(row: Row, name: str) -> str:
-    """Return a metric of a row as text, with the digits of its source; empty without a value."""
+    """Return a row's metric as text, with the digits of its basis; empty without a value."""
     if name == quantities.COVERAGE:
         return coverage_text(row)
     metric = row.metric(name)
@@ -266,10 +287,10 @@ def figure_text(row: Row, name: str) -> str:
 
 
 def _with_unit(metric: Metric, value: float, figures: int) -> str:
-    """Return a value of a metric, or an end of its interval, in the unit that suits its size.
+    """Return a metric's value, or an end of its interval, in a unit that suits its size.
 
     Args:
-        figures: significant digits of seconds, joules and ratios; counts have three at most.
+        figures: significant digits for seconds, joules and ratios; counts have up to three.
     """
     quantity = quantities.of(metric)
     if quantity.symbol is not None:
@@ -285,18 +306,19 @@ def _with_unit(metric: Metric, value: float, figures: int) -> str:
 
 
 def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
-    """Return the title of a metric in a table: its name without the unit, or a heading of its own.
+    """Return a metric's title in a table: its heading, or its name without the unit.
 
     Args:
-        kinds: names of the points' representative times, by which the rate of work is.
+        kinds: names of the points' representative times, which work rates are based on.
     """
     return quantities.of(metric).title.replace("{time}", median_title(kinds))
 
 
 def coverage_text(row: Row) -> str:
-    """Return the algorithm coverage, and whether all of it is proven: `100 %, 42 % not observed`; empty without.
+    """Return the algorithm coverage and its proof: `100 %, 42 % not observed`; empty if unknown.
 
-    Torch's own choice is not observed, cuDNN's kernels are not verified, and records of older versions lack the proof.
+    Torch's own choice is not observed, and some cuDNN kernels are not verified. Older records have
+    no proof.
     """
     asked, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
     text, own = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
@@ -315,7 +337,10 @@ def coverage_text(row: Row) -> str:
 
 
 def first_prediction_text(first: FirstPrediction) -> str:
-    """Return a cold start in its parts: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`."""
+    """Return a cold start in parts.
+
+    For example: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`.
+    """
     parts = {
         name: f"{name.replace('_', ' ')} {units.format_seconds(value)}"
         for name, value in first.parts.items()
@@ -329,11 +354,13 @@ def first_prediction_text(first: FirstPrediction) -> str:
 
 
 def scaling_text(scaling: Scaling) -> str:
-    """Return a scaling model: `device ≈ 1.02 ms + 3.7 ms · (pixels / 512²)^1.03 ± 0.04 (224 to 512 only, 10 sizes, …)`.
+    """Return a scaling model as text.
 
-    The growing part is that at the largest size, since the model says nothing about sizes beyond the measured ones.
-    If the constant part is small and the interval of the exponent excludes 1 by more than a tenth, the text gives the
-    direction: next to a large constant the exponent depends on the shape of the corner between the two.
+    For example, `device ≈ 1.02 ms + 3.7 ms · (pixels / 512²)^1.03 ± 0.04 (…)`. The growing part
+    refers to the largest size, since the model says nothing about larger sizes. The text also says
+    whether times grow faster or more slowly than the pixels. This needs a small constant part and
+    an exponent interval more than 0.1 away from 1. Next to a large constant, the exponent depends
+    on how the two parts meet.
     """
     kind = quantities.time_title(scaling.time_kind)
     if scaling.doubt:
@@ -374,7 +401,7 @@ def _to_figures(value: float, figures: int) -> float:
 
 
 def _has_ends(interval: estimators.Interval) -> bool:
-    """Whether a half-width would hide where the interval ends, so that both ends are shown."""
+    """Return whether to show both ends, because a half-width would hide where the interval ends."""
     width = interval.relative_half_width
     if interval.low is None or interval.high is None or width is None:
         return False

@@ -1,1 +1,1 @@
-"""CSV and Parquet tables of records and sweeps."""
+"""Tables: records and sweeps as CSV, Parquet and JSON."""

@@ -1,4 +1,4 @@
-"""The algorithm of each convolution of a model, as lines of a table and as sentences."""
+"""Convolution tables: the algorithm of each convolution in a model, as lines and sentences."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from perfexp.summaries.subject import label, varying
 from perfexp.summaries.wording import interval_text, percent_range
 from perfexp.tables.flat import Cell, Line, columns_of, with_ends
 
-#: What the statuses of a pass that ran as requested say about its kernels.
+#: What the status of a correctly run pass says about its kernels.
 _STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}
-#: What `fastest` leaves to torch.
+#: Text for convolutions that `fastest` leaves to torch.
 _OWN_CHOICE = "torch's own choice, of an algorithm that was not observed"
 
 
 def lines(analysis: Analysis) -> list[Line]:
-    """Return one line for each point, process, layer, shape and pass; none unless an algorithm was selected."""
+    """Return a line for each point, process, layer, shape and pass; empty without algorithms."""
     return [
         {
             **columns_of(analysis.about, point.key),
@@ -55,7 +55,7 @@ def lines(analysis: Analysis) -> list[Line]:
 
 
 def sentences(record: Record) -> list[str]:
-    """Return the algorithms that were chosen layer by layer, with the times of choice and baselines."""
+    """Return the algorithms chosen layer by layer, with times for choice and baselines."""
     timed = [(point, own) for point in record.points if (own := timed_passes(point))]
     fields = varying(point.key for point, _ in timed)
     texts = [
@@ -67,9 +67,10 @@ def sentences(record: Record) -> list[str]:
 
 
 def coverage(record: Record) -> list[str]:
-    """Return which engines the coverage of `algorithm=fastest` is of: it includes torch's own choice, unasked.
+    """Return which engines make up the coverage of `algorithm=fastest`.
 
-    Shares are of the FLOPs of all convolutions of a point, from the least of points and processes to the most.
+    It includes torch's own choice, for example `default` for a layer. Shares are relative to a
+    point's convolution FLOPs, from the lowest to the highest over points and processes.
     """
     shares = [found for point in record.points if (found := _shares(point))]
     lines = {name: [found.get(name, 0.0) for found in shares] for found in shares for name in found}
@@ -81,7 +82,10 @@ def coverage(record: Record) -> list[str]:
 
 
 def _shares(point: Point) -> dict[str, float]:
-    """The share of a point's FLOPs by each engine that `fastest` chose, torch's own ones together."""
+    """Return each engine's share of a point's FLOPs, with torch's own engines combined.
+
+    Empty unless `fastest` was requested for every layer.
+    """
     flops = Counter[str]()
     for layer, one_pass in passes(point):
         if layer["requested"] != "fastest":
@@ -96,7 +100,7 @@ def _shares(point: Point) -> dict[str, float]:
 
 
 def saved_multiplications(record: Record) -> list[str]:
-    """Return why MFU is not a share of the peak, if algorithms ran that multiply less than the counted convolution."""
+    """Return why MFU may exceed 100 %, if algorithms ran that multiply less than counted."""
     names = list(dict.fromkeys(name for point in record.points for name in saving_engines(point)))
     if not names:
         return []
@@ -121,7 +125,7 @@ def _text(interval: Interval) -> str:
 
 
 def _remarks(own: list[LayerPass], has_no_tf32: bool) -> str:
-    """How the engines were launched, that their times are of an earlier process, and what they are compared with."""
+    """Return remarks on how the engines were launched and how to read their times."""
     launchings = sorted(
         {one_pass["launching"] for _, one_pass in own if one_pass.get("launching")} - {"clock"}
     )
@@ -140,7 +144,7 @@ def _remarks(own: list[LayerPass], has_no_tf32: bool) -> str:
 
 
 def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
-    """The times of the race that decided, the speedup in it, and the times of the other launching."""
+    """Return times and speedup in the deciding race, and times with the other launching."""
     if not one_pass["seconds"]:
         return {}
     errors, selected, launching = (

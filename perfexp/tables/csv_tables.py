@@ -1,4 +1,4 @@
-"""Lines as CSV (RFC 4180), for spreadsheets and pandas; every figure in full precision."""
+"""CSV tables (RFC 4180) for spreadsheets and pandas, with every figure in full precision."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from perfexp.tables.flat import FIRST_COLUMNS, Cell
 
 
 def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
-    """Return lines as CSV in UTF-8, with all columns in the order of their first appearance.
+    """Return lines as UTF-8 CSV, with columns in order of first appearance.
 
-    Without lines, only the header of `FIRST_COLUMNS` is written.
+    Without lines, only the header `FIRST_COLUMNS` is written.
     """
     columns = list(dict.fromkeys(name for line in lines for name in line)) or list(FIRST_COLUMNS)
     buffer = io.StringIO(newline="")
@@ -26,7 +26,10 @@ def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
 
 
 def cell_text(cell: Cell) -> str:
-    """Return a cell as text; a text that a spreadsheet would run as a formula begins with an apostrophe."""
+    """Return a cell as text.
+
+    A text that a spreadsheet would run as a formula gets a leading apostrophe, for example `'=1+1`.
+    """
     if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
         return ""
     if isinstance(cell, bool):

@@ -1,4 +1,4 @@
-"""Flat: the figures of a record as lines of named cells, from which CSV, Parquet, JSON and MLflow are written."""
+"""Flat: a record's figures as lines of named cells, for CSV, Parquet, JSON and MLflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perfexp.summaries.subject import Subject
 Cell = str | float | int | bool | None
 Line = dict[str, Cell]
 
-#: Columns that identify the run of a line among those of other runs, in their order.
+#: Columns that identify a line's run among other runs, in order.
 IDENTITY = (
     *(
         "run_uid",
@@ -42,7 +42,7 @@ IDENTITY = (
     ),
     *("plan_hash", "perfexp_version", "started", "sweep_uid", "sweep_job"),
 )
-#: Facts of the environment among them.
+#: Environment facts among these columns.
 _FACTS = {
     "host": "host",
     "device_name": "device.name",
@@ -52,10 +52,10 @@ _FACTS = {
     "git_commit": "git.commit",
 }
 AXIS = "axis_"
-#: Metrics among the first columns, and those with columns of their own.
+#: Metrics among the first columns, and metrics with their own columns.
 _FIRST_METRICS = (POWER, ENERGY)
 _PLACED = (PEAK_MEMORY, *_FIRST_METRICS)
-#: Columns of a time, in milliseconds where they end so.
+#: Time columns, in milliseconds if the name ends in `_ms`.
 _OF_TIME: dict[str, Callable[[Summary], float | None]] = {
     "mean_ms": lambda time: time.mean.value,
     "std_ms": lambda time: time.std,
@@ -69,7 +69,8 @@ _OF_TIME: dict[str, Callable[[Summary], float | None]] = {
     "n_effective": lambda time: time.n / time.tau,
     "outliers": lambda time: len(time.outliers),
 }
-#: Columns that CSV files name without their unit, before all others; the names that MLflow has for others.
+#: Columns that CSV files name without a unit, before all other columns, and MLflow's names for some
+#: columns.
 _BARE = ("mean", "std", "min", "max")
 _CHARTED = {
     "median_ms": "p50_ms",
@@ -80,21 +81,24 @@ _CHARTED = {
     "std_ms": "std_ms",
     "n": "measured_count",
 }
-#: The first columns of every table.
+#: First columns of every table.
 FIRST_COLUMNS = (
     *("model", "algorithm", "input_size", *_BARE),
     *(registry.named(name).column for name in _FIRST_METRICS),
 )
-#: Values of a metric in a chart of MLflow; more cost time and are not shown.
+#: Limit on a metric's values in an MLflow chart; more take time and are not shown.
 CHART_POINTS = 320
 
 
 def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line]:
-    """Return one line for each timed point; the figures of a failed point are None.
+    """Return a line for each timed point; a failed point's figures are None.
 
-    Times are milliseconds per call of the kind in `time_kind`; `pN_ms` are of `percentile_kind`, and their ends None if
-    n is too small for an interval. All lines have the same columns in the same order, `FIRST_COLUMNS` first. `further`
-    are diagnostics of the run that its sweep shows.
+    Times are milliseconds per call for the time in `time_kind`. `pN_ms` columns belong to
+    `percentile_kind`; their ends are None if n is too small for an interval. All lines have the
+    same columns in the same order, `FIRST_COLUMNS` first.
+
+    Args:
+        further: diagnostics about the run that only its sweep reveals.
     """
     about, doubts = analysis.about, (*analysis.record.doubts, *further)
     parts: list[tuple[Mapping[str, Cell], ...]] = [
@@ -114,7 +118,7 @@ def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line
 
 
 def epochs(analysis: Analysis) -> list[Line]:
-    """Return one line for each epoch of each training."""
+    """Return a line for each epoch in each training."""
     return [
         columns_of(analysis.about, point.key)
         | {"replicate": point.key.replicate, "epoch": epoch.number, **epoch.figures}
@@ -124,7 +128,10 @@ def epochs(analysis: Analysis) -> list[Line]:
 
 
 def sweep(whole: SweepAnalysis) -> list[Line]:
-    """Return one line for each point of each run of a sweep, the axes that vary first; a run without points has one."""
+    """Return a line for each point in each run of a sweep, with the varying axes first.
+
+    A run without points also has a line.
+    """
     lines: list[Line] = []
     for child, analysis in whole.runs:
         further = [whole.slower[child.job]] if child.job in whole.slower else []
@@ -138,7 +145,7 @@ def sweep(whole: SweepAnalysis) -> list[Line]:
 
 
 def predicted(analysis: Analysis, forecasts: Sequence[Forecast]) -> list[Line]:
-    """Return one line for each point of a sparse sweep; ends of intervals are those of 90 % intervals."""
+    """Return a line for each point in a sparse sweep, with the ends of 90 % intervals."""
     about = analysis.about
     table: dict[tuple[str, object], Line] = {}
     for curve, point in ((one.curve, point) for one in forecasts for point in one.points):
@@ -158,7 +165,10 @@ def predicted(analysis: Analysis, forecasts: Sequence[Forecast]) -> list[Line]:
 
 
 def points(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ()) -> list[Line]:
-    """Return one line for each timed point, as in `overall`, after the run's identity; at least a status."""
+    """Return a line for each timed point, as in `overall`, after the run's identity.
+
+    A run without timed points has a line with its status.
+    """
     record, about = analysis.record, analysis.about
     identity = identity_of(record, folder)
     lines = [with_units(line) for line in overall(analysis, further)] or [
@@ -167,13 +177,12 @@ def points(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
     names: Line = {
         name: getattr(about, name) for name in ("model", "algorithm", "mode", "execution")
     }
-    return [
-        identity | names | line | identity for line in lines
-    ]  # a metric may not replace a fact of the same name
+    # identity comes again, because a metric must not replace a fact with the same name
+    return [identity | names | line | identity for line in lines]
 
 
 def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
-    """Return the line of a run that left no record: its sweep, and the reason."""
+    """Return the line for a run that left no record: its sweep and the reason."""
     return {
         **dict.fromkeys(IDENTITY),
         "run_name": child.name,
@@ -187,14 +196,14 @@ def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
 
 
 def aligned(lines: Sequence[Line]) -> list[Line]:
-    """Return lines of several runs with the same columns: identity, the axes of sweeps, then the rest."""
+    """Return lines from several runs with the same columns: identity, sweep axes, then the rest."""
     names = dict.fromkeys(name for line in lines for name in line)
     ordered = sorted(names, key=lambda name: (name not in IDENTITY, not name.startswith(AXIS)))
     return [{name: line.get(name) for name in ordered} for line in lines]
 
 
 def identity_of(record: Record, folder: Path) -> Line:
-    """Return the cells that identify a run: its folder, machine, software, and place in a sweep."""
+    """Return the cells that identify a run: folder, machine, software and place in a sweep."""
     facts = {name: fact_at(record.environment, place) for name, place in _FACTS.items()}
     sweep = record.sweep
     return {
@@ -215,7 +224,7 @@ def identity_of(record: Record, folder: Path) -> Line:
 
 
 def with_units(line: Line) -> Line:
-    """Return a line with units in its names and the size in pixels; the identity has the device."""
+    """Return a line with units in its names and the size in pixels, without the device."""
     cells: Line = {}
     for name, cell in line.items():
         if name == "input_size":
@@ -233,7 +242,7 @@ def size_cells(height: int, width: int) -> Line:
 
 
 def columns_of(about: Subject, key: Key) -> Line:
-    """Return the columns that identify a point in the tables of layers and of convolutions."""
+    """Return the columns that identify a point in layer and convolution tables."""
     return {
         "model": about.model,
         "algorithm": about.algorithm,
@@ -247,7 +256,7 @@ def columns_of(about: Subject, key: Key) -> Line:
 def with_ends(
     name: str, figure: Interval | Metric | None, factor: float = 1.0, unit: str = ""
 ) -> dict[str, float | None]:
-    """Return a figure and the ends of its interval as NAME, NAME_low and NAME_high, each with a unit."""
+    """Return a figure and its interval as NAME, NAME_low and NAME_high, each followed by a unit."""
     values = (figure.value, figure.low, figure.high) if figure else (None, None, None)
     ends = zip(("", "_low", "_high"), values, strict=True)
     return {f"{name}{end}{unit}": _scaled(value, factor) for end, value in ends}
@@ -314,7 +323,10 @@ def _ends_of_metrics(row: Row) -> Line:
 
 
 def _outcome(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line:
-    """Estimates, status, and all diagnostics: the whole run's too, because a line is read alone."""
+    """Return estimates, status and all diagnostics.
+
+    The run's own diagnostics are included, because each line is read alone.
+    """
     return {
         "estimated": ";".join(
             registry.of(metric).column for metric in row.metrics if metric.estimated
@@ -328,13 +340,13 @@ def _outcome(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line
 
 
 class Charted(NamedTuple):
-    """One number of a chart.
+    """Number in a chart.
 
     Attributes:
         group: `latency`, `throughput`, `memory`, …
         name: name within the group, ending in its unit.
-        step: the point's input width if points differ in a square size only, or else its index; the index of the sample
-            in the group `samples`, and the number of the epoch in the group `epoch`.
+        step: the point's input width if points differ only in a square size, otherwise its index.
+            In the groups `samples` and `epoch` it is the sample index and the epoch number.
         reason: why there is no value.
         estimated: whether it is derived from another measured value, or has no interval.
     """
@@ -349,7 +361,10 @@ class Charted(NamedTuple):
 
 
 class PointRun(NamedTuple):
-    """The points of one phase and one batch size, whose metrics have the same names; none for a cold start alone."""
+    """Points with the same phase and batch size, so that their metrics share names.
+
+    Empty for a cold start alone.
+    """
 
     phase: str
     batch_size: int
@@ -357,7 +372,7 @@ class PointRun(NamedTuple):
 
 
 def point_runs(analysis: Analysis) -> list[PointRun]:
-    """Split the rows of a record by phase and batch size, in its order."""
+    """Split a record's rows by phase and batch size, in record order."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in analysis.rows:
         groups.setdefault((row.key.phase, row.key.batch_size), []).append(row)
@@ -367,13 +382,13 @@ def point_runs(analysis: Analysis) -> list[PointRun]:
 
 
 def by_size(run: PointRun) -> list[PointRun]:
-    """Return each size of a run of several sizes as a run of its own; none for a single size."""
+    """Split a run with several sizes into a run for each size; empty for a single size."""
     rows = run.analysis.rows if len(run.analysis.rows) > 1 else ()
     return [run._replace(analysis=replace(run.analysis, rows=(row,))) for row in rows]
 
 
 def charted(run: PointRun) -> Iterator[Charted]:
-    """Yield the numbers of one phase and batch size, point by point."""
+    """Yield the numbers for a phase and batch size, point by point."""
     rows = run.analysis.rows
     steps = _steps(rows)
     for row in rows:
@@ -392,7 +407,7 @@ def charted(run: PointRun) -> Iterator[Charted]:
 
 
 def of_epochs(point: Point) -> Iterator[Charted]:
-    """The figures of each epoch of a training, at its number."""
+    """Yield the figures of each training epoch, with the epoch number as step."""
     for epoch in point.epochs:
         for name, value in epoch.figures.items():
             if value is not None:
@@ -400,7 +415,7 @@ def of_epochs(point: Point) -> Iterator[Charted]:
 
 
 def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
-    """Return at most `limit` samples (even) with their indices; the extremes of each section stay."""
+    """Return up to `limit` samples (an even number) with their indices, keeping local extremes."""
     if len(samples) <= limit:
         return list(enumerate(samples))
     values, indices = np.asarray(samples), set[int]()
@@ -410,7 +425,7 @@ def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[
 
 
 def _steps(table: Sequence[Row]) -> dict[Key, int]:
-    """The step of each point: the width in a sweep over square sizes, so that a chart has it as its axis."""
+    """Return each point's step, which is the chart's axis: the width if only square sizes vary."""
     widths = {
         row.key.input_size[1] for row in table if row.key.input_size[0] == row.key.input_size[1]
     }
@@ -423,7 +438,7 @@ def _steps(table: Sequence[Row]) -> dict[Key, int]:
 def _of_row(
     row: Row, percentiles: Sequence[float]
 ) -> Iterator[tuple[str, str, float | None, bool]]:
-    """Group, name and value of a row's own figures, and whether `≈` precedes it in reports."""
+    """Yield group, name and value of a row's own figures, and whether reports mark them `≈`."""
     for kind, time in row.times.items():
         cells = _of_time(time)
         for name, charted in _CHARTED.items():
@@ -445,7 +460,7 @@ def _of_row(
 
 
 def _metrics(row: Row, step: int) -> Iterator[Charted]:
-    """The point's metrics with a chart; one without a group is put into that of its phase."""
+    """Yield a point's charted metrics; metrics without a group use the phase as group."""
     for metric in row.metrics:
         if not registry.of(metric).is_charted:
             continue
@@ -462,7 +477,10 @@ def _metrics(row: Row, step: int) -> Iterator[Charted]:
 
 
 def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
-    """Growth of a time with the size, at the step of the largest size; a missing figure has a reason."""
+    """Yield how times scale with size, at the largest size's step.
+
+    Missing figures have a reason.
+    """
     for scaling in part.scalings:
         fit, is_known = scaling.fit, not scaling.doubt
         values = {
@@ -479,7 +497,7 @@ def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
 
 
 def _cold_starts(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Charted]:
-    """The parts of the cold starts of a run's sizes; a training has none."""
+    """Yield the parts of the cold starts for a run's sizes; a training has none."""
     at = {key.input_size: step for key, step in reversed(list(steps.items()))}
     firsts = [first for first in run.analysis.cold_starts if first.key.batch_size == run.batch_size]
     for index, first in enumerate(firsts if run.phase == "inference" else ()):

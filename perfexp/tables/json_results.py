@@ -1,4 +1,4 @@
-"""Results as JSON: the columns of the tidy table, for programs that read stdout."""
+"""JSON results: the columns of the tidy table, for programs that read stdout."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.summaries.remarks import Raised, raised_diagnostics
 from perfexp.tables import flat
 
-#: Version of the document.
+#: Document version.
 _FORMAT = 1
 
 
 def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ()) -> dict[str, Any]:
-    """Return a run: where it is, how it ended, its diagnostics, and a line for each measurement.
+    """Return a run: folder, status, diagnostics, and a line for each measurement.
 
-    Each diagnostic comes once, with the details of its worst measurement and the names of all (`where`); without names
-    it is of the whole run. `further` are diagnostics of the run that its sweep shows.
+    Each diagnostic appears once, with its worst measurement's details and the names of all
+    measurements (`where`). Without names it is about the whole run.
+
+    Args:
+        further: diagnostics about the run that only its sweep reveals.
     """
     record = analysis.record
     raised = [*raised_diagnostics(analysis), *(Raised(diagnostics=(one,)) for one in further)]
@@ -47,12 +50,16 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
 
 
 def document(runs: Sequence[dict[str, Any]], **facts: Any) -> dict[str, Any]:
-    """Return the document of some runs with further facts."""
+    """Return a document with runs and further facts."""
     return {"format": _FORMAT, **facts, "runs": list(runs)}
 
 
 def of_sweep(whole: SweepAnalysis, folder: Path) -> dict[str, Any]:
-    """Return the document of a sweep, whose folder is absolute; a run without a record has its error."""
+    """Return a sweep's document; a run without a record has its error instead.
+
+    Args:
+        folder: absolute path of the sweep's folder.
+    """
     found, failed = list[dict[str, Any]](), list[dict[str, Any]]()
     for child, analysis in whole.runs:
         if analysis is None:
@@ -64,6 +71,6 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> dict[str, Any]:
 
 
 def text(content: Any) -> str:
-    """Return JSON that any parser reads: numbers that are not finite are null."""
+    """Return JSON that any parser reads: numbers that are not finite become null."""
     finite = json.loads(json.dumps(content, default=str), parse_constant=lambda name: None)
     return json.dumps(finite, indent=1, ensure_ascii=False)

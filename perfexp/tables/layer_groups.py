@@ -1,4 +1,4 @@
-"""Layer groups: the layers of a call by kind, with identical layers together, and by their place in the model."""
+"""Layer groups: a call's layers by kind, by identity, and by place in the model."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from perfexp.summaries.subject import one_line
 
 #: Kinds of parts that are not layers.
 GAPS, OTHERS = "gaps", "other kinds"
-#: Limit on kinds with a name, and so with a color.
+#: Limit on kinds with their own name and color.
 MOST_KINDS = 5
-#: Least number of parts of the level of stages in a model's paths, share of the call of which none has more, and limit
-#: on the level.
+#: A stage level needs this many parts, none with more than this share of the call, and has this
+#: maximum depth.
 _LEAST_STAGES, _NEARLY_ALL, _MOST_DEPTH = 3, 0.8, 5
-#: A number in a path; longer ones are parts of a name.
+#: Number in a path; longer numbers are parts of names.
 NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Identical layers of one pass: the same kind, shapes and kernels.
+    """Identical layers in one pass, with the same kind, shapes and kernels.
 
     Attributes:
-        name: path, with the numbers that differ as ranges (`layer3.1-5.conv2`).
-        seconds: their time together, without gaps before them.
-        share: their share of the call, gaps before them included.
+        name: path with ranges for differing numbers, for example `layer3.1-5.conv2`.
+        seconds: total time, without gaps before the layers.
+        share: total share of the call, including gaps before the layers.
     """
 
     name: str
@@ -48,19 +48,19 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """Name with the number of layers if there are several: `layer3.1-5.conv2 ×5`."""
+        """Return the name, with the number of layers if several: `layer3.1-5.conv2 ×5`."""
         return one_line(self.name) + (f" ×{self.count}" if self.count > 1 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Neighbors in the order of execution that have the first parts of their paths in common.
+    """Adjacent layers in execution order with a common path prefix.
 
     Attributes:
-        label: the name without the part that the row above it shows.
-        start: seconds of the call before them.
-        seconds: their duration, gaps before them included.
-        path: name of a layer, whose `name` is its kind; empty for others.
+        label: name without the part that the row above shows.
+        start: seconds from the start of the call.
+        seconds: duration, including gaps before the layers.
+        path: layer path, if `name` is a layer's kind; otherwise empty.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Stretch:
 
 
 class _Part(NamedTuple):
-    """A line of layers, with its times scaled to the call without profiling; `start` is before its gap."""
+    """Layer line with times scaled to the call without profiling; `start` is before its gap."""
 
     line: Mapping[str, Any]
     name: str
@@ -84,9 +84,10 @@ class _Part(NamedTuple):
 
 
 def call_seconds(point: Point) -> float:
-    """The time that the shares are parts of: that of the call without profiling, so that share × call is the time.
+    """Return the call time without profiling that shares refer to.
 
-    Where the queue was not pre-filled, the gaps are the host's: then it is the sum of the medians.
+    Thus share × call time is the layer time. If the queue was not pre-filled, gaps belong to the
+    host. The sum of medians is used then.
     """
     closure, layers = point.metric(CLOSURE), point.facts["layers"]
     if closure is None or closure.value is None or layers["method"] == "unheld":
@@ -99,7 +100,7 @@ def _sum_of_lines(point: Point) -> float:
 
 
 def _parts(point: Point) -> list[_Part]:
-    """The lines of a point in the order of execution."""
+    """Return a point's lines in execution order."""
     whole, start = _sum_of_lines(point), 0.0
     scale = call_seconds(point) / whole if whole else 1.0
     parts: list[_Part] = []
@@ -113,7 +114,7 @@ def _parts(point: Point) -> list[_Part]:
 
 
 def merged(point: Point) -> list[Layer]:
-    """The layers of a call, identical ones together, the longest first."""
+    """Return a call's layers with identical layers combined, longest first."""
     groups: dict[object, list[_Part]] = {}
     for number, part in enumerate(_parts(point)):
         if part.line["share"] > 0:
@@ -134,7 +135,10 @@ def merged(point: Point) -> list[Layer]:
 
 
 def by_kind(point: Point) -> dict[str, dict[str, float]]:
-    """Seconds of the largest kinds by pass, then those of the others together and of the gaps, without empty ones."""
+    """Return seconds by kind and pass: the largest kinds, then other kinds and gaps.
+
+    Kinds without time are left out.
+    """
     parts, totals = _parts(point), defaultdict[str, float](float)
     for part in parts:
         totals[part.kind] += part.seconds
@@ -149,9 +153,10 @@ def by_kind(point: Point) -> dict[str, dict[str, float]]:
 
 
 def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
-    """The rows of a strip in the order of execution: passes, stages, blocks and layers, each only if it adds something.
+    """Return rows of stretches in execution order: passes, stages, blocks and layers.
 
-    The name of a layer's stretch is its kind.
+    A row is left out if it adds no detail. In the layer row, stretches are named after the layer's
+    kind.
     """
     parts = [part for part in _parts(point) if part.line["share"] > 0]
     depth = _stage_depth(parts)
@@ -182,7 +187,7 @@ def _beginning(part: _Part, depth: int) -> str:
 
 
 def _stage_depth(parts: Sequence[_Part]) -> int:
-    """The first level of the paths with several parts of which none is nearly all of the call."""
+    """Return the first path level with several parts, none of which is nearly the whole call."""
     for depth in range(1, _MOST_DEPTH):
         sums = defaultdict[str, float](float)
         for part in parts:
@@ -193,7 +198,7 @@ def _stage_depth(parts: Sequence[_Part]) -> int:
 
 
 def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[Stretch]:
-    """Neighbors with the same beginning of their paths; for depth 0, of the same pass."""
+    """Return adjacent layers with the same path prefix; depth 0 means the same pass."""
     row = []
     for (which, beginning), group in groupby(
         parts, key=lambda part: (part.which, _beginning(part, depth))
@@ -209,7 +214,7 @@ def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[St
 
 
 def _identity(part: _Part) -> object:
-    """All that identical layers have in common; None where shapes are unknown."""
+    """Return everything that identical layers have in common; None if shapes are unknown."""
     line = part.line
     if not line["inputs"] or not line["key"]:
         return None
@@ -224,14 +229,14 @@ def _identity(part: _Part) -> object:
 
 
 def name_of_all(names: Sequence[str]) -> str:
-    """One name for several that differ in numbers, with those as ranges: `layer3.1-5.conv2`."""
+    """Combine names that differ in numbers into a range, for example `layer3.1-5.conv2`."""
     columns = list(zip(*(map(int, NUMBER.findall(name)) for name in names), strict=True))
     texts = iter([_ranges(column) for column in columns])
     return NUMBER.sub(lambda _: next(texts), names[0])
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers in words, successive ones as a range: `0,2-4`."""
+    """Return numbers as text, with successive numbers as a range, for example `0,2-4`."""
     texts = []
     for _, group in groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0]):
         run = [number for _, number in group]

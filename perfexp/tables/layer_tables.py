@@ -1,4 +1,4 @@
-"""Layers: the time of a call by layer, as lines of a table, as a summary, and with the fastest algorithms."""
+"""Layer tables: call time by layer, as lines, as a summary, and with the fastest algorithms."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from perfexp.summaries.subject import label, varying
 from perfexp.tables import layer_groups
 from perfexp.tables.flat import Cell, Line, columns_of, to_ms
 
-#: Rows on console and report; the table has all.
+#: Rows on the console and in the report; the table has all rows.
 _TOP = 7
-#: Said of layers whose times are left out.
+#: Texts for layers with times left out.
 _SHARES_ONLY = "shares only: the layers disagree with the call"
 _UNUSABLE = "not usable: the layers are far from the call"
-#: Columns that comparable lines have in common: everything but the algorithm.
+#: Columns that comparable lines share: everything but the algorithm.
 _COMPARABLE = (
     *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
     *("layer", "call", "operation", "pass"),
 )
-#: Status of passes that another algorithm computed than the selected one.
+#: Status of passes that another algorithm than the selected one computed.
 _NOT_OWN = ("fallback", "substituted")
 _WORK = (
     "macs",
@@ -43,11 +43,13 @@ _WORK = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of layers without the columns of the winner, and whether it can win.
+    """Line of layers before winners are added, and whether it can win.
 
     Attributes:
-        is_leaf: whether it is a layer or an operation; not the model, a module around others, or outside of modules.
-        is_own: whether its algorithm computed it: `default` everything, another one all that it did not leave to torch.
+        is_leaf: whether it is a layer or an operation, rather than the model, a module around
+            others, or outside of modules.
+        is_own: whether its algorithm computed it. With `default` this is always true. Other
+            algorithms must have computed all of its passes themselves.
     """
 
     line: Line
@@ -56,12 +58,12 @@ class Row:
 
 
 def lines(analysis: Analysis) -> list[Line]:
-    """Return one line for each point, row and pass; none unless layers were profiled."""
+    """Return a line for each point, row and pass; empty unless layers were profiled."""
     return [row.line for row in rows(analysis)]
 
 
 def rows(analysis: Analysis) -> list[Row]:
-    """Return the lines of a record's layers, with their parts in the comparison of algorithms."""
+    """Return a record's layer lines, with their role in comparing algorithms."""
     about = analysis.about
     timed = {point.key: point for point in analysis.record.points}
     table_rows: list[Row] = []
@@ -129,14 +131,18 @@ def _line(
 
 
 def representative_point(record: Record) -> Point | None:
-    """Return the point whose layers are shown: the largest that agrees with the call without profiling, or of all."""
+    """Return the point to show layers for.
+
+    It is the largest point that agrees with the call without profiling, otherwise the largest of
+    all.
+    """
     profiled = list(points(record))
     candidates = [point for point in profiled if disagreement(point) is None] or profiled
     return max(candidates, key=lambda point: (point.key.pixels, point.key.batch_size), default=None)
 
 
 def doubt_text(point: Point) -> str:
-    """Return for what the layers of a point can be used, in a few words; empty where their times hold."""
+    """Return how usable a point's layers are, in a few words; empty if their times are reliable."""
     if disagreement(point) is None:
         return ""
     closure = point.metric(CLOSURE)
@@ -145,7 +151,11 @@ def doubt_text(point: Point) -> str:
 
 
 def table(record: Record) -> tuple[str, Grid] | None:
-    """Return the layers with the largest share of a call, identical ones together; None unless layers were profiled."""
+    """Return the layers with the largest share of a call, with identical layers combined.
+
+    Returns:
+        title and table; None unless layers were profiled.
+    """
     point = representative_point(record)
     layers = layer_groups.merged(point) if point else []
     if point is None or not layers:
@@ -213,16 +223,19 @@ def _is_own(one_pass: Mapping[str, Any]) -> bool:
 
 
 def _ran_another(line: Line) -> bool:
-    """Whether the kernels of a row belong to another algorithm than the one handed to cuDNN."""
+    """Return whether a row's kernels belong to another algorithm than requested from cuDNN."""
     handed, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
     return ran is not None and handed not in str(ran).split(" or ")
 
 
 def with_winners(competing: Sequence[Row]) -> list[Line]:
-    """Add to each line of layers the fastest algorithm for the same row, and the ratio of the times.
+    """Add to each layer line the fastest algorithm for the same row, and the time ratio.
 
-    Rows that another algorithm computed neither win nor are compared. Only a layer or an operation has a winner, and
-    only if several algorithms were measured. The lines of the rows have the device and the execution.
+    Rows that another algorithm computed neither win nor are compared. Only a layer or an operation
+    has a winner, and only if several algorithms were measured.
+
+    Args:
+        competing: rows with device and execution in their lines.
     """
     fastest: dict[tuple[Cell, ...], Row] = {}
     algorithms: dict[tuple[Cell, ...], set[Cell]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Speed files of a run's trainings, in its own folder and in `speed_dir`."""
+"""Speed files for a run's trainings, in the run's folder and in `speed_dir`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ _OTHER = "choose another speed_dir=DIR. The measurements are kept, and the run's
 
 
 def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> list[Path]:
-    """Write the speed file of each training of a finished run; return those in the run's folder.
+    """Write a speed file for each training in a finished run.
 
-    Calls `on_error` for each file that cannot be written to its place.
+    Args:
+        on_error: called with a message for each file that cannot be written.
+
+    Returns:
+        the files in the run's folder.
     """
     speeds = of_record(record, paths.root)
     written = _put(speeds, paths.root, _REPEAT, on_error)
@@ -29,7 +33,10 @@ def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> l
 
 
 def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
-    """Return the trainings of a run, each with its speed file, in `speed_dir` if it has one; None without a file."""
+    """Return a run's trainings, each with its speed file, if possible in `speed_dir`.
+
+    The file is None if there is none.
+    """
     places = [
         place for place in (_speed_dir(record, folder.absolute()), folder) if place is not None
     ]
@@ -48,7 +55,7 @@ def _speed_dir(record: Record, root: Path) -> Path | None:
 def _place(
     speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]
 ) -> None:
-    """Put a run's speed files into `speed_dir`, without overwriting those whose logs are of the same sweep."""
+    """Write a run's speed files to `speed_dir`, without overwriting files from the same sweep."""
     try:
         placing.refuse_no_folder(folder, _OTHER)
     except UserError as error:
@@ -62,7 +69,7 @@ def _place(
 
 
 def _free(speed: Speed, folder: Path, logs: Collection[str]) -> Speed:
-    """The training with the first number whose file is not that of another log of the sweep."""
+    """Return the training with the first number not used by another log in the sweep."""
     others = [log for log in logs if log != speed.log_file]
     named = placing.numbered(speed)
     return next(

@@ -1,4 +1,4 @@
-"""Points and samples of many runs as one table each, every line complete in itself, for pandas."""
+"""Tidy tables for pandas: points and samples from many runs, with every line self-contained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfexp.tables.flat import Line
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns of texts, even without values; any other column without values is one of figures.
+#: Text columns, even without values; any other column without values is numeric.
 _TEXTS = frozenset(flat.IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
     *(
         "model",
@@ -36,9 +36,9 @@ _TEXTS = frozenset(flat.IDENTITY) - {"git_dirty", "started", "sweep_job"} | {
     *("layer", "kernel_size", "kind", "pass", "stride", "padding", "dilation", "inputs", "outputs"),
     *("computed_by", "ran", "kernels", "fastest_algorithm"),
 }
-#: Types of columns that may be without values.
+#: Types of columns that may have no values.
 _DTYPES = {"git_dirty": "boolean", "sweep_job": "Int64"}
-#: Columns that the samples of a series have in common.
+#: Columns that a series' samples share.
 _HEAD = (
     *(
         "run_uid",
@@ -51,12 +51,13 @@ _HEAD = (
     ),
     *("replicate", "series", "calls_per_sample"),
 )
-#: A series: the cells of `_HEAD`, and `values` (all samples, warm-up first) and `warmup` (number of those).
+#: Series: the cells in `_HEAD`, `values` (all samples, warm-up first) and `warmup` (how many of
+#: them).
 Block = dict[str, Any]
 
 
 def layers(analysis: Analysis, folder: Path) -> list[layer_tables.Row]:
-    """Return one line for each row and pass of each point with profiled layers, preceded by the run's identity."""
+    """Return a line for each layer row and pass in a profiled point, after the run's identity."""
     about = flat.identity_of(analysis.record, folder) | {"execution": analysis.about.execution}
     return [
         replace(row, line=about | flat.with_units(row.line)) for row in layer_tables.rows(analysis)
@@ -64,11 +65,11 @@ def layers(analysis: Analysis, folder: Path) -> list[layer_tables.Row]:
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:
-    """Return aligned lines as a frame in which numbers are numbers and missing values are null.
+    """Return aligned lines as a data frame, with null for missing values.
 
-    Whole numbers are `Int64`, others `float64`, truths `boolean`, texts `string` (an empty one is null, as in a CSV),
-    `started` a time in UTC. The axes of a sweep were typed by its user: an axis is of numbers or truths if all its
-    values are.
+    Whole numbers are `Int64`, other numbers `float64`, booleans `boolean` and texts `string`. An
+    empty text is null, as in a CSV. `started` is a UTC time. Users type sweep axes as text, so an
+    axis is numeric or boolean only if all its values are.
     """
     import pandas as pd
 
@@ -77,7 +78,7 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
 
 
 def blocks(record: Record) -> list[Block]:
-    """Return the series of all points of a run, those of a cold start (phase `ttfp`) included."""
+    """Return the series for all points in a run, including cold starts (phase `ttfp`)."""
     return [
         {
             "run_uid": record.uid,
@@ -97,10 +98,13 @@ def blocks(record: Record) -> list[Block]:
 
 
 def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.DataFrame:
-    """Return one line for each raw sample: run, point, series, index, whether it is warm-up, and the sample.
+    """Return a line for each raw sample: run, point, series, index, warm-up flag and seconds.
 
-    A sample is the mean of `calls_per_sample` calls, in seconds. `text` is applied to texts, which are categories,
-    because each is repeated many times.
+    A sample is the mean over `calls_per_sample` calls, in seconds.
+
+    Args:
+        text: function applied to texts. Texts are stored as categories, because each is repeated
+            many times.
     """
     import pandas as pd
 
@@ -119,14 +123,14 @@ def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.Dat
 
 
 def to_parquet(made: pd.DataFrame) -> bytes:
-    """Return a frame as Parquet."""
+    """Return a data frame as Parquet."""
     buffer = io.BytesIO()
     made.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()
 
 
 def samples_csv(series: Sequence[Block]) -> bytes:
-    """Return samples as CSV like `csv_tables.to_csv`: full precision, no text that is a formula."""
+    """Return samples as CSV like `csv_tables.to_csv`: in full precision and without formulas."""
     made = samples(series, text=csv_tables.cell_text)
     made["is_warmup"] = np.where(made["is_warmup"], "true", "false")
     content: str = made.to_csv(index=False, lineterminator="\r\n")

@@ -1,4 +1,4 @@
-"""Vendor file: the figures of a run for other tools, with its record, in one file named by vendor and time."""
+"""Vendor file: a run's figures for other tools, with its record, named by vendor and time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfexp.records.summary import Row
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.analysis import Analysis
 
-#: Version of the file's own keys; the record inside has its `schema_version`.
+#: Version of the file's own keys; the record inside has its own `schema_version`.
 FORMAT = 1
 _BEGINNING = "benchmark_"
 _TO_MS = partial(mul, 1e3)
@@ -34,19 +34,22 @@ class _Content(msgspec.Struct):
 
 
 def name(record: Record) -> str:
-    """Return `benchmark_VENDOR_YYYYMMDD-HHMMSS.json`, with the start of the run in UTC."""
+    """Return `benchmark_VENDOR_YYYYMMDD-HHMMSS.json`, with the run's start time in UTC."""
     date, _, time = record.started.partition("T")
     return f"{_BEGINNING}{vendor(record.environment)}_{date.replace('-', '')}-{time[:8].replace(':', '')}.json"
 
 
 def is_wanted(record: Record) -> bool:
-    """Whether the run's plan has `export.vendor_json=true`, and anything was timed."""
+    """Return whether the run's plan has `export.vendor_json=true` and anything was timed."""
     is_timed = any(point.status is Status.OK and point.key.is_timed for point in record.points)
     return is_timed and fact_at(record.plan, "export.vendor_json") is True
 
 
 def to_json(analysis: Analysis) -> bytes:
-    """Return the file; figures have a value and the ends of their 95 % interval, null where there is none."""
+    """Return the file content.
+
+    Figures have a value and the ends of their 95 % interval, null without an interval.
+    """
     record, about = analysis.record, analysis.about
     start, end = (datetime.fromisoformat(time) for time in (record.started, record.ended))
     content = {
@@ -69,12 +72,16 @@ def to_json(analysis: Analysis) -> bytes:
 
 
 def is_one(path: Path) -> bool:
-    """Whether a file has the name of a vendor file."""
+    """Return whether a file is named like a vendor file."""
     return path.name.startswith(_BEGINNING) and path.suffix == ".json"
 
 
 def load(path: Path) -> Record:
-    """Read the record of a vendor file; raises `UserError` for one that is missing, invalid, or of a later format."""
+    """Read the record in a vendor file.
+
+    Raises:
+        UserError: the file is missing or invalid, or its format is newer.
+    """
     try:
         content = untrusted.from_json(untrusted.read_bytes(path), _Content)
     except OSError as error:
@@ -89,7 +96,10 @@ def load(path: Path) -> Record:
 
 
 def _training(row: Row, record: Record) -> Entry:
-    """Times of whole epochs are those of the first process; only the total has evaluations and checkpoints."""
+    """Return a training's figures.
+
+    Epoch times come from the first process. Only the total includes evaluations and checkpoints.
+    """
     epochs = next((point.epochs for point in record.points if point.key == row.key), [])
     return _common(row) | {
         "total_runtime_seconds": sum(epoch.total_seconds for epoch in epochs) if epochs else None,
@@ -142,7 +152,7 @@ def _common(row: Row) -> Entry:
 def _figure(
     figure: Interval | Metric | None, scaled: Callable[[float], float] = float
 ) -> Entry | None:
-    """A figure and the ends of its interval, the lower one first, in another unit."""
+    """Return a figure and the ends of its interval in another unit, lower end first."""
     if figure is None or figure.value is None:
         return None
     ends = (
