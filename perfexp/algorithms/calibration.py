@@ -155,7 +155,7 @@ def _designed() -> Iterator[Geometry]:
         (256, 64),
         (784, 196),
         (512, 2048),
-    ):  # of pooled features
+    ):  # pooled features
         yield _of(inputs, outputs, 1, 1)
     for inputs, outputs, size in (
         (64, 16, 55),

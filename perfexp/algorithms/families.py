@@ -244,7 +244,7 @@ def current() -> Families:
     """Return the current device's table if it was calibrated, otherwise the shipped table."""
     if (place := identity()) is None:
         return shipped()
-    with suppress(OSError, msgspec.DecodeError):  # not calibrated, or by another version of perfexp
+    with suppress(OSError, msgspec.DecodeError):  # not calibrated, or by another version
         return msgspec.json.decode(calibrated(*place).read_bytes(), type=Families)
     return shipped()
 

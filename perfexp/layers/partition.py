@@ -14,7 +14,7 @@ from perfexp.layers.events import Event, Host
 
 @dataclass
 class Spent:
-    """Kernel time, idle time before the kernels, and runs and time by kernel name, of a row in one call."""
+    """A row's time in a call: kernel time, idle time before kernels, and runs and time by name."""
 
     busy_ns: int = 0
     gap_ns: int = 0

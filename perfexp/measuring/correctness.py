@@ -51,7 +51,7 @@ def _captured(session: Any, inputs: Any) -> Any:
     def call() -> None:
         held[:] = [session.forward(inputs)]
 
-    call()  # a compiler has to be done before the capture
+    call()  # compilation must finish before the capture
     session.capture(call)()
     return held[0]
 

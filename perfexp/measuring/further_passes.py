@@ -152,7 +152,7 @@ def _has_graph_time(procedure: Procedure, key: Key, batches: Batches) -> bool:
 
 
 def _check_outputs(procedure: Procedure, point: Point, batches: Batches) -> None:
-    from perfexp.measuring import correctness  # with torch, which a scripted device does without
+    from perfexp.measuring import correctness  # imports torch, which a scripted device doesn't
 
     correctness.add(procedure, point, batches)
 

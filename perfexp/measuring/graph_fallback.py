@@ -70,7 +70,7 @@ def add_device_time(
         point.doubts.append(
             diagnostics.make("device_missing", reason=_SYNCHRONIZES, advice=_REMOVE)
         )
-    except Exception as error:  # the times that were measured stay
+    except Exception as error:  # keep the times measured so far
         if device.is_lost():
             raise
         status, text = verdicts.verdict(error, device)

@@ -77,7 +77,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     data_left_out = timed is not None and graph_fallback.HELD in timed.doubts
     from perfexp.layers.profiling import (
         profile_layers,
-    )  # with torch, which a scripted model does without
+    )  # imports torch, which a scripted model does not need
     from perfexp.layers.stamps import stamp_layers
 
     with procedure.step(timed_key(point.key)) as (step, batches):
@@ -164,7 +164,7 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
     judged = families.judge_forward(report, kernels)
     ran = {
         layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes
-    }  # the first is forward
+    }  # the first pass is forward
     for path, of_layer in forward.items():
         for line in of_layer:
             line.ran = ran.get(path)

@@ -384,7 +384,7 @@ class Procedure:
             return None
         from perfexp.probes.ceilings import (
             host_flops_per_second,
-        )  # with torch, which a scripted device does without
+        )  # imports torch, which a scripted device does not need
 
         return host_flops_per_second(self.session.formats.products)
 

@@ -227,7 +227,7 @@ class Times:
         counted, flush = (
             _Counted(call),
             self._flush(),
-        )  # calls that find the depth warm up, too
+        )  # the calls that find the queue depth also warm the device up
         k, chunk, call_seconds = depth.fit(counted, self.device, flush)
         collector = partial(self._collector, takes_turns=takes_turns)
         collectors, warm = [], counted.calls * call_seconds

@@ -51,7 +51,7 @@ class Observer:
             throttled = {
                 name: (ns - earlier.get(name, ns)) * 1e-9 for name, ns in after.throttled_ns.items()
             }
-        elif after.reasons is not None:  # a sample stands for its block
+        elif after.reasons is not None:  # one sample stands for the whole block
             throttled = dict.fromkeys(after.reasons, seconds)
         if throttled is not None:
             sums = seen.throttled_seconds = seen.throttled_seconds or {}

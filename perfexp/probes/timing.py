@@ -124,7 +124,7 @@ def collect(
                     ended(collector.name, collector.elapsed_seconds - before)
                 else:
                     going.remove(collector)
-                if gc.get_count()[0] > gc.get_threshold()[0]:  # model cycles would fill the memory
+                if gc.get_count()[0] > gc.get_threshold()[0]:  # cycles would fill the memory
                     gc.collect(0)  # garbage from the last blocks
 
 

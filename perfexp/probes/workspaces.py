@@ -156,7 +156,7 @@ def workspace_bytes(call: OperatorCall, device: Device) -> int:
         device.reset_peak_memory(give_back=False)
         outputs = call.run(arguments)
         peak = _peak_bytes(device)
-        device.reset_peak_memory(give_back=False)  # to the memory allocated now
+        device.reset_peak_memory(give_back=False)  # resets it to the memory allocated now
         remaining = _peak_bytes(device)
     del outputs
     return max(peak - remaining, 0)

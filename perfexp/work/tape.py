@@ -320,7 +320,7 @@ def plain(name: str) -> str:
 def name_of(function: Any) -> str:
     """Return the name of a torch function, or of the property that it reads or writes."""
     name = getattr(function, "__name__", type(function).__name__)
-    if name in ("__get__", "__set__"):  # of a property, such as Tensor.T
+    if name in ("__get__", "__set__"):  # a property, such as Tensor.T
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     return plain(name)
 
