@@ -72,7 +72,7 @@ class AppliedAlgorithm(Protocol):
         """
 
     def baselines(self) -> tuple[str, ...]:
-        """Return the baselines to time the whole model against.
+        """Return the baselines to time the whole model against; empty if there are none.
 
         They are `default`, torch's own choice, and on a GPU with cuDNN `benchmark`, torch's search.
         """

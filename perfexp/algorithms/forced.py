@@ -123,8 +123,9 @@ class Forced:
         """Apply the algorithm to the session's model while entered; see `Algorithm`.
 
         Raises:
-            UserError: the algorithm can compute no layer, or not all although `on_unsupported` is
-                `error`. The message names the layers.
+            UserError: the model has no 2-D convolution, or none that the algorithm can compute.
+                With `on_unsupported=error`, a single layer that it cannot compute is enough. The
+                message names the layers.
         """
         with ExitStack() as stack:
             self._usual = Switches.now()

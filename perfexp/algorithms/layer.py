@@ -81,8 +81,8 @@ _NOTHING = _Decision()
 class Layer:
     """Computes a module's convolutions by an algorithm if possible, otherwise by torch.
 
-    It replaces a single instance attribute of the module: normally `_conv_forward`. If the module's
-    class overrides the forward pass, it replaces `forward` and intercepts the calls of
+    It replaces a single instance attribute of the module: normally `_conv_forward`. If the module
+    overrides the forward pass, it replaces `forward` and intercepts the calls of
     `torch.nn.functional.conv2d` there. Weights, hooks, names and the class stay unchanged.
 
     Args:

@@ -87,8 +87,7 @@ def _sums(host: Host, node: int, index: int | None) -> bool:
 def _row_around(host: Host, index: int | None) -> Key | int | None:
     """Return the forward row around an operator.
 
-    Returns:
-        The index of an autograd node if a node comes first; None outside all modules.
+    If an autograd node comes first, return its index instead. Outside all modules, return None.
     """
     operation: int | None = None
     kind: str | None = None
