@@ -12,7 +12,7 @@ torch's profiler, `perfexp.layers.stamps` on a CPU with host clock readings. Con
   This sum is the pass `accumulation` of the row with the last gradient. The sum in a parameter's
   `.grad` is a row `AccumulateGrad` of the parameter's module. Recomputation for the backward pass
   counts as backward.
-* **A call** on a GPU lasts from the end of the previous work to the end of its last kernel, so
+* **A call** on a GPU lasts from the end of previous work to the end of its last kernel. So
   successive calls partition the time. Every nanosecond is either kernel time or a **gap** before a
   kernel, which belongs to that kernel's row. Concurrent kernels, on whatever streams, share their
   time equally. The remaining nanoseconds go to the kernel that began first.
