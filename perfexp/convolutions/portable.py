@@ -42,7 +42,9 @@ class Portable:
     largest: int | None = None
 
     def supports(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """Return why the algorithm cannot compute a convolution; None if it can.
+        """Return why the algorithm cannot compute a convolution, e.g. `the stride is 2×2, not 1`.
+
+        The result is None if it can.
 
         Args:
             dtype: data type after autocast.

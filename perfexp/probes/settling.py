@@ -13,7 +13,7 @@ from perfexp.probes.timing import Collector, undisturbed
 
 #: Seconds per block, and minimum seconds in total: slow changes show a slope by then.
 _BLOCK_SECONDS, _LEAST_SECONDS = 0.5, 30.0
-#: Largest relative difference between the last two thirds of a steady quantity.
+#: Largest relative difference between the middle and the last third of a steady quantity.
 _SLOPE = 0.002
 #: Largest change of a steady temperature in degrees Celsius, and the seconds that it must hold.
 _CELSIUS, _TEMPERATURE_SECONDS = 1.0, 10.0
