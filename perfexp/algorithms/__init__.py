@@ -1,4 +1,4 @@
-"""How a model's convolutions are computed."""
+"""Algorithms: how a model's convolutions are computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Backend(StrEnum):
-    """Implementation of an algorithm: cuDNN's, perfexp's Triton kernels, torch operations, or the first that can."""
+    """Implementation of an algorithm: cuDNN, Triton, torch operations, or the first able."""
 
     auto = "auto"
     cudnn = "cudnn"
@@ -26,7 +26,8 @@ class Backend(StrEnum):
 class OnUnsupported(StrEnum):
     """Policy for a layer that an algorithm cannot compute.
 
-    `error` refuses the run, `fallback` leaves the layer to torch, `skip` makes the point `unsupported`.
+    `error` refuses the run, `fallback` leaves the layer to torch, `skip` makes the point
+    `unsupported`.
     """
 
     error = "error"
@@ -41,46 +42,59 @@ class Objective(StrEnum):
 
 
 class Algorithm(Protocol):
-    """What an `algorithm` node of the configuration builds."""
+    """Object built from an `algorithm` node of the configuration."""
 
     def applied(self, session: Session) -> AbstractContextManager[AppliedAlgorithm | None]:
-        """While entered, the session's model computes its convolutions by this algorithm.
+        """Make the session's model compute its convolutions by this algorithm while entered.
 
-        Gives the applied algorithm, or None where torch's own choice stays: then there is nothing to report.
+        Yields:
+            The applied algorithm, or None if torch's own choice stays, which leaves nothing to
+                report.
         """
 
 
 class AppliedAlgorithm(Protocol):
-    """An algorithm that replaces torch's own choice in a model; its name is the value of `algorithm=NAME`."""
+    """An algorithm that replaces torch's own choice; `name` is NAME in `algorithm=NAME`."""
 
     name: str
 
     def begin_point(self) -> None:
-        """Drop everything that the report holds of earlier points."""
+        """Discard everything recorded for earlier points."""
 
     def begin_call(self) -> None:
-        """Count from zero; the calls until the report count as one call of the model."""
+        """Reset the counts; calls until the report count as a single call of the model."""
 
     def report(self) -> AlgorithmReport:
-        """Return the report of the point's convolutions; raises `Unsupported` if none of them ran as requested."""
+        """Return the report on the point's convolutions.
+
+        Raises:
+            Unsupported: no convolution ran as requested.
+        """
 
     def baselines(self) -> tuple[str, ...]:
-        """Return the baselines against which the whole model is timed: `default`, torch's choice, or `benchmark`."""
+        """Return the baselines to time the whole model against; empty if there are none.
+
+        They are `default`, torch's own choice, and on a GPU with cuDNN `benchmark`, torch's search.
+        """
 
     def run_baseline(self, baseline: str, work: Callable[[], T]) -> T:
-        """Run some work while a baseline computes the convolutions, in a thread of the baseline's own."""
+        """Run work while a baseline computes the convolutions, in the baseline's own thread."""
 
     def run_eager(self, work: Callable[[], T]) -> T:
-        """Run some work as that of a baseline runs: every pass enqueued kernel by kernel, in a thread of its own."""
+        """Run work the way baselines run: kernel by kernel, in its own thread."""
 
     def discard_choices(self) -> None:
         """Forget cached per-layer choices; end to end they were slower than a baseline."""
 
     def prove(self, call: Callable[[], Any]) -> bool:
-        """Add the kernels that an uncaptured call of the model launches to the report, if requested; return whether."""
+        """Add the kernels that an uncaptured model call launches to the report, if requested.
+
+        Returns:
+            Whether a proof was requested.
+        """
 
     def launched_share(self) -> Metric | None:
-        """Return the share of cuDNN's passes that were launched as captured; None where there were no such passes."""
+        """Return the share of cuDNN passes launched as captured; None without cuDNN passes."""
 
     def output_error(self, inputs: Any) -> Metric:
-        """Return by how much the model's outputs for these inputs differ from those of the baseline `default`."""
+        """Return the error of the model's outputs relative to the `default` baseline."""

@@ -1,4 +1,4 @@
-"""Backends of an algorithm: whether cuDNN, a Triton kernel or torch operations can compute a convolution."""
+"""Backends: whether cuDNN, a Triton kernel or torch operations can compute a convolution."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import UserError
 from perfexp.records.units import format_bytes
 
-#: Algorithms that apply to a whole model and cannot be chosen for one layer, by torch's name of what it then takes.
+#: Algorithms that apply to a whole model and cannot be chosen per layer. The value checks torch's
+#: name for the implementation that it then selects.
 SWITCHED: dict[str, Callable[[str], bool]] = {
     "benchmark": lambda taken: taken.startswith("Cudnn"),
     "onednn": lambda taken: taken.startswith("Mkldnn"),
     "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
 }
-#: The choice of cuDNN's heuristic, layer by layer.
+#: cuDNN's heuristic chooses, layer by layer.
 GUESS = "guess"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassChoice(EngineFacts):
-    """The engine of one pass (see `perfexp.algorithms.engines`)."""
+    """The engine for a pass (see `perfexp.algorithms.engines`)."""
 
     engine: str = DEFAULT
 
     def report(self, which: Pass, flops: int) -> PassReport:
-        """The report of a pass with this choice."""
+        """Return a pass report with this choice."""
         by_name = LayerStatus.requested if self.engine.startswith("cudnn.") else LayerStatus.ok
         status = by_name if self.reason is None else LayerStatus.fallback
         settled = {name: value for name, value in vars(self).items() if name != "engine"}
@@ -57,25 +58,26 @@ Choice = Mapping[Pass, PassChoice]
 
 
 class Support:
-    """One algorithm of one backend; by default torch's own, which takes everything."""
+    """An algorithm on one backend; the base class is torch's own, which takes everything."""
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """Why the backend cannot compute a convolution whatever its inputs' size; None if it may."""
+        """Return why the backend cannot compute a convolution at any input size; None if it may."""
         return None
 
     def choose(self, problem: Problem) -> Choice:
-        """The engine of each pass of a problem; torch's own where the backend cannot compute it."""
+        """Return the engine for each pass; torch's own if the backend cannot compute it."""
         return {which: self.candidate(which, problem) for which in problem.passes}
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
-        """The engine of one pass of a problem."""
+        """Return the engine for one pass."""
         return PassChoice()
 
 
 def first_able(supports: Sequence[Support], problem: Problem) -> tuple[Choice, list[str]]:
-    """The choice of the first backend that can compute the outputs, torch's where none can; the reasons of the others.
+    """Return the choice of the first backend that can compute the outputs, and refusals.
 
-    The reasons are in the order of the backends and end before the chosen one.
+    If no backend can, the choice is torch's. The refusals are the reasons of the backends before
+    the chosen backend, in the same order.
     """
     reasons: list[str] = []
     for support in supports:
@@ -88,7 +90,7 @@ def first_able(supports: Sequence[Support], problem: Problem) -> tuple[Choice, l
 
 
 def joined(reasons: Iterable[str]) -> str:
-    """Different reasons in one text."""
+    """Join distinct reasons into one text."""
     return "; ".join(dict.fromkeys(reasons))
 
 
@@ -115,7 +117,7 @@ class Portable(Support):
 
 
 class Kernels(Portable):
-    """A Triton kernel of perfexp: forward, and backward data where that is a convolution of the same kind."""
+    """A Triton kernel for the forward pass, and for input gradients that are such a convolution."""
 
     backend = TRITON
 
@@ -132,14 +134,18 @@ class Kernels(Portable):
 
 @dataclass(frozen=True, kw_only=True)
 class Cudnn(Support):
-    """An algorithm of cuDNN's, or its heuristic's first choice; `backward` names others for some backward passes."""
+    """A cuDNN algorithm, or the first choice of cuDNN's heuristic.
+
+    Attributes:
+        backward: algorithms that replace the default for some backward passes.
+    """
 
     name: str
     workspace_bytes: int | None = None
     backward: Mapping[Pass, str] = field(default_factory=dict)
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """See `Support`; all other limits show when cuDNN is called."""
+        """Return why cuDNN cannot compute a data type; other limits show when cuDNN is called."""
         return (
             None
             if dtype in DATA_TYPES
@@ -147,7 +153,7 @@ class Cudnn(Support):
         )
 
     def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
-        """All cuDNN algorithms that can compute a pass."""
+        """Yield all cuDNN algorithms that can compute a pass."""
         if self.rejects(problem.convolution, problem.dtype) is None:
             choices = (self._by(algorithm, which, problem) for algorithm in CODES[which])
             yield from (choice for choice in choices if choice.reason is None)
@@ -193,7 +199,7 @@ class Cudnn(Support):
 
 @dataclass(frozen=True, kw_only=True)
 class OfTorch(Support):
-    """Torch's own convolution under a global setting, where torch then selects the expected implementation."""
+    """Torch's own convolution under a global setting, if torch then selects the expected code."""
 
     name: str
 
@@ -220,11 +226,15 @@ class Switches:
 
     @classmethod
     def now(cls) -> Switches:
-        """The current settings."""
+        """Return the current settings."""
         return cls(torch._C._get_cudnn_benchmark(), torch._C._get_mkldnn_enabled())
 
     def of(self, algorithm: str) -> Switches:
-        """The settings for an algorithm, most of which need none; raises `UserError` where torch lacks oneDNN."""
+        """Return the settings for an algorithm; most algorithms need no change.
+
+        Raises:
+            UserError: the algorithm needs oneDNN, and torch lacks it.
+        """
         if algorithm == "benchmark":
             return replace(self, benchmark=True)
         if algorithm == "onednn" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -251,7 +261,7 @@ class Switches:
 
 
 def no_kernels(device: torch.device) -> str | None:
-    """Why there are no Triton kernels on a device; None if there are."""
+    """Return why a device cannot run Triton kernels; None if it can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "Triton's kernels are for NVIDIA GPUs"
     return kernels.available(device)
@@ -264,9 +274,13 @@ def supports_of(
     workspace_bytes: int | None,
     backward: Mapping[Pass, str],
 ) -> list[Support]:
-    """Backends of an algorithm on a device, the most native one first; none for `default`. See `Cudnn` for `backward`.
+    """Return an algorithm's backends on a device, the most native first; none for `default`.
 
-    It raises `UserError` if the backend, or for `auto` each of them, lacks the algorithm.
+    Args:
+        backward: see `Cudnn`.
+
+    Raises:
+        UserError: the backend lacks the algorithm; for `auto`, every backend lacks it.
     """
     if name == DEFAULT:
         return []

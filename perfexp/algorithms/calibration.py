@@ -1,4 +1,4 @@
-"""Calibration: learn which kernels cuDNN runs for which algorithm on the device at hand."""
+"""Calibration: learn which kernels cuDNN runs for which algorithm on the current device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from perfexp.devices import lock
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
 
-#: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t and cudnnConvolutionBwdFilterAlgo_t of NVIDIA's headers, not
-#: perfexp's own table of codes: a mistake in that table is not learned.
+#: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t and cudnnConvolutionBwdFilterAlgo_t from
+#: NVIDIA's headers. Perfexp's own table of codes is not used, so that a mistake in it is not
+#: learned.
 ENUMERATED = {
     Pass.forward: [
         *(
@@ -52,19 +53,22 @@ _VARIANTS = (
     (torch.float16, False, Math.tensor_op),
     (torch.float16, True, Math.tensor_op),
 )
-#: Largest workspace of a call that is made.
+#: Calls with a larger workspace are not made.
 _MOST_BYTES = 30 * 2**30
 _BATCH = 16
 
 Geometry = tuple[
     tuple[int, ...], tuple[int, ...], tuple[int, int], tuple[int, int], tuple[int, int], int
 ]
-#: Numbers of calls by pass, algorithm and the bare names that were seen together.
+#: Number of calls by pass, algorithm and the set of bare names seen together.
 Seen = Counter[tuple[str, str, tuple[str, ...]]]
 
 
 def geometries() -> list[Geometry]:
-    """Convolutions of the kinds by which cuDNN chooses its kernels: filters, strides, channels, sizes and groups."""
+    """Return convolutions that differ in everything cuDNN chooses kernels by.
+
+    These are filters, strides, channels, sizes and groups.
+    """
     return list(dict.fromkeys(_designed()))
 
 
@@ -151,7 +155,7 @@ def _designed() -> Iterator[Geometry]:
         (256, 64),
         (784, 196),
         (512, 2048),
-    ):  # of pooled features
+    ):  # pooled features
         yield _of(inputs, outputs, 1, 1)
     for inputs, outputs, size in (
         (64, 16, 55),
@@ -175,7 +179,7 @@ def _of(
     batch: int = _BATCH,
     padded: bool = True,
 ) -> Geometry:
-    """A convolution of square inputs, by default with the padding that keeps their size at stride 1."""
+    """Return a convolution on square inputs; the default padding keeps their size at stride 1."""
     height, width = (filter_size, filter_size) if isinstance(filter_size, int) else filter_size
     padding = (height // 2 * dilation, width // 2 * dilation) if padded else (0, 0)
     x, w = (batch, inputs, size, size), (outputs, inputs // groups, height, width)
@@ -183,15 +187,16 @@ def _of(
 
 
 def calibrate(name: str, seconds: float, progress: Callable[[str], None]) -> tuple[Families, Path]:
-    """Learn the table of a device and write it where proofs look for it.
+    """Learn a device's kernel table and write it where proofs look for it.
 
     Args:
-        name: the device in torch's words.
-        seconds: time after which no further convolution begins.
+        name: the device in torch's words, for example `cuda:0`.
+        seconds: time limit; no further convolution begins after it.
         progress: called with status lines.
 
     Raises:
-        UserError: there is no GPU with cuDNN, no kernel can be observed, or the file cannot be written.
+        UserError: there is no GPU with cuDNN, no kernel can be observed, or the file cannot be
+            written.
     """
     if identity() is None:
         raise UserError("Kernels are those of cuDNN, and there is no NVIDIA GPU with cuDNN here.")
@@ -220,10 +225,10 @@ def calibrate(name: str, seconds: float, progress: Callable[[str], None]) -> tup
 def learn(
     chosen: list[Geometry], device: torch.device, seconds: float, progress: Callable[[str], None]
 ) -> tuple[Families, Seen]:
-    """Run every algorithm of every pass on some convolutions, and record the kernels of each call.
+    """Run every algorithm for every pass of some convolutions, and record each call's kernels.
 
     Args:
-        seconds: time after which no further convolution begins.
+        seconds: time limit; no further convolution begins after it.
         progress: called with a status line after each convolution.
     """
     architecture, cudnn = identity() or ("", 0)
@@ -247,7 +252,7 @@ def learn(
 
 
 def counts_of(seen: Seen) -> dict[str, dict[str, Counts]]:
-    """Calls, and those with each name, by pass and algorithm."""
+    """Return the number of calls, in total and with each name, by pass and algorithm."""
     calls: Counter[tuple[str, str]] = Counter()
     kernels: dict[tuple[str, str], Counter[str]] = {}
     for (which, algorithm, names), number in seen.items():
@@ -263,7 +268,7 @@ def counts_of(seen: Seen) -> dict[str, dict[str, Counts]]:
 def _calls(
     geometry: Geometry, device: torch.device
 ) -> list[tuple[Pass, str, Plan, tuple[torch.Tensor, ...]]]:
-    """Every call of a convolution that cuDNN accepts: pass, algorithm, plan, and the tensors that it reads."""
+    """Return all calls of a convolution that cuDNN accepts: pass, algorithm, plan, read tensors."""
     inputs, weight, stride, padding, dilation, groups = geometry
     calls: list[tuple[Pass, str, Plan, tuple[torch.Tensor, ...]]] = []
     for dtype, last, math in _VARIANTS:

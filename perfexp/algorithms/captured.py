@@ -1,4 +1,4 @@
-"""CUDA graphs captured by the driver API and launched in place of the work that they hold."""
+"""Captured work: CUDA graphs captured with the driver API and launched instead of the work."""
 
 from __future__ import annotations
 
@@ -33,13 +33,18 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 class Launch:
-    """A captured graph, launched as one unit on the same addresses each time; raises `CaptureError` if impossible.
+    """A captured graph, launched as a unit on the same addresses each time.
 
-    `enqueue` puts the work on torch's current stream; it is called once, with everything in memory already.
+    Args:
+        enqueue: puts the work on torch's current stream. It is called once, with everything in
+            memory already.
+
+    Raises:
+        CaptureError: the work cannot be captured.
     """
 
     def __init__(self, enqueue: Callable[[], object], device: torch.device) -> None:
-        # torch's profiler sees the runtime's function, but not the driver's
+        # torch's profiler sees the runtime's function but not the driver's
         self._launch, self._graph = _runtime().cudaGraphLaunch, c_void_p()
         driver = _driver()
         with _captured(enqueue, device) as graph:
@@ -51,7 +56,11 @@ class Launch:
             raise
 
     def __call__(self, stream: int) -> None:
-        """Launch the graph on the stream of an address; raises `CaptureError` if the device failed."""
+        """Launch the graph on the stream with this address.
+
+        Raises:
+            CaptureError: the device failed.
+        """
         status = self._launch(self._graph, stream)
         if status:
             _check(status)
@@ -63,7 +72,11 @@ class Launch:
 
 @contextmanager
 def _captured(enqueue: Callable[[], object], device: torch.device) -> Iterator[c_void_p]:
-    """The graph of the work that is enqueued on a stream of its own, without running it; raises `CaptureError`."""
+    """Yield a graph of the work enqueued on a separate stream, without running it.
+
+    Raises:
+        CaptureError: the work cannot be captured.
+    """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     driver, address, graph = _driver(), c_void_p(stream.cuda_stream), c_void_p()
     with torch.cuda.stream(stream):
@@ -105,7 +118,7 @@ def _driver() -> Any:
 
 @cache
 def _runtime() -> Any:
-    """The CUDA runtime that torch has loaded; its status codes equal the driver's."""
+    """Return the CUDA runtime that torch has loaded; its status codes equal the driver's."""
     version = str(torch.version.cuda)
     for name in (version.partition(".")[0], version):  # CUDA 11's is libcudart.so.11.0
         with suppress(OSError):

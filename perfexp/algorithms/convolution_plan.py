@@ -1,4 +1,4 @@
-"""A plan: one pass of one convolution by one of cuDNN's algorithms, with all descriptors made in advance."""
+"""Plans: a single convolution pass by a cuDNN algorithm, with all descriptors made in advance."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from perfexp.convolutions.convolution import Convolution, Pair
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The problem of a plan; pairs are down and across.
+    """The problem that a plan solves; pairs are (down, across).
 
     Attributes:
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
-        padding: zeros, the same on both sides.
+        padding: zeros on each side.
         channels_last: whether the tensors are stored as NHWC.
     """
 
@@ -39,22 +39,24 @@ class Shape:
 
     @property
     def outputs(self) -> tuple[int, int, int, int]:
-        """Output shape, (N, O, height, width)."""
+        """Return the output shape, (N, O, height, width)."""
         convolution = Convolution.of(
             self.weight, self.stride, self.padding, self.dilation, self.groups
         )
         return (self.inputs[0], self.weight[0], *convolution.output_size(*self.inputs[-2:]))
 
 
-#: Called with every plan and its run function in place of the run; set while kernels are recorded.
+#: Called with every plan and its run function instead of the run; set while kernels are recorded.
 watcher: Callable[[Plan, Callable[[], torch.Tensor]], torch.Tensor] | None = None
 
 
 class Plan:
-    """Computes one pass, for dense tensors in the memory format of the shape.
+    """Computes a pass for dense tensors in the shape's memory format.
 
-    It raises `CudnnError` if cuDNN cannot compute it by this algorithm. `workspace_bytes` is the memory that a call
-    takes from torch's allocator.
+    `workspace_bytes` is the memory that a call takes from torch's allocator.
+
+    Raises:
+        CudnnError: cuDNN cannot compute the pass by this algorithm.
     """
 
     def __init__(self, which: Pass, algorithm: str, shape: Shape) -> None:
@@ -76,9 +78,11 @@ class Plan:
         self.workspace_bytes = cudnn.workspace_bytes(which, handle, self._descriptors, self._code)
 
     def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """The result of the pass, on the current stream.
+        """Return the pass's result, computed on the current stream.
 
-        `first` are the inputs, or for their gradient the weights; `second` the weights, or the gradient of the outputs.
+        Args:
+            first: the inputs; for the input gradient, the weights.
+            second: the weights; for a gradient, the output gradient.
         """
         if current_device() != self._device:
             with torch.cuda.device(self._device):
@@ -94,7 +98,7 @@ class Plan:
             self._result, dtype=self._dtype, device=first.device, memory_format=self._format
         )
         size = self.workspace_bytes
-        # freed after enqueueing: stream order protects it from its next user
+        # freed after enqueueing; stream order protects it from its next user
         workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
         where = 0 if workspace is None else workspace.data_ptr()
         addresses = (first.data_ptr(), second.data_ptr(), out.data_ptr(), where)
@@ -112,7 +116,7 @@ class Plan:
 
 
 def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:
-    """Descriptors of the two tensors that a pass reads, of the convolution, and of the result."""
+    """Return the descriptors of two tensors that a pass reads, the convolution, and the result."""
     inputs = cudnn.tensor(shape.inputs, shape.dtype, channels_last=shape.channels_last)
     weight = cudnn.filter(shape.weight, shape.dtype, channels_last=shape.channels_last)
     outputs = cudnn.tensor(shape.outputs, shape.dtype, channels_last=shape.channels_last)
@@ -126,12 +130,16 @@ def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int,
     return inputs, outputs, how, weight
 
 
-#: Plans, or the reason why there is none.
+#: Plans, or the reason for a refusal.
 _plans: dict[Any, Plan | str] = {}
 
 
 def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
-    """The plan of a shape; raises `CudnnError` if cuDNN refuses. Plans and refusals are cached."""
+    """Return the plan for a shape, from the cache if possible; refusals are cached, too.
+
+    Raises:
+        CudnnError: cuDNN refuses.
+    """
     key = (which, algorithm, shape)
     found = _plans.get(key)
     if found is None:
@@ -146,7 +154,11 @@ def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
 
 
 def guess(which: Pass, shape: Shape, limit: int | None) -> str:
-    """The first choice of cuDNN's heuristic within a limit of workspace bytes; raises `CudnnError` without one."""
+    """Return the first choice of cuDNN's heuristic within a limit of workspace bytes.
+
+    Raises:
+        CudnnError: the heuristic has no choice within the limit.
+    """
     cudnn, names = library(), {code: name for name, code in CODES[which].items()}
     ranked = cudnn.guesses(which, cudnn.handle(shape.device), descriptors_of(which, shape, cudnn))
     for code, size in ranked:

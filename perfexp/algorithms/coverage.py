@@ -1,4 +1,4 @@
-"""Algorithm coverage: the engine of each convolution of a model, and the share of FLOPs that ran as requested."""
+"""Algorithm coverage: the engine of each convolution, and the FLOPs share that ran as requested."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perfexp.records.quantities import COVERAGE, PROVEN, WORKSPACE
 from perfexp.records.races import is_own_choice
 from perfexp.records.record import Metric
 
-#: Layers that a diagnostic names before it counts the rest.
+#: Number of layers that a diagnostic names before it counts the rest.
 _NAMED = 3
 
 
 class Pass(StrEnum):
-    """One convolution of a layer: the outputs, the gradient of the inputs, or the gradient of the weights."""
+    """A convolution within a layer: its outputs, its input gradient or its weight gradient."""
 
     forward = "forward"
     backward_data = "backward_data"
@@ -28,10 +28,12 @@ class Pass(StrEnum):
 class LayerStatus(StrEnum):
     """Whether a layer was computed as requested.
 
-    `ok`: yes, by code of perfexp or torch, or by a library whose kernels were observed. `requested`: a library was
-    handed the algorithm, and its kernels were not observed. `fallback`: torch computed in the algorithm's place.
-    `substituted`: the library ran another algorithm than requested. `unproven`: a kernel that ran is unknown.
-    `unseen`: nothing was computed.
+    * `ok`: yes, by perfexp or torch code, or by a library with observed kernels.
+    * `requested`: a library was given the algorithm, but its kernels were not observed.
+    * `fallback`: torch computed instead.
+    * `substituted`: the library ran another algorithm.
+    * `unproven`: a kernel that ran is unknown.
+    * `unseen`: nothing was computed.
     """
 
     ok = "ok"
@@ -42,7 +44,7 @@ class LayerStatus(StrEnum):
     unseen = "unseen"
 
 
-#: Statuses of a pass that nothing speaks against, the weaker one first.
+#: Statuses of a pass that ran as requested as far as known, the weaker status first.
 AS_REQUESTED = (LayerStatus.requested, LayerStatus.ok)
 
 
@@ -55,16 +57,16 @@ class EngineFacts:
     """Why and how an engine computes a pass.
 
     Attributes:
-        reason: why it is not the requested one, or None if it is.
-        workspace_bytes: memory beyond the tensors; None where unknown.
-        seconds: time of each engine in the race of `fastest` that decided.
-        launching: how the engines of that race were launched: `captured`, `eager`, or `clock` on a CPU.
-        races: `seconds` and `speedup` over torch's choice, with the ends of their 95 % intervals (`_low`, `_high`), by
-            launching and engine.
+        reason: why the engine is not the requested engine; None if it is.
+        workspace_bytes: memory beyond the tensors; None if unknown.
+        seconds: time of each engine in the deciding race of `fastest`.
+        launching: how that race launched the engines: `captured`, `eager`, or `clock` on a CPU.
+        races: `seconds` and `speedup` over torch's choice, by launching and engine. Interval ends
+            (95 %) have the suffixes `_low` and `_high`.
         errors: relative L2 error of each tried engine against float64.
-        not_captured: reason why the engines were not captured.
-        not_cached: reason why the choice is not stored for other processes.
-        kept_since: date and time of the trial, ISO 8601, where an earlier process made it.
+        not_captured: why the engines were not captured.
+        not_cached: why the choice is not stored for other processes.
+        kept_since: date and time of the trial (ISO 8601), if an earlier process made it.
     """
 
     reason: str | None = None
@@ -80,11 +82,11 @@ class EngineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PassReport(EngineFacts):
-    """Report of one pass of a layer.
+    """Report on a layer's pass.
 
     Attributes:
-        selected: engine that computed the pass (`cudnn.gemm`, `torch.fft`, `default`).
-        flops: FLOPs of all calls, two per multiplication in the definition of a convolution.
+        selected: engine that computed the pass, for example `cudnn.gemm`, `torch.fft` or `default`.
+        flops: FLOPs of all calls, counting two per multiplication in the analytic convolution.
         ran: algorithm of the observed kernels; None without profiling.
     """
 
@@ -98,9 +100,9 @@ class PassReport(EngineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """Report of one layer for inputs of one shape, with the calls and passes in one call of the model.
+    """Report on a layer for a given input shape, with its calls and passes in a single model call.
 
-    `math` is cuDNN's math type (`default`, `tensor_op`, `fma`), None where cuDNN did not compute.
+    `math` is cuDNN's math type (`default`, `tensor_op`, `fma`); None if cuDNN did not compute.
     """
 
     name: str
@@ -113,18 +115,24 @@ class LayerReport:
 
     @property
     def used(self) -> str | None:
-        """Algorithm of the outputs, without its backend: `gemm`, or `default` for torch's own; None for nothing."""
+        """Return the algorithm of the forward pass without its backend, for example `gemm`.
+
+        The result is `default` for torch's own choice and None if nothing was computed.
+        """
         return self.passes[0].selected.rpartition(".")[2] if self.passes else None
 
     @property
     def status(self) -> LayerStatus:
-        """The status of the first pass that is not as requested, otherwise `requested` if any pass is, or `ok`."""
+        """Return the status of the first pass that is not as requested.
+
+        If all passes are, return `requested` if any pass has that status, otherwise `ok`.
+        """
         statuses = sorted((report.status for report in self.passes), key=_precedence)
         return statuses[0] if statuses else LayerStatus.unseen
 
     @property
     def reason(self) -> str | None:
-        """Why the status is not `ok`, with the affected passes where not all are affected."""
+        """Return why the status is not `ok`, with the affected passes unless all are affected."""
         if not self.passes:
             return "it computed no convolution"
         reasons = {report.reason for report in self.passes}
@@ -135,11 +143,11 @@ class LayerReport:
 
     @property
     def flops(self) -> int:
-        """FLOPs of all passes."""
+        """Return the FLOPs of all passes."""
         return sum(report.flops for report in self.passes)
 
     def facts(self) -> dict[str, Any]:
-        """All fields and derived values as JSON."""
+        """Return all fields and derived values as JSON."""
         derived = {
             "used": self.used,
             "status": self.status,
@@ -151,10 +159,11 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmReport:
-    """Report of all 2-D convolutions of a model: an entry for each layer and kind of its inputs.
+    """Report on a model's 2-D convolutions, with an entry for each layer and kind of inputs.
 
     Attributes:
-        foreign: origin of the table of kernels, if it was learned on another architecture or with another library.
+        foreign: origin of the kernel table, if learned on another architecture or with another
+            library.
     """
 
     name: str
@@ -167,12 +176,18 @@ class AlgorithmReport:
 
     @property
     def share(self) -> float | None:
-        """Share of the convolutions' FLOPs, backward passes included, that ran as requested; None without FLOPs."""
+        """Return the share of convolution FLOPs that ran as requested; None without FLOPs.
+
+        Backward passes count, too.
+        """
         return self._share_of([report for report in self._passes if report.status in AS_REQUESTED])
 
     @property
     def proven_share(self) -> float | None:
-        """The part of `share` that is by code of perfexp or by observed kernels, without torch's own choice."""
+        """Return the part of `share` run by perfexp code or by observed kernels.
+
+        Torch's own choice does not count.
+        """
         known = [report for report in self._passes if report.status is LayerStatus.ok]
         return self._share_of(
             [report for report in known if not is_own_choice(report.selected, report.status)]
@@ -184,7 +199,7 @@ class AlgorithmReport:
 
     @property
     def workspace_peak_bytes(self) -> int | None:
-        """Largest workspace of any call; None where unknown."""
+        """Return the largest workspace of any call; None if unknown."""
         known = (
             report.workspace_bytes for report in self._passes if report.workspace_bytes is not None
         )
@@ -200,7 +215,7 @@ class AlgorithmReport:
         return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)
 
     def metrics(self) -> list[Metric]:
-        """FLOPs shares and peak workspace as metrics of a point."""
+        """Return FLOPs shares and peak workspace as metrics of a point."""
         share, proven, peak = self.share, self.proven_share, self.workspace_peak_bytes
         reason = None if share is not None else "no 2-D convolution ran"
         unknown = None if peak is not None else "only cuDNN reports the workspace of an algorithm"
@@ -211,7 +226,7 @@ class AlgorithmReport:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """All fields and derived values as JSON."""
+        """Return all fields and derived values as JSON."""
         backends = {
             report.selected.partition(".")[0]
             for report in self._passes
@@ -226,7 +241,7 @@ class AlgorithmReport:
         }
 
     def doubts(self) -> list[Diagnostic]:
-        """Diagnostics where not all of the work ran as requested."""
+        """Return diagnostics about work that did not run as requested."""
         share = self.share or 0.0
         doubts = []
         if layers := self._named(LayerStatus.fallback):

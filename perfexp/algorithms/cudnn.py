@@ -1,6 +1,7 @@
-"""cuDNN as loaded by torch, through its v7 interface, whose named algorithms torch does not expose.
+"""cuDNN as loaded by torch, called through its v7 interface.
 
-Its codes for algorithms, math types and data types are those of cudnn_ops.h and cudnn_graph.h, version 9.19.
+That interface has named algorithms, which torch does not expose. The codes for algorithms, math
+types and data types come from cudnn_ops.h and cudnn_graph.h, version 9.19.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Math(IntEnum):
     fma = 3
 
 
-#: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdFilterAlgo_t, in order of their codes.
+#: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdFilterAlgo_t, in
+#: code order.
 _NAMES = {
     Pass.forward: "implicit_gemm implicit_precomp_gemm gemm direct fft fft_tiling winograd winograd_nonfused",
     Pass.backward_data: "algo_0 algo_1 fft fft_tiling winograd winograd_nonfused",
@@ -40,7 +42,7 @@ CODES = {
     for which, names in _NAMES.items()
 }
 
-#: Algorithms of the backward passes (data, filter) by forward name: the closest match. All GEMMs map to the one with a
+#: Closest backward algorithms (data, filter) by forward name. All GEMMs map to the algorithm with a
 #: fixed summation order and tensor-core support.
 BACKWARD = {
     **dict.fromkeys(
@@ -52,7 +54,8 @@ BACKWARD = {
     "winograd_nonfused": ("winograd_nonfused", "winograd_nonfused"),
 }
 
-#: Algorithms whose summation order differs from call to call (NVIDIA's documentation of the enumerations).
+#: Algorithms with a summation order that differs from call to call (NVIDIA's documentation of the
+#: enumerations).
 UNREPEATABLE = {
     (Pass.backward_data, "algo_0"),
     (Pass.backward_filter, "algo_0"),
@@ -64,7 +67,10 @@ DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat
 
 
 def math_of(dtype: torch.dtype) -> Math:
-    """The math type that torch permits: TF32 by its flag for convolutions, tensor cores for half precisions."""
+    """Return the math type that torch permits.
+
+    For float32 torch's TF32 flag for convolutions decides; half precisions use tensor cores.
+    """
     if dtype in (torch.float16, torch.bfloat16):
         return Math.tensor_op
     return Math.fma if dtype is torch.float32 and not tf32.allowed()[1] else Math.default
@@ -72,7 +78,7 @@ def math_of(dtype: torch.dtype) -> Math:
 
 _NCHW, _NHWC = 0, 1
 _CROSS_CORRELATION = 1
-#: Requested choices of the heuristic: more than there are algorithms.
+#: Number of choices requested from the heuristic: more than there are algorithms.
 _CHOICES = 10
 
 #: cuDNN's names of the passes.
@@ -114,7 +120,7 @@ class CudnnError(PerfexpError):
 
 
 class _Choice(ctypes.Structure):
-    """cudnnConvolutionFwdAlgoPerf_t and the two structures of the backward passes, which have the same layout."""
+    """cudnnConvolutionFwdAlgoPerf_t; the structures for backward passes have the same layout."""
 
     _fields_ = (
         ("algo", c_int),
@@ -128,7 +134,11 @@ class _Choice(ctypes.Structure):
 
 
 class Library:
-    """cuDNN's functions; any status other than success raises `CudnnError`, as missing functions do."""
+    """cuDNN's functions.
+
+    Raises:
+        CudnnError: a function is missing; methods raise it for any status other than success.
+    """
 
     def __init__(self, functions: Any) -> None:
         missing = [name for name in _SIGNATURES if not hasattr(functions, name)]
@@ -148,19 +158,23 @@ class Library:
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
     def check(self, status: int) -> None:
-        """Raise `CudnnError` unless a status is success."""
+        """Raise `CudnnError` unless the status is success."""
         if status:
             text = self._functions.cudnnGetErrorString(status)
             raise CudnnError(text.decode().removeprefix("CUDNN_STATUS_"))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function by name; raises `CudnnError` if it fails."""
+        """Call a function by name.
+
+        Raises:
+            CudnnError: the function fails.
+        """
         self.check(getattr(self._functions, name)(*arguments))
 
     def handle(self, device: int) -> int:
-        """The handle of a device index in this thread, bound to torch's current stream there.
+        """Return this thread's handle for a device index, bound to torch's current stream there.
 
-        A handle may be used by one thread at a time, and the backward pass has a thread of its own.
+        Two threads must not use a handle at a time, and the backward pass has its own thread.
         """
         key = (device, threading.get_ident())
         handle = self._handles.get(key)
@@ -177,18 +191,24 @@ class Library:
         return handle
 
     def one_and_zero(self, dtype: torch.dtype) -> tuple[Any, Any]:
-        """Scaling factors of the result and of its previous value, in float64 for float64 and otherwise in float32."""
+        """Return scaling factors for the result and its previous value.
+
+        They are float64 for float64, otherwise float32.
+        """
         return self._constants[c_double if dtype is torch.float64 else c_float]
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> int:
-        """A descriptor of a dense tensor (N, C, H, W), stored as NHWC if `channels_last`."""
+        """Return a descriptor for a dense tensor (N, C, H, W), as NHWC if `channels_last`."""
         descriptor = self._new("Tensor")
         layout = _NHWC if channels_last else _NCHW
         self.call("cudnnSetTensor4dDescriptor", descriptor, layout, DATA_TYPES[dtype], *shape)
         return descriptor
 
     def filter(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool) -> int:
-        """A descriptor of dense weights (O, C / G, kernel height, kernel width), stored as OHWC if `channels_last`."""
+        """Return a descriptor for dense weights (O, C / G, kernel height, kernel width).
+
+        They are stored as OHWC if `channels_last`.
+        """
         descriptor = self._new("Filter")
         layout = _NHWC if channels_last else _NCHW
         self.call("cudnnSetFilter4dDescriptor", descriptor, DATA_TYPES[dtype], layout, *shape)
@@ -203,7 +223,10 @@ class Library:
         dtype: torch.dtype,
         math: Math,
     ) -> int:
-        """A descriptor of a convolution; pairs are down and across. Sums are float32, or float64 for float64."""
+        """Return a convolution descriptor; pairs are (down, across).
+
+        Sums are float32, or float64 for float64.
+        """
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]
         self.call(
@@ -222,7 +245,14 @@ class Library:
     def workspace_bytes(
         self, which: Pass, handle: int, descriptors: Sequence[int], code: int
     ) -> int:
-        """Memory that an algorithm needs beyond its tensors (see `descriptors_of`); `CudnnError` if it is not able."""
+        """Return the memory that an algorithm needs beyond its tensors.
+
+        Args:
+            descriptors: as returned by `descriptors_of`.
+
+        Raises:
+            CudnnError: the algorithm cannot compute the pass.
+        """
         size = c_size_t()
         self.call(
             f"cudnnGetConvolution{ENTRY[which]}WorkspaceSize",
@@ -236,7 +266,7 @@ class Library:
     def guesses(
         self, which: Pass, handle: int, descriptors: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Algorithm codes as cuDNN's heuristic ranks them, the best first, with the bytes of workspace of each."""
+        """Return algorithm codes and workspace bytes, ranked by cuDNN's heuristic, best first."""
         count, choices = c_int(), (_Choice * _CHOICES)()
         name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
         self.call(name, handle, *descriptors, _CHOICES, byref(count), ctypes.addressof(choices))
@@ -258,13 +288,13 @@ capturing: Callable[[], bool] = (
 
 
 def current_stream(device: int) -> int:
-    """The address of torch's current stream on a device."""
+    """Return the address of torch's current stream on a device."""
     address: int = torch._C._cuda_getCurrentRawStream(device)
     return address
 
 
 def why_no_cudnn(device: torch.device) -> str | None:
-    """Why cuDNN's algorithms cannot be chosen on a device; None if they can."""
+    """Return why cuDNN's algorithms cannot be chosen on a device; None if they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "cuDNN is for NVIDIA GPUs"
     if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
@@ -280,7 +310,11 @@ def why_no_cudnn(device: torch.device) -> str | None:
 
 @cache
 def library() -> Library:
-    """The cuDNN that torch has loaded; raises `CudnnError` if there is none, or without its v7 interface."""
+    """Return the cuDNN library that torch has loaded.
+
+    Raises:
+        CudnnError: there is no cuDNN, or it lacks the v7 interface.
+    """
     version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if version is None:
         raise CudnnError("this torch has no cuDNN")

@@ -13,9 +13,10 @@ from perfexp.models import Session
 def open_default(
     *, name: str = "default", layers: Mapping[str, str] | None = None, **settings: Any
 ) -> Algorithm:
-    """Build torch's own convolution, with other algorithms for the layers that name one (see `forced.Forced`).
+    """Build torch's own convolution, with other algorithms for layers that name one.
 
-    All settings of the other algorithms are accepted, so that one sweep can cover them.
+    See `forced.Forced`. All settings of other algorithms are accepted, so that a sweep can cover
+    them.
     """
     if not layers:
         return Default()

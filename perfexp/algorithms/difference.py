@@ -14,7 +14,11 @@ from perfexp.work.tensors import tensors_in
 
 
 def relative_error(found: Any, reference: Any) -> float | None:
-    """Relative L2 error over nested floating-point tensors; None if one is not finite or the reference is all zero."""
+    """Return the relative L2 error over nested floating-point tensors.
+
+    Returns:
+        None if a number is not finite or the reference is all zero.
+    """
     pairs = list(zip(_tensors(found), _tensors(reference), strict=True))
     apart = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
     length = sum(float(other.double().square().sum()) for _, other in pairs)
@@ -31,11 +35,11 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Iterator[None]:
-    """While entered, a model's untrained batch norms hold the statistics of the activations of one call.
+    """Give a model's untrained batch norms the activation statistics of a call, while entered.
 
-    Without them, the outputs of a deep model with random weights hardly depend on its inputs (ResNet-152: by 1 %,
-    GoogLeNet: by 0.001 %) or on numerical errors, or they are not finite. A call that fails in training mode (one
-    number per channel) changes nothing.
+    Without statistics, a deep model with random weights is a poor test. Its outputs hardly depend
+    on inputs (ResNet-152: by 1 %, GoogLeNet: by 0.001 %) or numerical errors, or are not finite. A
+    call that fails in training mode (a single number per channel) changes nothing.
     """
     norms = [
         norm for norm in module.modules() if isinstance(norm, _BatchNorm) and _is_untrained(norm)

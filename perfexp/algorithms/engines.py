@@ -1,8 +1,11 @@
-"""Engines, the implementations of one pass of one convolution, and the operator by which torch calls them.
+"""Engines: implementations of a convolution pass, and how torch calls them.
 
-An engine is a word: `default` and `benchmark` are torch's own choice and search, `cudnn.gemm` and the like are cuDNN's
-algorithms, `triton.direct` and `triton.winograd` are perfexp's kernels, `torch.gemm` and the like are algorithms in
-torch operations, which autograd differentiates itself.
+An engine is a word:
+
+* `default` and `benchmark`: torch's own choice and its search.
+* `cudnn.NAME`: a cuDNN algorithm, for example `cudnn.gemm`.
+* `triton.direct`, `triton.winograd`: perfexp's kernels.
+* `torch.NAME`: an algorithm in torch operations, which autograd differentiates itself.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from perfexp.convolutions.portable import ALGORITHMS, as_torch_does, is_channels
 
 SEARCH, TORCH = "search", "torch"
 
-#: Engines that are torch's unmodified `conv2d`; the last three name settings that apply to the whole model.
+#: Engines that are torch's unmodified `conv2d`; the last three name whole-model settings.
 OF_TORCH = (DEFAULT, SEARCH, "onednn", "native")
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engine of each pass of a convolution."""
+    """The engine for each pass of a convolution."""
 
     forward: str = DEFAULT
     backward_data: str = DEFAULT
@@ -41,9 +44,12 @@ class Engines:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute as `torch.nn.functional.conv2d` would, with its result's memory format and its casts under autocast.
+        """Compute as `torch.nn.functional.conv2d` would, with its memory format and autocast casts.
 
-        Inputs are (N, C, H, W) or (C, H, W), weights (O, C / G, kernel height, kernel width), the bias (O,) or None.
+        Args:
+            inputs: (N, C, H, W) or (C, H, W).
+            weight: (O, C / G, kernel height, kernel width).
+            bias: (O,), or None.
         """
         backend, _, name = self.forward.partition(".")
         by = ALGORITHMS[name].compute if backend == TORCH else self._operator
@@ -64,21 +70,27 @@ class Engines:
 
 
 def shape_of(problem: Problem) -> Shape:
-    """The shape of cuDNN's plans for a problem on an NVIDIA GPU."""
+    """Return the cuDNN plan shape for a problem on an NVIDIA GPU."""
     even = problem.even()
     settings = Settings(*even.settings, even.channels_last)
     return settings.shape(even.shape, even.convolution.weight_shape, even.dtype, even.device)
 
 
 class Direct:
-    """A convolution that only needs cuDNN and bypasses torch's dispatcher, for eager calls; one plan per pass."""
+    """A convolution by cuDNN alone that bypasses torch's dispatcher, for eager calls.
+
+    There is one plan per pass.
+    """
 
     def __init__(self, plans: dict[Pass, Plan], layout: torch.memory_format) -> None:
         self.forward = plans[Pass.forward]
         self.plans, self.layout = plans, layout
 
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The outputs for dense inputs and weights, with their gradients where the plans have them."""
+        """Return the outputs for dense inputs and weights.
+
+        They are differentiable if there are plans for backward passes.
+        """
         if len(self.plans) == 1:
             return self.forward(inputs, weight)
         outputs: torch.Tensor = _Direct.apply(inputs, weight, self)  # type: ignore[no-untyped-call]
@@ -107,7 +119,11 @@ class _Direct(torch.autograd.Function):
 
 
 def direct(engines: Engines, problem: Problem) -> Direct | None:
-    """The direct implementation of a problem; None unless all passes are cuDNN's and the padding is symmetric."""
+    """Return the direct implementation of a problem.
+
+    Returns:
+        None unless cuDNN computes all passes and the padding is symmetric.
+    """
     if problem.even() is not problem:
         return None
     plans: dict[Pass, Plan] = {}
@@ -119,6 +135,6 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
 
 
 def plan_of(which: Pass, engine: str, problem: Problem) -> Plan | None:
-    """The cuDNN plan behind an engine for a pass of a problem; None for other engines."""
+    """Return the cuDNN plan behind an engine for one pass; None for other engines."""
     backend, _, name = engine.partition(".")
     return plan(which, name, shape_of(problem)) if backend == CUDNN else None

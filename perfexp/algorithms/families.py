@@ -1,14 +1,16 @@
-"""Kernel families: attribute cuDNN's kernels to algorithms, learned from calls of known algorithms.
+"""Kernel families: attribute cuDNN's kernels to algorithms, learned from known calls.
 
-A table holds how often each kernel's bare name was seen among the calls of each algorithm, over layers, data types and
-memory formats, on one GPU architecture with one version of cuDNN. `families.json` is the table that is shipped;
-`perfexp calibrate kernels` learns that of the device at hand. A call is attributed to the algorithm under which its
-kernels are most likely, with independent presence of names (naive Bayes with Bernoulli features; Manning, Raghavan and
-Schütze, Introduction to Information Retrieval, 13.3). A name that contains an algorithm's own word counts for that
-algorithm alone. This detects the direct convolutions that cuDNN runs in place of another algorithm.
+A table counts how often each bare kernel name appeared in each algorithm's calls. It covers layers,
+data types and memory formats for one GPU architecture and cuDNN version. `families.json` is the
+shipped table; `perfexp calibrate kernels` learns a table on the current device.
 
-A call is proven only if every kernel is known, and if at least one of them computes a convolution: kernels that change
-the memory format, clear memory or add up partial sums run beside any algorithm.
+A call is attributed to the algorithm with the highest likelihood for its kernels, taking names as
+independent. This is naive Bayes with Bernoulli features (Manning, Raghavan and Schütze,
+Introduction to Information Retrieval, 13.3). A name with an algorithm's own word in it counts for
+that algorithm alone. This detects direct convolutions that cuDNN runs instead of another algorithm.
+
+A call is proven only if every kernel is known and at least one computes a convolution. Kernels that
+change the memory format, clear memory or add partial sums can belong to any algorithm.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from perfexp.host.cache import cache_folder
 
 #: Words in kernel names that identify an algorithm.
 _WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
-#: Parts of the names of PyTorch's own kernels, copies and fills.
+#: Name parts of PyTorch's own kernels, copies and fills.
 _NOT_CUDNN = ("at::native", "Memcpy", "Memset")
-#: Bare names of kernels that run beside any algorithm: memory formats, padding, types, factors, workspaces, sums.
+#: Bare names of kernels that any algorithm may run: memory formats, padding, types, factors,
+#: workspaces, sums.
 _AUXILIARY = re.compile(
     r"(?i:transpose|transform|padding|slice|convertTensor|scale\w*Tensor|workspace|reduc)|^(nchw|nhwc|folded|kernel)"
 )
@@ -49,7 +52,7 @@ _SIZES = re.compile(r"_?\d+x\d+\w*")
 
 
 def bare(kernel: str) -> str:
-    """A kernel's name without types, tile sizes and architecture."""
+    """Return a kernel's name without types, tile sizes and architecture."""
     if found := _XMMA.search(kernel):
         kind, rest = found.groups()
         if kind == "gemm":
@@ -64,7 +67,7 @@ def bare(kernel: str) -> str:
     name = _without_brackets(kernel).split("::")[-1].removeprefix("void ").strip()
     return (
         name if name.startswith("fft") else _SIZES.sub("", name)
-    )  # the size of its tiles is what an FFT is
+    )  # an FFT is identified by its tile size
 
 
 def _without_brackets(text: str) -> str:
@@ -80,20 +83,21 @@ def _without_brackets(text: str) -> str:
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Number of calls of an algorithm, and of those with each bare name."""
+    """Number of an algorithm's calls, in total and with each bare name."""
 
     calls: int
     kernels: dict[str, int]
 
 
 class Families(msgspec.Struct, frozen=True):
-    """What was seen on one architecture with one version of cuDNN.
+    """Kernel counts for one architecture and cuDNN version.
 
     Attributes:
-        seen: device and number of convolutions from which the table was learned.
-        architecture: `sm_90`.
-        cudnn: version as a number, 91900 for 9.19.0.
-        counts: number of `calls`, and of those with each bare name (`kernels`), by pass and algorithm.
+        seen: device and number of convolutions behind the table.
+        architecture: for example `sm_90`.
+        cudnn: version as a number, for example 91900 for 9.19.0.
+        counts: number of `calls`, in total and with each bare name (`kernels`), by pass and
+            algorithm.
     """
 
     seen: str
@@ -102,7 +106,10 @@ class Families(msgspec.Struct, frozen=True):
     counts: dict[str, dict[str, Counts]]
 
     def likely(self, which: Pass, kernels: Iterable[str]) -> list[str]:
-        """Algorithms to which the kernels of a call can belong, the likeliest first; empty if none computes."""
+        """Return algorithms that a call's kernels can belong to, the likeliest first.
+
+        The list is empty if no kernel computes a convolution.
+        """
         seen = {name for name in map(bare, kernels) if not _AUXILIARY.search(name)}
         named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
         if named:
@@ -121,7 +128,10 @@ class Families(msgspec.Struct, frozen=True):
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
     def unknown(self, which: Pass, kernels: Iterable[str]) -> list[str]:
-        """Bare names that no algorithm's calls had and that name no algorithm, PyTorch's own kernels left out."""
+        """Return bare names that no algorithm's calls had and that name no algorithm.
+
+        PyTorch's own kernels are left out.
+        """
         known = {
             name for counts in self.counts.get(which.value, {}).values() for name in counts.kernels
         }
@@ -129,7 +139,7 @@ class Families(msgspec.Struct, frozen=True):
         return [name for name in names if name not in known and not _says(name)]
 
     def _names(self, which: Pass) -> set[str]:
-        """Bare names of the kernels that compute and do not name their algorithm."""
+        """Return bare names of kernels that compute without naming their algorithm."""
         counts = self.counts.get(which.value, {}).values()
         names = {name for of_algorithm in counts for name in of_algorithm.kernels}
         return {name for name in names if not _says(name) and not _AUXILIARY.search(name)}
@@ -140,7 +150,7 @@ def _says(name: str) -> bool:
 
 
 def _score(counts: Counts, seen: set[str], names: set[str]) -> float:
-    """Log-likelihood of the names that were and were not seen, for one algorithm's calls."""
+    """Return the log-likelihood of seen and unseen names, for one algorithm's calls."""
     score = 0.0
     for name in names:
         share = (counts.kernels.get(name, 0) + _SMOOTHING) / (counts.calls + 2 * _SMOOTHING)
@@ -149,7 +159,10 @@ def _score(counts: Counts, seen: set[str], names: set[str]) -> float:
 
 
 def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
-    """The report of a pass as requested, with its observed kernels, and whether they belong to the algorithm."""
+    """Return a pass report with observed kernels and a verdict on them.
+
+    The verdict says whether the kernels belong to the requested algorithm.
+    """
     table, observed = current(), of_cudnn(kernels)
     likely = table.likely(report.which, observed)
     status, reason = LayerStatus.ok, None
@@ -176,23 +189,26 @@ def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
 
 
 def forward_algorithm(kernels: Iterable[str]) -> str | None:
-    """The algorithms to which a forward pass's kernels can belong (`fft or fft_tiling`); None where unknown."""
+    """Return the algorithms that a forward pass's kernels can belong to; None if unknown.
+
+    Several are joined, for example `fft or fft_tiling`.
+    """
     table, observed = current(), of_cudnn(kernels)
     is_known = not table.unknown(Pass.forward, observed)
     return " or ".join(table.likely(Pass.forward, observed)) or None if is_known else None
 
 
 def of_cudnn(kernels: Iterable[str]) -> list[str]:
-    """The kernels of a call that may be cuDNN's: not PyTorch's own, copies or fills."""
+    """Return a call's kernels that may be cuDNN's: not PyTorch's own, copies or fills."""
     return [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]
 
 
 def judge_forward(
     report: AlgorithmReport, kernels: Mapping[str, Collection[str]]
 ) -> AlgorithmReport:
-    """A report with the observed kernels of layers' forward passes, where cuDNN was handed an algorithm.
+    """Return a report with the observed forward kernels of layers that request a cuDNN algorithm.
 
-    Layers with several kinds of inputs, or with kernels that prove nothing, stay unchanged.
+    Layers stay unchanged if they have several kinds of inputs or kernels that prove nothing.
     """
     names = [layer.name for layer in report.layers]
 
@@ -218,28 +234,28 @@ def _short(kernels: Iterable[str]) -> str:
 
 @cache
 def shipped() -> Families:
-    """The table that is shipped with perfexp."""
+    """Return the table shipped with perfexp."""
     return msgspec.json.decode(
         files("perfexp.algorithms").joinpath("families.json").read_bytes(), type=Families
     )
 
 
 def current() -> Families:
-    """The table of the device at hand if it was calibrated, otherwise the one that is shipped."""
+    """Return the current device's table if it was calibrated, otherwise the shipped table."""
     if (place := identity()) is None:
         return shipped()
-    with suppress(OSError, msgspec.DecodeError):  # not calibrated, or by another version of perfexp
+    with suppress(OSError, msgspec.DecodeError):  # not calibrated, or by another version
         return msgspec.json.decode(calibrated(*place).read_bytes(), type=Families)
     return shipped()
 
 
 def calibrated(architecture: str, cudnn: int) -> Path:
-    """The file of the table that `perfexp calibrate kernels` makes."""
+    """Return the path of a table made by `perfexp calibrate kernels`."""
     return cache_folder("families") / f"{architecture}-cudnn{cudnn}.json"
 
 
 def identity() -> tuple[str, int] | None:
-    """Architecture of the current device and version of cuDNN; None without both."""
+    """Return the current device's architecture and the cuDNN version; None without both."""
     version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if not torch.cuda.is_available() or version is None:
         return None
@@ -248,7 +264,7 @@ def identity() -> tuple[str, int] | None:
 
 
 def foreign() -> str | None:
-    """Where the current table was learned and what runs here, if these differ."""
+    """Return where the current table was learned and what runs here, if these differ."""
     place, table = identity(), current()
     if place is None or place == (table.architecture, table.cudnn):
         return None

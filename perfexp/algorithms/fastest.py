@@ -1,4 +1,4 @@
-"""Race all algorithms that can compute a convolution, and compute it by the fastest."""
+"""algorithm=fastest: race all algorithms that can compute a convolution, and use the winner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from perfexp.host.cache import JsonCache
 from perfexp.models import cuda_graphs, tf32
 from perfexp.work.tensors import tensors_in
 
-#: Default limit of the relative L2 error against float64: a multiple of the rounding error of the data type.
+#: Default limits of the relative L2 error against float64: a multiple of the data type's rounding
+#: error.
 _MAX_ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 _MAX_ERROR_TF32 = 3e-3
 
@@ -38,10 +39,11 @@ _Winners = dict[Pass, PassChoice]
 
 
 class Threads:
-    """Isolated threads by name, which have the grad mode and device of their caller and end with `end`.
+    """Isolated threads by name, with the caller's grad mode and device; `end` ends them.
 
-    Torch caches cuDNN's chosen algorithms per thread. It consults that cache before it searches (`benchmark`) or calls
-    the heuristic: for the same shape, whichever of the two ran first in a thread decides for both (ATen's Conv_v8.cpp).
+    Torch caches cuDNN's chosen algorithms per thread. It consults that cache before it searches
+    (`benchmark`) or calls the heuristic. So for the same shape, whichever runs first in a thread
+    decides for both (ATen's Conv_v8.cpp).
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,10 @@ class Threads:
         )
 
     def run(self, name: str, work: Callable[[], T]) -> T:
-        """Run `work`, backward passes included, in a thread and return its result or raise its error."""
+        """Run `work`, backward passes included, in a thread and return its result.
+
+        Errors in `work` are raised here.
+        """
         inferring, recorded = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
@@ -75,12 +80,14 @@ class Threads:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fastest(Support):
-    """Races all candidates, torch itself among them, and chooses the fastest.
+    """Races all candidates, including torch itself, and chooses the fastest.
 
-    On an NVIDIA GPU each pass has a race of its own between torch's choice, torch's search, cuDNN's algorithms and
-    Triton kernels. Elsewhere the algorithms in torch operations compete; they include their own backward passes, so the
-    three passes of training are one race. `max_error` limits the relative L2 error against float64, by default to the
-    data type's usual one; winners of earlier processes may be reused.
+    On an NVIDIA GPU each pass has its own race between torch's choice, torch's search, cuDNN
+    algorithms and Triton kernels. Elsewhere the algorithms in torch operations compete. They
+    include their own backward passes, so the three training passes share a race.
+
+    `max_error` limits the relative L2 error against float64; the default depends on the data type.
+    Winners of earlier processes may be reused.
     """
 
     device: Device
@@ -127,11 +134,11 @@ class Fastest(Support):
         return winners
 
     def discard_choices(self) -> None:
-        """Remove all choices from the cache for other processes; this process continues to use them."""
+        """Remove all choices from the cache for other processes; this process keeps using them."""
         self.choices.remove(self._chosen)
 
     def _read(self, key: str, passes: tuple[Pass, ...], problem: Problem) -> _Winners | None:
-        """The choice of an earlier process, if it is still possible."""
+        """Return an earlier process's choice, if it is still possible."""
         entry = self.choices.find(key) if self.reuse else None
         try:
             winners = (
@@ -146,7 +153,12 @@ class Fastest(Support):
         return winners
 
     def _check(self, which: Pass, engine: str, problem: Problem) -> None:
-        """Check that an engine can compute a pass; raises `ValueError` or `CudnnError` otherwise."""
+        """Check that an engine can compute a pass.
+
+        Raises:
+            ValueError: the engine cannot compute the pass.
+            CudnnError: cuDNN refuses.
+        """
         backend, _, name = engine.partition(".")
         is_able = backend in (CUDNN, DEFAULT, BENCHMARK)
         if backend == CUDNN:
@@ -179,7 +191,7 @@ class Fastest(Support):
         return replace(entrants[winner], **facts)
 
     def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
-        """The winner of all passes together, among the algorithms in torch operations."""
+        """Return the joint winner for all passes, among the algorithms in torch operations."""
         convolution = problem.convolution
         able = [
             name
@@ -210,7 +222,7 @@ class Fastest(Support):
         )
         others = {
             which: PassChoice(engine=winner) for which in passes[1:]
-        }  # the times are those of all passes
+        }  # the times cover all passes
         return {passes[0]: PassChoice(engine=winner, **facts), **others}
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
@@ -231,7 +243,7 @@ class Fastest(Support):
         draw: Callable[[], list[torch.Tensor]],
         problem: Problem,
     ) -> tuple[str, dict[str, Any]]:
-        """The winner among the sufficiently exact engines, and the facts about it and the others."""
+        """Return the winner among the sufficiently exact engines, and facts about all engines."""
         captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
         race = Race(device=self.device, default=DEFAULT, where=self._thread, captures=captures)
         errors, exact, nominees = self._nominees(race, names, runner, draw(), problem)
@@ -250,7 +262,10 @@ class Fastest(Support):
         tensors: list[torch.Tensor],
         problem: Problem,
     ) -> tuple[dict[str, float], list[str], list[str]]:
-        """The errors of all engines that fit into memory, the sufficiently exact ones, and the fastest of these."""
+        """Return the errors of engines that fit into memory, the exact engines, and the fastest.
+
+        Exact means within the error limit; only exact engines can be among the fastest.
+        """
         usual = _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]
         limit = usual if self.max_error is None else self.max_error
         runs = {name: runner(name, tensors) for name in names}
@@ -271,7 +286,10 @@ class Fastest(Support):
         return errors, list(exact), race.nominate(exact)
 
     def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
-        """The thread of an engine: torch's search must not use the cached choice of its heuristic."""
+        """Return a runner for an engine.
+
+        Torch's search gets its own thread, because it must not use its heuristic's cached choice.
+        """
         return partial(self.threads.run, "search") if name == BENCHMARK else lambda work: work()
 
 
@@ -296,7 +314,10 @@ def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.
 
 
 def _error(run: Run, reference: Any) -> float:
-    """Relative L2 error of a run, the largest of several tensors; infinite where a number is not finite."""
+    """Return a run's relative L2 error, the largest over its tensors.
+
+    The error is infinite if a number is not finite.
+    """
     pairs = zip(tensors_in(run()), tensors_in(reference), strict=True)
     errors = [
         float((one.double() - other).norm() / other.norm().clamp_min(1e-300))

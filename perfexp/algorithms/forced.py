@@ -1,4 +1,4 @@
-"""algorithm=NAME: compute every 2-D convolution of a model by one algorithm, or by one per layer."""
+"""algorithm=NAME: compute a model's 2-D convolutions by one algorithm, or by one per layer."""
 
 from __future__ import annotations
 
@@ -32,26 +32,33 @@ from perfexp.models import Session
 from perfexp.records.quantities import ALGORITHM_ERROR, LAUNCHED
 from perfexp.records.record import Metric
 
-#: Layers that an error names before it counts the rest.
+#: Number of layers that an error names before it counts the rest.
 _NAMED = 5
-#: The fastest algorithm of each layer.
+#: Name that stands for the fastest algorithm of each layer.
 FASTEST = "fastest"
 _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
 
 
 class Forced:
-    """Computes convolutions by a named algorithm; raises `UserError` if there is none of that name.
+    """Computes convolutions by a named algorithm.
 
     Args:
-        on_unsupported: policy for layers that it cannot compute.
-        workspace_bytes: limit of cuDNN's memory beyond the tensors of a call, or None.
-        backward_data: cuDNN algorithm for the gradient of the inputs; None for the default of `name`.
-        backward_filter: cuDNN algorithm for the gradient of the weights; None for the default of `name`.
-        max_error: largest relative L2 error of `fastest` against float64; None for the data type's usual error.
-        reuse: whether `fastest` reuses choices of earlier runs.
-        cache_dir: folder of the choices of `fastest`; None for the user's cache.
+        on_unsupported: policy for layers that the algorithm cannot compute.
+        workspace_bytes: limit for cuDNN's memory beyond a call's tensors, or None.
+        backward_data: cuDNN algorithm for input gradients; None for the default that matches
+            `name`.
+        backward_filter: cuDNN algorithm for weight gradients; None for the default that matches
+            `name`.
+        max_error: largest relative L2 error of `fastest` against float64; None for the data type's
+            usual error.
+        reuse: whether `fastest` reuses choices from earlier runs.
+        cache_dir: folder for the choices of `fastest`; None for the user's cache.
         verify: whether to profile a call for the kernels that cuDNN ran.
-        layers: algorithm, or `default`, by layer name or pattern; see `choose`.
+        layers: algorithm (or `default`) by layer name or pattern, for example `layer1.*`; see
+            `choose`.
+
+    Raises:
+        UserError: there is no such algorithm, or a setting is invalid.
     """
 
     def __init__(
@@ -113,7 +120,13 @@ class Forced:
 
     @contextmanager
     def applied(self, session: Session) -> Iterator[Forced]:
-        """See `Algorithm`; a `UserError` has the layers that it cannot compute, if that is all or not permitted."""
+        """Apply the algorithm to the session's model while entered; see `Algorithm`.
+
+        Raises:
+            UserError: the model has no 2-D convolution, or none that the algorithm can compute.
+                With `on_unsupported=error`, a single layer that it cannot compute is enough. The
+                message names the layers.
+        """
         with ExitStack() as stack:
             self._usual = Switches.now()
             stack.enter_context(self._usual.of(self.name).set())
@@ -131,10 +144,15 @@ class Forced:
             yield self
 
     def check(self, open_model: Callable[[], Session], device: str) -> None:
-        """With `on_unsupported=error`, raise UserError for layers that it cannot compute on a device.
+        """Check before the run that the algorithm can compute all layers.
+
+        Without `on_unsupported=error` there is nothing to check.
 
         Args:
-            open_model: opens the model on the host: the device is not reserved yet.
+            open_model: opens the model on the host, because the device is not reserved yet.
+
+        Raises:
+            UserError: the algorithm cannot compute some layers on the device.
         """
         if self._on_unsupported is OnUnsupported.error:
             self._layers = self._layers_of(open_model(), torch.device(device))
@@ -221,7 +239,10 @@ class Forced:
         return None if share is None else Metric.of(LAUNCHED, share)
 
     def output_error(self, inputs: Any) -> Metric:
-        """See `AppliedAlgorithm`; relative L2 error over all outputs, in evaluation mode and without a compiler."""
+        """Return the relative L2 error over all outputs; see `AppliedAlgorithm`.
+
+        Both outputs are computed in evaluation mode and without a compiler.
+        """
         session = self._session
 
         def by_default() -> Any:
@@ -263,7 +284,8 @@ class Forced:
             "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
             "threads": None if cuda else torch.get_num_threads(),
             "perfexp": __version__,
-            "race": "of equal launches",  # earlier ones compared captured passes of cuDNN's with torch's kernels
+            # earlier races compared captured cuDNN passes with torch's kernels
+            "race": "of equal launches",
             **self._session.device.limits(),
             "triton": metadata.version("triton") if util.find_spec("triton") else None,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -282,7 +304,10 @@ class Forced:
         )
 
     def _check(self) -> None:
-        """Raise errors that are known without inputs; under `on_unsupported=skip`, each point reports them itself."""
+        """Raise errors that are known without inputs.
+
+        With `on_unsupported=skip`, each point reports its errors itself.
+        """
         if self._on_unsupported is OnUnsupported.skip:
             return
         forced = [layer for layer in self._layers if layer.requested != DEFAULT]
@@ -306,7 +331,7 @@ class Forced:
             raise UserError(f"{refused} {_OTHERWISE}")
 
     def _remedy(self, problems: Iterable[Problem] = (), layers: Iterable[Layer] = ()) -> str:
-        """A sentence with the algorithms that can compute all of these problems and layers without known inputs."""
+        """Return a sentence with the algorithms that can compute all these problems and layers."""
         able = [name for name in ALGORITHMS if self._can(name, problems, layers)]
         return f"What can: {', '.join([*able, DEFAULT])}."
 
@@ -325,12 +350,15 @@ class Forced:
 
 
 def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, str]) -> list[str]:
-    """The algorithm of each layer: an exact name beats a pattern, then the last match wins.
+    """Return each layer's algorithm: an exact name beats a pattern, then the last match wins.
 
     Args:
         layers: names of each layer; a shared module has several.
-        name: algorithm of layers without a match.
-        patterns: algorithms by layer name or shell pattern (`features.*`); `UserError` for one without a layer.
+        name: algorithm for layers without a match.
+        patterns: algorithms by layer name or shell pattern, for example `features.*`.
+
+    Raises:
+        UserError: a pattern matches no layer.
     """
     for pattern in patterns:
         if not any(_fits(pattern, names) for names in layers):

@@ -1,4 +1,4 @@
-"""Replace the computation of one 2-D convolution of a model by an algorithm."""
+"""Layers: replace the computation of a model's 2-D convolution by an algorithm."""
 
 from __future__ import annotations
 
@@ -28,19 +28,22 @@ Refuse = Callable[["Layer", Problem, str], None]
 
 
 def _constant_while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Do what `torch.compiler.assume_constant_result` does, without its import of the compiler."""
+    """Mark a function as `torch.compiler.assume_constant_result` does.
+
+    Unlike torch's function, this does not import the compiler.
+    """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @dataclass
 class _Row:
-    """One kind of inputs that a layer computed, and how often.
+    """A kind of inputs that a layer computed, and how often.
 
     Attributes:
-        report: report of a single call.
+        report: report on a single call.
         calls: all calls so far.
-        counted: calls of the one call of the model that is reported; None before.
+        counted: calls within the reported model call; None before the report.
     """
 
     problem: Problem
@@ -49,14 +52,22 @@ class _Row:
     counted: int | None = None
 
     def total(self) -> LayerReport:
-        """The report of all counted calls; compiled calls are not seen one by one and count as one."""
+        """Return the report on all counted calls.
+
+        Compiled calls are not seen individually and count as a single call.
+        """
         calls = max(1, self.calls if self.counted is None else self.counted)
         passes = tuple(replace(report, flops=calls * report.flops) for report in self.report.passes)
         return replace(self.report, calls=calls, passes=passes)
 
 
 class _Decision(NamedTuple):
-    """Implementation for one kind of inputs: no engines for torch itself, `direct` for cuDNN without the dispatcher."""
+    """Implementation for a kind of inputs.
+
+    Attributes:
+        engines: None for torch itself.
+        direct: cuDNN without torch's dispatcher, if possible.
+    """
 
     engines: Engines | None = None
     direct: Direct | None = None
@@ -68,11 +79,15 @@ _NOTHING = _Decision()
 
 
 class Layer:
-    """Computes the convolutions of a module by an algorithm where possible, and by torch otherwise.
+    """Computes a module's convolutions by an algorithm if possible, otherwise by torch.
 
-    Only two attributes of the instance are covered: `_conv_forward`, or `forward` where the module's class overrides
-    the forward pass; then the algorithm computes the calls of `torch.nn.functional.conv2d` in it. Weights, hooks, names
-    and the class are unchanged. `supports` are backends in order of preference, none for `default`.
+    It replaces a single instance attribute of the module: normally `_conv_forward`. If the module
+    overrides the forward pass, it replaces `forward` and intercepts the calls of
+    `torch.nn.functional.conv2d` there. Weights, hooks, names and the class stay unchanged.
+
+    Args:
+        supports: backends in order of preference; none for `default`.
+        refuse: called before torch computes in the algorithm's place.
     """
 
     def __init__(
@@ -101,11 +116,15 @@ class Layer:
         self._is_reported = False
 
     def __deepcopy__(self, memo: Any) -> Layer:
-        """Itself: a copy of the model computes by the same plans, with weights of its own."""
+        """Return itself: a copied model uses the same plans, with its own weights."""
         return self
 
     def why_not(self, supports: Sequence[Support] | None = None) -> str | None:
-        """Why backends, by default the layer's own, cannot compute the layer for any inputs; None if they may."""
+        """Return why backends cannot compute the layer for any inputs; None if they may.
+
+        Args:
+            supports: backends to check; None for the layer's own.
+        """
         backends = self.supports if supports is None else supports
         reasons = [
             backend.rejects(self._convolution, self._module.weight.dtype) for backend in backends
@@ -151,13 +170,13 @@ class Layer:
         self._is_reported = False
 
     def recount(self) -> None:
-        """Forget the calls so far, which were made to prepare the model: the next call of the model is reported."""
+        """Reset the counts: calls so far prepared the model, and its next call is reported."""
         self._is_reported = False
         for row in self._rows.values():
             row.calls, row.counted = 0, None
 
     def prove(self, seen: Seen) -> None:
-        """Add the observed kernels of one call of the model to the reports."""
+        """Add the kernels observed in a model call to the reports."""
         for row in self._rows.values():
             plans = (
                 plan_of(report.which, report.selected, row.problem) for report in row.report.passes
@@ -169,9 +188,9 @@ class Layer:
             row.report = replace(row.report, passes=passes)
 
     def reports(self) -> list[LayerReport]:
-        """One entry per problem that was computed, or a single entry without passes if there was none.
+        """Return an entry for each computed problem, or a single entry without passes.
 
-        Calls after the first request for the reports are not counted.
+        Calls after the first request for reports are not counted.
         """
         rows, self._is_reported = list(self._rows.values()), True
         for row in rows:
@@ -189,7 +208,7 @@ class Layer:
                 mode=self._module.padding_mode,
             )
         engines, called, _ = self._decision(inputs, weight)
-        # the tensors' addresses suffice for cuDNN where no subclass, dispatch mode or autocast is active
+        # cuDNN needs only addresses, unless a subclass, dispatch mode or autocast is active
         if (
             called is not None
             and type(inputs) is torch.Tensor
@@ -201,7 +220,7 @@ class Layer:
         return _computed(engines, inputs, weight, bias, self._settings)
 
     def _forward(self, *arguments: Any, **named: Any) -> Any:
-        """Replacement of a forward pass that the class overrides."""
+        """Replace a forward pass that the class overrides."""
         with _Intercepted(self):
             return self._own(*arguments, **named)
 
@@ -209,7 +228,7 @@ class Layer:
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Any = 1,
         padding: Any = 0, dilation: Any = 1, groups: int = 1,
     ) -> torch.Tensor:  # fmt: skip
-        """Replacement of `torch.nn.functional.conv2d`, with its arguments."""
+        """Replace `torch.nn.functional.conv2d`, with its arguments."""
         options = (stride, padding, dilation, groups)
         settings: Any = tuple(
             tuple(option) if isinstance(option, list) else option for option in options
@@ -221,7 +240,10 @@ class Layer:
     def _decision(
         self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None
     ) -> _Decision:
-        """The implementation for these inputs, decided once for each kind of inputs; a tracing compiler has its own."""
+        """Return the implementation for these inputs, decided once per kind of inputs.
+
+        A tracing compiler gets its own decision.
+        """
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
             return _NOTHING  # torch raises the error
         recorded, dtype = torch.is_grad_enabled(), effective_dtype(inputs)
@@ -250,7 +272,10 @@ class Layer:
 
     @_constant_while_tracing
     def _decide_before(self, key: Any) -> tuple[str, ...] | None:
-        """Decide while a compiler traces; None if refused, since an error would be taken for the compiler's."""
+        """Decide while a compiler traces; return None if refused.
+
+        An error raised here would be taken for the compiler's.
+        """
         try:
             names: tuple[str, ...] = self._decide_now(
                 (torch.Size(key[0]), *key[1:3], torch.Size(key[3]), *key[4:])
@@ -259,14 +284,19 @@ class Layer:
         except PerfexpError:
             return None
 
-    @_disable_dynamo  # torch.compiler.disable imports the compiler, which takes a second in every process
+    # torch.compiler.disable imports the compiler, which takes a second in every process
+    @_disable_dynamo
     def _decide_now(self, key: Any) -> tuple[str, ...]:
-        """Decide when the compiled code runs, which raises the error."""
+        """Decide when the compiled code runs; errors are raised then."""
         engines = self._decide(key, False).engines
         return (engines.forward, engines.backward_data, engines.backward_filter) if engines else ()
 
     def _decide(self, key: Any, uncast: bool) -> _Decision:
-        """The implementation for a new kind of inputs; `uncast`: they already have the data type of the computation."""
+        """Return the implementation for a new kind of inputs.
+
+        Args:
+            uncast: whether the inputs already have the data type of the computation.
+        """
         (
             shape,
             dtype,
@@ -353,7 +383,7 @@ def _computed(
 
 
 class _Intercepted(TorchFunctionMode):
-    """While entered, a layer's algorithm computes the calls of `torch.nn.functional.conv2d`."""
+    """Lets a layer's algorithm compute calls of `torch.nn.functional.conv2d` while entered."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()

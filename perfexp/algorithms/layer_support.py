@@ -1,4 +1,4 @@
-"""List which algorithms can compute each convolution of a model, without running the model."""
+"""Layer support: which algorithms can compute a model's convolutions, without running them."""
 
 from __future__ import annotations
 
@@ -43,19 +43,23 @@ def survey(
     backward: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Query all algorithms of a device for each distinct convolution of a model.
+    """Check all algorithms on a device for each distinct convolution of a model.
 
     Args:
-        key: the point that sets the inputs: phase, input size, batch size.
-        backward: cuDNN algorithms by backward pass, in place of the defaults of a forward algorithm.
+        key: the point that sets phase, input size and batch size.
+        backward: cuDNN algorithms by backward pass; they replace the defaults of a forward
+            algorithm.
         progress: called with the name of the next layer.
 
     Returns:
-        JSON values: `algorithms`, the names; `unused`, layers that compute nothing; `layers`, one entry per distinct
-            problem with `names`, `convolution`, `input_shape`, `dtype`, `channels_last`, and `algorithms`. The latter
-            has, by algorithm and pass, `backend` and `engine` or the `reason` why there is none, `workspace_bytes`
-            where known, and `passed_over`, the reasons of backends that were queried before. A model that is not of
-            torch, computes no 2-D convolution, or cannot take such inputs is a `UserError`.
+        JSON values. `algorithms`: the names. `unused`: layers that compute nothing. `layers`: an
+            entry per distinct problem with `names`, `convolution`, `input_shape`, `dtype`,
+            `channels_last`, and `algorithms`. This has an entry by algorithm and pass: `backend`
+            and `engine`, or the `reason` for their absence; `workspace_bytes` if known;
+            `passed_over`, the reasons of earlier backends.
+
+    Raises:
+        UserError: the model is not a torch model, has no 2-D convolution, or rejects the inputs.
     """
     module = getattr(session, "module", None)
     if not isinstance(module, torch.nn.Module):
@@ -96,7 +100,7 @@ def survey(
 
 
 class _Recorder(Support):
-    """Records the problems of a layer and leaves all computation to torch."""
+    """Records a layer's problems and leaves all computation to torch."""
 
     def __init__(self) -> None:
         self.problems: dict[Problem, None] = {}
@@ -107,7 +111,7 @@ class _Recorder(Support):
 
 
 class _Placed(torch.nn.Module):
-    """A session's model that places its inputs as a run does and applies the session's autocast."""
+    """A session's model with a run's input placement and the session's autocast."""
 
     def __init__(self, session: Any, module: torch.nn.Module) -> None:
         super().__init__()
@@ -122,7 +126,7 @@ def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, l
     modules.train(module, training)
     inputs = session.random_batch(key.input_size, key.batch_size, 0).inputs
     try:
-        try:  # without time and memory
+        try:  # the trial needs no time and memory
             return isolated(_recorded)(session, module, inputs, training=training)
         except Inconclusive:
             return _recorded(session, module, inputs, training=training, is_trial=False)
@@ -143,7 +147,7 @@ def _recorded(
     training: bool,
     is_trial: bool = True,
 ) -> dict[str, list[Problem]]:
-    """Return the convolutions of a forward pass by layer; a trial works on stand-ins."""
+    """Return the convolutions in a forward pass by layer; a trial uses stand-in tensors."""
     with _recording(module) as recorders:
         if is_trial:
             placed = _Placed(session, module).train(training)
@@ -197,13 +201,16 @@ def _supports(
 
 
 def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> dict[str, Any]:
-    """The engine of each pass by an algorithm, from the first backend that can compute the outputs."""
+    """Return each pass's engine for an algorithm.
+
+    The backend is the first that can compute the outputs.
+    """
     if isinstance(supports, str):
         refused = PassChoice(reason=supports)
         return {which.value: _pass_entry(None, refused, {}) for which in problem.passes}
     with Switches.now().of(name).set():
         choice, reasons = first_able(supports, problem)
-    # by default torch's own, as oneDNN is
+    # the default covers torch's own implementations, such as oneDNN
     kinds = {Cudnn: Backend.cudnn, Kernels: Backend.triton}
     backends = [
         (Backend.cudnn if name == BENCHMARK else kinds.get(type(support), Backend.torch)).value

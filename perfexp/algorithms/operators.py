@@ -1,4 +1,4 @@
-"""Operators by which torch's autograd, compiler and graphs call an engine (see `perfexp.algorithms.engines`)."""
+"""Operators: how torch's autograd, compiler and graphs call an engine (see `engines`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _KERNELS = {f"{TRITON}.{name}": kernel for name, kernel in kernels.ALGORITHMS.it
 
 
 class Settings(NamedTuple):
-    """How a convolution moves over its inputs, with the same padding on both sides, and the result's memory format."""
+    """How a convolution moves over its inputs, and the result's memory format.
+
+    The padding is the same on both sides.
+    """
 
     stride: Pair
     padding: Pair
@@ -38,22 +41,22 @@ class Settings(NamedTuple):
     def of(
         cls, stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool, *_: str
     ) -> Settings:
-        """From an operator's arguments, which have lists, and engines at their end."""
+        """Build settings from an operator's arguments: lists, then engines."""
         return cls(tuple(stride), tuple(padding), tuple(dilation), groups, channels_last)
 
     @property
     def layout(self) -> torch.memory_format:
-        """Memory format of the result."""
+        """Return the result's memory format."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def convolution(self, weight: torch.Tensor) -> Convolution:
-        """The convolution with weights."""
+        """Return the convolution with these weights."""
         return Convolution.of(weight.shape, *self[:4])
 
     def shape(
         self, inputs: Sequence[int], weight: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Shape:
-        """The shape of cuDNN's plans for inputs and weights of these shapes."""
+        """Return the cuDNN plan shape for inputs and weights of these shapes."""
         moves, device_index = self[:4], device.index or 0
         return Shape(
             tuple(inputs),
@@ -118,7 +121,7 @@ def _by_cudnn(which: Pass, engine: str, shape: Shape, *reads: torch.Tensor) -> t
 
 
 def turned_around(convolution: Convolution) -> Convolution | None:
-    """The convolution that turns the outputs' gradient into the inputs' gradient; None if there is none."""
+    """Return the convolution that maps output gradients to input gradients; None if none does."""
     if convolution.stride != (1, 1):
         return None
     reach = [d * (k - 1) for d, k in zip(convolution.dilation, convolution.kernel, strict=True)]
@@ -131,7 +134,10 @@ def turned_around(convolution: Convolution) -> Convolution | None:
 
 
 def _turned_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """Weights rotated by 180° with each group's channels transposed: (C, O / G, kernel height, kernel width)."""
+    """Return weights rotated by 180°, with each group's channels transposed.
+
+    The result's shape is (C, O / G, kernel height, kernel width).
+    """
     grouped = torch.unflatten(weight.flip(2, 3), 0, (groups, -1))
     return grouped.transpose(1, 2).flatten(0, 1).contiguous()
 
@@ -154,7 +160,7 @@ def _empty(like: torch.Tensor, shape: Sequence[int], settings: Settings) -> torc
 
 
 class _Differentiable(torch.autograd.Function):
-    """Autograd of the operator; `torch.library.register_autograd` costs ten times the host time per call."""
+    """The operator's autograd; `torch.library.register_autograd` costs ten times the host time."""
 
     @staticmethod
     def forward(

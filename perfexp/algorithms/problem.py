@@ -1,4 +1,4 @@
-"""A convolution together with its inputs' shape, data type, device and memory format."""
+"""Problems: a convolution together with input shape, data type, device and memory format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from perfexp.convolutions.convolution import Convolution, Pair
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A convolution with all that decides how it can be computed: `dtype` after autocast, the result's format."""
+    """A convolution with everything that affects how it can be computed.
+
+    Attributes:
+        dtype: data type after autocast.
+        channels_last: whether the result is stored as NHWC.
+    """
 
     convolution: Convolution
     shape: tuple[int, int, int, int]
@@ -24,7 +29,7 @@ class Problem:
 
     @property
     def outputs(self) -> tuple[int, int, int, int]:
-        """Output shape, (N, O, height, width)."""
+        """Return the output shape, (N, O, height, width)."""
         return (
             self.shape[0],
             self.convolution.out_channels,
@@ -33,12 +38,12 @@ class Problem:
 
     @property
     def layout(self) -> torch.memory_format:
-        """Memory format of the result."""
+        """Return the result's memory format."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     @property
     def settings(self) -> tuple[Pair, Pair, Pair, int]:
-        """Stride, symmetric padding, dilation (down and across) and groups, as torch's functions take them."""
+        """Return stride, symmetric padding, dilation (down, across) and groups, in torch's form."""
         left, _, top, _ = self.convolution.padding
         return (
             self.convolution.stride,
@@ -48,7 +53,7 @@ class Problem:
         )
 
     def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the two tensors that a pass reads, in cuDNN's order."""
+        """Return the shapes of the two tensors that a pass reads, in cuDNN's order."""
         weight = self.convolution.weight_shape
         return {
             Pass.forward: (self.shape, weight),
@@ -57,13 +62,16 @@ class Problem:
         }[which]
 
     def empty(self, shape: Sequence[int]) -> torch.Tensor:
-        """An uninitialized tensor of a shape, of the problem's kind."""
+        """Return an uninitialized tensor with the problem's data type, device and memory format."""
         return torch.empty(
             tuple(shape), dtype=self.dtype, device=self.device, memory_format=self.layout
         )
 
     def even(self) -> Problem:
-        """The same problem with symmetric padding; asymmetric padding counts as already applied to the inputs."""
+        """Return the same problem with symmetric padding.
+
+        Asymmetric padding counts as already applied to the inputs.
+        """
         left, right, top, bottom = self.convolution.padding
         if (left, top) == (right, bottom):
             return self

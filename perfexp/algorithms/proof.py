@@ -1,4 +1,4 @@
-"""Prove which kernels each cuDNN call launched, by markers in the stream."""
+"""Proof: find the kernels that each cuDNN call launched, with markers in the stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfexp.algorithms.convolution_plan import Plan
 from perfexp.algorithms.coverage import LayerStatus, PassReport
 from perfexp.algorithms.families import judge
 
-#: Torch's spin kernel, of which a few cycles mark a place in the stream.
+#: Torch's spin kernel; a few cycles of it mark a place in the stream.
 _MARKER = "spin_kernel"
 _MARKER_CYCLES = 1
 
@@ -27,7 +27,10 @@ class Seen:
     kernels: dict[Plan, tuple[str, ...]] = field(default_factory=dict)
 
     def proven(self, report: PassReport, plan: Plan | None) -> PassReport:
-        """A pass report with its observed kernels, and whether they belong to the requested algorithm."""
+        """Return a pass report with observed kernels and a verdict on them.
+
+        The verdict says whether the kernels belong to the requested algorithm.
+        """
         if plan is None or report.status is not LayerStatus.requested:
             return report
         kernels = self.kernels.get(plan, ())
@@ -37,7 +40,7 @@ class Seen:
 
 
 def watch(call: Callable[[], Any]) -> Seen:
-    """Run a call once, on one stream and not as a graph, and record the kernels that each of its plans launched."""
+    """Run a call once, on one stream and not as a graph, and record each plan's kernels."""
     order: list[Plan] = []
 
     def around(plan: Plan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -57,10 +60,11 @@ def watch(call: Callable[[], Any]) -> Seen:
 
 
 def kernel_names(call: Callable[[], Any]) -> list[str]:
-    """Names of a call's activities on an NVIDIA GPU, in order of execution.
+    """Return the names of a call's activities on an NVIDIA GPU, in execution order.
 
-    Memory copies and fills on other streams than the markers' are left out, since they are not of the call. Kernels are
-    included: cuDNN has streams of its own for some and joins them to the caller's.
+    Memory copies and fills on streams without markers do not belong to the call and are left out.
+    Kernels on such streams are included: cuDNN runs some kernels on its own streams and joins them
+    to the caller's.
     """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -1,4 +1,4 @@
-"""Races between calls that compute the same: a first race nominates one, a second race on fresh data decides."""
+"""Races between calls that compute the same: a first nominates, a second on fresh data decides."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from perfexp.records import disturbances
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import geometric_mean
 
-#: Rounds of the first race.
+#: Number of rounds of the first race.
 _FIRST_ROUNDS = 4
-#: A call that is slower than the best by this factor in both of the first rounds is dropped.
+#: A call that is slower than the best by this factor in both of the first two rounds is dropped.
 _HOPELESS = 1.5
-#: Rounds of the second race after which its result is checked; it ends with the last ones.
+#: Rounds after which the second race checks its result; it ends with the last of them.
 _CHECKED_ROUNDS = (8, 16)
-#: Distance of the ratio from 1 at which the second race ends early, in half-widths of its interval. An early end at one
-#: half-width would be a second chance to find a difference where there is none.
+#: Distance of the ratio from 1, in half-widths of its interval, at which the second race ends
+#: early. With a single half-width, an early end would be a second chance to find a difference that
+#: does not exist.
 _CLEAR_HALF_WIDTHS = 2.0
-#: A call that is slower than the nominee by less than this factor is timed again, and how many of them are.
+#: Calls that are slower than the nominee by less than this factor are timed again, up to this
+#: number.
 _CLOSE, _MOST_CLOSE = 1.05, 2
 
 Calls = Mapping[str, timing.Call]
-#: Maps the name of a call to the function that runs its work, in this thread or in an isolated one.
+#: Maps a call's name to the function that runs its work, in this thread or in an isolated thread.
 Where = Callable[[str], Callable[[Callable[[], Any]], Any]]
 
 
 class Launching(StrEnum):
-    """How all calls of a race were launched: each as one CUDA graph, kernel by kernel, or on a synchronous device."""
+    """How a race launched all calls: as CUDA graphs, kernel by kernel, or synchronously."""
 
     captured = "captured"
     eager = "eager"
@@ -44,15 +46,15 @@ class Launching(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a second race.
+    """Result of a second race.
 
     Attributes:
-        chosen: the fastest call, or the default where the second race shows no difference.
-        launching: how the calls were launched in the race that decided.
-        seconds: time of each call by launching and name.
-        speedups: time of the default over that of each call, by launching and name.
+        chosen: the fastest call, or the default if the second race shows no difference.
+        launching: how the deciding race launched the calls.
+        seconds: call times by launching and name.
+        speedups: default time divided by call time, by launching and name.
         not_captured: why the calls were not captured; None if they were.
-        unsteady: why the result is not for other processes; None if it is.
+        unsteady: why the result must not be cached for other processes; None if it may be.
     """
 
     chosen: str
@@ -63,7 +65,7 @@ class Outcome:
     unsteady: str | None = None
 
     def facts(self) -> dict[str, Any]:
-        """The result as fields of `EngineFacts`."""
+        """Return the result as fields for `EngineFacts`."""
         return {
             "seconds": {
                 name: interval.value for name, interval in self.seconds[self.launching].items()
@@ -86,11 +88,13 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Race:
-    """Two races on a device; `default` is the call that others have to beat. All calls have run before.
+    """Holds the two races on a device. All calls must have run before.
 
     Attributes:
-        captures: returns a function that captures the calls of one race as one launch each, and raises `Unsupported`
-            where that is impossible; None for a device without graphs. If one call cannot be captured, none is.
+        default: name of the call that others have to beat.
+        captures: returns a function that captures each call of a race as a single launch. That
+            function raises `Unsupported` if the capture is impossible; then no call is captured.
+            None for a device without graphs.
     """
 
     device: Device
@@ -100,7 +104,7 @@ class Race:
     _not_captured: str | None = None
 
     def nominate(self, calls: Calls) -> list[str]:
-        """Return the fastest call and those about as fast, in the order of their times; hopeless ones stop early."""
+        """Return the fastest call and close seconds, ordered by time; hopeless calls stop early."""
         contestants = self._captured(calls) or self._plain(calls)
         taken: dict[str, list[float]] = {name: [] for name in calls}
         running, orders = set(calls), turns.balanced(list(calls))
@@ -119,9 +123,10 @@ class Race:
         ]
 
     def decide(self, calls: Calls, nominee: str) -> Outcome:
-        """Time calls on fresh data, the default and the nominee of the first race among them, and choose between these.
+        """Time calls on fresh data, and choose between the default and the first race's nominee.
 
-        Only the nominee can win: the fastest of several in the same race owes its place to chance as well.
+        Both must be among the calls. Only the nominee can win: the fastest of several calls in a
+        single race is also the luckiest.
         """
         plain = Launching.eager if self.device.asynchronous else Launching.clock
         by_launching = {Launching.captured: self._captured(calls), plain: self._plain(calls)}
@@ -160,7 +165,7 @@ class Race:
         )
 
     def _captured(self, calls: Calls) -> dict[str, turns.Turn] | None:
-        """The turns of the captured calls; None if not all of them can be captured."""
+        """Return turns of the captured calls; None if some can't be captured."""
         if self.captures is None or self._not_captured is not None:
             return None
         capture = self.captures()
@@ -182,7 +187,7 @@ class Race:
     def _round(
         self, contestants: Mapping[Any, turns.Turn], taken: Mapping[Any, list[float]]
     ) -> None:
-        """One turn of each contestant, whose key is its name or ends with it."""
+        """Run one turn of each contestant. Its key is its name, or a tuple that ends with it."""
         for key, turn in contestants.items():
             taken[key].append(self.where(key if isinstance(key, str) else key[1])(turn))
 
@@ -198,7 +203,10 @@ def _why_unsteady(observer: Observer, *, is_starved: bool) -> str | None:
 
 
 def _is_clear(speedup: Interval) -> bool:
-    """Whether the ratio is far enough from 1 for an early end; that of the default to itself is exact."""
+    """Return whether the ratio is far enough from 1 for an early end.
+
+    The ratio of the default to itself is exactly 1 and counts as clear.
+    """
     assert speedup.high is not None
     return abs(math.log(speedup.value)) >= _CLEAR_HALF_WIDTHS * math.log(
         speedup.high / speedup.value

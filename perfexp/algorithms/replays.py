@@ -1,7 +1,8 @@
-"""Replay work as a captured graph when it returns with the same addresses.
+"""Replays: repeated work on the same addresses is launched as a captured graph.
 
-A call of cuDNN's v7 interface builds a plan, enqueues its kernels one by one and discards the plan: 24 to 148 µs of
-host time on an H200. Launching a graph of them takes 2 to 7 µs, whatever their number.
+A call of cuDNN's v7 interface builds a plan, enqueues its kernels one by one and discards the plan.
+That takes 24 to 148 µs of host time on an H200. Launching a graph takes 2 to 7 µs for any number of
+kernels.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import torch
 from perfexp.algorithms.captured import CaptureError, Launch
 from perfexp.algorithms.cudnn import CudnnError, capturing, current_stream
 
-#: Maximum number of cached launches, at about 0.1 MB of device memory each. Further sets of addresses are enqueued,
-#: since evicting launches would cause repeated captures.
+#: Maximum number of cached launches, at about 0.1 MB of device memory each. Work on further
+#: addresses is enqueued, because evicting launches would cause repeated captures.
 _MOST_LAUNCHES = 4096
-#: Maximum number of remembered first-time addresses of each `Replays`.
+#: Maximum number of first-time addresses that each `Replays` remembers.
 _MOST_ONCE = 256
 
 
 class Replays:
-    """Captured work by address; torch's allocator repeats the addresses of a model's calls.
+    """Captured work by address; torch's allocator repeats addresses from model call to model call.
 
-    `enqueue` puts the work on torch's current stream by its addresses. One thread at a time may use it, as one thread
-    at a time computes a pass: autograd's thread works while its caller waits.
+    It is not thread-safe, and need not be: autograd's thread works while its caller waits.
+
+    Args:
+        enqueue: puts the work for these addresses on torch's current stream.
     """
 
     def __init__(self, enqueue: Callable[..., None], device: int) -> None:
@@ -36,9 +39,14 @@ class Replays:
         self._possible = True
 
     def __call__(self, addresses: tuple[int, ...]) -> None:
-        """Put the work on torch's current stream; first-time, currently captured and uncapturable work is enqueued.
+        """Put the work on torch's current stream, as a launch if possible.
 
-        It raises `CaptureError` if the device failed, and `CudnnError` if cuDNN refused.
+        Work is enqueued kernel by kernel if it comes for the first time, can't be captured, or is
+        being captured.
+
+        Raises:
+            CaptureError: the device failed.
+            CudnnError: cuDNN refused.
         """
         if _is_eager:
             self._enqueue(*addresses)
@@ -64,7 +72,8 @@ class Replays:
             return None
         try:
             made = Launch(partial(self._enqueue, *addresses), torch.device("cuda", self._device))
-        except (CaptureError, CudnnError):  # what can't be enqueued at all says so when it is
+        # work that can't be enqueued at all raises its error when it is enqueued
+        except (CaptureError, CudnnError):
             self._possible = False
             return None
         _tally.kept += 1
@@ -74,7 +83,7 @@ class Replays:
     def forget(self) -> None:
         """Free all launches."""
         for launch in self._launches.values():
-            with suppress(CaptureError):  # a device that is lost holds nothing
+            with suppress(CaptureError):  # a lost device holds nothing
                 launch.destroy()
         self._launches.clear()
         self._once.clear()
@@ -95,7 +104,7 @@ _is_eager = False
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """While entered, all work of this process is enqueued, as torch's own is, and not counted."""
+    """Enqueue all work in this process kernel by kernel while entered, as torch does, uncounted."""
     global _is_eager
     before, _is_eager = _is_eager, True
     try:
@@ -105,7 +114,7 @@ def eager() -> Iterator[None]:
 
 
 def forget() -> None:
-    """Free all launches, since another input size has other addresses."""
+    """Free all launches, because another input size has other addresses."""
     global _tally
     for replays in _tally.used:
         replays.forget()
@@ -113,6 +122,6 @@ def forget() -> None:
 
 
 def launched_share() -> float | None:
-    """Share of the work since the last `forget` that was launched as a graph; None without any work."""
+    """Return the share of work launched as graphs since the last `forget`; None without work."""
     everything = _tally.launched + _tally.enqueued
     return _tally.launched / everything if everything else None

@@ -1,1 +1,1 @@
-"""2-D convolution algorithms in torch operations, and the shape arithmetic that all backends share."""
+"""2-D convolution algorithms in torch operations, and shape arithmetic for all backends."""

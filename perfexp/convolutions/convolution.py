@@ -1,4 +1,4 @@
-"""The shape arithmetic of 2-D convolutions, which all algorithms share."""
+"""Convolution: shape arithmetic for 2-D convolutions, which all algorithms share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch.nn.functional import pad
 
 Pair = tuple[int, int]
 
-#: Data types of the sums of half-precision numbers, as on tensor cores.
+#: Data types for sums of half-precision numbers, as on tensor cores.
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-#: Small constant tensors of the algorithms (transforms, indices).
+#: Small constant tensors that the algorithms use (transforms, indices).
 _constants: dict[Hashable, torch.Tensor] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """A convolution, independent of its inputs' size: y = Σ x[c, s·p + d·k] · w[o, c, k].
+    """A convolution, independent of input size: y = Σ x[c, s·p + d·k] · w[o, c, k].
 
-    It has C input channels, O output channels and G groups; pairs are down and across, `padding` is zeros at the left,
-    right, top and bottom.
+    It has C input channels, O output channels and G groups. Pairs are (down, across); `padding`
+    counts zeros at the left, right, top and bottom.
     """
 
     in_channels: int
@@ -41,7 +41,11 @@ class Convolution:
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> Convolution:
-        """The convolution of `torch.nn.functional.conv2d`'s arguments; weights are (O, C / G, kernel height, width)."""
+        """Return the convolution for arguments of `torch.nn.functional.conv2d`.
+
+        Args:
+            weight_shape: (O, C / G, kernel height, kernel width).
+        """
         out_channels, per_group, *kernel = weight_shape
         spread = _pair(dilation)
         return cls(
@@ -56,26 +60,31 @@ class Convolution:
 
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
-        """(O, C / G, kernel height, kernel width)."""
+        """Return (O, C / G, kernel height, kernel width)."""
         return (self.out_channels, self.in_group, *self.kernel)
 
     @property
     def in_group(self) -> int:
-        """C / G, the number of input channels that an output reads."""
+        """Return C / G, the number of input channels that an output reads."""
         return self.in_channels // self.groups
 
     @property
     def out_group(self) -> int:
-        """O / G, the number of output channels of a group."""
+        """Return O / G, the number of output channels per group."""
         return self.out_channels // self.groups
 
     @property
     def positions(self) -> Iterator[Pair]:
-        """Rows and columns of the kernel's elements."""
+        """Yield the row and column of each kernel element."""
         return ((row, column) for row in range(self.kernel[0]) for column in range(self.kernel[1]))
 
     def output_size(self, height: int, width: int) -> Pair:
-        """Height and width of the outputs, from those of the unpadded inputs; below 1 where the kernel does not fit."""
+        """Return the output height and width; below 1 if the kernel does not fit.
+
+        Args:
+            height: height of the unpadded inputs.
+            width: width of the unpadded inputs.
+        """
         left, right, top, bottom = self.padding
         return (
             (height + top + bottom - self.dilation[0] * (self.kernel[0] - 1) - 1) // self.stride[0]
@@ -85,7 +94,10 @@ class Convolution:
         )
 
     def padded(self, inputs: torch.Tensor, height: int = 0, width: int = 0) -> torch.Tensor:
-        """Inputs (N, C, H, W) with zero padding, extended at the bottom and right to a least total height and width."""
+        """Return inputs (N, C, H, W) with zero padding.
+
+        They are extended at the bottom and right to at least the total `height` and `width`.
+        """
         left, right, top, bottom = self.padding
         bottom += max(0, height - inputs.shape[2] - top - bottom)
         right += max(0, width - inputs.shape[3] - left - right)
@@ -94,7 +106,7 @@ class Convolution:
         return pad(inputs, (left, right, top, bottom))
 
     def flops(self, batch: int, height: int, width: int) -> int:
-        """Two per multiplication in the definition of a convolution, for a batch of inputs without padding."""
+        """Return two FLOPs per multiplication in the definition, for a batch of unpadded inputs."""
         rows, columns = self.output_size(height, width)
         return (
             2
@@ -109,14 +121,14 @@ class Convolution:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Data type of sums: float32 for the half precisions, otherwise the same."""
+    """Return the data type for sums: float32 for half precisions, otherwise the same."""
     return _WIDE.get(dtype, dtype)
 
 
 def constant(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The cached result of `make`; the key includes data type and device.
+    """Return the cached result of `make`; the key must include data type and device.
 
-    A compiler that traces the call sees how the tensor is made and does its own constant folding.
+    A tracing compiler sees how the tensor is made and does its own constant folding.
     """
     if torch.compiler.is_compiling():
         return make()
@@ -141,7 +153,10 @@ def _pair(value: int | Sequence[int]) -> Pair:
 def _sides(
     padding: str | int | Sequence[int], kernel: Pair, dilation: Pair
 ) -> tuple[int, int, int, int]:
-    """Padding at the left, right, top and bottom. An odd `same` padding has one more zero at the end, as in torch."""
+    """Return the padding at the left, right, top and bottom.
+
+    An odd `same` padding has an additional zero at the end, as in torch.
+    """
     if isinstance(padding, str):
         needed = [
             spread * (size - 1) if padding == "same" else 0

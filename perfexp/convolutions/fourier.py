@@ -1,7 +1,7 @@
 """Convolutions as products of spectra, over the whole image or over tiles.
 
-Inputs and images are (N, C, H, W), weights (O, C / G, kernel height, kernel width), outputs (N, O, height, width), all
-for convolutions of stride and dilation 1.
+Inputs and images are (N, C, H, W), weights (O, C / G, kernel height, kernel width), outputs (N, O,
+height, width). Stride and dilation must be 1.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from torch.nn.functional import pad
 
 from perfexp.convolutions.convolution import Convolution, Pair
 
-#: Side of the tiles of `fft_tiling` in pixels, as in cuDNN.
+#: Tile side of `fft_tiling` in pixels, as in cuDNN.
 TILE = 32
 
 #: Maximum number of complex numbers in memory, unless three spectra alone have more.
 _NUMBERS = 2**24
-#: The limit on a CPU, where larger tensors cost more time for fresh memory pages than for computation.
+#: The limit on a CPU, where fresh memory pages for larger tensors cost more time than computation.
 _NUMBERS_OF_A_CPU = 2**21
 
-#: From ranges in three dimensions to a block of images, shape (…, …, …, height, width).
+#: Maps ranges in three dimensions to a block of images, shape (…, …, …, height, width).
 _Blocks = Callable[[slice, slice, slice], torch.Tensor]
 
 
 def fft(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Multiply the whole image's spectrum by the kernels' (Mathieu, Henaff and LeCun, "Fast Training of …", 2014).
+    """Multiply the spectra of the whole image and the kernels.
 
-    The transform is as long as the padded image, or a little longer where that is faster. It is circular, but
-    wrap-around only affects outputs that a kernel inside the image does not reach.
+    See Mathieu, Henaff and LeCun, "Fast Training of …", 2014. The transform is as long as the
+    padded image, or slightly longer if that is faster. It is circular, but wrap-around only affects
+    outputs that no kernel inside the image reaches.
     """
     return _differentiable(convolution.padded(inputs), weight, convolution.groups, None)
 
@@ -39,12 +40,15 @@ def fft(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) ->
 def fft_tiling(
     inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> torch.Tensor:
-    """Overlap-save for kernels of at most 32 × 32: tiles of 32 × 32 overlap by the kernel size less one."""
+    """Convolve by overlap-save with kernels up to 32 × 32.
+
+    Tiles of 32 × 32 overlap by the kernel size minus 1.
+    """
     return _differentiable(convolution.padded(inputs), weight, convolution.groups, TILE)
 
 
 def fast_length(length: int) -> int:
-    """The smallest even number, at least `length`, without prime factors other than 2, 3, 5 and 7."""
+    """Return the smallest even number ≥ `length` with no prime factors other than 2, 3, 5 and 7."""
     candidate = max(2, length + length % 2)
     while not _is_smooth(candidate):
         candidate += 2
@@ -68,7 +72,7 @@ def _differentiable(
 
 
 class _Filtered(torch.autograd.Function):
-    """Autograd of `_filtered` without saved spectra: the gradients are computed in blocks as well."""
+    """Autograd for `_filtered` without saved spectra: the gradients are computed in blocks, too."""
 
     @staticmethod
     def forward(
@@ -99,10 +103,13 @@ class _Filtered(torch.autograd.Function):
 def _filtered(
     image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None
 ) -> torch.Tensor:
-    """Correlations of an image with kernels, at all positions where a kernel lies inside the image.
+    """Correlate an image with kernels, at all positions with the kernel inside the image.
 
-    The result is (N, O, H - kernel height + 1, W - kernel width + 1). `tile` is the side of the transforms in pixels,
-    or None for the whole image.
+    Args:
+        tile: side of the transforms in pixels, or None for the whole image.
+
+    Returns:
+        (N, O, H - kernel height + 1, W - kernel width + 1).
     """
     kernel = (kernels.shape[2], kernels.shape[3])
     size, steps, counts = _grid(image, kernel, tile)
@@ -118,10 +125,13 @@ def _filtered(
 def _gradient_of_kernels(
     image: torch.Tensor, grad: torch.Tensor, groups: int, tile: int | None
 ) -> torch.Tensor:
-    """Correlations of an image's tiles with those of the gradient of `_filtered`, summed over the tiles.
+    """Correlate image tiles with gradient tiles, and sum over the tiles.
 
-    Takes a gradient (N, O, H - kernel height + 1, W - kernel width + 1), returns (O, C / G, kernel height, kernel
-    width).
+    Args:
+        grad: gradient of `_filtered`, (N, O, H - kernel height + 1, W - kernel width + 1).
+
+    Returns:
+        (O, C / G, kernel height, kernel width).
     """
     kernel = (image.shape[2] - grad.shape[2] + 1, image.shape[3] - grad.shape[3] + 1)
     size, steps, counts = _grid(image, kernel, tile)
@@ -141,7 +151,7 @@ def _gradient_of_kernels(
 
 
 def _grid(image: torch.Tensor, kernel: Pair, tile: int | None) -> tuple[Pair, Pair, Pair]:
-    """Sizes of the transforms, steps from tile to tile, and numbers of tiles, each down and across."""
+    """Return transform sizes, steps from tile to tile, and tile counts, each (down, across)."""
     sizes, steps, counts = [], [], []
     for length, reach in zip(image.shape[2:], kernel, strict=True):
         outputs = length - reach + 1
@@ -152,7 +162,10 @@ def _grid(image: torch.Tensor, kernel: Pair, tile: int | None) -> tuple[Pair, Pa
 
 
 def _tiles(image: torch.Tensor, groups: int, kernel: Pair, steps: Pair, counts: Pair) -> _Blocks:
-    """Blocks of (group, tile, channel) of an image's tiles, which overlap by the kernel size less one."""
+    """Return a function for blocks of (group, tile, channel) of an image's tiles.
+
+    Tiles overlap by the kernel size minus 1.
+    """
     height, width = [
         count * step + reach - 1 for count, step, reach in zip(counts, steps, kernel, strict=True)
     ]
@@ -177,11 +190,14 @@ def _tiles(image: torch.Tensor, groups: int, kernel: Pair, steps: Pair, counts: 
 def _correlate(
     outputs: torch.Tensor, left: _Blocks, right: _Blocks, inner: int, size: Pair
 ) -> None:
-    """Multiply the spectra of `left` and `right`, sum over `inner` and transform back, in blocks to save memory.
+    """Multiply spectra, sum over `inner` and transform back, in blocks to save memory.
 
-    `left` has blocks of (G, rows, inner), `right` of (G, columns, inner), `outputs` is (G, rows, columns, height,
-    width). The images of `left` are as large as those of `outputs` plus those of `right` less one, and at most `size`.
-    The images of `right` are rotated by 180°, which replaces the conjugation of their spectra.
+    Args:
+        outputs: (G, rows, columns, height, width), overwritten.
+        left: blocks of (G, rows, inner). Its images are as large as those in `outputs` plus `right`
+            minus 1, and at most `size`.
+        right: blocks of (G, columns, inner). Its images are rotated by 180°, which replaces the
+            conjugation of their spectra.
     """
     height, width = outputs.shape[3:]
     eager_on_cpu = (
@@ -206,16 +222,23 @@ def _correlate(
 
 
 def _spectra(images: torch.Tensor, size: Pair) -> torch.Tensor:
-    """From (G, rows, inner, height, width) to (height, width / 2 + 1, G, rows, inner): one matrix per frequency."""
+    """Transform (G, rows, inner, height, width) to (height, width / 2 + 1, G, rows, inner).
+
+    This is one matrix per frequency.
+    """
     spectra: torch.Tensor = torch.fft.rfft2(images, s=size)
     return spectra.permute(3, 4, 0, 1, 2).contiguous()
 
 
 def _blocks(*sizes: int, most: int) -> Iterator[tuple[slice, slice, slice, list[slice]]]:
-    """Blocks of groups, rows and columns, and slices of the summed dimension, with at most `most` spectra each."""
+    """Yield blocks of groups, rows and columns, with slices of the summed dimension.
+
+    Each block has at most `most` spectra.
+    """
     lengths = list(sizes)
     while max(lengths) > 1 and _spectra_of(*lengths) > most:
-        # groups first, since splitting them is free; fewer rows recompute the columns' spectra, and vice versa
+        # groups first, because splitting them is free; fewer rows recompute the columns' spectra,
+        # and vice versa
         weights = (10**9, 1, 1, 4)
         largest = max(range(4), key=lambda axis: (lengths[axis] - 1) * weights[axis])
         lengths[largest] = -(-lengths[largest] // 2)

@@ -1,6 +1,7 @@
 """Convolutions as matrix products, which differ in how they copy the inputs.
 
-Inputs are (N, C, H, W), weights (O, C / G, kernel height, kernel width), outputs (N, O, height, width).
+Inputs are (N, C, H, W), weights (O, C / G, kernel height, kernel width), outputs (N, O, height,
+width).
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from perfexp.convolutions.convolution import Convolution, constant, wide
 
 
 def gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Explicit im2col and one product (Chellapilla et al., "High Performance Convolutional Neural Networks", 2006)."""
+    """Compute by explicit im2col and a single product.
+
+    See Chellapilla et al., "High Performance Convolutional Neural Networks", 2006.
+    """
     size = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
     columns = unfold(
@@ -24,11 +28,12 @@ def gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -
 def implicit_gemm(
     inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> torch.Tensor:
-    """kn2row: each kernel position is a 1 × 1 convolution of the image, shifted and added to the sum.
+    """Compute by kn2row: sum shifted 1 × 1 convolutions of the image, one per kernel position.
 
-    Vasudevan, Anderson and Gregg, "Parallel Multi Channel Convolution using General Matrix Multiplication", 2017, in
-    the accumulating form, without im2col. A stride s first splits the image into the s² sub-images that a kernel
-    position can fall on, so that skipped pixels are not computed. The result has the accumulator's data type.
+    This is the accumulating form, without im2col, of Vasudevan, Anderson and Gregg, "Parallel Multi
+    Channel Convolution using General Matrix Multiplication", 2017. With a stride s, the image is
+    first split into the s² sub-images that a kernel position can fall on. So skipped pixels are not
+    computed. The result has the accumulator's data type.
     """
     rows, columns = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
@@ -53,7 +58,7 @@ def implicit_gemm(
 def implicit_precomp_gemm(
     inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> torch.Tensor:
-    """A gather by indices that are cached per input size, then one product."""
+    """Gather by indices that are cached per input size, then compute a single product."""
     rows, columns = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
     width, device = padded.shape[3], padded.device
@@ -68,7 +73,10 @@ def implicit_precomp_gemm(
 def _indices(
     convolution: Convolution, rows: int, columns: int, width: int, device: torch.device
 ) -> torch.Tensor:
-    """Indices into a flattened image that each kernel position reads: (positions · rows · columns,)."""
+    """Return the indices into a flattened image that each kernel position reads.
+
+    The shape is (positions · rows · columns,).
+    """
     axes = [
         torch.arange(taps, device=device)[:, None] * spread
         + torch.arange(count, device=device) * step
@@ -84,7 +92,7 @@ def _indices(
 
 
 def _product(weight: torch.Tensor, columns: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Weights (O, K / G) times columns (N, K, L), group by group: (N, O, L)."""
+    """Multiply weights (O, K / G) by columns (N, K, L), group by group, to (N, O, L)."""
     groups = convolution.groups
     if groups == 1:
         return weight @ columns

@@ -1,4 +1,4 @@
-"""Differentiable convolution algorithms in torch operations, for any torch device."""
+"""Portable: differentiable convolution algorithms in torch operations, for any torch device."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from perfexp.convolutions.gemm import gemm, implicit_gemm, implicit_precomp_gemm
 from perfexp.convolutions.winograd import winograd, winograd_nonfused
 from perfexp.errors import UserError, did_you_mean
 
-#: From inputs (N, C, H, W), weights and convolution to (N, O, height, width), without bias.
+#: Maps inputs (N, C, H, W), weights and convolution to (N, O, height, width), without bias.
 Compute = Callable[[torch.Tensor, torch.Tensor, Convolution], torch.Tensor]
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATING = (torch.float32, torch.float64, *_HALF)
-#: Maximum number of products of `direct` in memory, unless one channel alone has more: they stay in the CPU's cache.
+#: Maximum number of products that `direct` holds, unless one channel alone has more: they stay in
+#: the CPU cache.
 _PRODUCTS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """An algorithm in torch operations: its only `kernel` or `largest` side, whether it takes strides and dilations."""
+    """An algorithm in torch operations, and its limits.
+
+    Attributes:
+        spectral: whether it uses an FFT, which excludes half precision.
+        strided: whether it takes strides and dilations other than 1.
+        kernel: the only kernel size that it takes; None for any.
+        largest: largest kernel side; None for any.
+    """
 
     compute: Compute
     spectral: bool = False
@@ -34,7 +42,13 @@ class Portable:
     largest: int | None = None
 
     def supports(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
-        """Why the algorithm cannot compute a convolution in a data type (after autocast), or None if it can."""
+        """Return why the algorithm cannot compute a convolution, e.g. `the stride is 2×2, not 1`.
+
+        The result is None if it can.
+
+        Args:
+            dtype: data type after autocast.
+        """
         kernel = convolution.kernel
         if dtype not in _FLOATING:
             return f"the data type is {_bare(dtype)}"
@@ -60,8 +74,8 @@ def as_torch_does(
 ) -> torch.Tensor:
     """Apply `compute` with all side tasks of `torch.nn.functional.conv2d`.
 
-    They are its casts under autocast, inputs without a batch dimension (C, H, W), empty batches, the bias (O,), and the
-    data type and memory format of its result.
+    They are casts under autocast, inputs without a batch dimension (C, H, W), empty batches and the
+    bias (O,). The result has torch's data type and memory format.
     """
     kind = inputs.device.type
     if torch.is_autocast_enabled(kind):
@@ -85,11 +99,12 @@ def as_torch_does(
 
 
 def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """Sum, over the kernel's positions and blocks of channels, shifted inputs times weights.
+    """Sum shifted inputs times weights, over kernel positions and blocks of channels.
 
-    Elementwise products, broadcast over the output channels, and sums: an einsum or a matmul would be a GEMM in
-    disguise. Nothing is gathered: each kernel position reads a strided view of the inputs. Half precisions are
-    multiplied in float32, and the result has the data type of the sums.
+    These are elementwise products, broadcast over output channels, and sums: an einsum or a matmul
+    would be a GEMM in disguise. Nothing is gathered: each kernel position reads a strided view of
+    the inputs. Half precisions are multiplied in float32, and the result has the data type of the
+    sums.
     """
     rows, columns = convolution.output_size(*inputs.shape[2:])
     dtype, groups, in_group = wide(inputs.dtype), convolution.groups, convolution.in_group
@@ -130,7 +145,11 @@ ALGORITHMS = {
 def canonical(
     name: str, valid: Sequence[str] | dict[str, Portable], kind: str = "convolution algorithm"
 ) -> str:
-    """An algorithm's canonical name; `Implicit-GEMM` is understood, a name without a valid one is a UserError."""
+    """Return an algorithm's canonical name; for example, `Implicit-GEMM` is understood.
+
+    Raises:
+        UserError: there is no such name.
+    """
     normalized = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
     if normalized not in valid:
         raise UserError(f"There is no {kind} {name!r}. {did_you_mean(normalized, valid)}")
@@ -138,7 +157,7 @@ def canonical(
 
 
 def misfit(convolution: Convolution, shape: Sequence[int]) -> str | None:
-    """Why no algorithm can take inputs of a shape, or None if they fit."""
+    """Return why no algorithm can take inputs with this shape; None if they fit."""
     if len(shape) not in (3, 4):
         return f"the inputs have {len(shape)} dimensions"
     if shape[-3] != convolution.in_channels:
@@ -149,7 +168,7 @@ def misfit(convolution: Convolution, shape: Sequence[int]) -> str | None:
 
 
 def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
-    """The data type in which `torch.nn.functional.conv2d` would compute, under the current autocast."""
+    """Return the data type that `torch.nn.functional.conv2d` would compute in, under autocast."""
     kind = inputs.device.type
     if torch.is_autocast_enabled(kind):
         return _cast_type(inputs.dtype, torch.get_autocast_dtype(kind))
@@ -157,7 +176,10 @@ def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether torch treats strides of (N, C, H, W) as NHWC; the rule is c10's `is_channels_last_strides_2d`."""
+    """Return whether torch treats strides of (N, C, H, W) as NHWC.
+
+    The rule is c10's `is_channels_last_strides_2d`.
+    """
     least = 0
     for axis in (1, 3, 2, 0):
         if shape[axis] == 0 or strides[axis] < least or (axis == 0 and least == strides[1]):
@@ -171,7 +193,10 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _cast_type(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype:
-    """Data type after autocast, which leaves float64 and non-floating-point types unchanged."""
+    """Return the data type after autocast.
+
+    Autocast leaves float64 and non-floating-point types unchanged.
+    """
     return wanted if dtype in (torch.float32, *_HALF) else dtype
 
 

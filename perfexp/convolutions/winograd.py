@@ -1,7 +1,8 @@
-"""Winograd's minimal filtering of 3 × 3 kernels (Lavin and Gray, "Fast Algorithms for …", CVPR 2016).
+"""Winograd's minimal filtering for 3 × 3 kernels.
 
-Inputs are (N, C, H, W), weights (O, C / G, 3, 3), outputs (N, O, height, width) in the data type of the sums, all for
-convolutions of stride and dilation 1.
+See Lavin and Gray, "Fast Algorithms for …", CVPR 2016. Inputs are (N, C, H, W), weights (O, C / G,
+3, 3). Outputs are (N, O, height, width) in the data type of the sums. Stride and dilation must be
+1.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ _F4 = (
     ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)),
 )
 
-#: One of the transforms: from (rows, columns, …) to (rows, columns, …) of other lengths.
+#: A transform: from (rows, columns, …) to (rows, columns, …) with other lengths.
 _Transform = Callable[[torch.Tensor], torch.Tensor]
 
 
 def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
-    """F(2 × 2, 3 × 3): 16 multiplications instead of 36 for four outputs; each transform in one pass.
+    """Compute by F(2 × 2, 3 × 3): 16 multiplications instead of 36 for four outputs.
 
-    Both directions of a transform are one product with the Kronecker product of its matrix with itself.
+    Each transform takes one pass: both directions are a single product with the Kronecker product
+    of the transform's matrix with itself.
     """
     transforms = [
         partial(_in_one_pass, _matrix("F2", rows, inputs, kronecker=True)) for rows in _F2
@@ -59,9 +61,10 @@ def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolutio
 def winograd_nonfused(
     inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> torch.Tensor:
-    """F(4 × 4, 3 × 3): 36 multiplications instead of 144 for 16 outputs; each transform in two stages.
+    """Compute by F(4 × 4, 3 × 3): 36 multiplications instead of 144 for 16 outputs.
 
-    The transforms' constants make it less exact than F(2 × 2, 3 × 3).
+    Each transform takes two stages. The transforms' constants make it less exact than F(2 × 2, 3 ×
+    3).
     """
     transforms = [
         partial(_in_two_stages, _matrix("F4", rows, inputs, kronecker=False)) for rows in _F4
@@ -83,7 +86,7 @@ def _in_two_stages(matrix: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
 def _matrix(
     name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor, *, kronecker: bool
 ) -> torch.Tensor:
-    """A transform's matrix, in the data type of the sums, on the inputs' device."""
+    """Return a transform's matrix, in the data type of the sums, on the inputs' device."""
     dtype, device = wide(inputs.dtype), inputs.device
 
     def make() -> torch.Tensor:
@@ -100,9 +103,10 @@ def _filtered(
     step: int,
     transforms: Sequence[_Transform],
 ) -> torch.Tensor:
-    """Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once: one matrix product per element of a tile.
+    """Compute Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once.
 
-    A tile has `step` outputs a side. Half precisions are transformed in float32 and multiplied in half precision.
+    There is a matrix product per tile element. A tile has `step` × `step` outputs. Half precisions
+    are transformed in float32 and multiplied in half precision.
     """
     of_data, of_kernels, of_outputs = transforms
     rows, columns = convolution.output_size(*inputs.shape[2:])

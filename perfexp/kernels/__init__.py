@@ -1,11 +1,14 @@
-"""Convolution algorithms as Triton kernels for NVIDIA GPUs.
+"""Kernels: convolution algorithms as Triton kernels for NVIDIA GPUs.
 
-`direct` sums products in registers by the definition, in float32 or float64, without im2col or a matrix product.
-`winograd` is F(2 × 2, 3 × 3) of stride 1, with TF32 products where cuDNN may use TF32; half precisions are transformed
-in float32 and multiplied in half precision by tensor cores. Both rearrange or transform the weights in every call.
-Triton is imported with the first computation.
-Inputs are (N, C, H, W) in any memory format, weights (O, C / G, kernel height, kernel width) of the same data type.
-Results are (N, O, height, width) in the inputs' data type, and channels last if the inputs are.
+* `direct` sums products in registers by the definition, in float32 or float64, without im2col or a
+  matrix product.
+* `winograd` is F(2 × 2, 3 × 3) with stride 1, and TF32 products if cuDNN may use TF32. Half
+  precisions are transformed in float32 and multiplied in half precision by tensor cores.
+
+Both rearrange or transform the weights in every call. Triton is imported with the first
+computation. Inputs are (N, C, H, W) in any memory format, weights (O, C / G, kernel height, kernel
+width) in the same data type. Results are (N, O, height, width) in the inputs' data type, and
+channels last if the inputs are.
 """
 
 from __future__ import annotations
@@ -26,17 +29,23 @@ from perfexp.models import tf32
 
 #: Oldest Triton version with this launch interface.
 _OLDEST = (3, 3)
-#: Least compute capability: asynchronous copies and TF32.
+#: Minimum compute capability: asynchronous copies and TF32.
 _CAPABILITY = (8, 0)
 #: Number of multiprocessors that the interpreter assumes.
 _PROCESSORS = 4
 
-#: The plan of each shape, which its first call chooses.
+#: Plans by shape; the first call chooses.
 _plans: dict[Any, Plan] = {}
 
 
 def available(device: torch.device | None = None) -> str | None:
-    """Why Triton kernels cannot run on a device (None: the current one), or None if they can. Imports nothing."""
+    """Return why Triton kernels cannot run on a device, for example `triton is not installed`.
+
+    The result is None if they can. This imports nothing.
+
+    Args:
+        device: device to check; None for the current device.
+    """
     if util.find_spec("triton") is None:
         return "triton is not installed"
     version = _version()
@@ -59,14 +68,14 @@ def available(device: torch.device | None = None) -> str | None:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs kernels, a setting that must precede Triton's import."""
+    """Return whether Triton's interpreter runs kernels; it must be set before Triton's import."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
 def compute(
     name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> torch.Tensor:
-    """Compute by the plan of a shape, which the first call makes; autograd does not record it."""
+    """Compute by the shape's plan, which the first call chooses; autograd does not record it."""
     device = inputs.device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
@@ -90,7 +99,11 @@ def compute(
 def plans(
     name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> list[Plan]:
-    """All candidate plans of a shape, the likeliest to be fast first; raises `ValueError` if the kernels have none."""
+    """Return all candidate plans for a shape, the likeliest to be fast first.
+
+    Raises:
+        ValueError: the kernels cannot compute the convolution.
+    """
     reason = misfit(convolution, inputs.shape) or PORTABLE[name].supports(convolution, inputs.dtype)
     if reason is None and (inputs.dtype, inputs.device) != (weight.dtype, weight.device):
         reason = f"inputs are {inputs.dtype} on {inputs.device}, weights {weight.dtype} on {weight.device}"
@@ -124,7 +137,10 @@ def plans(
 def _chosen(
     key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[Plan]
 ) -> Plan:
-    """The fastest plan; under deterministic algorithms the first, so that results are the same in every process."""
+    """Return the fastest plan.
+
+    Under deterministic algorithms it is the first plan, so that all processes get the same results.
+    """
     plan = candidates[0]
     if (
         inputs.device.type == "cuda"
@@ -149,5 +165,5 @@ def _version() -> tuple[int, ...]:
         return ()
 
 
-#: The algorithms that have kernels: functions of inputs, weights and convolution.
+#: Algorithms with kernels: functions of inputs, weights and convolution.
 ALGORITHMS = {name: partial(compute, name) for name in ("direct", "winograd")}

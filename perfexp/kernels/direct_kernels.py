@@ -1,4 +1,4 @@
-"""Direct kernels: every output is a sum of products, in tiles in the threads' registers. Imports Triton."""
+"""Direct kernels: every output is a sum of products, in register tiles. Imports Triton."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def packed(
     kernel_width: tl.tensor, taps: tl.tensor, wo: tl.tensor, wc: tl.tensor, wh: tl.tensor, ww: tl.tensor,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Weights in the layout of `convolved`: (G, kernel position, C / G, O / G rounded up to quads), zero-padded."""
+    """Arrange weights for `convolved`, zero-padded.
+
+    The layout is (G, kernel position, C / G, O / G rounded up to quads).
+    """
     program, row = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     if WIDE:
         program, row = program.to(tl.int64), row.to(tl.int64)
@@ -72,10 +75,11 @@ def convolved(
     QUAD_THREADS: tl.constexpr, SPLIT: tl.constexpr, PIXELS: tl.constexpr, QUADS: tl.constexpr, UNROLL: tl.constexpr,
     LAST: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Each thread computes PIXELS pixels of 4 · QUADS outputs; SPLIT threads share their channels.
+    """Compute PIXELS pixels of 4 · QUADS outputs per thread; SPLIT threads share their channels.
 
-    The first dimension of all tensors is the thread, so that Triton leaves a thread's numbers in its registers and
-    neighbours read neighbouring pixels (LAST: outputs). Kernel positions are the outer loop, channels the inner.
+    The first dimension of all tensors is the thread. So Triton keeps a thread's numbers in
+    registers, and neighbors read neighboring pixels (LAST: outputs). Kernel positions are the outer
+    loop, channels the inner.
     """
     program = tl.program_id(0)
     if WIDE:
@@ -137,7 +141,10 @@ def convolved_by_channel(
     high: tl.tensor, wide: tl.tensor, kernel_height: tl.tensor, KERNEL_WIDTH: tl.constexpr, PIXEL_THREADS: tl.constexpr,
     OUTPUT_THREADS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Depthwise variant, where an output reads one channel: each thread computes PIXELS pixels of one output."""
+    """Compute PIXELS pixels of one output per thread, for depthwise convolutions.
+
+    There an output reads a single channel.
+    """
     program = tl.program_id(0)
     if WIDE:
         program, xh, xw = program.to(tl.int64), xh.to(tl.int64), xw.to(tl.int64)
@@ -179,7 +186,7 @@ def convolved_by_channel(
 
 @dataclass(frozen=True)
 class _Tiling:
-    """Threads along pixels, along quads of outputs and per channel split; pixels and quads of a thread."""
+    """Threads along pixels, output quads and channel splits; pixels and quads per thread."""
 
     pixel_threads: int
     quad_threads: int
@@ -188,7 +195,10 @@ class _Tiling:
     quads: int
 
     def fitted(self, problem: Problem) -> _Tiling:
-        """The tiling narrowed to a group's outputs, with freed threads moved to pixels and channels shared evenly."""
+        """Return the tiling narrowed to a group's outputs.
+
+        Freed threads move to pixels, and channels are shared evenly.
+        """
         quads = triton.next_power_of_2(-(-problem.convolution.out_group // 4))
         width, along_quads = min(self.quads, quads), min(self.quad_threads, quads)
         while width * along_quads > quads:
@@ -212,7 +222,8 @@ class _Tiling:
         )
 
 
-#: From the most work for each byte to the most programs, by whether neighbouring threads have neighbouring outputs.
+#: From the most work per byte to the most programs, by whether neighboring threads have neighboring
+#: outputs.
 _TILINGS = {
     False: (
         _Tiling(16, 8, 1, 8, 2),
@@ -227,15 +238,15 @@ _TILINGS = {
         _Tiling(4, 8, 8, 2, 1),
     ),
 }
-#: Minimum number of outputs per channel that share their reads of it.
+#: Minimum number of outputs per channel that share channel reads.
 _SHARING = 4
-#: The widest kernel whose columns are unrolled.
+#: Widest kernel with unrolled columns.
 _WIDEST = 16
 _THREADS, _ROWS, _OUTPUTS = 128, 64, 64
 
 
 def plans(problem: Problem) -> list[Plan]:
-    """Ways to compute a convolution, the likeliest to be fast first."""
+    """Return ways to compute a convolution, the likeliest to be fast first."""
     convolution = problem.convolution
     if (
         convolution.in_group == 1
@@ -325,7 +336,7 @@ def _by_channel(problem: Problem) -> Plan:
 
 
 def _window(problem: Problem) -> tuple[int, ...]:
-    """Strides of the inputs and outputs, then the kernel's stride, padding and dilation."""
+    """Return input and output strides, then the kernel's stride, padding and dilation."""
     convolution = problem.convolution
     left, _, top, _ = convolution.padding
     strides = (*problem.inputs.strides, *problem.outputs.strides)

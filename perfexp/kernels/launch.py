@@ -13,11 +13,11 @@ from perfexp.convolutions.convolution import Convolution
 from perfexp.devices.cuda import CudaDevice
 from perfexp.probes.turns import Turn
 
-#: Limit of 32-bit offsets, with room for the overhang of the last tile.
+#: Limit for 32-bit offsets, with room for the last tile's overhang.
 INT32 = 2**31 - 2**20
 #: A later plan must take less than this fraction of the best time; repeated timings differ by less.
 _FASTER = 0.95
-#: Turns of each plan.
+#: Number of turns per plan.
 _TURNS = 2
 
 
@@ -30,16 +30,21 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """The layout of a tensor."""
+        """Return the layout of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride())
 
     @property
     def images(self) -> tuple[int, int, int]:
-        """Number, height and width of the images."""
+        """Return the number, height and width of the images."""
         return self.shape[0], self.shape[2], self.shape[3]
 
     def reach(self, height: int = 0, width: int = 0) -> int:
-        """Elements from the first to the last, with images enlarged by rows and columns of padding."""
+        """Return the number of elements from first to last.
+
+        Args:
+            height: padding rows to add to each image.
+            width: padding columns to add to each image.
+        """
         batch, channels, rows, columns = self.shape
         sizes = (batch, channels, rows + height, columns + width)
         return sum(size * stride for size, stride in zip(sizes, self.strides, strict=True))
@@ -47,14 +52,14 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A convolution of tensors.
+    """A convolution on given tensors.
 
     Attributes:
         inputs: (N, C, H, W).
         weight: (O, C / G, kernel height, kernel width).
         outputs: (N, O, height, width).
         last: whether inputs and outputs are stored as NHWC.
-        processors: number of the device's multiprocessors, each of which needs a program.
+        processors: number of multiprocessors on the device; each needs a program.
         tf32: whether float32 may be multiplied as TF32.
     """
 
@@ -70,19 +75,19 @@ class Problem:
 
     @property
     def pixels(self) -> int:
-        """Number of output pixels per channel, over all images."""
+        """Return the number of output pixels per channel, over all images."""
         images, rows, columns = self.outputs.images
         return images * rows * columns
 
     @property
     def places(self) -> tuple[int, int, int, int, int]:
-        """Output pixels of all images, of an image and of a row; height and width of the inputs."""
+        """Return output pixels in all images, an image and a row, then input height and width."""
         _, rows, columns = self.outputs.images
         return (self.pixels, rows * columns, columns, *self.inputs.images[1:])
 
     @property
     def wide(self) -> bool:
-        """Whether element offsets need 64 bits."""
+        """Return whether element offsets need 64 bits."""
         left, right, top, bottom = self.convolution.padding
         reaches = (
             self.inputs.reach(top + bottom, left + right),
@@ -94,7 +99,7 @@ class Problem:
 
 
 class Launch:
-    """A Triton kernel with all arguments but its tensors, which precede numbers and constants.
+    """A Triton kernel with all arguments except tensors, which come first.
 
     The first call compiles it; later calls skip Triton's lookup.
     """
@@ -115,7 +120,7 @@ class Launch:
         self._compiled: Any = None
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Launch the kernel on the current stream; tensors are aligned as in the first call."""
+        """Launch the kernel on the current stream; tensors must be aligned as in the first call."""
         if self._compiled is not None:
             self._compiled(*tensors, *self._rest)
             return
@@ -126,12 +131,13 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Computes the convolutions of a shape.
+    """Computes convolutions with a given shape.
 
     Attributes:
         launch: function of inputs, weights and outputs; None for empty outputs.
-        prepare: function of the weights and the buffer of prepared weights; None if `launch` takes the original ones.
-        size: number of elements of the prepared weights, of data type `dtype`.
+        prepare: function of the weights and a buffer for prepared weights; None if `launch` takes
+            the original weights.
+        size: number of prepared weights, in data type `dtype`.
     """
 
     outputs: Layout
@@ -141,7 +147,11 @@ class Plan:
     dtype: torch.dtype = torch.float32
 
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The outputs for inputs (N, C, H, W) and weights (O, C / G, kernel height, kernel width)."""
+        """Return the outputs for inputs (N, C, H, W).
+
+        Args:
+            weight: (O, C / G, kernel height, kernel width).
+        """
         layout = self.outputs
         outputs = torch.empty_strided(
             layout.shape, layout.strides, dtype=inputs.dtype, device=inputs.device
@@ -156,7 +166,10 @@ class Plan:
 
 
 def fastest(plans: Sequence[Plan], inputs: torch.Tensor, weight: torch.Tensor) -> Plan:
-    """The fastest of one or more plans that work; an earlier one wins a near tie. If all fail, the last error."""
+    """Return the fastest working plan; an earlier plan wins a near tie.
+
+    If all plans fail, the last error is raised.
+    """
     best, least, failure = None, float("inf"), None
     for plan in plans:
         try:

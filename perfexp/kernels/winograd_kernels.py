@@ -1,4 +1,7 @@
-"""Winograd kernels: fused F(2 × 2, 3 × 3), with transforms in registers and 16 products at a time. Imports Triton."""
+"""Winograd kernels: fused F(2 × 2, 3 × 3) with transforms in registers. Imports Triton.
+
+Each product covers a tile's 16 elements at a time.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ _SIZES = (
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _of_kernel(a: tl.tensor, b: tl.tensor, c: tl.tensor) -> tl.tuple:
-    """G times a column."""
+    """Multiply G by a column."""
     outer = 0.5 * (a + c)
     inner = 0.5 * b
     return a, outer + inner, outer - inner, c
@@ -53,13 +56,13 @@ def _of_kernel(a: tl.tensor, b: tl.tensor, c: tl.tensor) -> tl.tuple:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _of_data(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tuple:
-    """Bᵀ times a column."""
+    """Multiply Bᵀ by a column."""
     return a - c, b + c, c - b, b - d
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _of_products(four: tl.tensor) -> tl.tuple:
-    """Aᵀ times the elements along the last two dimensions, which are the two bits of an element's index."""
+    """Multiply Aᵀ by elements along the last two dimensions, the two bits of an element's index."""
     even, odd = tl.split(four)
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -68,7 +71,7 @@ def _of_products(four: tl.tensor) -> tl.tuple:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _joined(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
-    """Four tensors along two new dimensions, which are the two bits of an element's index."""
+    """Join four tensors along two new dimensions, the two bits of an element's index."""
     return tl.join(tl.join(a, c), tl.join(b, d))
 
 
@@ -77,7 +80,7 @@ def _column(
     source: tl.tensor, xh: tl.tensor, first: tl.tensor, second: tl.tensor, third: tl.tensor, fourth: tl.tensor,
     inside: tl.tensor, SUM: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
-    """Bᵀ times a column of the tiles, with one mask per row."""
+    """Multiply Bᵀ by a column of the tiles, with a mask per row."""
     return _of_data(
         tl.load(source, mask=first & inside, other=0.0).to(SUM),
         tl.load(source + xh, mask=second & inside, other=0.0).to(SUM),
@@ -88,7 +91,7 @@ def _column(
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _row(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
-    """A row of the tiles times B, its elements along two new dimensions."""
+    """Multiply a row of the tiles by B, with its elements along two new dimensions."""
     first, second, third, fourth = _of_data(a, b, c, d)
     return _joined(first, second, third, fourth)
 
@@ -97,7 +100,7 @@ def _row(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
 def _kernel_column(
     source: tl.tensor, wh: tl.tensor, inside: tl.tensor, SUM: tl.constexpr
 ) -> tl.tuple:
-    """G times a column of the kernels."""
+    """Multiply G by a column of the kernels."""
     return _of_kernel(
         tl.load(source, mask=inside, other=0.0).to(SUM),
         tl.load(source + wh, mask=inside, other=0.0).to(SUM),
@@ -127,7 +130,7 @@ def transformed(
     w: tl.tensor, u: tl.tensor, elements: tl.tensor, in_group: tl.tensor, wo: tl.tensor, wc: tl.tensor, wh: tl.tensor,
     ww: tl.tensor, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """G g Gᵀ of all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded."""
+    """Compute G g Gᵀ for all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded."""
     program = tl.program_id(0)
     if WIDE:
         program, elements = program.to(tl.int64), elements.to(tl.int64)
@@ -155,11 +158,12 @@ def convolved(
     TILES: tl.constexpr, CHANNELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     WIDEN: tl.constexpr, SUM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Aᵀ [Σ U ⊙ (Bᵀ d B)] A of OUTPUTS outputs of TILES tiles d.
+    """Compute Aᵀ [Σ U ⊙ (Bᵀ d B)] A for OUTPUTS outputs of TILES tiles d.
 
-    The products of a tile's 16 elements are one batched `tl.dot`, whose elements Triton distributes over the warps;
-    their sums stay in registers until they are transformed. Of two dimensions, the first is the one along which
-    neighbouring threads read and write: tiles, or (LAST) channels. WIDEN: widen bfloat16 products for the interpreter.
+    The products of a tile's 16 elements are a single batched `tl.dot`; Triton distributes its
+    elements over the warps. Their sums stay in registers until they are transformed. Of two
+    dimensions, neighboring threads read and write along the first: tiles, or (LAST) channels.
+    WIDEN: widen bfloat16 products for the interpreter.
     """
     program = tl.program_id(0)
     if WIDE:
@@ -250,7 +254,8 @@ def convolved(
     tl.store(target + (yh + yw), y11.to(y.dtype.element_ty), mask=known & in_right & in_bottom)
 
 
-#: Outputs and tiles of a program whose sums fit into registers, found by compiling for sm_80 and sm_90.
+#: Outputs and tiles per program with sums that fit into registers, found by compiling for sm_80 and
+#: sm_90.
 _WIDE_TILINGS: tuple[tuple[int, int], ...] = ((32, 32), (64, 16), (32, 16))
 _NARROW_TILINGS: tuple[tuple[int, int], ...] = ((16, 32), (16, 16))
 _DOUBLE_TILINGS: tuple[tuple[int, int], ...] = ((16, 16),)
@@ -258,7 +263,10 @@ _WARPS, _CHANNELS, _BLOCK = 8, 16, 128
 
 
 def plans(problem: Problem) -> list[Plan]:
-    """Ways to compute a 3 × 3 convolution of stride and dilation 1, the likeliest to be fast first."""
+    """Return ways to compute a 3 × 3 convolution, the likeliest to be fast first.
+
+    Stride and dilation must be 1.
+    """
     out_group = problem.convolution.out_group
     if problem.dtype == torch.float64:
         tilings = _DOUBLE_TILINGS

@@ -1,4 +1,4 @@
-"""Attribute a kernel to its row, pass and call."""
+"""Attribution: assign a kernel to its row, pass and call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from perfexp.layers.events import EVALUATE, Event, Host, Scope
 from perfexp.work import ACCUMULATE
 
 _BACKWARD = "backward"
-#: Operators by which the engine sums gradients that meet; its others (sums over broadcast dimensions) are the node's.
+#: Operators that the engine uses to sum gradients that meet. Its other operators (e.g. sums over
+#: broadcast dimensions) belong to the node.
 _SUMS = ("aten::add", "aten::add_")
-#: Pass of a kernel outside of all modules, by the phase in which it was launched.
+#: Pass of a kernel outside all modules, by the phase of its launch.
 _PASSES = {
     "data": Pass.data,
     "forward": Pass.forward,
@@ -25,7 +26,7 @@ _PASSES = {
 
 
 class Attributed(NamedTuple):
-    """A kernel with the index of its call and the key of its row; None where it could not be joined."""
+    """A kernel with its call index and row key; each is None if unknown."""
 
     kernel: Event
     call: int | None
@@ -33,7 +34,7 @@ class Attributed(NamedTuple):
 
 
 def attribute(host: Host, kernel: Event) -> Attributed:
-    """The row of a kernel."""
+    """Return a kernel with its call and row."""
     moment = host.launched_ns(kernel)
     if moment is None:
         return Attributed(kernel, None, None)
@@ -44,9 +45,9 @@ def attribute(host: Host, kernel: Event) -> Attributed:
 
 
 def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
-    """The row of the kernels that an operator launches at a moment."""
+    """Return the row for kernels that an operator launches at a moment."""
     row = _row_around(host, index)
-    if isinstance(row, int):  # a node of autograd's comes before any module
+    if isinstance(row, int):  # an autograd node comes before any module
         return _key_of_node(host, row, index)
     phase = host.phase_at(moment_ns)
     if row is None:
@@ -56,7 +57,7 @@ def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
 
 
 def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
-    """The row whose gradient a node, or the engine around it, computes by an operator."""
+    """Return the row with the gradient that a node, or the engine around it, computes."""
     event = host.events[node]
     if event.name.endswith(ACCUMULATE):
         path = host.parameters.get(node)
@@ -78,13 +79,16 @@ def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
 
 
 def _sums(host: Host, node: int, index: int | None) -> bool:
-    """Whether the engine's direct call, next to a node, sums gradients."""
+    """Return whether an engine call next to a node sums gradients."""
     inside = takewhile(lambda outer: outer != node, host.upwards(index))
     return any(host.events[outer].name in _SUMS for outer in inside)
 
 
 def _row_around(host: Host, index: int | None) -> Key | int | None:
-    """The forward row in which an operator runs; the index of a node that comes first, None outside of all modules."""
+    """Return the forward row around an operator.
+
+    If an autograd node comes first, return its index instead. Outside all modules, return None.
+    """
     operation: int | None = None
     kind: str | None = None
     for outer in host.upwards(index):
@@ -108,7 +112,11 @@ def _row_around(host: Host, index: int | None) -> Key | int | None:
 
 
 def in_no_module(phase: str | None, which: Pass | None = None) -> Key:
-    """The row of work outside of the model's modules, in a phase and by default in the phase's pass."""
+    """Return the row for work outside the model's modules.
+
+    Args:
+        which: pass of the row; None for the phase's usual pass.
+    """
     if which is None:
         which = _PASSES.get(phase or "", Pass.other)
     return Key(path=None, call=0, operation=None, kind=phase or str(Pass.other), which=which)

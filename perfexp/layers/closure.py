@@ -1,4 +1,4 @@
-"""Compare the profiled time of a call with its time without profiling."""
+"""Closure: compare a call's profiled time with its time without profiling."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.layer_lines import READABLE
 
-#: Tolerance for a device-bound call, and for one that gaps dominate.
+#: Tolerance for a device-bound call, and for a call dominated by gaps.
 _TOLERANCE, _TOLERANCE_GAPS = 0.02, 0.05
-#: Least share of kernel time in the time without profiling, for a queue that was not pre-filled.
+#: Minimum share of kernel time in the unprofiled time, if the queue was not pre-filled.
 _LEAST_BUSY = 0.6
-#: Gaps dominate from this share of the time on.
+#: Gaps above this share of the time dominate.
 _GAPS_DOMINATE = 0.2
 #: Tolerated share of unattributed time.
 _UNATTRIBUTED = 0.001
-#: Unattributed kernels that a diagnostic names.
+#: Number of unattributed kernels that a diagnostic names.
 _NAMED = 3
 
 
 def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
-    """Compare the sum with the time without profiling, and add diagnostics; returns the same times.
+    """Compare the sum with the unprofiled time, add diagnostics, and return the same times.
 
-    `clean_seconds` is the call's time without profiler or stamps (`device` on a GPU, `latency` on a CPU), or None.
+    Args:
+        clean_seconds: call time without profiler or stamps (`device` on a GPU, `latency` on a CPU),
+            or None.
     """
     if not times.call_seconds:
         return times
@@ -112,6 +114,6 @@ def _unheld(times: LayerTimes) -> Diagnostic | None:
 
 
 def unattributed_share(times: LayerTimes) -> float:
-    """Share of unattributed time in all calls."""
+    """Return the unattributed share of the time of all calls."""
     unattributed = [of for row in times.unattributed for of in (row.seconds, row.gap_seconds)]
     return sum(map(sum, unattributed)) / sum(times.call_seconds)

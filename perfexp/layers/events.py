@@ -1,4 +1,4 @@
-"""A profiler's events, the ranges that mark calls, phases, modules and operations, and the host's threads as trees."""
+"""Events: profiler events, ranges for calls, phases, modules and operations, and thread trees."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import NamedTuple
 
-#: Prefix of the names, which no operator of the namespace `perfexp` has.
+#: Prefix of range names; no operator in the namespace `perfexp` has it.
 _PREFIX = "perfexp/"
-#: Calls of the driver and its runtime, which have their own correlation numbers.
+#: Names of driver and runtime calls, which have their own correlation numbers.
 _RUNTIME = re.compile(r"(?:cuda|cu|hip)[A-Z]")
-#: Prefix of the engine's event around all its work for a node, the node's own event included.
+#: Prefix of the engine's event around all its work for a node, including the node's own event.
 EVALUATE = "autograd::engine::evaluate_function: "
 
 
 class Event(NamedTuple):
-    """One event of torch's profiler.
+    """An event from torch's profiler.
 
     Attributes:
-        start_ns: start on a clock that host and device share, nanoseconds.
-        place: stream of the device, or the operating system's thread number; 0 for the profiler's own work.
-        correlation: number that a kernel shares with the runtime call that launched it; operators have their own.
-        linked: correlation of the innermost operator around a kernel's or runtime call's launch; 0 for none.
-        sequence: autograd's number of the next node when an operator begins, or a node's own number; -1 for none.
+        start_ns: start in nanoseconds, on a clock that host and device share.
+        place: device stream, or the operating system's thread number; 0 for the profiler's own
+            work.
+        correlation: number shared by a kernel and the runtime call that launched it; operators have
+            their own.
+        linked: correlation of the innermost operator around the launch of a kernel or runtime call;
+            0 for none.
+        sequence: autograd's number for the next node when an operator begins, or a node's own
+            number; -1 for none.
         forward_thread: thread of a node's forward operator; 0 for other events.
-        annotation: whether it is a user annotation; their copies on the device are not kernels.
+        annotation: whether the event is a user annotation; copies of these on the device are not
+            kernels.
     """
 
     name: str
@@ -45,17 +50,17 @@ class Event(NamedTuple):
 
     @property
     def end_ns(self) -> int:
-        """End, nanoseconds."""
+        """Return the end in nanoseconds."""
         return self.start_ns + self.duration_ns
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is work of the device: a kernel, memory copy or memory fill."""
+        """Return whether the event is device work: a kernel, memory copy or memory fill."""
         return self.on_device and not self.annotation
 
     @property
     def is_runtime(self) -> bool:
-        """Whether it is a call of the driver or its runtime."""
+        """Return whether the event is a call to the driver or its runtime."""
         return not self.on_device and _RUNTIME.match(self.name) is not None
 
 
@@ -74,8 +79,8 @@ class Mark(NamedTuple):
 
     Attributes:
         number: index of the call, of a module's call, or of an operation in it; 0 for other scopes.
-        whole: whether a module is one row if no other module is called in it.
-        kind: class of a module, or name of an operation or phase.
+        whole: whether a module is a single row if it calls no other module.
+        kind: module class, or operation or phase name.
         path: path of a module, or of a parameter's module.
     """
 
@@ -87,12 +92,12 @@ class Mark(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The text that `parse` reads; the path is last since it may hold any character."""
+        """Return the text for `parse`; the path is last because it may hold any character."""
         return f"{_PREFIX}{self.scope}:{self.number}:{int(self.whole)}:{self.kind}:{self.path}"
 
 
 def parse(name: str) -> Mark | None:
-    """The mark of an event name; None for other names."""
+    """Return the mark in an event name; None for other names."""
     if not name.startswith(_PREFIX):
         return None
     scope, number, whole, kind, path = name[len(_PREFIX) :].split(":", 4)
@@ -100,7 +105,7 @@ def parse(name: str) -> Mark | None:
 
 
 class Host:
-    """The operators and ranges of all host threads in a profile, each with its parent."""
+    """Operators and ranges of all host threads in a profile, each with its parent."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         ours = [event for event in events if not event.on_device and event.place]
@@ -114,13 +119,13 @@ class Host:
         self._of_correlation: dict[int, int] = {}
         for index, event in enumerate(self.events):
             self._of_correlation.setdefault(event.correlation, index)
-        # modules with a call of another module inside
+        # modules that call another module
         self.outer = {self._module_around(index) for index, _ in self._marked(Scope.module)} - {
             None
         }
         self._calls = self._periods(Scope.call)
         self._phases = self._periods(Scope.phase)
-        # path of a parameter's module, by every event that is open when the gradient is accumulated
+        # path of a parameter's module, by every event open while the gradient is accumulated
         self.parameters = {
             around: mark.path
             for index, mark in self._marked(Scope.parameter)
@@ -129,13 +134,13 @@ class Host:
         self._forward = self._forward_operators()
 
     def upwards(self, index: int | None) -> Iterator[int]:
-        """An operator or range and all its ancestors, from the inside outwards."""
+        """Yield an operator or range and all its ancestors, from the inside outwards."""
         while index is not None:
             yield index
             index = self._parents[index]
 
     def operator_of(self, kernel: Event) -> int | None:
-        """The innermost operator or range around a kernel's launch."""
+        """Return the innermost operator or range around a kernel's launch."""
         linked = self._of_correlation.get(kernel.linked) if kernel.linked else None
         launch = self.launches.get(kernel.correlation)
         if linked is not None or launch is None:
@@ -143,7 +148,7 @@ class Host:
         return self._open_at(launch.thread, launch.start_ns)
 
     def launched_ns(self, kernel: Event) -> int | None:
-        """The launch time of a kernel, or the start of the operator that launched it; None if unknown."""
+        """Return a kernel's launch time, or the start of its operator; None if unknown."""
         launch = self.launches.get(kernel.correlation)
         if launch is not None:
             return launch.start_ns
@@ -151,30 +156,31 @@ class Host:
         return None if operator is None else self.events[operator].start_ns
 
     def call_at(self, moment_ns: int) -> int | None:
-        """Index of the call at a moment in the whole process, or None."""
+        """Return the index of the call at a moment in the whole process, or None."""
         mark = _mark_at(self._calls, moment_ns)
         return mark.number if mark else None
 
     def phase_at(self, moment_ns: int) -> str | None:
-        """Name of the phase at a moment in the whole process, or None."""
+        """Return the name of the phase at a moment in the whole process, or None."""
         mark = _mark_at(self._phases, moment_ns)
         return mark.kind if mark else None
 
     def call_ends_ns(self) -> dict[int, int]:
-        """End of the host's issue of each call, by index."""
+        """Return when the host had issued each call, by call index."""
         return {mark.number: end for _, end, mark in self._calls}
 
     def is_node(self, index: int) -> bool:
-        """Whether an event is an autograd node, or the engine's work around one."""
+        """Return whether an event is an autograd node, or the engine's work around it."""
         event = self.events[index]
         return event.forward_thread > 0 or event.name.startswith(EVALUATE)
 
     def forward_of(self, node: int) -> int | None:
-        """The operator that made a node: the last one that began before the node was made.
+        """Return the operator that made a node: the last operator that began before it.
 
-        An operator may make several nodes (one that changes a view in place makes three) and reports only the first
-        number. Numbers grow in each thread, so the last operator with a number not beyond the node's made it, or is
-        part of the one that did. None if the node has no number, or its operator ran before the profile.
+        An operator may make several nodes and reports only the first number; for example, changing
+        a view in place makes three. Numbers grow in each thread. So the last operator with a number
+        not above the node's made it, or is part of the operator that did. The result is None if the
+        node has no number, or its operator ran before the profile.
         """
         event = self.events[node]
         if event.sequence < 0:
@@ -222,7 +228,7 @@ class Host:
         ]
 
     def _forward_operators(self) -> dict[int, list[tuple[int, int]]]:
-        """Numbers and indices of the operators that may have made nodes, by thread, in the order of both."""
+        """Return numbers and indices of operators that may have made nodes, by thread, sorted."""
         operators: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for index, event in enumerate(self.events):
             if event.sequence >= 0 and event.forward_thread == 0:
@@ -232,6 +238,6 @@ class Host:
 
 
 def _mark_at(periods: list[tuple[int, int, Mark]], moment_ns: int) -> Mark | None:
-    """The mark whose period contains a moment; periods do not overlap."""
+    """Return the mark with a period that contains a moment; periods do not overlap."""
     place = bisect_right(periods, moment_ns, key=itemgetter(0)) - 1
     return periods[place][2] if place >= 0 and moment_ns < periods[place][1] else None

@@ -1,6 +1,6 @@
-"""Mark the calls of a model's modules and operations by profiler ranges or clock readings.
+"""Marking: mark a model's module and operation calls by profiler ranges or clock readings.
 
-One rehearsal records which modules a model calls, and which operations their code calls.
+A rehearsal first records the modules that a model calls, and the operations in their code.
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ _Range: Any = torch._C._profiler._RecordFunctionFast
 
 
 def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
-    """A profiler range for the whole process: a `call` with its index, or a `phase` with its name."""
+    """Return a process-wide profiler range: a `call` with its index, or a `phase` with its name."""
     return _Range(Mark(scope, number, kind=kind).name)
 
 
 class Opaque(Exception):
-    """Raised for a model whose modules cannot be distinguished while it runs; the text is the reason."""
+    """Raised if a running model's modules cannot be distinguished; the text is the reason."""
 
 
 Outline = dict[tuple[str, int], Call]
 
 
 def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
-    """The module calls in one call of a model, by path and number, the model's own first.
+    """Return the module calls in a model call, by path and number, the model's own first.
 
-    The call runs once, with the interception of functions and operators of `perfexp.work`, so that rows have the same
-    numbers. Raises `Opaque` if the model is compiled or scripted, or its code does not run (a captured graph).
+    The call runs once, with the same interception as in `perfexp.work`, so rows have the same
+    numbers.
+
+    Raises:
+        Opaque: the model is compiled or scripted, or its code does not run (e.g. a captured graph).
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise Opaque("the model is scripted: its modules are not called one by one")
@@ -67,7 +70,7 @@ def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
 
 
 def _refuse_compiled(module: torch.nn.Module) -> None:
-    """Raise `Opaque` if a compiler runs a module in place of its code."""
+    """Raise `Opaque` if a compiler runs a module instead of its code."""
     if (
         original_of(module) is not module
         or getattr(module, "_compiled_call_impl", None) is not None
@@ -82,9 +85,12 @@ class _Entered(ModuleNames):
 
     @contextmanager
     def entered(self, module: torch.nn.Module) -> Iterator[Call | None]:
-        """Enter a call of a module; yields None for a call outside of the model, raises `Opaque` if it is compiled.
+        """Enter a module call; yield None for a call outside the model.
 
-        A module that a backward pass calls is recomputed, and its calls are numbered separately.
+        A module called by a backward pass is recomputed, and its calls are numbered separately.
+
+        Raises:
+            Opaque: the module is compiled.
         """
         _refuse_compiled(module)
         again = computes_again()
@@ -101,12 +107,12 @@ class _Entered(ModuleNames):
 
 
 def computes_again() -> bool:
-    """Whether a backward pass is running in this thread."""
+    """Return whether a backward pass is running in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 class _Outliner(Recorder):
-    """Recorder of a model's module calls that saves no tensors."""
+    """Recorder for a model's module calls that saves no tensors."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -122,21 +128,21 @@ class _Outliner(Recorder):
 
 
 class Watch(Protocol):
-    """Observer of a marked model's calls; by default it has nothing to do for the marker's own work."""
+    """Observer of a marked model's calls; the default ignores the marker's own work."""
 
     def begin_overhead(self) -> None:
-        """The marker's own work begins."""
+        """Note that the marker's own work begins."""
         return
 
     def end_overhead(self) -> None:
-        """The marker's own work has ended."""
+        """Note that the marker's own work has ended."""
         return
 
     def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
-        """Return a context for the call of a module, whose time belongs to the mark.
+        """Return a context for a call with its time credited to the mark.
 
-        The marker enters and leaves it between `begin_overhead` and `end_overhead`: inside, no overhead runs. Without a
-        mark the time belongs to the enclosing row.
+        The marker enters and leaves it between `begin_overhead` and `end_overhead`: inside, no
+        overhead runs. Without a mark the time belongs to the enclosing row.
         """
 
 
@@ -149,9 +155,9 @@ class Ranges(Watch):
 
 
 class Marker(TorchFunctionMode):
-    """Marks the calls of a model; after a deviation from the outline (`strayed`) rows cannot be distinguished.
+    """Marks a model's calls, and intercepts the torch functions that a module's code calls.
 
-    As a mode it intercepts the torch functions that a module's code calls.
+    After a deviation from the outline (`strayed`), rows cannot be distinguished.
     """
 
     def __init__(self, model: torch.nn.Module, outline: Outline, watch: Watch) -> None:
@@ -164,7 +170,11 @@ class Marker(TorchFunctionMode):
         self._open: list[tuple[Call, Iterator[Any]]] = []
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call a module inside its mark; raises `Opaque` if it is compiled."""
+        """Call a module inside its mark.
+
+        Raises:
+            Opaque: the module is compiled.
+        """
         self._watch.begin_overhead()
         try:
             with self._names.entered(module) as call:
@@ -213,7 +223,7 @@ class Marker(TorchFunctionMode):
             self._watch.end_overhead()
 
     def _next_operation(self, name: str) -> Mark | None:
-        """The mark of the next function in the outline; None where it is not a row."""
+        """Return the mark for the next function in the outline; None if it is not a row."""
         if not self._open:
             return None
         call, functions = self._open[-1]
@@ -228,7 +238,10 @@ class Marker(TorchFunctionMode):
 
     @contextmanager
     def _listening(self, wanted: bool) -> Iterator[None]:
-        """Intercept torch functions or stop, since interception slows some of torch's own modules down."""
+        """Intercept torch functions, or stop intercepting them.
+
+        Interception slows down some of torch's own modules.
+        """
         is_listening = _get_current_function_mode() is self  # type: ignore[no-untyped-call]
         with ExitStack() as stack:
             if wanted and not is_listening:
@@ -240,10 +253,10 @@ class Marker(TorchFunctionMode):
 
 @contextmanager
 def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[Marker]:
-    """While entered, calls of an uncompiled model's modules and operations are reported to a watch.
+    """Report an uncompiled model's module and operation calls to a watch while entered.
 
-    Modules are seen by their `__call__`, as in `perfexp.work`, so that their own hooks are within their call. Where a
-    parameter's gradient is accumulated, a profiler range names the parameter.
+    Modules are intercepted at `__call__`, as in `perfexp.work`, so their own hooks are part of the
+    call. When a parameter's gradient is accumulated, a profiler range names the parameter.
     """
     marker = Marker(model, outline, watch)
 
@@ -263,6 +276,6 @@ def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[
 
 
 def _touch(name: str, _: torch.Tensor) -> None:
-    """Leave an empty range; a hook."""
+    """Leave an empty range; used as a hook."""
     with _Range(name):
         pass

@@ -1,4 +1,4 @@
-"""Divide the time of each call among its kernels and the gaps between them."""
+"""Partition: divide the time of each call among its kernels and the gaps between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfexp.layers.events import Event, Host
 
 @dataclass
 class Spent:
-    """Kernel time, idle time before the kernels, and runs and time by kernel name, of a row in one call."""
+    """A row's time in a call: kernel time, idle time before kernels, and runs and time by name."""
 
     busy_ns: int = 0
     gap_ns: int = 0
@@ -29,9 +29,9 @@ class Spent:
 
 @dataclass
 class CallTimes:
-    """The division of one call, from the end of the previous work to the end of its last kernel.
+    """Division of a call, from the end of previous work to the end of its last kernel.
 
-    It is starved if the device began it before the host had issued all of it.
+    A call is starved if the device began it before the host had fully issued it.
     """
 
     number: int
@@ -42,7 +42,7 @@ class CallTimes:
 
 
 def attributed(host: Host, events: Iterable[Event]) -> list[Attributed]:
-    """The kernels of a profile with their rows, in the order in which the device began them."""
+    """Return a profile's kernels with their rows, in the order in which they began."""
     kernels = sorted(
         (event for event in events if event.is_kernel),
         key=lambda event: (event.start_ns, event.end_ns),
@@ -56,12 +56,13 @@ def divide(
     held: bool,
     rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels,
 ) -> list[CallTimes]:
-    """The divided calls of a profile, in order.
+    """Return a profile's divided calls, in order.
 
     Args:
         events: kernels, operators, and the ranges of `perfexp.layers.events`.
-        held: whether a spin kernel held the queue; the first call then begins at its end, else with its first kernel.
-        rowed: adds the rows of kernels whose launches do not identify them.
+        held: whether a spin kernel held the queue. If so, the first call begins at its end,
+            otherwise with its first kernel.
+        rowed: adds the rows of kernels that their launches do not identify.
     """
     everything = list(events)
     host = Host(everything)
@@ -73,7 +74,7 @@ def divide(
 
 
 def _windows(kernels: Sequence[Attributed], *, held: bool) -> dict[int, tuple[int, int]]:
-    """Beginning and end of each call; each begins at the end of the previous one."""
+    """Return the beginning and end of each call; each begins at the end of the previous call."""
     of_call: dict[int, list[Event]] = defaultdict(list)
     for each in kernels:
         if each.call is not None:
@@ -95,7 +96,7 @@ def _windows(kernels: Sequence[Attributed], *, held: bool) -> dict[int, tuple[in
 def _divided(
     number: int, window: tuple[int, int], kernels: Sequence[Attributed], issued_ns: int
 ) -> CallTimes:
-    """Divide one call; kernels of other calls that run during it are unattributed."""
+    """Divide a call; kernels of other calls that run during it are unattributed."""
     begin, end = window
     inside = [
         each

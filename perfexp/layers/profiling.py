@@ -1,4 +1,4 @@
-"""Layer times on a GPU, by torch's profiler, with the calls queued behind a spin kernel."""
+"""Profiling: layer times on a GPU with torch's profiler, with calls queued behind a spin kernel."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ from perfexp.probes.timing import undisturbed
 
 #: Default number of calls with times for every row.
 CALLS = 10
-#: Maximum number of calls in one profile, which bounds its number of events.
+#: Maximum number of calls per profile, to limit its number of events.
 _MOST_AT_ONCE = 5
-#: The queue is held for this multiple of the time to issue the calls under the profiler, plus the extra.
+#: The queue is held for this multiple of the time to issue the calls under the profiler, plus the
+#: extra.
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
 #: Growth of the factor after a round with a starved call.
 _HOLD_GROWS = 2.0
-#: Rounds without a call that was issued in time; afterwards the queue is no longer held.
+#: Maximum number of rounds without a call issued in time; then the queue is no longer held.
 _ROUNDS_IN_VAIN = 3
-#: Maximum share of unknown or missing kernel time of a graph; beyond it, the graph is another call.
+#: Maximum share of unknown or missing kernel time in a graph; beyond it, the graph is another call.
 _MOST_STRANGE = 0.01
-#: A harmless warning at the start of each profile.
+#: Harmless warning at the start of each profile.
 _NO_NEWS = ".*Profiler clears events"
-#: The phase in which a captured call is launched, as `perfexp.modes.graphed` names it.
+#: Phase that launches a captured call, as named by `perfexp.modes.graphed`.
 _GRAPH = "graph"
 #: Runs a function, waits for the device, and returns the observed events; scripted in tests.
 Profiler = Callable[[Callable[[], object]], list[Event]]
 
 
 def kineto(run: Callable[[], object]) -> list[Event]:
-    """Events of host and device by torch's own profiler; a `Profiler`."""
+    """Return host and device events from torch's own profiler; a `Profiler`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_NEWS)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -56,7 +57,7 @@ def kineto(run: Callable[[], object]) -> list[Event]:
 
 
 def event_of(event: Any) -> Event:
-    """A profiler event (torch's `_KinetoEvent`) as a plain tuple."""
+    """Return a profiler event (torch's `_KinetoEvent`) as a plain tuple."""
     on_device = event.device_type() == DeviceType.CUDA
     return Event(
         name=event.name(),
@@ -84,14 +85,16 @@ def profile_layers(
     capture: Callable[[], Step | None] | None = None,
     profiler: Profiler = kineto,
 ) -> LayerTimes:
-    """The time of every row of a step on an asynchronous device, or a reason why there are none.
+    """Return the time of every row of a step on an asynchronous device, or why there are none.
 
-    Call it when the step is warm and all timing is done, since profilers slow their process permanently.
+    Call it when the step is warm and all timing is done, because profilers slow their process
+    permanently.
 
     Args:
         clean_seconds: `device` time of a call without a profiler, or None.
-        first: whether this is the first profile of the process.
-        capture: captures the step, a call beyond the queue's depth, as a graph, or returns None if that is impossible.
+        first: whether this is the first profile in the process.
+        capture: captures a step beyond the queue depth as a graph, or returns None if that is
+            impossible.
     """
     try:
         with step.active():
@@ -128,7 +131,11 @@ class _Rounds:
     rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels
 
     def take(self, calls: int) -> LayerTimes:
-        """Profile in rounds until enough calls are usable; raises `Opaque` if the profiler sees no kernels."""
+        """Profile in rounds until enough calls are usable.
+
+        Raises:
+            Opaque: the profiler sees no kernels.
+        """
         self._begin()
         issue = self._issue_seconds()
         at_once = min(
@@ -151,7 +158,7 @@ class _Rounds:
         return times_of(self._unheld(calls), Method.unheld, starved)
 
     def replayed(self, graph: Step, calls: int) -> LayerTimes:
-        """Profile a captured step, whose kernels have the rows of the same call made kernel by kernel."""
+        """Profile a captured step; its kernels get the rows of the same uncaptured call."""
         self._begin()
         events = self._profiled(self._call)
         pattern = Pattern(
@@ -191,7 +198,7 @@ class _Rounds:
         return usable
 
     def _round(self, count: int, hold_seconds: float) -> list[CallTimes]:
-        """One profile of `count` calls behind a spin of `hold_seconds`."""
+        """Profile `count` calls behind a spin of `hold_seconds`."""
 
         def run() -> None:
             if hold_seconds:
@@ -202,7 +209,7 @@ class _Rounds:
         return divide(self._profiled(run), held=hold_seconds > 0, rowed=self.rowed)
 
     def _issue_seconds(self) -> float:
-        """Host time to issue a call under the profiler on an idle device."""
+        """Return the host time to issue a call under the profiler on an idle device."""
         taken: list[float] = []
 
         def run() -> None:
@@ -214,7 +221,7 @@ class _Rounds:
         return taken[0]
 
     def _profiled(self, run: Callable[[], object]) -> list[Event]:
-        """Events of a run that begins and ends with an idle device."""
+        """Return the events of a run that begins and ends with an idle device."""
 
         def complete() -> None:
             run()
@@ -230,10 +237,10 @@ class _Rounds:
 
 
 class Pattern:
-    """The kernels of a call that is made kernel by kernel, in the order in which the device began them.
+    """Kernels of a call made kernel by kernel, ordered by start on the device.
 
-    A graph of the call has the same kernel names in the same order, except for those of the call's data. `least_found`
-    is the least share of its time that was matched in a replay.
+    A graph of the call has the same kernel names in the same order, except for data kernels.
+    `least_found` is the smallest share of its time that was matched in a replay.
     """
 
     def __init__(self, kernels: Iterable[Attributed]) -> None:
@@ -244,7 +251,7 @@ class Pattern:
         self.replays, self.least_found = 0, 1.0
 
     def rowed(self, kernels: Sequence[Attributed]) -> list[Attributed]:
-        """A profile's kernels in order of their start, where those that a graph launched have the rows of the pattern.
+        """Return a profile's kernels ordered by start; kernels from a graph get the pattern's rows.
 
         A kernel that the pattern lacks, or has elsewhere, has no row.
         """
@@ -270,7 +277,7 @@ class Pattern:
         return rowed
 
     def _matched(self, names: list[str]) -> Mapping[int, int]:
-        """Position in the pattern by position in a replay."""
+        """Return positions in the pattern by position in a replay."""
         if names == self._names:
             return {place: place for place in range(len(names))}
         blocks = SequenceMatcher(None, names, self._names, autojunk=False).get_matching_blocks()

@@ -1,4 +1,4 @@
-"""Layer times on a synchronous device, by consecutive readings of the host's clock."""
+"""Stamps: layer times on a synchronous device, from consecutive host clock readings."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ CALLS = 10
 
 
 class Stamps:
-    """Credits the time between two readings of a clock to the current row; see `perfexp.layers.marking.Watch`.
+    """Credits the time between two clock readings to the current row.
 
-    The marker's own work lies between two readings and is counted separately. The backward pass is followed from node
-    to node of autograd's graph: a node belongs to the row that was current when the node was made. Its time ends at the
-    beginning of the next node, so that autograd's overhead is included.
+    See `perfexp.layers.marking.Watch`. The marker's own work lies between two readings and is
+    counted separately. The backward pass is followed from node to node in autograd's graph. A node
+    belongs to the row that was current when the node was made. Its time ends when the next node
+    begins, so it includes autograd's overhead.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
@@ -41,11 +42,11 @@ class Stamps:
         self._now = now_ns
         self._last = 0
         self._rows: list[Key] = []
-        # autograd's number of the next node when a row became current, and the row, in order
+        # autograd's number for the next node when a row became current, and the row, in order
         self._made_in: list[tuple[int, Key]] = []
 
     def start(self) -> None:
-        """Begin a call; until it begins, time is the marker's own work."""
+        """Begin a call; time before it is the marker's own work."""
         self.spent, self.own_ns, self._rows, self._made_in = {}, 0, [], []
         self._last = self._now()
 
@@ -73,7 +74,7 @@ class Stamps:
 
     @contextmanager
     def following(self, loss: torch.Tensor) -> Iterator[None]:
-        """While entered, the backward pass from a loss is followed."""
+        """Follow the backward pass from a loss while entered."""
         with ExitStack() as stack:
             for node in nodes_behind(loss):
                 stack.callback(node.register_prehook(self._before(node)).remove)
@@ -119,9 +120,10 @@ def stamp_layers(
     clean_seconds: float | None,
     calls: int = CALLS,
 ) -> LayerTimes:
-    """The time of every row of a step on a synchronous device, or a reason why there are none.
+    """Return the time of every row of a step on a synchronous device, or why there are none.
 
-    `clean_seconds` is the `latency` of a call without stamps, if known.
+    Args:
+        clean_seconds: `latency` of a call without stamps, or None.
     """
     stamps = Stamps(device.now_ns)
     taken: list[CallTimes] = []
@@ -150,7 +152,11 @@ def stamp_layers(
 
 
 def _stamped_call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
-    """Make one call with stamps; return why its backward pass was not followed, None if it was or has none."""
+    """Make a call with stamps.
+
+    Returns:
+        Why its backward pass was not followed; None if it was followed or there is none.
+    """
     marker.restart()
     stamps.start()
     no_backward = None

@@ -1,4 +1,4 @@
-"""Times of rows over several calls, joined with their work: one line per row and pass."""
+"""Table: row times over several calls, joined with their work, with a line per row and pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfexp.layers.partition import CallTimes, Spent
 from perfexp.statistics import estimators
 from perfexp.work import Geometry, Row, Work
 
-#: Position in a call of the model: the module's path, the index of its call, the index of the operation.
+#: Position in a model call: module path, index of the module's call, index of the operation.
 Place = tuple[str, int, int | None]
 
 
@@ -26,17 +26,18 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One row in one pass, with its time and its work.
+    """A row in a pass, with its time and work.
 
     Attributes:
         key: key of the row; None for unattributed kernels.
-        share: share of the sum of all lines' medians, gaps included; all shares sum to 1.
-        macs: multiply-accumulates of the forward pass; None elsewhere, and for unknown work.
-        bytes_min: least bytes read and written; forward pass only.
-        parameters: elements that this row is the first to read; forward pass only.
-        arithmetic_intensity: FLOPs per byte of the forward pass.
+        share: share of the sum of all medians, gaps included; all shares sum to 1.
+        macs: multiply-accumulates in the forward pass; None for other passes and unknown work.
+        bytes_min: minimum bytes read and written; forward pass only.
+        parameters: elements that no earlier row has read; forward pass only.
+        arithmetic_intensity: FLOPs per byte in the forward pass.
         flops_per_second: FLOPs over the median time; None without time or work.
-        ran: cuDNN algorithm of a forward pass's kernels, or several (`fft or fft_tiling`); None for unknown kernels.
+        ran: cuDNN algorithm of a forward pass's kernels, or several, for example `fft or
+            fft_tiling`; None for unknown kernels.
     """
 
     key: Key | None
@@ -59,7 +60,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> LayerTimes:
-    """The times of all rows over several usable calls of the same step."""
+    """Return the times of all rows over several usable calls of the same step."""
     keys = dict.fromkeys(key for call in calls for key in call.rows)
     names = dict.fromkeys(name for call in calls for name in call.unattributed)
     return LayerTimes(
@@ -93,17 +94,20 @@ def _times_of_row(key: Key | None, spent: Sequence[Spent]) -> RowTimes:
 
 
 def join(times: LayerTimes, work: Work | None) -> list[Line]:
-    """A line for each row and pass: those with times in the order in which they ran, then the others.
+    """Return a line for each row and pass: lines with times in execution order, then the others.
 
-    The work, if any, is that of the same inputs in the same mode. Its rows that were never seen on the device (a view,
-    dropout in evaluation) have a line without time and kernels. Lines without a row in the work (the loss, the
-    optimizer, a fused operator in place of several modules) have times only.
+    Rows that were never seen on the device, for example a view or dropout in evaluation, have a
+    line without time and kernels. Lines without a row in the work have times only. Examples are the
+    loss, the optimizer, or a fused operator that replaces several modules.
+
+    Args:
+        work: work for the same inputs in the same mode, if known.
     """
     rows = _placed(times, work.rows) if work else {}
     lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
     whole = sum(
         line.seconds.median + line.gap_seconds.median for line in lines
-    )  # a disturbed call would move means
+    )  # a disturbed call would shift means
     for line in lines:
         line.share = (line.seconds.median + line.gap_seconds.median) / whole if whole else 0.0
     seen = {
@@ -120,11 +124,12 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
 
 
 def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
-    """The counted rows by the place at which each was timed.
+    """Return the counted rows by the place where each was timed.
 
-    Timing and counting number the operations of a call in the same order. A model that computes its own losses is the
-    exception: work is counted without the losses, so the numbers after them differ. Operations of such a call are
-    matched by name, in order. One without a counterpart never reached the device, or was not in the timed call.
+    Timing and counting number a call's operations in the same order. Models that compute their own
+    losses are the exception: work is counted without the losses, so later numbers differ.
+    Operations in such a call are matched by name, in order. Operations without a counterpart never
+    reached the device, or were not in the timed call.
     """
     timed: dict[tuple[str, int], dict[int, str]] = {}
     for key in (row.key for row in times.rows):
@@ -194,15 +199,16 @@ def _spread(seconds: list[float]) -> Spread:
 
 
 def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
-    """Matching positions in two sequences of names: as many as possible, in order, with contiguous runs preferred.
+    """Return matching positions in two sequences of names, as many as possible.
 
-    The longest common subsequence (Needleman and Wunsch, "A general method applicable to the search for similarities",
-    1970); of several, the one with the most contiguous neighbours, and of those the latest.
+    The result is the longest common subsequence (Needleman and Wunsch, "A general method applicable
+    to the search for similarities", 1970). Among several, it is the subsequence with the most
+    contiguous neighbors, and then the latest.
 
-    Both positions of the pairs increase. Takes O(n · m) time and memory.
+    Positions increase in both sequences. This takes O(n · m) time and memory.
     """
     match, rows, columns = len(left) + len(right) + 1, len(left), len(right)
-    # the best score of the prefixes i and j; and the best one that matches their last names, or -2 without a match
+    # best score of the prefixes i and j; and best score that matches their last names (-2 if none)
     best = [[0] * (columns + 1) for _ in range(rows + 1)]
     ending = [[-2] * (columns + 1) for _ in range(rows + 1)]
     for i in range(1, rows + 1):

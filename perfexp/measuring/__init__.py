@@ -1,1 +1,1 @@
-"""The measuring procedure of one point. Start reading in `procedure`."""
+"""Measuring: the procedure of a point. Start reading in `procedure`."""

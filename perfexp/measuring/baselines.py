@@ -1,4 +1,4 @@
-"""Baselines: the whole call by the algorithm of the plan and by torch's own choices, launched alike and in turns."""
+"""Baselines: the plan's algorithm and torch's own choices compared on the whole call, in turns."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from perfexp.statistics.moderated import geometric_mean
 
 _Runner = Callable[[Callable[[], Any]], Any]
 
-#: Turns of each contestant, interleaved so that all of them run at the same clock; an even number is balanced.
+#: Turns per contestant, interleaved so that all run at the same clock; an even number is balanced.
 _ROUNDS = 6
-#: Target length of a turn, and its least number of samples.
+#: Target length of a turn in seconds, and its minimum number of samples.
 _TURN_SECONDS, _SAMPLES = 0.15, 5
 #: First calls, not timed: a library chooses its kernels and caches fill.
 _COLD_CALLS = 3
 
 
 class Method(StrEnum):
-    """How calls were timed: back to back behind a pre-filled queue, as CUDA graphs, or by the host's clock."""
+    """How calls were timed: back to back in a pre-filled queue, as CUDA graphs, or by host."""
 
     queue = "queue"
     graph = "graph"
@@ -48,11 +48,12 @@ _HOW = {
 
 
 class Comparison(NamedTuple):
-    """Result of a comparison in which all contestants were launched the same way.
+    """Result of a comparison with all contestants launched the same way.
 
     Attributes:
-        series: the time per call of each contestant.
-        speedups: speedup of the algorithm over each baseline; empty if the host kept the device waiting.
+        series: time per call of each contestant.
+        speedups: the algorithm's speedup over each baseline; empty if the host kept the device
+            waiting.
     """
 
     method: Method
@@ -69,8 +70,8 @@ def judge(
 ) -> None:
     """Add the comparisons to a point, and discard cached choices that are slower end to end.
 
-    The first comparison has no captured pass, unless a call does not fit the launch queue; on an asynchronous device a
-    second one has captured calls only.
+    The first comparison launches calls kernel by kernel, if they fit the launch queue. On an
+    asynchronous device a second comparison uses captured calls only.
 
     Args:
         call: call of the whole model.
@@ -110,7 +111,11 @@ def judge(
 
 
 def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *families: str) -> bool:
-    """Add a comparison to a point, its speedups once for each family; return whether a baseline is faster."""
+    """Add a comparison's series and speedups to a point; return whether a baseline is faster.
+
+    Args:
+        families: metric families; each gets all speedups.
+    """
     point.series += compared.series
     point.doubts += _doubts(compared, algorithm.name)
     point.facts.setdefault("rivals_method", compared.method.value)
@@ -126,7 +131,7 @@ def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *famil
 
 
 def _doubts(compared: Comparison, algorithm: str) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each baseline than which the algorithm is not clearly faster."""
+    """Yield a diagnostic for each baseline that the algorithm does not clearly beat."""
     for baseline, speedup in compared.speedups.items():
         assert speedup.low is not None and speedup.high is not None  # every round has a ratio
         ratio, how = speedup.value, _HOW[compared.method]
@@ -154,14 +159,14 @@ def compare(
     device: Device,
     capture: timing.Capture | None = None,
 ) -> Comparison | None:
-    """Time the algorithm and each of its baselines in turns, all launched the same way, each round in another order.
+    """Time the algorithm and its baselines in turns, all launched the same way.
 
-    The time is the device's own where it has one. A speedup is the geometric mean over the rounds of the ratio of
-    medians, with its 95 % interval.
+    Each round has another order. Times are device times if the device has a clock of its own. A
+    speedup is the geometric mean of the rounds' median ratios, with its 95 % interval.
 
     Args:
         call: call of the whole model.
-        capture: captures the call as it is computed at that moment; None to time it as it is.
+        capture: captures the call as it is computed at that moment; None to time it uncaptured.
 
     Returns:
         None if a contestant's call does not fit the launch queue.
@@ -216,12 +221,12 @@ def compare(
 
 
 class _Turn:
-    """The turns of one contestant.
+    """The turns of a single contestant.
 
     Args:
-        runner: runs some work while the contestant computes the convolutions.
+        runner: runs work while the contestant computes the convolutions.
         call: call of the whole model.
-        capture: captures the call; None to time it as it is.
+        capture: captures the call; None to time it uncaptured.
 
     Raises:
         Unsupported: the captured call does not fit the launch queue either.
@@ -256,11 +261,11 @@ class _Turn:
         self._samples = max(_SAMPLES, round(_TURN_SECONDS / max(seconds * self.k, 1e-9)))
 
     def __call__(self) -> timing.Samples:
-        """Return the samples of one turn, seconds per call."""
+        """Return the samples of one turn, in seconds per call."""
         samples: timing.Samples = self._runner(partial(self._block, self._samples))
         return samples
 
     @property
     def starved(self) -> int:
-        """Fills of the queue that the host did not finish before the device began."""
+        """Return how many queue fills the host did not finish before the device began."""
         return self._block.held.starved if isinstance(self._block, queue.Chain) else 0

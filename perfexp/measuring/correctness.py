@@ -1,4 +1,4 @@
-"""Correctness: how far a model's outputs are from those in fp32 without compiler, CUDA graph and other layouts."""
+"""Correctness: a model's deviation from plain fp32: no compiler, CUDA graph or changed layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add(procedure: Procedure, point: Point, batches: Batches) -> None:
-    """Add relative L2 error and share of equal predictions, in evaluation mode on one batch.
+    """Add the relative L2 error and the share of equal predictions, for a batch in evaluation mode.
 
     Raises:
         Unsupported: there is nothing to compare with.
@@ -45,19 +45,19 @@ def add(procedure: Procedure, point: Point, batches: Batches) -> None:
 
 
 def _captured(session: Any, inputs: Any) -> Any:
-    """The outputs of a replayed graph."""
+    """Return the outputs of a replayed graph."""
     held: list[Any] = []
 
     def call() -> None:
         held[:] = [session.forward(inputs)]
 
-    call()  # a compiler has to be done before the capture
+    call()  # compilation must finish before the capture
     session.capture(call)()
     return held[0]
 
 
 def _agreement(outputs: Any, plain: Any) -> float | None:
-    """Share of samples, or of pixels, with the same class."""
+    """Return the share of samples (or pixels) with the same class; None without class scores."""
     try:
         own, expected = (main_output(one).argmax(1) for one in (outputs, plain))
     except UserError:

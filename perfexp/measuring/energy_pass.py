@@ -1,4 +1,4 @@
-"""Energy pass: the energy of a point's calls at the pace of their loop, and at that of the device where they differ."""
+"""Energy pass: energy per call, in the loop and, if that is slower, with the device kept busy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 def in_two_parts(
     procedure: Procedure, point: Point, step: Step, batches: Batches, calls_per_epoch: int | None
 ) -> Iterator[None]:
-    """Add the energy of a call: measure the loop, yield before anything is captured, and then measure the rest.
+    """Add the energy per call in two parts, before and after the yield.
+
+    The first part measures the loop, before anything is captured.
 
     Args:
-        point: a point whose whole call has been timed.
-        calls_per_epoch: None where the data has no end.
+        point: a point with its whole call already timed.
+        calls_per_epoch: None for endless data.
     """
     energy = procedure.energy
     if energy is None:
@@ -63,7 +65,12 @@ def _queued(
     step: Step,
     batches: Batches,
 ) -> Plateau | Reading | None:
-    """Measure replays of the call as a graph, which keep the device busy; None where the loop does so as well."""
+    """Measure graph replays of the call, which keep the device busy.
+
+    Returns:
+        None if the loop keeps the device busy as well. A reading with a reason if replays are not
+            possible.
+    """
     device, session, own = (
         procedure.device,
         procedure.session,

@@ -1,8 +1,9 @@
 """Epochs: a whole training, with its passes timed and everything else between them.
 
-Each pass is timed as one block of undisturbed steps. Evaluations, checkpoints and messages come after it. A loss that
-is kept within a pass stays on the device until the pass is over. A checkpoint is written to disk during the next pass
-if its steps are CUDA graphs on batches that are on the device, which leave the host and its disk idle.
+Each pass is timed as one block of undisturbed steps; evaluations, checkpoints and messages come
+after it. Losses recorded within a pass stay on the device until the pass is over. A checkpoint is
+normally written between two passes. If the steps are CUDA graphs on device-resident batches, the
+host and its disk are idle, so it is written during the next pass.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from perfexp.records.quantities import (
 from perfexp.records.record import Epoch, Metric, Point, Series, Stop
 from perfexp.statistics import estimators
 
-#: Opens batches for training or evaluation, in the random order of an epoch.
+#: Opens batches for training (or evaluation), in the random order of an epoch.
 Open = Callable[[bool, int], AbstractContextManager[Batches]]
 
 
@@ -52,11 +53,12 @@ class Epochs:
 
     Attributes:
         count: number of the last epoch.
-        open: opens the batches of training (or evaluation) for an epoch.
-        seed: seed of the random numbers of the model.
-        checkpoint: path of a checkpoint by its name (`best`, …); None where none are written.
-        progress: called with a status line between passes.
-        report: called with a line about each epoch, and the point that has it.
+        open: opens an epoch's batches for training or evaluation.
+        seed: seed for the model's random numbers.
+        checkpoint: returns a checkpoint path, given its name (e.g. `best`); None to write no
+            checkpoints.
+        progress: called with a status line between passes, for example `epoch 3 of 90`.
+        report: called after each epoch with a status line and the epoch's point.
         probes: the user's probes.
     """
 
@@ -78,7 +80,10 @@ class Epochs:
     _kept: list[Any] = field(default_factory=list)
 
     def run(self) -> None:
-        """Add the time of every step, and the figures of each pass; the step takes batches of its own for as long.
+        """Add the time of every step and the figures of each pass.
+
+        During the run the step takes its batches from the training data, afterwards from its usual
+        source.
 
         Raises:
             UserError: the data has no end, or the checkpoint to resume from has all epochs already.
@@ -110,14 +115,14 @@ class Epochs:
             if trainer:
                 self._for_evaluation.callback(
                     _finish_quietly, trainer
-                )  # no write goes on during another point
+                )  # no write during another point
                 if self._is_host_idle and self.checkpoint is not None:
                     trainer.prepare_saving()
                 trainer.begin(rates.factor, done * batches.per_epoch, self.seed)
             for number in range(done + 1, self.count + 1):
                 self.progress(f"epoch {number} of {self.count}")
                 if is_repeatable and number > done + 1:
-                    # an order that depends on the epoch alone, so that a resumed training has the same
+                    # the order depends on the epoch alone, so a resumed training has the same order
                     for_training.close()
                     batches = for_training.enter_context(self.open(True, number - 1))
                 self.step.state.source = batches.epoch().__next__
@@ -136,7 +141,7 @@ class Epochs:
         self._add_series(np.concatenate(steps))
 
     def _call(self) -> timing.Call:
-        """The step, which every so often keeps its loss on the device."""
+        """Return the step; with `log_every` it stores every n-th loss on the device."""
         self._kept, every, step, session = [], self.settings.log_every, self.step, self.session
         if every is None:
             return step.call
@@ -171,10 +176,10 @@ class Epochs:
         return epoch
 
     def _ends_with(self, epoch: Epoch, custom: Mapping[str, Metric]) -> bool:
-        """Evaluate, save and report as the settings have it after an epoch; return whether the training is over.
+        """Evaluate, save and report after an epoch, as set; return whether the training is over.
 
         Args:
-            custom: custom metrics of the epoch, to which the user's probes may add.
+            custom: the epoch's custom metrics; user probes may add to them.
         """
         every, is_last = self.settings.eval_every, epoch.number == self.count
         if self._can_evaluate and (is_last or (every is not None and epoch.number % every == 0)):
@@ -199,25 +204,30 @@ class Epochs:
         return training.can_evaluate(self.session, self.data) and not self.point.key.replicate
 
     def _first_evaluation(self) -> None:
-        """Evaluate outside of every time, since that loads kernels: one batch, or a pass of batches on the device."""
+        """Evaluate once, untimed, because a first evaluation loads kernels.
+
+        A single batch is enough. With CUDA-graph steps on device-resident batches it is a full
+        pass.
+        """
         self.progress("first evaluation")
         if self._is_host_idle:
             self._opened().accuracy()
             return
-        # closed at once: the processes of a loader would prepare the rest of the pass during the first epoch
+        # closed at once, or loader processes would prepare the rest of the pass during the first
+        # epoch
         with self.open(False, 0) as batches, self.session.evaluating():
             for batch in islice(batches.epoch(), 1):
                 self.session.forward(batch.inputs)
 
     def _opened(self) -> training.Evaluation:
-        """The evaluation data, which stays open."""
+        """Return the evaluation data, which stays open."""
         if self._evaluation is None:
             batches = self._for_evaluation.enter_context(self.open(False, 0))
             self._evaluation = training.Evaluation(self.session, batches, graphs=self._is_host_idle)
         return self._evaluation
 
     def _observe(self, epoch: Epoch) -> None:
-        """Have the user's probes that observe epochs add their metrics."""
+        """Let the user's epoch probes add their metrics."""
         context = ProbeContext(
             key=self.point.key, step=self.step, session=self.session, device=self.device
         )
@@ -237,7 +247,10 @@ class Epochs:
             self._stale += 1
 
     def _save(self, epoch: Epoch, path: Callable[[str], Path], *, is_over: bool) -> None:
-        """Write the checkpoints that an epoch has: `best` has the highest accuracy, or without any the last weights."""
+        """Write the epoch's checkpoints.
+
+        `best` has the highest accuracy; without any accuracy it has the last weights.
+        """
         trainer, every = self.step.trainer, self.settings.save_every
         assert trainer is not None
         is_best = self._stale == 0 and (
@@ -304,6 +317,6 @@ class Epochs:
 
 
 def _finish_quietly(trainer: Trainer) -> None:
-    """Wait for a checkpoint of a training that may have failed, whose own error counts."""
+    """Wait for a checkpoint, ignoring its errors: if the training failed, its own error counts."""
     with suppress(Exception):
         trainer.finish()

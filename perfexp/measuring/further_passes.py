@@ -1,4 +1,4 @@
-"""Further passes over a call that has been timed: energy, phases, probes, baselines, ranks, proof, graphs, work."""
+"""Further passes over a timed call: energy, phases, probes, baselines, ranks, proof, work."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from perfexp.records.record import Key, Metric, Point
 if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
 
-#: Processes of a stopping rule that has time for a call as a graph beside the call as it is: `normal` has five.
+#: Minimum processes of a stopping rule that also times the call as a graph: `normal` has five.
 _GRAPH_PROCESSES = 5
-#: Calls that the user's probes observe.
+#: Number of calls under the user's probes.
 _PROBED_CALLS = 3
 
 
@@ -41,7 +41,7 @@ def measure(
     """Make the further passes over a call that has been timed.
 
     Args:
-        plain_call: the call before it was captured as a graph.
+        plain_call: the call before its capture as a graph.
     """
     epoch = procedure.steps_per_epoch(batches) if step.trains else None
     parts = energy_pass.in_two_parts(procedure, point, step, batches, epoch)
@@ -54,7 +54,7 @@ def measure(
     if len(step.segments) > 1 and procedure.takes_call_times:
         procedure.times.phases(point, step, on_device=on_device(batches))
     _run_probes(procedure, point, step)
-    # a capture may change how the optimizer counts: no time of the call itself comes after it
+    # a capture may change how the optimizer counts, so the call itself is not timed after it
     procedure.run_for_algorithm(
         point, "rivals", partial(_compare_baselines, procedure, point, step, batches)
     )
@@ -81,7 +81,10 @@ def measure(
 
 
 def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batches) -> None:
-    """Add the device's time of a call as a graph: if it does not fit the launch queue, and for comparison."""
+    """Add the call's device time as a graph, as a fallback or for comparison.
+
+    The fallback is for calls that do not fit the launch queue.
+    """
     capture = procedure.capture(step, batches)
     method = point.facts.get("device_method")
     if method == "queue" and _has_graph_time(procedure, point.key, batches):
@@ -89,9 +92,7 @@ def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batc
         procedure.run_optional(point, GRAPH_SECONDS, graphed_time)
     if method != "none":
         return
-    if (
-        procedure.group.size > 1
-    ):  # the other ranks could follow neither a replay nor a call that is broken off
+    if procedure.group.size > 1:  # other ranks can't follow a replay or an aborted call
         point.doubts.append(
             diagnostics.make(
                 "device_missing",
@@ -106,7 +107,7 @@ def add_graph_time(procedure: Procedure, point: Point, step: Step, batches: Batc
 
 
 def _run_probes(procedure: Procedure, point: Point, step: Step) -> None:
-    """Make a few calls that the user's probes observe."""
+    """Make a few calls under the user's probes."""
     if not procedure.probes:
         return
     procedure.progress("probes")
@@ -124,7 +125,7 @@ def _run_probes(procedure: Procedure, point: Point, step: Step) -> None:
 def _compare_baselines(
     procedure: Procedure, point: Point, step: Step, batches: Batches, algorithm: AppliedAlgorithm
 ) -> None:
-    """Time the whole call by the algorithm and by its baselines, in turns."""
+    """Time the whole call with the algorithm and with its baselines, in turns."""
     if algorithm.baselines():
         if procedure.graph or procedure.cache is not Cache.warm or procedure.group.size > 1:
             raise Unsupported("baselines need one GPU, cache=warm and no execution.cuda_graph")
@@ -134,7 +135,10 @@ def _compare_baselines(
 
 
 def _has_graph_time(procedure: Procedure, key: Key, batches: Batches) -> bool:
-    """Whether the call is timed as a graph as well, which then computes the same with caches in the same state."""
+    """Return whether the call is also timed as a graph, for comparison.
+
+    A replay must compute the same as the call, with caches in the same state.
+    """
     is_alone, can_replay = (
         procedure.group.size == 1,
         procedure.cache is Cache.warm and on_device(batches),
@@ -148,7 +152,7 @@ def _has_graph_time(procedure: Procedure, key: Key, batches: Batches) -> bool:
 
 
 def _check_outputs(procedure: Procedure, point: Point, batches: Batches) -> None:
-    from perfexp.measuring import correctness  # with torch, which a scripted device does without
+    from perfexp.measuring import correctness  # imports torch, which a scripted device doesn't
 
     correctness.add(procedure, point, batches)
 

@@ -1,4 +1,4 @@
-"""Graph fallback: the device's time of a call that does not fit the launch queue as it is."""
+"""Graph fallback: the device time of a call that does not fit the launch queue as it is."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from perfexp.probes import timing
 from perfexp.records import diagnostics
 from perfexp.records.record import Point, Status
 
-#: Batches that stand in for data from the host; a training would memorize a single one.
+#: Number of batches that replace data from the host; a training would memorize a single one.
 _HELD_BATCHES = 8
-#: Diagnostic of calls that get such batches.
+#: Diagnostic for calls with such batches.
 HELD = diagnostics.make(
     "device_leaves_out", how="its batches are on the device already (data.pin_memory=true may help)"
 )
-#: Reasons and advice of calls without a device time.
+#: Reason and advice for calls without a device time.
 TOO_LONG, COMPILE = (
     "a call does not fit the launch queue",
     "use a model with fewer launches (execution=compile)",
@@ -43,11 +43,11 @@ def add_device_time(
     times: Times,
     capture: timing.Capture,
 ) -> None:
-    """Add the series `device` of a call that did not fit the launch queue, or the diagnostic why there is none.
+    """Add the `device` series of a call that did not fit the launch queue, or why there is none.
 
     Args:
-        point: a point whose whole call has been timed.
-        capture: captures the call as one launch.
+        point: a point with its whole call already timed.
+        capture: captures the call as a single launch.
     """
     device = times.device
     try:
@@ -70,7 +70,7 @@ def add_device_time(
         point.doubts.append(
             diagnostics.make("device_missing", reason=_SYNCHRONIZES, advice=_REMOVE)
         )
-    except Exception as error:  # the times that were measured stay
+    except Exception as error:  # keep the times measured so far
         if device.is_lost():
             raise
         status, text = verdicts.verdict(error, device)
@@ -82,7 +82,7 @@ def add_device_time(
 
 @contextmanager
 def on_held_batches(step: Step, batches: Batches, session: Session) -> Iterator[bool]:
-    """While entered, calls take batches that are on the device; gives whether their own come from the host."""
+    """Feed calls with batches on the device; yield whether their own batches come from the host."""
     if on_device(batches):
         yield False
         return
@@ -97,7 +97,7 @@ def on_held_batches(step: Step, batches: Batches, session: Session) -> Iterator[
 
 @contextmanager
 def without_waits(step: Step, session: Session, device: Device) -> Iterator[str | None]:
-    """While entered, a call that synchronizes leaves that out if it can; gives the change, or None.
+    """Remove a call's synchronization while entered, if possible; yield the change made, or None.
 
     Args:
         step: a step that has been called before.

@@ -1,4 +1,4 @@
-"""Layers pass: the time of a point's call layer by layer, in a process of its own after the point has been timed."""
+"""Layers pass: a point's call time layer by layer, in a separate process after the timing."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from perfexp.records.quantities import CLOSURE, GAP_SHARE, LAYER_FLOPS, UNATTRIB
 from perfexp.records.record import Key, Metric, Point, Status, timed_key, timestamp
 from perfexp.statistics.estimators import Interval
 
-#: Length of the calls before the profiling, which bring the device to the clock of the timing.
+#: Seconds of calls before the profiling, to bring the device to its clock during the timing.
 _WARMUP_SECONDS = 0.15
 
 
 def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool = True) -> Point:
-    """Measure the layers of a point as a point of their own; an error becomes its status.
+    """Measure a point's layers as a separate point; an error becomes its status.
 
     Args:
-        key: key of the layers.
-        timed: the point that was timed, with which the sum of the layers is compared; None if there is none.
+        key: key of the layers point.
+        timed: the timed point, for comparison with the layer sum; None if there is none.
         first: whether this process has not profiled a point before.
 
     Raises:
@@ -54,7 +54,7 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool 
 
 
 def not_tried(key: Key, timed: Point | None) -> Point:
-    """Return the point of layers whose call could not be timed: profiling it would fail again."""
+    """Return a layers point for a call that could not be timed: profiling it would fail again."""
     point = Point(key=key, status=Status.OK)
     _add_reason(
         point, f"not tried: the call was not timed ({timed.status.value if timed else 'no result'})"
@@ -77,7 +77,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     data_left_out = timed is not None and graph_fallback.HELD in timed.doubts
     from perfexp.layers.profiling import (
         profile_layers,
-    )  # with torch, which a scripted model does without
+    )  # imports torch, which a scripted model does not need
     from perfexp.layers.stamps import stamp_layers
 
     with procedure.step(timed_key(point.key)) as (step, batches):
@@ -86,11 +86,11 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         procedure.progress("layers")
         profile: Callable[..., LayerTimes] = stamp_layers
         if procedure.device.asynchronous:
-            # what was timed as a graph is profiled as one
+            # a call that was timed as a graph is profiled as a graph
             is_graph = timed is not None and timed.facts.get("device_method") == "graph"
             capture = partial(_captured, procedure, step, batches) if is_graph else None
             profile = partial(profile_layers, first=first, capture=capture)
-        with ExitStack() as stack:  # the same call as the one whose device time is compared with
+        with ExitStack() as stack:  # the same call as for the device time
             if data_left_out:
                 stack.enter_context(graph_fallback.on_held_batches(step, batches, session))
             change = None
@@ -125,7 +125,7 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
 
 
 def _captured(procedure: Procedure, step: Step, batches: Batches) -> Step | None:
-    """Return the step as its `device` was timed; None if it can't be captured this time."""
+    """Return the step as a graph, as `device` was timed; None if the capture fails this time."""
     procedure.progress("capturing a graph")
     try:
         return graphed(step, procedure.session, constant=batches.constant)
@@ -144,7 +144,10 @@ def _warm_up(call: Callable[[], object], procedure: Procedure) -> None:
 
 
 def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: AlgorithmReport) -> None:
-    """Add the algorithm whose kernels each convolution's forward pass ran, and a diagnostic if it is another one."""
+    """Add the algorithm that each convolution's forward pass ran, as its kernels show.
+
+    A diagnostic is added if that is not the requested algorithm.
+    """
     forward: dict[str, list[Line]] = {}
     for line in lines:
         if (
@@ -161,7 +164,7 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
     judged = families.judge_forward(report, kernels)
     ran = {
         layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes
-    }  # the first is forward
+    }  # the first pass is forward
     for path, of_layer in forward.items():
         for line in of_layer:
             line.ran = ran.get(path)
@@ -172,7 +175,7 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
 
 
 def _add_own_choice(lines: Sequence[Line]) -> None:
-    """Add the algorithm of the kernels of forward passes that nobody requested an algorithm for."""
+    """Add the algorithm of forward passes without a requested algorithm, from their kernels."""
     for line in lines:
         if line.convolution and line.ran is None and line.key and line.key.which is Pass.forward:
             line.ran = families.forward_algorithm(line.kernels)
@@ -208,7 +211,7 @@ def _add_times(
 def _with_uncertainty(
     item: Diagnostic, times: LayerTimes, unprofiled: Interval | None
 ) -> Diagnostic:
-    """Add to a disagreement of the layers how well the call without profiling is known, if that is part of it."""
+    """Add the uncertainty of the unprofiled call time to a layers disagreement, if it matters."""
     half_width = unprofiled.relative_half_width if unprofiled else None
     tolerance = times.closure.tolerance if times.closure else 0.0
     if (

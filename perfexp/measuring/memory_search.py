@@ -1,4 +1,4 @@
-"""Memory search: whether the calls of a batch fit, and the batch that fits where a point ran out of memory."""
+"""Memory search: whether a batch fits, and which smaller batch fits after running out of memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from perfexp.records.record import Key, Metric, Point, Status
 if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
 
-#: The optimizer holds tensors of its own from the first step on.
+#: Two, because the optimizer holds its own tensors from the first step on.
 _CALLS = 2
 
 
 def add_batch_that_fits(procedure: Procedure, point: Point) -> None:
-    """Add to a point that ran out of memory the largest smaller batch whose calls fit."""
+    """Add the largest smaller batch that fits to a point that ran out of memory."""
     fits = None
     if procedure.group.size > 1:
         reason: str | None = "not searched for with several ranks, which are out of step now"
@@ -35,7 +35,7 @@ def add_batch_that_fits(procedure: Procedure, point: Point) -> None:
 
 
 def _batch_that_fits(procedure: Procedure, key: Key) -> int | None:
-    """Return the largest of half, a quarter, … of a batch whose calls fit into memory; None if none does."""
+    """Return the largest batch that fits among a half, a quarter, …; None if none does."""
     batch_size = key.batch_size // 2
     while batch_size:
         procedure.progress(f"does a batch of {batch_size} fit?")
@@ -47,7 +47,7 @@ def _batch_that_fits(procedure: Procedure, key: Key) -> int | None:
 
 
 def try_calls(procedure: Procedure, key: Key) -> Point:
-    """Make the first calls of a point and return whether they fit, with the memory that they took."""
+    """Make a point's first calls; return a point with the outcome and the memory used."""
     point = Point(key=key, status=Status.OK)
     try:
         with procedure.step(key) as (step, batches):

@@ -1,14 +1,15 @@
-"""Procedure: how one point is measured, from its first call to its last check. Start reading here.
+"""Procedure: how a point is measured, from its first call to its last check. Start reading here.
 
-A point's measurements come in this order, so that none of them disturbs an earlier one:
+The order ensures that no measurement disturbs an earlier measurement:
 
-1. the first call, which chooses kernels and is outside of all statistics;
-2. the times of the undisturbed call (`perfexp.measuring.times`) and the peak of memory;
-3. what a training or labelled data adds: losses, the seconds of an epoch, accuracy;
-4. further passes over the same call, each of which may fail on its own: energy of the loop, phases, probes,
-   baselines, several ranks, proof of the algorithm, device time as a CUDA graph, energy of the device, work.
+1. the first call, which chooses kernels and enters no statistics;
+2. the undisturbed call times (`perfexp.measuring.times`) and the memory peak;
+3. results that need a training or labels: losses, epoch time, accuracy;
+4. further passes over the same call: loop energy, phases, probes, baselines, several ranks,
+   algorithm proof, device time as a CUDA graph, device energy, work. Any of them may fail without
+   affecting the others.
 
-Processes after the first repeat the times only.
+Only the first process of a point does all this; later processes repeat the times.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from perfexp.stopping import StoppingRule
 from perfexp.sweep import Size
 from perfexp.work import Work
 
-#: Distance between the seeds of two epochs' random orders: no two runs with small seeds share an order.
+#: Seed distance between the shuffles of two epochs: no two runs with small seeds share an order.
 _SEEDS_PER_EPOCH = 1_000_003
 
 
 @dataclass(kw_only=True)
 class Procedure:
-    """Measures points one after the other, with everything that stays the same between them.
+    """Measures points one after the other, and holds everything that they share.
 
     Attributes:
         session: the loaded model.
@@ -61,27 +62,29 @@ class Procedure:
         algorithm: algorithm applied to the model; None for torch's own choice.
         percentiles: latency percentiles to report, in percent.
         probes: the user's probes by name.
-        epochs: whole passes over the data in training; None for as many steps as the stopping rule takes.
+        epochs: full passes over the training data; None if the stopping rule sets the step count.
         cache: state of the device's caches at the start of a call.
-        graph: whether calls are captured and launched as one (execution.cuda_graph).
-        takes_call_times: whether latency, device time and phases are measured beside the rate (probes.call_times).
+        graph: whether calls are captured and launched as a CUDA graph (execution.cuda_graph).
+        takes_call_times: whether latency, device time and phases are measured in addition to the
+            rate (probes.call_times).
         reads_load: whether clock and power are read while the device works (probes.loaded_clock).
-        counts_work: whether MACs, FLOPs and bytes of the call are counted (probes.work).
-        checks_outputs: whether outputs are compared with those in plain fp32 (probes.correctness).
-        peaks: FLOP/s of the device's data sheet by data type; None for a device without a data sheet.
-        energy: measures the energy of calls (probes.energy), or None.
-        anchors: sizes and batch sizes that are measured in more ways: as a graph, and the energy at the pace of the
-            device; None for all.
+        counts_work: whether a call's MACs, FLOPs and bytes are counted (probes.work).
+        checks_outputs: whether outputs are compared with plain fp32 outputs (probes.correctness).
+        peaks: data-sheet FLOP/s by data type; None for a device without a data sheet.
+        energy: measures call energy (probes.energy), or None.
+        anchors: (size, batch size) pairs that also get the extra passes: CUDA-graph time, and
+            energy with the device kept busy. None means every point.
         ceilings: highest rates that the device reached (probes.ceilings), or None.
-        seed: seed of data and shuffling.
-        group: all ranks; this one measures.
-        compares_alone: whether ranks are compared with one alone (probes.scaling).
-        checkpoint: path of a checkpoint of the training by its name (`best`, …).
-        trained_weights: file of weights that inference is measured with; None for those that were loaded.
-        memory_trace: traced peak of a point in bytes, or the largest batch for a memory's size; None where not needed.
-        turn: context in which no other run of a sweep uses the host.
+        seed: seed for data and shuffling.
+        group: the process group of all ranks; the current rank measures.
+        compares_alone: whether all ranks together are compared with a single rank (probes.scaling).
+        checkpoint: returns the path of a training checkpoint, given its name (e.g. `best`).
+        trained_weights: weights file to measure inference with; None for the loaded weights.
+        memory_trace: traced peak of a point in bytes, or the largest batch for a memory size; None
+            if not needed.
+        turn: context that keeps a sweep's other runs off the host.
         progress: called with a status line between timed blocks.
-        report: called with a line about an epoch that has ended, and the point that has it.
+        report: called after each epoch with a status line and the epoch's point.
     """
 
     session: Session
@@ -125,7 +128,7 @@ class Procedure:
         )
 
     def begin(self) -> None:
-        """Measure the idle power before the first point: everything is loaded and nothing runs."""
+        """Measure the idle power before the first point, with everything loaded and idle."""
         if self.energy is not None:
             self.progress("idle power")
             try:
@@ -134,7 +137,7 @@ class Procedure:
                 traceback.print_exc()
 
     def measure(self, key: Key) -> Point:
-        """Measure one point; an error of its own becomes its status.
+        """Measure a point; an error in the point becomes its status.
 
         Raises:
             UserError: the plan asks for something that no point can do.
@@ -161,7 +164,7 @@ class Procedure:
         return point
 
     def _measure(self, point: Point) -> None:
-        """Take all measurements of a point, in the order of this module's docstring."""
+        """Take all measurements of a point, in the order given in the module docstring."""
         with self.step(point.key) as (step, batches):
             first_loss = self.first_call(step, batches)
             self._report_algorithm(point)
@@ -205,11 +208,11 @@ class Procedure:
                 opened = partial(self._batches, point.key, training=False)
                 training.add_accuracy(point, self.session, self.data, opened, self.progress)
             further_passes.measure(self, point, step, batches, plain_call)
-        # after the step has been left, on the weights as they were loaded
+        # after the step is closed, on the weights as they were loaded
         self.run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
 
     def is_anchor(self, key: Key) -> bool:
-        """Whether a point is measured in more ways than other points of a sweep."""
+        """Return whether a point gets the extra passes."""
         return self.anchors is None or (key.input_size, key.batch_size) in self.anchors
 
     def run_optional(
@@ -218,14 +221,16 @@ class Procedure:
         """Run a step after the timing; if it fails, record its metric as missing.
 
         Args:
-            metric: metric that is missing if the step fails.
-            together: whether all ranks take the step: a failure leaves them out of step, so it is raised.
+            metric: metric that is missing if the step fails, for example `algorithm/proof`.
+            together: whether all ranks run the step. A failure then leaves the ranks out of step,
+                so it is raised.
         """
         self.progress(metric.rpartition("/")[2])
         try:
             _without_exit(action)
         except Exception as error:
-            # a wrong plan concerns all points, and nothing can follow on a lost device or with ranks out of step
+            # a wrong plan affects all points; on a lost device or with ranks out of step nothing
+            # can follow
             out_of_step = together and self.group.size > 1 and not isinstance(error, Unsupported)
             if isinstance(error, UserError) or out_of_step or self.device.is_lost():
                 raise
@@ -240,7 +245,7 @@ class Procedure:
         *,
         together: bool = False,
     ) -> None:
-        """Run an optional step with the algorithm that replaces torch's own choice, if there is one."""
+        """Run an optional step with the applied algorithm; do nothing for torch's own choice."""
         if self.algorithm is not None:
             self.run_optional(
                 point, f"algorithm/{figure}", partial(action, self.algorithm), together=together
@@ -248,7 +253,7 @@ class Procedure:
 
     @contextmanager
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
-        """Give the call of a point, with the weights as they were loaded and the peak of memory reset."""
+        """Yield a point's call with the loaded weights restored and the memory peak reset."""
         self.group.open(key)
         if self.algorithm is not None:
             self.algorithm.begin_point()
@@ -280,7 +285,7 @@ class Procedure:
             yield Rotating(batches, self.session, self.device.cache_bytes) if rotate else batches
 
     def first_call(self, step: Step, batches: Batches) -> float | None:
-        """Make the first call of a size, outside of every statistic; return the first loss in training."""
+        """Make a size's first call, outside all statistics; return the first training loss."""
         self.group.first()
         self.first_forward(batches)
         step.call()
@@ -288,13 +293,17 @@ class Procedure:
         return self.session.number(step.state.loss) if step.trains else None
 
     def first_forward(self, batches: Batches) -> None:
-        """Make the first forward pass of a size."""
+        """Make a size's first forward pass."""
         self.session.first_forward(batches.next())
         if self.algorithm is not None:
             self.algorithm.begin_call()
 
     def _measure_warmup_memory(self, point: Point, step: Step) -> None:
-        """Add the peak of the first calls, which choose kernels and create the optimizer's state, and reset it."""
+        """Add the memory peak of the first calls, then reset it.
+
+        These calls choose kernels and create the optimizer state, so they can need more than later
+        calls.
+        """
         step.call()
         self.device.synchronize()
         peak = next((metric for metric in self.device.memory() if metric.name == PEAK_MEMORY), None)
@@ -303,22 +312,22 @@ class Procedure:
         self.device.reset_peak_memory(give_back=False)
 
     def _settle(self, step: Step) -> None:
-        """Make the calls after which a shared training no longer waits for the device."""
+        """Make the calls that multi-rank training needs before it stops waiting for the device."""
         if self.group.size > 1 and step.trains and self.device.asynchronous:
             for _ in range(SETTLING_CALLS):
                 step.call()
             self.device.synchronize()
 
     def capture(self, step: Step, batches: Batches) -> timing.Capture:
-        """Return a function that captures the call as one launch."""
+        """Return a function that captures the call as a single launch."""
         return lambda: graphed(step, self.session, constant=batches.constant).call
 
     def steps_per_epoch(self, batches: Batches) -> int | None:
-        """Return the steps in which all ranks together see the data once; None where it has no end."""
+        """Return the steps in which all ranks together see the data once; None for endless data."""
         return None if batches.per_epoch is None else math.ceil(batches.per_epoch / self.group.size)
 
     def _report_algorithm(self, point: Point) -> None:
-        """Add which algorithms computed the first call; a size keeps its choices from then on."""
+        """Add which algorithms computed the first call; later calls of the same size keep them."""
         if self.algorithm is not None:
             report = self.algorithm.report()
             point.metrics += report.metrics()
@@ -326,7 +335,7 @@ class Procedure:
             point.doubts += report.doubts()
 
     def _check_outputs(self, point: Point, step: Step) -> None:
-        """Look for infinities and NaN in the outputs of the last call: arithmetic on them may take another time."""
+        """Check the last call's outputs for infinities and NaN: they can change its speed."""
         if not self.session.is_finite(step.state.outputs):
             point.doubts.append(
                 diagnostics.make(
@@ -335,7 +344,10 @@ class Procedure:
             )
 
     def _train(self, point: Point, step: Step, count: int) -> None:
-        """Train for whole epochs, on batches of their own: the first call has prefetched from the others."""
+        """Train for whole epochs, on newly opened batches.
+
+        The batches of the first call can't serve: that call has prefetched from them.
+        """
 
         def opened(training: bool, epoch: int) -> AbstractContextManager[Batches]:
             return self._batches(point.key, training=training, epoch=epoch)
@@ -367,17 +379,19 @@ class Procedure:
 
     @cached_property
     def host_rate(self) -> float | None:
-        """FLOP/s of a matrix product on a CPU; None for other devices."""
+        """Return the FLOP/s of a matrix product on the CPU; None for other devices."""
         if self.device.identifier != "cpu":
             return None
         from perfexp.probes.ceilings import (
             host_flops_per_second,
-        )  # with torch, which a scripted device does without
+        )  # imports torch, which a scripted device does not need
 
         return host_flops_per_second(self.session.formats.products)
 
     def work(self, step: Step, batches: Batches) -> Work | None:
-        """Count the analytic work of a call, on torch's own convolutions: an algorithm multiplies in its own way.
+        """Count a call's analytic work.
+
+        The count uses torch's own convolutions, because an algorithm may multiply in its own way.
 
         Raises:
             Unsupported: the model can't be traced.
@@ -387,8 +401,8 @@ class Procedure:
         return count() if self.algorithm is None else self.algorithm.run_baseline("default", count)
 
     def _close(self, point: Point, before: dict[str, Any]) -> None:
-        """Add the device's memory and state, and after an out-of-memory error the batch size that fits."""
-        # a point that failed has no peak yet, and one that is unsupported did not compute
+        """Add device memory and state; after an out-of-memory error, also the batch that fits."""
+        # a failed point has no peak yet, and an unsupported one did not compute
         if point.status is not Status.UNSUPPORTED and point.metric(PEAK_MEMORY) is None:
             point.metrics += self.device.memory()
         after = self.device.state()
@@ -401,7 +415,11 @@ class Procedure:
 
 
 def _without_exit(action: Callable[[], None]) -> None:
-    """Do something; raises RuntimeError where the model's code would end the process."""
+    """Run an action, and turn `sys.exit` in the model's code into an error.
+
+    Raises:
+        RuntimeError: the model's code would have ended the process.
+    """
     try:
         action()
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""Times: a point's undisturbed calls by one clock or by three, and the phases of a call."""
+"""Times: the series of a point's undisturbed calls (one or three), and the phases of a call."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from perfexp.records.record import Key, Metric, Point
 from perfexp.statistics import estimators
 from perfexp.stopping import Monitor, StoppingRule
 
-#: Relative difference between the sum of a call's phases and the whole call from which the point is qualified.
+#: Relative difference between a call's phase sum and the whole call that raises a diagnostic.
 _PHASES_TOLERANCE = 0.05
-#: Largest share of an individually timed call that timer and events may take without a diagnostic.
+#: Largest share of a single call's time that timer and events may take without a diagnostic.
 _RESOLUTION_TOLERANCE = 0.01
 #: Idle time after which a device no longer counts as warm.
 _COOLING_SECONDS = 1.0
 
 
 class _Counted:
-    """A call that counts how often it is made."""
+    """A call that counts its invocations."""
 
     def __init__(self, call: timing.Call) -> None:
         self._call, self.calls = call, 0
@@ -48,15 +48,17 @@ class _Counted:
 
 @dataclass(kw_only=True)
 class Times:
-    """Takes the times of points one after the other; the work on one point warms the device up for the next.
+    """Times points in turn; the work on one point warms the device up for the next.
 
     Attributes:
         stopping: rule that ends each series.
         percentiles: latency percentiles to report, in percent.
         cache: state of the device's caches at the start of a call.
         progress: called with a status line between timed blocks.
-        takes_call_times: whether latency and device time are measured beside the rate of an asynchronous device.
-        reads_load: whether clock and power are read while the device works off blocks of its own time.
+        takes_call_times: whether an asynchronous device gets latency and device time in addition to
+            the rate.
+        reads_load: whether clock and power are read while the device works through its own timed
+            blocks.
     """
 
     device: Device
@@ -66,18 +68,21 @@ class Times:
     progress: Callable[[str], None]
     takes_call_times: bool = True
     reads_load: bool = True
-    #: The last point, the seconds of work on its calls, and the time when that ended.
+    #: The last point, the seconds of work on its calls, and when that work ended.
     _last: tuple[Key, float, int] | None = None
 
     def __post_init__(self) -> None:
         self._load = LoadReader(self.device.load_queries() if self.reads_load else {})
 
     def whole(self, point: Point, call: timing.Call, *, on_device: bool) -> None:
-        """Add the series of the undisturbed call: one on a synchronous device, three on an asynchronous one.
+        """Add the series of the undisturbed call.
+
+        A synchronous device gets one series. An asynchronous device gets up to three: throughput,
+        latency and device time.
 
         Args:
-            on_device: whether the data is on the device already. Otherwise the series do not take turns: a data loader
-                would catch up with one during the others.
+            on_device: whether the data is already on the device. If it is not, the series do not
+                take turns, because a data loader would catch up during the other series.
         """
         if self.device.asynchronous:
             self._asynchronous(point, call, takes_turns=on_device)
@@ -85,7 +90,11 @@ class Times:
             self._synchronous(point, call)
 
     def worked(self, point: Point, seconds: float) -> None:
-        """Remember that the device has worked on a point's calls until now, for some untimed seconds as well."""
+        """Record that the device has worked on a point's calls until now.
+
+        Args:
+            seconds: untimed work to add to the timed calls.
+        """
         self._last = (point.key, verdicts.device_seconds(point) + seconds, time.perf_counter_ns())
 
     def worked_seconds(self, point: Point) -> float:
@@ -105,15 +114,16 @@ class Times:
         capture: timing.Capture,
         changes: Sequence[Diagnostic],
     ) -> None:
-        """Add the device's time of a call that did not fit the launch queue: as one graph, if it can be captured.
+        """Add the device time of a call that did not fit the launch queue, timed as a CUDA graph.
 
         Args:
-            capture: captures the call as one launch.
-            changes: diagnostics of what the call now leaves out, so that it may fit the queue after all.
+            capture: captures the call as a single launch.
+            changes: diagnostics about parts that the call now leaves out. With any of them, the
+                queue is tried again first.
 
         Raises:
             Waits: the call synchronizes.
-            Unsupported: it can't be captured for another reason.
+            Unsupported: the call can't be captured for another reason.
         """
         k, chunk, method = 1, 0, "queue"
         if changes:
@@ -140,10 +150,10 @@ class Times:
         ]
 
     def add_graph_time(self, point: Point, capture: timing.Capture) -> None:
-        """Add the device's time of a call as one CUDA graph, beside that of the call behind a pre-filled queue.
+        """Add the call's device time as a CUDA graph, next to its time behind a pre-filled queue.
 
         Raises:
-            Unsupported: it can't be captured.
+            Unsupported: the call can't be captured, or its graph does not fit the launch queue.
         """
         call = capture()
         k, chunk, *_ = depth.fit(call, self.device)
@@ -157,12 +167,12 @@ class Times:
         self._judge_device(point, chain, name)
 
     def phases(self, point: Point, step: Step, *, on_device: bool) -> None:
-        """Add the phases of a call, from a pass of their own, and compare their sum with the whole call.
+        """Time a call's phases in a separate pass and compare their sum with the whole call.
 
         Args:
-            point: a point whose whole call has been timed.
-            on_device: whether the data is on the device already. Then the phases are the device's times, as `device`
-                is; otherwise the wait for the data is a phase.
+            point: a point with its whole call already timed.
+            on_device: whether the data is already on the device. The phases then are device times,
+                like `device`; otherwise waiting for data is a phase.
         """
         chunk = 0
         if on_device and self.device.asynchronous:
@@ -217,7 +227,7 @@ class Times:
         counted, flush = (
             _Counted(call),
             self._flush(),
-        )  # the calls that find the depth warm the device up as well
+        )  # the calls that find the queue depth also warm the device up
         k, chunk, call_seconds = depth.fit(counted, self.device, flush)
         collector = partial(self._collector, takes_turns=takes_turns)
         collectors, warm = [], counted.calls * call_seconds
@@ -281,10 +291,11 @@ class Times:
     def _take(
         self, point: Point, collectors: Sequence[timing.Collector], warm_seconds: float = 0.0
     ) -> None:
-        """Add series that take turns.
+        """Time several series in turns.
 
         Args:
-            warm_seconds: time that the device has just worked on the point's calls beside its series.
+            warm_seconds: time that the device has just spent on the point's calls outside its
+                series.
         """
         warm_seconds += self._settle(point, collectors)
         busy_seconds = (
@@ -305,7 +316,11 @@ class Times:
             self.worked(point, 0.0)
 
     def _settle(self, point: Point, collectors: Sequence[timing.Collector]) -> float:
-        """Wait once per point for the steady state that the stopping rule asks for; return the seconds of calls."""
+        """Wait once per point for the steady state that the stopping rule requires.
+
+        Returns:
+            Seconds spent on calls while waiting.
+        """
         most_seconds = self.stopping.settling_seconds
         if not most_seconds or "settling_seconds" in point.facts:
             return 0.0
@@ -317,7 +332,10 @@ class Times:
         return seconds
 
     def _carried_seconds(self, key: Key) -> float:
-        """Return how long the device has worked on the last point, if it only differs in size and has just ended."""
+        """Return how long the device has worked on the previous point.
+
+        The result is 0 unless that point differs only in input size and has just ended.
+        """
         if self._last is None:
             return 0.0
         before, busy_seconds, _ = self._last
@@ -328,7 +346,7 @@ class Times:
         return math.inf if self._last is None else (time.perf_counter_ns() - self._last[2]) * 1e-9
 
     def _judge_device(self, point: Point, chain: queue.Chain, name: str) -> None:
-        """Add what limits the loop, and diagnostics of the device's own time."""
+        """Add the bottleneck of the loop and diagnostics about the device time."""
         device, series = self.device, point.find_series(name)
         if "bound_by" not in point.facts:  # once: `device/graph` may follow `device`
             verdicts.judge_bound(point)

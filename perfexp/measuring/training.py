@@ -1,4 +1,4 @@
-"""Training: the figures of a training beside its times, and the accuracy of a model."""
+"""Training: training results other than times, and a model's accuracy."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from perfexp.records.record import Metric, Point
 def add_figures(
     point: Point, *, first_loss: float | None, last_loss: float, steps_per_epoch: int | None
 ) -> None:
-    """Add the losses of the first and last step, and the seconds of an epoch.
+    """Add the first and last step's losses and the seconds per epoch.
 
     Args:
-        steps_per_epoch: None where the data has no end.
+        steps_per_epoch: None for endless data.
     """
     not_finite = {}
     for which, name, loss in (("first", FIRST_LOSS, first_loss), ("last", LAST_LOSS, last_loss)):
@@ -45,7 +45,7 @@ def can_evaluate(session: Session, data: Data) -> bool:
 
 
 def no_accuracy(session: Session, data: Data) -> Metric:
-    """Return the missing accuracy of a model whose classes are not those of the labels."""
+    """Return a missing accuracy, for a model with other classes than the labels."""
     reason = f"the model has {session.num_classes} classes, the labels {data.num_classes}"
     return Metric.of(ACCURACY, None, reason=reason)
 
@@ -57,7 +57,7 @@ def add_accuracy(
     opened: Callable[[], AbstractContextManager[Batches]],
     progress: Callable[[str], None],
 ) -> None:
-    """Add the top-1 accuracy over one untimed pass of the evaluation data, or why there is none."""
+    """Add the top-1 accuracy over an untimed pass of the evaluation data, or why there is none."""
     if not can_evaluate(session, data):
         point.metrics.append(no_accuracy(session, data))
         return
@@ -71,8 +71,9 @@ class Evaluation:
     """Untimed passes over the evaluation data.
 
     Args:
-        graphs: whether batches that come again and again in the same tensors are computed by a CUDA graph, if one can
-            be captured: many small launches would keep the device waiting.
+        graphs: whether to use a CUDA graph for batches that come in the same tensors each time.
+            Without it, many small launches would keep the device waiting. If the capture fails,
+            kernels are launched as usual.
     """
 
     def __init__(self, session: Session, batches: Batches, *, graphs: bool = False) -> None:
@@ -82,7 +83,7 @@ class Evaluation:
         self._counts: tuple[Any, Any] = 0, 0
 
     def accuracy(self) -> float | None:
-        """Return the top-1 accuracy of a pass; None for one without predictions."""
+        """Return the top-1 accuracy of a full pass; None without predictions."""
         correct = total = 0
         with self._session.evaluating():
             for batch in self._batches.epoch():
@@ -92,7 +93,7 @@ class Evaluation:
         return correct / total if total else None
 
     def _count(self, batch: Batch) -> tuple[Any, Any]:
-        """Number of correct predictions, and of predictions; the graph overwrites them."""
+        """Return the number of correct predictions and of predictions; a replay overwrites both."""
         if self._can_capture:
             self._capture(batch)
         if batch is self._captured:

@@ -1,4 +1,4 @@
-"""Verdicts: what follows from the measurements of a point: its status, its limit, its cycles, its epoch."""
+"""Verdicts: conclusions from a point's measurements: status, bottleneck, cycles, epoch time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BUSY_SHARE = 0.1
 
 
 def verdict(error: Exception, device: Device) -> tuple[Status, str]:
-    """Return the status and the error text of a point whose measurement raised an exception."""
+    """Return the status and error text of a point after an exception."""
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, str(error)
     text = f"{type(error).__name__}: {error}".strip()
@@ -36,12 +36,13 @@ def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: fl
     """Return what limits a pipelined loop.
 
     Args:
-        host_seconds: H, time per call that the host needs to issue it; None if unknown.
-        wall_seconds: W, wall time per call of the loop.
-        device_seconds: D, time that the device works on one call.
+        host_seconds: H, host time to issue a call; None if unknown.
+        wall_seconds: W, the loop's wall time per call.
+        device_seconds: D, device time per call.
 
     Returns:
-        `gpu` if D/W ≥ 0.95; `launch` if H/W ≥ 0.95 and D/W < 0.90; otherwise `mixed`. Without H, `gpu` or None.
+        `gpu` if D/W ≥ 0.95; `launch` if H/W ≥ 0.95 and D/W < 0.90; otherwise `mixed`. Without H,
+            `gpu` or None.
     """
     if device_seconds / wall_seconds >= 0.95:
         return "gpu"
@@ -54,12 +55,13 @@ def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: fl
 
 @contextmanager
 def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]:
-    """While entered, count the wall time and the CPU cores that other processes use; at the end add them to the point.
+    """Measure wall time and the CPU cores that other processes use, and add both to the point.
 
-    A point that is measured in several parts adds them up.
+    A point may be measured in several parts; the parts add up. For example, a cold start waits for
+    the device between two parts.
 
     Args:
-        of_ranks: whether ranks of the same run do not count as other processes.
+        of_ranks: whether ranks of the same run are excluded from the other processes.
     """
     seconds = point.wall_seconds or 0.0
     used = seconds * point.facts.get("other_cpu_cores", 0.0)
@@ -78,7 +80,10 @@ def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]
 
 
 def busy_seconds(point: Point) -> float:
-    """Return how long the device has worked on a point's calls so far; an epoch is the sum of its steps."""
+    """Return how long the device has worked on a point's calls.
+
+    An epoch is the sum of its steps, so it is not counted again.
+    """
     return sum(
         sum(series.samples) * series.calls_per_sample
         for series in point.series
@@ -87,7 +92,7 @@ def busy_seconds(point: Point) -> float:
 
 
 def device_seconds(point: Point) -> float:
-    """Return how long the device itself has worked on a point's calls, without waiting for the host."""
+    """Return how long the device itself has worked on a point's calls, host waits excluded."""
     device = first_series(point, *DEVICE_TIMES)
     if device is None:
         return 0.0
@@ -100,13 +105,13 @@ def device_seconds(point: Point) -> float:
 
 
 def add_launched_share(point: Point, algorithm: AppliedAlgorithm) -> None:
-    """Add the share of cuDNN's passes that were launched as captured, if there were such passes."""
+    """Add the share of cuDNN passes that were launched as captured, if there were such passes."""
     share = algorithm.launched_share()
     point.metrics += [share] if share else []
 
 
 def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm) -> None:
-    """Replace the algorithm's report by one with the kernels that ran, if the plan requests it.
+    """Replace the algorithm's report by a report on the kernels that ran, if the plan requests it.
 
     Args:
         call: call of the whole model, not captured as a graph.
@@ -120,7 +125,10 @@ def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm)
 
 
 def judge_bound(point: Point) -> None:
-    """Store what limits the pipelined loop, by the medians of all three times, if the device's time is known."""
+    """Store what limits the pipelined loop, from the medians of all three times.
+
+    Nothing is stored if the device time is unknown.
+    """
     device, loop = first_series(point, *DEVICE_TIMES), point.find_series("throughput")
     if device is None or loop is None or not loop.measured:
         return
@@ -132,11 +140,11 @@ def judge_bound(point: Point) -> None:
 
 
 def judge_loader(point: Point, device: Device, *, workers: int, threads: int) -> None:
-    """Add a diagnostic if loading images takes cores from a model that computes on the CPU.
+    """Add a diagnostic if image loading takes cores from a model that computes on the CPU.
 
     Args:
-        workers: processes that load images.
-        threads: threads of the model.
+        workers: number of loader processes.
+        threads: number of model threads.
     """
     if not device.asynchronous and workers and workers + threads > environment.cores():
         counts = [units.counted(workers, "loading worker"), units.counted(threads, "model thread")]
@@ -147,7 +155,7 @@ def judge_loader(point: Point, device: Device, *, workers: int, threads: int) ->
 
 
 def add_cycles(point: Point) -> None:
-    """Add the device's time of a call in cycles of its clock under load, or the reason why they are unknown."""
+    """Add the device time in clock cycles under load, or the reason why they are unknown."""
     if (series := first_series(point, *DEVICE_TIMES)) is None:
         return
     clocks = point.facts.get("loaded_sm_clock_hertz", {}).get(series.name)
@@ -159,10 +167,10 @@ def add_cycles(point: Point) -> None:
 
 
 def epoch_metric(point: Point, steps_per_epoch: int | None) -> Metric:
-    """Return the seconds of an epoch: measured if whole ones were run, otherwise extrapolated from the step.
+    """Return the seconds per epoch: measured over whole epochs, or else extrapolated from the step.
 
     Args:
-        steps_per_epoch: None where the data has no end.
+        steps_per_epoch: None for endless data.
     """
     measured = point.find_series("epoch")
     if measured is not None:

@@ -1,4 +1,4 @@
-"""Probe: observes calls in a pass of its own, after the timing, and adds metrics to the point."""
+"""Probes: observe calls in a separate pass after the timing, and add metrics to the point."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from perfexp.records.record import Epoch, Key
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeContext:
-    """What a probe may inspect.
+    """Everything that a probe may inspect.
 
-    The step has the state after the last call (`step.state.outputs`, `.loss`); a torch model is `session.module`.
+    After the last call, the step holds its state (`step.state.outputs`, `.loss`). A torch model is
+    `session.module`.
     """
 
     key: Key
@@ -26,15 +27,15 @@ class ProbeContext:
 
 
 class Probe(Protocol):
-    """What an entry of the configuration's `probe` node builds."""
+    """Object built from an entry of the configuration's `probe` node."""
 
     def around(self, context: ProbeContext) -> AbstractContextManager[None]:
-        """Entered before a few calls that are not timed, left after them; reports by `perfexp.metric`."""
+        """Return a context for a few untimed calls; report with `perfexp.metric`."""
 
 
 @runtime_checkable
 class EpochProbe(Protocol):
-    """A probe that also observes each epoch of a training."""
+    """A probe that also observes each training epoch."""
 
     def after_epoch(self, context: ProbeContext, epoch: Epoch) -> None:
-        """Called after an epoch and its evaluation, untimed; reports by `perfexp.metric`."""
+        """Observe an epoch after its evaluation, untimed; report with `perfexp.metric`."""

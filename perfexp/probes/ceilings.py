@@ -1,4 +1,4 @@
-"""Ceilings: the highest sustained rates of a device, by a matrix product and by a copy; measured once and cached."""
+"""Ceilings: a device's highest sustained rates for a matrix product and a copy, cached."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perfexp.models import tf32
 from perfexp.probes import queue, timing
 from perfexp.records.number_formats import Formats
 
-#: Sides of the square matrices, the fastest of which counts, and bytes to copy, far more than caches hold.
+#: Sides of the square matrices (the fastest counts), and bytes to copy, far more than caches hold.
 _SIDES = {"cuda": (4096, 8192), "mps": (1024, 2048, 4096), "cpu": (512, 1024, 2048)}
 _COPIED_BYTES = {"cuda": 2**30, "mps": 2**28, "cpu": 2**28}
-#: Name of the rate of copies.
+#: Name of the copy rate.
 _COPY = "bytes_per_second"
 #: Data types by number format.
 _DATA_TYPES = {
@@ -28,14 +28,16 @@ _DATA_TYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
-#: Work after which the clock has settled to the power limit, then work whose median call counts, and its blocks.
+#: Seconds of work until the clock settles to the power limit, then seconds that count, and per
+#: block.
 _SETTLED_SECONDS, _COUNTED_SECONDS, _BLOCK_SECONDS = 1.0, 0.5, 0.1
 _WARMUP, _MOST_CALLS = 2, 100
-#: Products of `host_flops_per_second`.
+#: Number of products in `host_flops_per_second`.
 _HOST_PRODUCTS = 10
-#: Length of a call from which its size is the last.
+#: After a call longer than this, no larger matrix is tried.
 _SLOW_SECONDS = 0.2
-#: Facts of a board that limit its rates; a lock of the clocks by nvidia-smi is not among them, as no driver reports it.
+#: Board facts that limit its rates. A clock locked by nvidia-smi is missing, because no driver
+#: reports it.
 _LIMITS = (
     "power_limit_watts",
     "max_sm_clock_hertz",
@@ -48,11 +50,12 @@ _LIMITS = (
 def ceilings(
     device: Device, formats: Formats, *, cache: JsonCache | None = None
 ) -> dict[str, float]:
-    """Return the FLOP/s of a matrix product by number format, and the `bytes_per_second` read and written by a copy.
+    """Return FLOP/s of a matrix product by number format, and a copy's `bytes_per_second`.
 
-    They are sustained: the power limit has slowed the clock down as it does in long runs. Measuring them takes about
-    five seconds on a device with nothing running, once for this device, its limits and this torch. Earlier results
-    come from a cache, by default the user's.
+    Number formats are, for example, `tf32` and `bf16`. The copy counts bytes read and written.
+    Rates are sustained: the power limit has slowed the clock down as in long runs. They are
+    measured once per device, limits and torch version, in about five seconds on an idle device.
+    Earlier results come from a cache, by default the user's.
     """
     cache = cache or JsonCache(cache_folder("ceilings"), _identity(device))
     rates: dict[str, float] = {}
@@ -94,9 +97,9 @@ def _flops_per_second(device: Device, number_format: str) -> float:
 
 
 def host_flops_per_second(number_format: str) -> float:
-    """Return the FLOP/s of the fastest of a few matrix products on the CPU, which take some 50 ms."""
+    """Return the FLOP/s of the fastest of a few matrix products on the CPU, in some 50 ms."""
     data_type, side = _DATA_TYPES[number_format], _SIDES["cpu"][0]
-    generator = torch.Generator().manual_seed(0)  # the model's random numbers stay as they are
+    generator = torch.Generator().manual_seed(0)  # leaves the model's random numbers alone
     first, second = (torch.randn(side, side, generator=generator).to(data_type) for _ in range(2))
     seconds = []
     with torch.inference_mode():
@@ -116,7 +119,7 @@ def _bytes_per_second(device: Device) -> float:
 
 
 def _sustained(call: Callable[[], object], device: Device) -> float:
-    """Return the median seconds of a call at a settled clock, by the device's own clock."""
+    """Return the median seconds per call at a settled clock, in device time if available."""
     block = (
         queue.Chain(call, device, _MOST_CALLS)
         if device.asynchronous

@@ -1,4 +1,4 @@
-"""Conditions: what clock, throttling and temperature of a device did around and inside each series."""
+"""Conditions: a device's clock, throttling and temperature during each series."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfexp.devices import Device
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Point
 
-#: Digits of a clock in the record: 10 kHz.
+#: Decimal digits of a clock in the record: rounded to 10 kHz.
 _CLOCK_DIGITS = -4
 
 
@@ -22,9 +22,9 @@ class _Observed:
 
 
 class Observer:
-    """Watches a device between the blocks of series that take turns; inside a block it does nothing.
+    """Observes a device between blocks of series that take turns; inside a block it does nothing.
 
-    Clock readings are taken after blocks of `device` only: there the device was loaded until the last moment.
+    The clock is read only after `device` blocks, which load the device until the last moment.
     """
 
     def __init__(self, device: Device) -> None:
@@ -32,7 +32,12 @@ class Observer:
         self._series: dict[str, _Observed] = {}
 
     def block_ended(self, name: str, seconds: float) -> None:
-        """Read the clock and the driver's counters right after a block of a series that took some seconds."""
+        """Read the clock and the driver's counters right after a block.
+
+        Args:
+            name: series of the block.
+            seconds: duration of the block.
+        """
         seen = self._series.setdefault(name, _Observed())
         if name in DEVICE_TIMES and (
             clocks := self._device.clock_readings()
@@ -46,7 +51,7 @@ class Observer:
             throttled = {
                 name: (ns - earlier.get(name, ns)) * 1e-9 for name, ns in after.throttled_ns.items()
             }
-        elif after.reasons is not None:  # a sample stands for its block
+        elif after.reasons is not None:  # one sample stands for the whole block
             throttled = dict.fromkeys(after.reasons, seconds)
         if throttled is not None:
             sums = seen.throttled_seconds = seen.throttled_seconds or {}
@@ -60,12 +65,12 @@ class Observer:
         ]
 
     def add_to(self, point: Point) -> None:
-        """Add to the facts of a point, by series, all that the device reports."""
+        """Add everything that the device reports to a point's facts, by series."""
         for fact, values in self.facts().items():
             point.facts.setdefault(fact, {}).update(values)
 
     def facts(self) -> dict[str, dict[str, object]]:
-        """Return all that the device reports, by fact and series."""
+        """Return everything that the device reports, by fact (e.g. `clock_hertz`) and series."""
         facts: dict[str, dict[str, object]] = {}
         for name, seen in self._series.items():
             found: dict[str, object] = {}
@@ -90,6 +95,9 @@ class Observer:
 
 
 def _noise(pairs: list[tuple[float, ...]]) -> float:
-    """Relative standard deviation of the mean of two readings, from the differences within all pairs."""
+    """Return the relative standard deviation of a mean of two readings.
+
+    It is estimated from the differences within all pairs.
+    """
     squares = [((first - last) / (first + last)) ** 2 for first, last in pairs]
     return math.sqrt(sum(squares) / len(squares))

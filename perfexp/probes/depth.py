@@ -1,4 +1,4 @@
-"""Depth: how many calls fit the launch queue of an asynchronous device, and the host time of issuing one."""
+"""Depth: how many calls fit an asynchronous device's launch queue, and host time per call."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from perfexp.probes.queue import Chain
 from perfexp.probes.timing import Call
 from perfexp.statistics import estimators
 
-#: Share of the launch queue that is filled: beyond its depth the host has to wait, which looks like a slow launch.
+#: Share of the launch queue to fill: when it is full, the host waits, which looks like a slow
+#: launch.
 _QUEUE_SHARE = 0.8
-#: Times for which the queue is held to find its depth, one attempt after the other until a call fits.
+#: Seconds to hold the device while finding the queue depth, attempt by attempt until a call fits.
 _PROBE_HOLDS_SECONDS = (0.03, 0.06, 0.06, 1.0)
-#: Limit on the enqueued work of such an attempt, all of which has to be waited for, and its least number of samples. A
-#: graph of 60 ms is launched 600 times while the queue is held for 0.03 s.
+#: Limit on the work enqueued in an attempt, because all of it has to finish, and the minimum number
+#: of samples. For example, a 60 ms graph could be launched 600 times within 0.03 s.
 _PROBE_WORK_SECONDS, _PROBE_LEAST_SAMPLES = 0.05, 5
-#: Calls whose median is the rough time of one.
+#: Number of calls for a rough median call time.
 _ROUGH_CALLS = 5
-#: Fills of the queue that the host time of issuing a call is the median of, and the device's work on one.
+#: Number of queue fills for the median host time per call, and device seconds per fill.
 _ISSUE_FILLS, _ISSUE_WORK_SECONDS = 3, 0.02
 
 
@@ -34,15 +35,16 @@ def samples_in_queue(
     most: int = 2000,
     hold_seconds: float = _PROBE_HOLDS_SECONDS[0],
 ) -> int:
-    """Return how many samples fit the launch queue with room to spare, found by filling it while it is held.
+    """Return how many samples fit the launch queue, with some room to spare.
 
-    The result is 0 if not even one fits an asynchronous device: the call has more launches than the queue has places,
-    it synchronizes, or the host needs longer than `hold_seconds` to issue it.
+    It is found by filling the queue while the device waits. The result is 0 if not even a single
+    sample fits. Possible causes: the call has more launches than the queue has places, it
+    synchronizes, or the host needs longer than `hold_seconds` to issue it.
 
     Args:
         calls_per_sample: k; each sample also has an event.
-        flush: enqueued before each sample, with one more event; or None.
-        most: most samples to try.
+        flush: enqueued before each sample, with an additional event; or None.
+        most: maximum number of samples to try.
     """
     held, mark = device.new_event(), device.new_event()
 
@@ -65,7 +67,7 @@ def samples_in_queue(
     fit = 0
     while fit < most:
         enqueue()
-        if device.passed(held):  # the host had to wait until the hold was over
+        if device.passed(held):  # the host had to wait until the hold ended
             break
         fit += 1
     device.synchronize()
@@ -73,12 +75,12 @@ def samples_in_queue(
 
 
 class Fit(NamedTuple):
-    """How the calls of a point are grouped.
+    """How a point's calls are grouped into samples.
 
     Attributes:
         calls_per_sample: k of a `Chain`.
-        chunk: samples that fit the launch queue; 0 if not even one call fits.
-        call_seconds: rough device time of a call; 0 if unknown.
+        chunk: samples that fit the launch queue; 0 if not even a single call fits.
+        call_seconds: rough device time per call; 0 if unknown.
     """
 
     calls_per_sample: int
@@ -87,11 +89,11 @@ class Fit(NamedTuple):
 
 
 def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
-    """Return how many calls a sample needs on an asynchronous device, and how many such samples fit its launch queue.
+    """Return how many calls make a sample, and how many samples fit the launch queue.
 
-    With `flush`, which is enqueued before each sample, every sample is one call.
+    With `flush`, which is enqueued before each sample, a sample is a single call.
     """
-    # the first calls may still allocate memory, which synchronizes, and data from the host may be slow to issue
+    # first calls may still allocate memory, which synchronizes; host data may be slow to issue
     fits = (
         samples_in_queue(call, device, flush=flush, hold_seconds=seconds)
         for seconds in _PROBE_HOLDS_SECONDS
@@ -99,7 +101,7 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
     single = next(filter(None, fits), 0)
     if single == 0 or flush is not None:
         return Fit(1, single)
-    # by the device's own time: a call that waits for its host seems longer than the clock has to resolve
+    # in device time: calls that wait for the host seem longer than the clock has to resolve
     rough = max(
         float(np.median(Chain(call, device, min(single, _ROUGH_CALLS))(_ROUGH_CALLS))), 1e-9
     )
@@ -110,9 +112,11 @@ def fit(call: Call, device: Device, flush: Call | None = None) -> Fit:
 
 
 def issue_seconds(call: Call, device: Device, calls: int, call_seconds: float = 0.0) -> float:
-    """Return the host time of issuing a call while the launch queue is never full, seconds per call.
+    """Return the host seconds per call to issue it while the launch queue is not full.
 
-    `calls` of them fit the launch queue of an asynchronous device, which works on each for `call_seconds`.
+    Args:
+        calls: calls that fit the launch queue of an asynchronous device.
+        call_seconds: device time per call.
     """
     calls = min(calls, max(1, math.ceil(_ISSUE_WORK_SECONDS / max(call_seconds, 1e-9))))
     fills = []

@@ -1,4 +1,4 @@
-"""Energy: the mean power of a plateau of calls from tick to tick of the energy counter, times the time of a call."""
+"""Energy: the mean power of a plateau of calls, between energy-counter ticks, times call time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from perfexp.records.quantities import member
 from perfexp.records.record import Metric, Point
 from perfexp.statistics.estimators import Interval
 
-#: Largest part of the plateau that earlier work on the same calls may replace.
+#: Largest share of the plateau that earlier work on the same calls may replace.
 _WORKED_SHARE = 0.5
-#: Pause before the windows of an idle power that follows calls, and their greatest length.
+#: Pause before the windows of an idle power that follows calls, and their maximum length.
 _REST_SECONDS, _REST_WINDOW_SECONDS = 1.0, 1.0
-#: Points in a row whose counter and integral disagree, after which further points do not wait for an agreement.
+#: After this many points in a row with a counter and an integral that disagree, later points no
+#: longer wait for agreement.
 _MOST_DISAGREED = 2
-#: Energies of a call, an image and an epoch: of all power, and of that above the idle power.
+#: Energies per call, image and epoch: gross, and net of the idle power.
 _ENERGIES = {
     "call": (quantities.ENERGY, quantities.NET_ENERGY),
     "image": (quantities.IMAGE_ENERGY, quantities.NET_IMAGE_ENERGY),
@@ -38,7 +39,10 @@ _ENERGIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Result: metrics, with a reason for each missing value, and the facts of each meter, with its raw readings."""
+    """Result: metrics, facts and diagnostics.
+
+    Each missing metric has a reason. Facts include each meter's raw readings.
+    """
 
     metrics: list[Metric]
     facts: dict[str, Any]
@@ -53,7 +57,7 @@ class Energy:
 
 @dataclass(frozen=True, kw_only=True)
 class Plateau:
-    """The power of calls, their number, and the mean time of one, all in the same windows."""
+    """Power, number of calls, and mean call time, all in the same windows."""
 
     power: Power
     calls: int
@@ -61,15 +65,18 @@ class Plateau:
 
     @property
     def call_joules(self) -> Reading:
-        """Energy of a call."""
+        """Return the energy per call."""
         return product(self.power.mean_watts, self.call_seconds)
 
 
 @dataclass(kw_only=True)
 class EnergyProcedure:
-    """Measures the energy of calls, one point after the other.
+    """Measures the energy of calls, point by point.
 
-    It waits on the host by `sleep`, and reads the meters by `beside` while the device is kept busy.
+    Attributes:
+        detected: meters that were found.
+        sleep: waits on the host.
+        beside: reads the meters while the device is kept busy.
     """
 
     device: Device
@@ -82,13 +89,13 @@ class EnergyProcedure:
     _disagreed: int = 0
 
     def idle(self) -> Power | None:
-        """Return the device's power with nothing running, before anything was measured; None without a meter."""
+        """Return the power of the idle device before any measurement; None without a meter."""
         if not self._idle and self.detected.meters:
             self._rest(self.rules)
         return self._idle[0] if self._idle else None
 
     def rest(self) -> None:
-        """Measure the idle power once more, after a pause for the power to settle."""
+        """Measure the idle power again, after a pause for the power to settle."""
         window_seconds = min(self.rules.window_seconds, _REST_WINDOW_SECONDS)
         self._rest(
             replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds)
@@ -101,11 +108,12 @@ class EnergyProcedure:
         self._remember(tracks)
 
     def plateau(self, call: Call, worked_seconds: float = 0.0) -> Plateau | None:
-        """Measure the power and the pace of a call; None without a meter.
+        """Measure the power and pace of a call; None without a meter.
 
         Args:
             call: enqueues on an asynchronous device; it may be called any number of times.
-            worked_seconds: time that the device has just worked on such calls; at most half of the plateau counts.
+            worked_seconds: time that the device has just worked on such calls; it replaces at most
+                half of the plateau.
         """
         has_rested = not self._idle
         if self.idle() is None:
@@ -122,7 +130,7 @@ class EnergyProcedure:
         )
         if (
             self._disagreed >= _MOST_DISAGREED
-        ):  # more windows were in vain, and would be so for every further point
+        ):  # more windows did not help, and would not help later points
             self.rules = replace(self.rules, most_seconds=0.0)
         call_seconds = Reading(None, "no call was completed in the window")
         if calls:
@@ -141,7 +149,7 @@ class EnergyProcedure:
         clean: Interval | None = None,
         worked_seconds: float = 0.0,
     ) -> Energy:
-        """Measure the energy of a call at the pace of its loop alone; see `plateau` and `report`."""
+        """Measure the energy per call in its loop only; see `plateau` and `report`."""
         calls_per = counts(
             images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch
         )
@@ -155,13 +163,14 @@ class EnergyProcedure:
         clean: Interval | None = None,
         queued: Plateau | Reading | None = None,
     ) -> Energy:
-        """Return the figures of a plateau, net of the mean of the last two idle powers.
+        """Return the energy figures for a plateau, net of the mean of the last two idle powers.
 
         Args:
-            plateau: calls at the pace of the loop; None without a meter.
-            calls_per: number of calls of each unit of energy, from `counts`.
-            clean: mean seconds of the same call while no meter is read; None if unknown.
-            queued: calls as a CUDA graph, at the device's pace, or the reason for none; None where both paces agree.
+            plateau: calls in the loop; None without a meter.
+            calls_per: number of calls per energy unit, from `counts`.
+            clean: mean seconds of the same call with no meter reading; None if unknown.
+            queued: calls as a CUDA graph, which keeps the device busy, or a reading with the reason
+                for their absence. None if both paces agree.
         """
         if plateau is None:
             nothing = Reading(None, self.detected.reason)
@@ -212,11 +221,11 @@ class EnergyProcedure:
 def counts(
     *, images_per_call: int, trains: bool, calls_per_epoch: int | None
 ) -> dict[str, Reading]:
-    """Return the number of calls of each unit of energy.
+    """Return the number of calls per energy unit (call, image and epoch).
 
     Args:
-        trains: whether the energy of an epoch is reported as well.
-        calls_per_epoch: None where the data has no end.
+        trains: whether to include the epoch.
+        calls_per_epoch: None for endless data.
     """
     calls_per = {
         "call": Reading(1.0, half_width=0.0),
@@ -238,9 +247,9 @@ def _metrics(
     *,
     estimated: bool,
 ) -> list[Metric]:
-    """Return the power, and the energy of a call, an image and an epoch, gross and net of the idle power.
+    """Return the power and the energy per call, image and epoch, gross and net of idle power.
 
-    Intervals are those of power, time and idle power, combined in quadrature (delta method).
+    Intervals combine power, time and idle power in quadrature (delta method).
     """
     metrics = [
         metric(quantities.POWER, watts, estimated=estimated),
@@ -252,13 +261,13 @@ def _metrics(
             is_estimate = estimated or unit == "epoch"
             name = _ENERGIES[unit][number]
             metrics.append(metric(name, product(joules, calls), estimated=is_estimate))
-            if name == quantities.ENERGY:  # beside the energy at the other pace
+            if name == quantities.ENERGY:  # next to the energy in the loop
                 metrics += _queued(queued)
     return metrics
 
 
 def _queued(queued: Plateau | Reading | None) -> list[Metric]:
-    """Return the energy of a call on a device that is kept busy, with its power and pace."""
+    """Return the energy, power and seconds per call with the device kept busy."""
     if queued is None:
         return []
     if not isinstance(queued, Plateau):
@@ -272,7 +281,7 @@ def _queued(queued: Plateau | Reading | None) -> list[Metric]:
 
 
 def _paces(plateau: Plateau, clean: Interval | None, queued: Plateau | Reading | None) -> str:
-    """Return the energy of a call at the pace of its loop, and at that of the device, as text."""
+    """Return text about the energy per call in the loop, and with the device kept busy."""
     timed = f" ({clean.value * 1e3:.4g} ms when it was timed)" if clean else ""
     paces = [f"{_pace(plateau)} in the loop{timed}"]
     if isinstance(queued, Plateau):
@@ -289,7 +298,10 @@ def _pace(plateau: Plateau) -> str:
 
 
 def _of_windows(plateau: Plateau) -> list[Metric]:
-    """Return the metrics of the windows, then those of each of several meters, in the order of the facts."""
+    """Return metrics for the windows, then for each meter if there are several.
+
+    Meters have the order of the facts.
+    """
     power, call_seconds = plateau.power, plateau.call_seconds
     seconds = max(windows.seconds for windows in power.windows)
     metrics = [
@@ -310,7 +322,7 @@ def _of_windows(plateau: Plateau) -> list[Metric]:
 
 
 def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnostic]:
-    """Return the diagnostics of a power, and those that only others have, with their names."""
+    """Return a power's diagnostics, and diagnostics that only others have, with their names."""
     doubts = list(power.doubts)
     for name, other in others:
         codes = {item.code for item in doubts}
@@ -322,9 +334,10 @@ def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnosti
 def rules_for(
     *, window_seconds: float | None = None, target: float | None = None, rules: Rules | None = None
 ) -> Rules:
-    """Return rules with windows of at least `window_seconds`, by default a length that suits the stopping rule.
+    """Return rules with windows of at least `window_seconds`.
 
-    That is 1 s, or 5 s where the rule requires of the times a relative half-width of at most 0.5 % (`target`).
+    The default suits the stopping rule: 5 s if it requires a relative half-width (`target`) of at
+    most 0.5 %, otherwise 1 s.
     """
     if window_seconds is None:
         window_seconds = 5.0 if target is not None and target <= 0.005 else 1.0

@@ -1,4 +1,4 @@
-"""Loaded: clock and power of a device, read by a thread while it works off its queue and the host waits for it."""
+"""Loaded: a device's clock and power, read by a thread while the device drains its queue."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from contextlib import contextmanager
 
 from perfexp.records.record import Point
 
-#: Least time between two readings.
+#: Minimum time between two readings.
 _INTERVAL_SECONDS = 0.1
 
 
 class LoadReader:
-    """Reads quantities of a device by a thread while its queue drains; at other times the thread waits to be notified.
+    """Reads device quantities in a thread while the queue drains; otherwise the thread sleeps.
 
-    A reading holds up the end of the drain until it is over, so that it never overlaps with other work of the host. It
-    is discarded if the device has become idle before its end.
+    While the queue drains, the host only waits. The drain ends no earlier than a reading in
+    progress, so readings never overlap with other host work. A reading is discarded if the device
+    became idle before its end.
 
     Args:
-        queries: functions that return a quantity, or None if the driver refuses, by the name of its fact.
-        now: the host's clock, seconds.
-        wait: waits for a notification for some seconds at most, or without a limit.
+        queries: functions by fact name, for example `loaded_sm_clock_hertz`. Each returns a
+            quantity, or None if the driver refuses.
+        now: the host's clock, in seconds.
+        wait: waits for a notification, with a time limit in seconds or None.
     """
 
     def __init__(
@@ -40,10 +42,10 @@ class LoadReader:
 
     @contextmanager
     def observing(self, point: Point, series: str | None) -> Iterator[None]:
-        """While entered, the thread lives; at the end add its readings to the facts of a point.
+        """Run the thread while entered; at the end add its readings to the point's facts.
 
         Args:
-            series: the series of the device's own time that is taken; None for no readings.
+            series: the series of device times being taken; None for no readings.
         """
         if series is None or not self._queries:
             yield
@@ -65,7 +67,11 @@ class LoadReader:
 
     @contextmanager
     def draining(self, held_seconds: float) -> Iterator[None]:
-        """While entered, the host only waits; the device begins its work when it is released after some seconds."""
+        """Allow readings while entered: the host only waits.
+
+        Args:
+            held_seconds: time until the device is released and begins its work.
+        """
         with self._changed:
             self._due_seconds = max(self._due_seconds, self._now() + held_seconds)
             self._is_draining = True
@@ -73,9 +79,10 @@ class LoadReader:
         try:
             yield
         finally:
-            self._is_draining = False  # before the lock is free: a reading in progress is discarded
+            # before the lock is free, so that a reading in progress is discarded
+            self._is_draining = False
             with self._changed:
-                self._changed.notify()  # a timed wait would end during work of the host
+                self._changed.notify()  # a timed wait would end during host work
 
     def _run(self) -> None:
         with self._changed:

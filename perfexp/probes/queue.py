@@ -1,4 +1,4 @@
-"""Queue: blocks of calls of an asynchronous device with its launch queue pre-filled, or left to itself."""
+"""Queue: timed blocks on an asynchronous device, with or without a pre-filled launch queue."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ import numpy as np
 from perfexp.devices import Device, Event
 from perfexp.probes.timing import Call, Samples
 
-#: Length of a hold: a factor on what the last fill needed, a share of the time to fill it, and a constant.
+#: Hold time: a factor on the time that the last fill needed, a share of the fill time, and a
+#: constant.
 _HOLD_FACTOR, _HOLD_JITTER, _HOLD_EXTRA_SECONDS = 1.2, 0.05, 200e-6
-#: Longest hold in units of the fastest fill.
+#: Longest hold, as a multiple of the fastest fill.
 _HOLD_MOST = 8.0
-#: Attempts to hold the queue long enough before a starved block is taken.
+#: Attempts at a long enough hold before a starved block is accepted.
 _HOLD_ATTEMPTS = 4
 
 
 class Filled(NamedTuple):
-    """One fill of the device's queue.
+    """Result of filling the device's queue once.
 
     Attributes:
+        seconds: device seconds of each sample.
         host_seconds: time that the host needed to fill the queue.
-        needed_seconds: time that the device should have waited to find every sample enqueued to its end.
-        starved: whether the device began a sample that was not enqueued to its end.
+        needed_seconds: time that the device should have waited to find every sample fully enqueued.
+        starved: whether the device began a sample that was not fully enqueued.
     """
 
     seconds: Samples
@@ -37,9 +39,10 @@ class Filled(NamedTuple):
 
 
 class Lead:
-    """Watches whether the host stays ahead: it has to enqueue each sample to its end before the device begins it.
+    """Checks whether the host stays ahead: each sample must be fully enqueued before it begins.
 
-    The event `start` has just been recorded behind the wait.
+    Args:
+        start: event just recorded behind the wait.
     """
 
     def __init__(self, device: Device, start: Event) -> None:
@@ -48,13 +51,13 @@ class Lead:
         self._starved = False
 
     def enqueued(self, begin: Event) -> None:
-        """Note that a sample has been enqueued, which begins at an event."""
+        """Record that a sample has been enqueued; it begins at this event."""
         self._starved = self._starved or self._device.passed(begin)
         self._done.append((begin, (self._device.now_ns() - self._begun_ns) * 1e-9))
 
     @property
     def host_seconds(self) -> float:
-        """Time that the host needed to enqueue all samples so far."""
+        """Return the host time to enqueue all samples so far."""
         return self._done[-1][1]
 
     def filled(self, seconds: Samples) -> Filled:
@@ -75,11 +78,14 @@ class Lead:
 
 @dataclass
 class Hold:
-    """Time for which the queue has to be held while it is filled, learned from one fill to the next.
+    """Time to hold the device while its queue is filled, learned from fill to fill.
 
-    A device that is slower than its host needs to wait for the first sample only, a faster one for all of them. If the
-    device makes the host wait (the queue is full, the call synchronizes), no hold is long enough: it is limited to a
-    few times the fastest fill so far. Fills that the device did not wait long enough for are counted as `starved`.
+    A device slower than its host needs to wait for the first sample only; a faster device, for all
+    of them. If the device makes the host wait (full queue, synchronizing call), no hold is long
+    enough. The hold is therefore limited to a few times the fastest fill so far.
+
+    Attributes:
+        starved: number of fills with too short a wait.
     """
 
     starved: int = 0
@@ -91,7 +97,8 @@ class Hold:
     def fill(self, chunk: Callable[[int, float], Filled], samples: int) -> Samples:
         """Fill the queue until the device waits long enough, in a few attempts.
 
-        `chunk` fills it with a number of samples behind a wait of a number of seconds.
+        Args:
+            chunk: fills the queue with a number of samples, behind a wait in seconds.
         """
         for _ in range(_HOLD_ATTEMPTS):
             wanted = self._seconds * max(1.0, samples / max(self._samples, 1))
@@ -113,10 +120,10 @@ class Hold:
 
 @dataclass
 class Loop:
-    """Times a pipelined loop by events around every k calls (`calls_per_sample`): its sustained wall time per call.
+    """Times a pipelined loop with events around every k calls: its sustained wall time per call.
 
-    A first call fills the pipeline before each block. Beyond the queue's depth the host waits for the device, which
-    does not change the loop's time.
+    A first call fills the pipeline before each block. Once the queue is full, the host waits for
+    the device, which does not change the loop time.
     """
 
     call: Call
@@ -125,7 +132,7 @@ class Loop:
     _events: list[Event] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Take a number of samples, seconds per call."""
+        """Return samples in seconds per call."""
         call, k, device, events = self.call, self.calls_per_sample, self.device, self._events
         while len(events) < samples + 1:
             events.append(device.new_event())
@@ -146,13 +153,15 @@ class Loop:
 
 @dataclass
 class Chain:
-    """Times the device itself by events around every k calls behind a pre-filled queue, so that it never starves.
+    """Times the device itself, with events around every k calls in a pre-filled queue.
+
+    The queue ensures that the device never starves.
 
     Attributes:
         chunk: samples that fit the queue at once.
         calls_per_sample: k.
-        flush: enqueued before each sample, outside of its time; each sample then has two events of its own.
-        draining: entered while the host waits for a filled queue, with the seconds for which it is still held.
+        flush: enqueued and untimed before each sample, which then has two events.
+        draining: entered while the host waits for a filled queue, with the remaining hold seconds.
     """
 
     call: Call
@@ -165,7 +174,7 @@ class Chain:
     _events: list[Event] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Take a number of samples, device seconds per call."""
+        """Return samples in device seconds per call."""
         taken: list[Samples] = []
         left = samples
         while left > 0:
@@ -195,7 +204,7 @@ class Chain:
         return lead.filled(np.asarray(between) / self.calls_per_sample)
 
     def _joined(self, samples: int, lead: Lead) -> list[tuple[int, int]]:
-        """Enqueue calls with one event between two samples; return the events around each sample."""
+        """Enqueue calls with an event between two samples; return the events around each sample."""
         call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
         for index in range(1, samples + 1):
             for _ in range(k):
@@ -205,7 +214,7 @@ class Chain:
         return [(index, index + 1) for index in range(samples)]
 
     def _flushed(self, samples: int, flush: Call, lead: Lead) -> list[tuple[int, int]]:
-        """Enqueue calls with a flush before each sample, which has events of its own; return these events."""
+        """Enqueue calls with a flush before each sample; return the events around each sample."""
         call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
         for index in range(1, 2 * samples, 2):
             flush()
@@ -219,11 +228,12 @@ class Chain:
 
 @dataclass
 class Segments:
-    """Times the named segments of a call by events between them, in a pass of its own.
+    """Times a call's named segments with events between them, in a separate pass.
 
     Attributes:
-        chunk: calls per pre-filled queue; 0 without it, so that a segment includes the device's waits for the host.
-        taken: seconds of each segment so far, arrays of shape (calls, segments).
+        chunk: calls per pre-filled queue. With 0 the queue is not pre-filled, so segments include
+            waits for the host.
+        taken: segment seconds so far, as arrays with the shape (calls, segments).
     """
 
     segments: tuple[tuple[str, Call], ...]
@@ -233,7 +243,7 @@ class Segments:
     taken: list[Samples] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Make a number of calls; return the sums of their segments, seconds per call."""
+        """Make calls and return the sums of their segments, in seconds per call."""
         left, before = samples, len(self.taken)
         while left > 0:
             count = min(self.chunk or left, left)
@@ -244,7 +254,7 @@ class Segments:
         return np.concatenate([part.sum(axis=1) for part in self.taken[before:]])
 
     def once(self) -> None:
-        """Enqueue one call with its events, for finding out how many fit the queue."""
+        """Enqueue a call with its events, to find how many fit the queue."""
         mark = self.device.new_event()
         for _, part in self.segments:
             part()
@@ -271,6 +281,6 @@ class Segments:
         return lead.filled(np.asarray(between).reshape(samples, len(parts)))
 
     def parts(self) -> dict[str, Samples]:
-        """Return the seconds of each segment by name, over all calls so far."""
+        """Return segment seconds by name, over all calls so far."""
         everything = np.concatenate(self.taken)
         return {name: everything[:, column] for column, (name, _) in enumerate(self.segments)}

@@ -1,4 +1,4 @@
-"""Settling: a point's calls are made until the device has warmed up to its steady state, before the series begin."""
+"""Settling: calls made before the series begin, until the device has reached a steady state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from perfexp.devices import Device
 from perfexp.probes.timing import Collector, undisturbed
 
-#: Duration of a block of each series, and least time of all together: what changes more slowly has a slope by then.
+#: Seconds per block, and minimum seconds in total: slow changes show a slope by then.
 _BLOCK_SECONDS, _LEAST_SECONDS = 0.5, 30.0
-#: Largest relative difference between the last third and the third before it of a steady quantity.
+#: Largest relative difference between the middle and the last third of a steady quantity.
 _SLOPE = 0.002
-#: Largest change of a steady temperature, in degrees Celsius, and the time for which it has to hold.
+#: Largest change of a steady temperature in degrees Celsius, and the seconds that it must hold.
 _CELSIUS, _TEMPERATURE_SECONDS = 1.0, 10.0
 
 
@@ -27,7 +27,7 @@ class _Trace:
     temperatures: list[float] = field(default_factory=list)
 
     def changes(self) -> list[str]:
-        """Return what still changes, in words."""
+        """Return descriptions of what still changes, for example `the clock by -1.20%`."""
         found = [
             f"{name} by {slope:+.2%}"
             for name, values, tolerance in (
@@ -41,7 +41,7 @@ class _Trace:
             celsius
             for end, celsius in zip(
                 self.ends, self.temperatures, strict=False
-            )  # a device without has none
+            )  # empty without a sensor
             if end >= self.ends[-1] - _TEMPERATURE_SECONDS
         ]
         if recent and (change := max(recent) - min(recent)) > _CELSIUS:
@@ -55,10 +55,16 @@ def settle(
     most_seconds: float,
     progress: Callable[[str], None],
 ) -> tuple[float, list[str]]:
-    """Take blocks of several series in turns, as they will be measured, until the device is steady.
+    """Take blocks of several series in turns, as in the measurement, until the device is steady.
 
-    The times are those of `device`, or else of the first series; samples are not kept. `progress` is called with a
-    status line between blocks. Return the seconds that it took, and what still changed at the end.
+    Call times come from the `device` series, if there is one, otherwise from the first series.
+    Samples are not stored.
+
+    Args:
+        progress: called with a status line between blocks.
+
+    Returns:
+        The seconds spent, and descriptions of what still changed at the end.
     """
     judged = next((one for one in collectors if one.name == "device"), collectors[0])
     counts, trace, start_ns = (
@@ -88,7 +94,10 @@ def settle(
 
 
 def _slope(values: Sequence[float]) -> float:
-    """Return the relative change of the median from the middle third to the last one; 0 for too few values."""
+    """Return the relative change of the median from the middle third to the last third.
+
+    It is 0 for too few values.
+    """
     third = len(values) // 3
     return (
         float(np.median(values[-third:]) / np.median(values[-2 * third : -third])) - 1
@@ -98,7 +107,10 @@ def _slope(values: Sequence[float]) -> float:
 
 
 def _slope_error(values: Sequence[float]) -> float:
-    """Return the standard error of `_slope`: √(π/2)·σ·√(2/n), where neighbors differ by 0.954 σ in the median."""
+    """Return the standard error of `_slope`, √(π/2)·σ·√(2/n).
+
+    σ follows from the median difference between neighbors, which is 0.954 σ.
+    """
     third = len(values) // 3
     if not third:
         return 0.0

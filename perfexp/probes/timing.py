@@ -1,4 +1,4 @@
-"""Timing: blocks of calls between two readings of a clock, with nothing else in them."""
+"""Timing: blocks of calls between two clock readings, with nothing else in them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from perfexp.records.record import Series
 from perfexp.stopping import Monitor
 
 Call = Callable[[], object]
-#: Captures a call as one launch.
+#: Captures a call as a single launch.
 Capture = Callable[[], Call]
 Samples = NDArray[np.float64]
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """While entered, the garbage collector is off."""
+    """Turn the garbage collector off while entered."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -36,11 +36,12 @@ def undisturbed() -> Iterator[None]:
 
 @dataclass
 class Collector:
-    """Takes one series block by block.
+    """Takes a series block by block.
 
     Attributes:
-        block: function that takes a number of samples and returns their seconds per call.
-        begin: returns the series' monitor, for the seconds that the device has just worked on the same calls.
+        block: returns a number of samples in seconds per call.
+        begin: returns the series' monitor, given the seconds that the device has just worked on the
+            same calls.
         calls_per_sample: k.
     """
 
@@ -54,18 +55,23 @@ class Collector:
 
     @property
     def busy_seconds(self) -> float:
-        """Time that the device has worked on the calls of this series."""
+        """Return the time that the device has worked on the calls in this series."""
         return float(self.samples.sum()) * self.calls_per_sample
 
     @property
     def elapsed_seconds(self) -> float:
-        """Time spent in the blocks of this series, with what its samples do not contain."""
+        """Return the time spent in the blocks of this series, overhead outside samples included."""
         return self._elapsed_ns * 1e-9
 
     def turn(self, now: Callable[[], int], busy_seconds: float) -> bool:
-        """Take the next block, after the warm-up if it is the first; return whether the series goes on.
+        """Take the next block, after the warm-up if it is the first.
 
-        `now` is the host's clock, nanoseconds; `busy_seconds` the time that the device just worked on the same calls.
+        Args:
+            now: the host's clock, in nanoseconds.
+            busy_seconds: time that the device has just worked on the same calls.
+
+        Returns:
+            Whether the series goes on.
         """
         monitor = self._monitor = self._monitor or self.begin(busy_seconds)
         blocks = len(monitor.starts)
@@ -98,15 +104,15 @@ def collect(
     busy_seconds: float = 0.0,
     ended: Callable[[str, float], None] = lambda *_: None,
 ) -> None:
-    """Take several series in turns, block by block, so that what changes with time concerns all of them.
+    """Take several series in turns, block by block, so that drifts affect all of them alike.
 
     Args:
         collectors: the series, in the order of their turns.
-        now: the host's clock, nanoseconds.
+        now: the host's clock, in nanoseconds.
         busy_seconds: time that the device has just worked on the same calls.
-        ended: called after each block, with the name of its series and its seconds.
+        ended: called after each block, with the series name and the block's seconds.
     """
-    # each garbage collection between blocks pauses the host, and queues and data loaders catch up
+    # garbage collection between blocks would pause the host, and queues and loaders would catch up
     with undisturbed():
         going = list(collectors)
         while going:
@@ -118,17 +124,15 @@ def collect(
                     ended(collector.name, collector.elapsed_seconds - before)
                 else:
                     going.remove(collector)
-                if (
-                    gc.get_count()[0] > gc.get_threshold()[0]
-                ):  # cycles of a model would fill the memory
-                    gc.collect(0)  # what the last blocks have made
+                if gc.get_count()[0] > gc.get_threshold()[0]:  # cycles would fill the memory
+                    gc.collect(0)  # garbage from the last blocks
 
 
 @dataclass
 class HostChain:
-    """Times calls of a synchronous device by the host's clock before the first call and after every call.
+    """Times calls on a synchronous device, with a host clock reading after every call.
 
-    `flush` runs before each call, outside of its time; None for back-to-back calls.
+    `flush` runs untimed before each call; None for back-to-back calls.
     """
 
     call: Call
@@ -136,7 +140,7 @@ class HostChain:
     flush: Call | None = None
 
     def __call__(self, samples: int) -> Samples:
-        """Take a number of samples, seconds per call."""
+        """Return samples in seconds per call."""
         call, now = self.device.completing(self.call), self.device.now_ns
         if self.flush is not None:
             return self._flushed(samples, call, self.flush)
@@ -161,9 +165,9 @@ class HostChain:
 
 @dataclass
 class Latency:
-    """Times how long one caller waits, by the host's clock around a call and a synchronization, without events.
+    """Times how long a caller waits, by host clock around a call and a synchronization.
 
-    `flush` is run and waited for before each call, outside of its time.
+    `flush` runs and completes before each call, untimed.
     """
 
     call: Call
@@ -171,7 +175,7 @@ class Latency:
     flush: Call | None = None
 
     def __call__(self, samples: int) -> Samples:
-        """Take a number of samples, seconds."""
+        """Return samples in seconds."""
         call, now, synchronize = self.call, self.device.now_ns, self.device.synchronize
         seconds = np.empty(samples)
         synchronize()
@@ -187,7 +191,11 @@ class Latency:
 
 
 def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
-    """Make calls until one raises StopIteration at the end of the data; return the seconds of each call, and of all."""
+    """Make calls until StopIteration at the end of the data.
+
+    Returns:
+        The seconds per call, and in total.
+    """
     events = [device.new_event()]
     device.synchronize()
     start = device.now_ns()

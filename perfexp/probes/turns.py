@@ -1,4 +1,4 @@
-"""Turns: short blocks of calls that compete, each round in another order."""
+"""Turns: short blocks of competing calls, each round in another order."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from perfexp.probes import depth, queue, timing
 
 T = TypeVar("T")
 
-#: Minimum duration of a turn, and of a sample on an asynchronous device, which groups calls to reach it.
+#: Minimum seconds of a turn and of a sample; asynchronous devices group calls into samples.
 _TURN_SECONDS, _SAMPLE_SECONDS = 2e-3, 100e-6
 _MOST_SAMPLES = 16
-#: Seed of the orders.
+#: Seed for the orders.
 _SEED = 0
 
 
 class Turn:
-    """The turns of a call: the median of a few samples, behind a pre-filled queue where the device has one.
+    """Turns of a call: the median of a few samples, in a pre-filled queue if the device has one.
 
-    The call has run before.
+    The call must have run before.
 
     Args:
-        is_short: whether a call is at most a few launches, so that the samples of a turn fit any launch queue.
+        is_short: whether a call is at most a few launches, so that a turn fits any launch queue.
     """
 
     def __init__(self, call: timing.Call, device: Device, *, is_short: bool = False) -> None:
@@ -35,12 +35,12 @@ class Turn:
         self._samples, self._block = self._fitted(call, device, is_short)
 
     def __call__(self) -> float:
-        """Return the seconds per call of one turn."""
+        """Return the seconds per call in a turn."""
         return float(np.median(self._block(self._samples)))
 
     @property
     def starved(self) -> bool:
-        """Whether the host kept an asynchronous device waiting."""
+        """Return whether the host kept an asynchronous device waiting."""
         return self._held is not None and self._held.starved > 0
 
     def _fitted(
@@ -68,9 +68,10 @@ class Turn:
 
 
 def balanced(names: Sequence[T]) -> Iterator[list[T]]:
-    """Yield orders of the names without end: a random one, then its reverse; none returns before all have been used.
+    """Yield endless orders of the names: a random order, then its reverse.
 
-    Over every two rounds all names have the same mean place, and over many rounds changing neighbors.
+    No order returns before all have been used. Over every two rounds all names have the same mean
+    place, and over many rounds changing neighbors.
     """
     shuffler, used = random.Random(_SEED), set[tuple[T, ...]]()
     while True:

@@ -1,4 +1,4 @@
-"""Work rates: a point's analytic work per call, and the rates at which it was done."""
+"""Work rates: a point's analytic work per call, and the rates achieved."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from perfexp.records.races import saving_engines
 from perfexp.records.record import Metric, Point, Status
 from perfexp.work import Work
 
-#: Ratio of two ceilings from which the higher one is worth a note.
+#: Ratio of two ceilings that makes the higher ceiling worth a note.
 _WORTH = 1.5
-#: Multiple of a ceiling that no algorithm explains: Winograd's of 3 × 3 kernels save a factor of 4 at most.
+#: Multiple of a ceiling that no algorithm explains: Winograd on 3 × 3 kernels saves at most a
+#: factor of 4.
 _IMPOSSIBLE = 4.0
 
 
@@ -38,20 +39,24 @@ def add_work_metrics(
     ceilings: Mapping[str, float] | None = None,
     host_rate: float | None = None,
 ) -> None:
-    """Add the metrics `work/…`, `ceiling/…` and `mfu…`, and their warnings, to a point that has been timed.
+    """Add the metrics `work/…`, `ceiling/…` and `mfu…`, with diagnostics, to a timed point.
 
-    The rate uses device time where there is one. `mfu` (model FLOPs utilization; Chowdhery et al., PaLM, arXiv
-    2204.02311, appendix B) is the time that the loop's contractions take at the data sheet's peaks, divided by the
-    loop's. `mfu_of_ceiling` is the same with measured peaks.
+    The rate uses device time if available. `mfu` is model FLOPs utilization (Chowdhery et al.,
+    PaLM, arXiv 2204.02311, appendix B). It is the contraction time at data-sheet peaks, divided by
+    the loop time. `mfu_of_ceiling` is the same with measured peaks.
+
+    A call several times faster than a ceiling allows did not do the model's work, so the point
+    fails.
 
     Args:
-        work: work of one call, with its backward pass in training.
+        work: work per call, with its backward pass in training.
         formats: number formats of the contractions, which have different peaks.
-        peaks: FLOP/s of the data sheet by number format, empty if unknown; None for a device without one, and `mfu`.
-        ceilings: reached FLOP/s by number format, and `bytes_per_second`; empty if they failed, None if not requested.
-        host_rate: FLOP/s of a matrix product on a CPU, which has no data sheet; None for other devices.
-
-    A call that exceeds a ceiling several times over did not do the model's work: the point has failed.
+        peaks: data-sheet FLOP/s by number format, empty if unknown. None for a device without a
+            data sheet, which gets no `mfu`.
+        ceilings: achieved FLOP/s by number format, and `bytes_per_second`. Empty if their
+            measurement failed, None if not requested.
+        host_rate: FLOP/s of a matrix product on a CPU, which has no data sheet; None for other
+            devices.
     """
     point.metrics += [
         Metric.of(MACS, work.macs),
@@ -99,7 +104,7 @@ def add_work_metrics(
 
 
 def _doubts(work: Work) -> Iterator[Diagnostic]:
-    """Doubts about the count itself."""
+    """Yield diagnostics about the count itself."""
     if work.parameters and not work.flops_model and not work.uncounted:
         yield diagnostics.make(
             "work_uncounted",
@@ -127,7 +132,7 @@ def _rate(point: Point, work: Work) -> Metric:
 def _seconds_by_kind(
     work: Work, formats: Formats, rates: Mapping[str, float | None]
 ) -> tuple[float | None, float | None]:
-    """The least time of the matrix products and of the convolutions; None where the rate of some is unknown."""
+    """Return the minimum times of matrix products and convolutions; None if a rate is unknown."""
     amounts = (work.contraction_flops - work.convolution_flops, work.convolution_flops)
     found = []
     for amount, name in zip(amounts, formats, strict=True):
@@ -137,7 +142,7 @@ def _seconds_by_kind(
 
 
 def _least_seconds(work: Work, formats: Formats, rates: Mapping[str, float | None]) -> float | None:
-    """The least time of the contractions; None where the rate of some is unknown."""
+    """Return the minimum time of the contractions; None if a rate is unknown."""
     products, convolutions = _seconds_by_kind(work, formats, rates)
     return None if products is None or convolutions is None else products + convolutions
 
@@ -145,7 +150,7 @@ def _least_seconds(work: Work, formats: Formats, rates: Mapping[str, float | Non
 def _worth_of_tf32(
     work: Work, formats: Formats, peaks: Mapping[str, float | None]
 ) -> list[Diagnostic]:
-    """The note that most of the time would be shorter with TF32."""
+    """Return a note if most of the time would be shorter with TF32."""
     tf32, fp32 = (peaks.get(kind) for kind in ("tf32", "fp32"))
     if not (tf32 and fp32 and tf32 > _WORTH * fp32 and work.contraction_flops):
         return []

@@ -1,4 +1,4 @@
-"""Workspaces of convolutions: memory that cuDNN takes while one runs, measured on the device once and cached."""
+"""Workspaces: memory that cuDNN takes during a convolution, measured on the device and cached."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from perfexp.models.torch_settings import apply_settings, unchanged_settings
 from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.work.operator_calls import OperatorCall
 
-#: Between a device's name and a call in the keys of the cache.
+#: Separates device name and call in cache keys.
 _SEPARATOR = " | "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Workspaces of the convolutions of a trace, in bytes.
+    """Workspaces of a trace's convolutions, in bytes.
 
     Attributes:
         device: name of the device that they were measured on; None if none is known.
         convolutions: number of distinct convolutions in the trace.
-        reason: why the first of the others is unknown; None if it was not tried.
+        reason: why the first unknown workspace is unknown; None if it was not tried.
     """
 
     device: str | None
@@ -37,7 +37,7 @@ class Found:
     reason: str | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return how many are known, and from where, as JSON values."""
+        """Return the number of known workspaces and their origin as JSON values."""
         known = len(self.sizes)
         return {
             "device": self.device if known else None,
@@ -48,19 +48,20 @@ class Found:
 
 
 class Workspaces:
-    """Workspaces of one device under one set of torch's settings: from the user's cache, or measured.
+    """Workspaces on a device under given torch settings: from the user's cache, or measured.
 
-    Without the device, those that an earlier process measured with this torch and cuDNN are known.
+    Without the device, only measurements cached by earlier processes with the same torch and cuDNN
+    are known.
 
     Attributes:
         device_name: product name of the device; None if it is neither present nor in the cache.
-        memory_bytes: size of its memory; None if it is not present.
+        memory_bytes: memory size of the device; None if it is not present.
 
     Args:
-        precision: precision of the model; a trace has bfloat16 in place of float16 for autocast.
+        precision: precision of the model; for autocast, a trace has bfloat16 instead of float16.
         device: device to measure on; None if it is not present.
         start: called before the first measurement; it may raise PerfexpError.
-        match: regular expression for the product name of a device that is not present.
+        match: regular expression for the product name of an absent device, for example `H200`.
         progress: called with a status line before each measurement.
     """
 
@@ -87,7 +88,7 @@ class Workspaces:
         self._not_started: str | None = None
 
     def of(self, calls: Collection[OperatorCall]) -> Found:
-        """Return the workspaces of distinct calls; one that fails on the device stays unknown."""
+        """Return the workspaces of distinct calls; calls that fail on the device stay unknown."""
         cached = (
             {call: self._cache.find(self._key(call)) for call in calls} if self.device_name else {}
         )
@@ -102,7 +103,7 @@ class Workspaces:
     def _measured(
         self, calls: Sequence[OperatorCall], device: Device
     ) -> tuple[dict[OperatorCall, int], str | None]:
-        """Return the workspaces of calls, and why the first of the others failed."""
+        """Return measured workspaces by call, and why the first failed call failed."""
         if not self._is_started and self._not_started is None:
             try:
                 self._start()
@@ -110,7 +111,7 @@ class Workspaces:
             except (
                 PerfexpError,
                 RuntimeError,
-            ) as error:  # another process measures, or the context has no memory
+            ) as error:  # another process measures, or there is no memory for the context
                 self._not_started = _line(error)
         if self._not_started is not None:
             return {}, self._not_started
@@ -139,11 +140,14 @@ class Workspaces:
 
 
 def workspace_bytes(call: OperatorCall, device: Device) -> int:
-    """Return the memory that an operator takes on a device while it runs, beyond its inputs and outputs.
+    """Return the memory that an operator takes while it runs, beyond its inputs and outputs.
 
-    The operator runs twice: in the first call libraries initialize themselves and choose their kernels, some of which
-    are tried with other workspaces. The peak is that of torch's allocator. Raises Unsupported if the device does not
-    report it, and the errors of torch (RuntimeError, also for too little memory).
+    The operator runs twice. In the first call libraries initialize themselves and choose kernels,
+    and may try kernels with other workspaces. The peak comes from torch's allocator.
+
+    Raises:
+        Unsupported: the device does not report its memory.
+        RuntimeError: torch failed, for example for lack of memory.
     """
     assert device.identifier is not None
     with torch.no_grad():
@@ -152,7 +156,7 @@ def workspace_bytes(call: OperatorCall, device: Device) -> int:
         device.reset_peak_memory(give_back=False)
         outputs = call.run(arguments)
         peak = _peak_bytes(device)
-        device.reset_peak_memory(give_back=False)  # to the memory that is allocated now
+        device.reset_peak_memory(give_back=False)  # resets it to the memory allocated now
         remaining = _peak_bytes(device)
     del outputs
     return max(peak - remaining, 0)
@@ -166,7 +170,7 @@ def _peak_bytes(device: Device) -> int:
 
 
 def _cached_name(entries: Mapping[str, Any], match: str | None) -> str | None:
-    """Return the last device in a cache whose product name matches."""
+    """Return the last device in a cache with a matching product name."""
     names = [key.partition(_SEPARATOR)[0] for key in entries]
     return next(
         (name for name in reversed(names) if match and re.search(match, name, re.IGNORECASE)), None

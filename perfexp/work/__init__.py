@@ -1,20 +1,23 @@
-"""How much a call of a model computes and moves, layer by layer, counted without running it.
+"""Work: how much a model call computes and moves, layer by layer, counted without running it.
 
-`perfexp.work.count.count` counts on meta tensors, which have a shape and no memory; its results are described here,
-without torch. Conventions:
-* **MACs** are multiplications of a contraction (convolution, matrix product, attention, recurrence) by its definition,
-  including those with a convolution's zero padding, whatever an algorithm saves. Adding a bias is free.
-* **FLOPs** are 2 per MAC. All other operators have 0 MACs and FLOPs by the table of `perfexp.work.costs` (1 per output
-  of an elementwise operator, …); moving, comparing and looking up numbers is free. FLOPs do not depend on the precision
-  or the algorithm.
-* **Complex numbers** count by their real parts: a multiply-accumulate is 4 MACs, hence 8 FLOPs; see also
-  `perfexp.work.costs`. A convolution that torch computes by three real ones counts by its definition, too.
-* **Bytes** are the least that a row can move: external inputs read once and external outputs written once, in their
-  data types. Intermediates within a row, and views, move nothing.
-* **Backward**: the gradient of each operand of a product takes as many FLOPs as the product, exactly so for
-  convolutions of any groups, stride and dilation. For other operators, by convention, the gradient of the inputs takes
-  as many FLOPs as the forward pass, and that of the parameters again as many. Only nodes that a loss on the model's
-  outputs reaches are counted, without recomputation inside kernels.
+`perfexp.work.count.count` counts on meta tensors, which have a shape and no memory. This module
+describes its results, without torch. Conventions:
+
+* **MACs** are the multiplications of a contraction (convolution, matrix product, attention,
+  recurrence) by its definition, whatever an algorithm saves. Multiplications with a convolution's
+  zero padding count. Adding a bias is free.
+* **FLOPs** are 2 per MAC. All other operators have 0 MACs, and FLOPs by the table in
+  `perfexp.work.costs` (for example 1 per output of an elementwise operator). Moving, comparing and
+  looking up numbers is free. FLOPs do not depend on precision or algorithm.
+* **Complex numbers** count by their real parts: a multiply-accumulate is 4 MACs, hence 8 FLOPs (see
+  `perfexp.work.costs`). This also holds for convolutions that torch computes by three real
+  convolutions.
+* **Bytes** are the minimum that a row can move: external inputs read once and external outputs
+  written once, in their data types. Intermediates within a row, and views, move nothing.
+* **Backward**: each operand's gradient of a product takes as many FLOPs as the product. This is
+  exact for convolutions with any groups, stride and dilation. For other operators, by convention,
+  input gradients and parameter gradients each take as many FLOPs as the forward pass. Only nodes
+  that a loss on the model's outputs reaches are counted, without recomputation inside kernels.
 """
 
 from __future__ import annotations
@@ -27,14 +30,15 @@ ACCUMULATE = "AccumulateGrad"
 
 
 class Inconclusive(Exception):
-    """Raised where the work of a module cannot be counted."""
+    """Raised if a module's work cannot be counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """A convolution of any number of dimensions, with its operator's arguments.
+    """A convolution with any number of dimensions, described by its operator's arguments.
 
-    `padding` is the zeros on each side, without those that a separate operator adds (`padding="same"`, other modes).
+    `padding` counts zeros on each side. Zeros added by a separate operator (`padding="same"`, other
+    modes) are not included.
     """
 
     in_channels: int
@@ -49,20 +53,23 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One call of a module, or one functional operation in a call of a module.
+    """A module call, or a functional operation within a module call.
 
     Attributes:
-        path: dotted path, by its first name, of the module or of the one whose code called the operation.
-        call: index of the module's call. A module with two names is one module.
+        path: dotted path (its first name) of the module, or of the module with the operation in its
+            code.
+        call: index of the module's call. A module with two names is a single module.
         operation: index of the operation in that call; None for a module.
-        kind: class of the module, or name of the operation without underscores (`conv2d`, `add`, `flatten`).
-        input_gradient_flops: FLOPs of gradients with respect to the model's inputs; None without a backward pass.
-        weight_gradient_flops: FLOPs of gradients of parameters, and of values computed from parameters alone.
-        bytes_min: least bytes read and written in the forward pass.
-        activation_bytes: bytes of new outputs; in-place changes add nothing.
-        parameters: elements of the parameters that this row is the first to read.
-        inputs: shapes of the input tensors, without parameters and buffers.
-        convolution: geometry of its only convolution; None for none or several.
+        kind: module class, or operation name without underscores, for example `conv2d` or `add`.
+        input_gradient_flops: FLOPs for gradients with respect to the model's inputs; None without a
+            backward pass.
+        weight_gradient_flops: FLOPs for gradients with respect to parameters and values computed
+            from them alone.
+        bytes_min: minimum bytes read and written in the forward pass.
+        activation_bytes: bytes in new outputs; in-place changes add nothing.
+        parameters: elements of parameters that no earlier row has read.
+        inputs: input tensor shapes, without parameters and buffers.
+        convolution: geometry of the row's only convolution; None for none or several.
     """
 
     path: str
@@ -82,18 +89,19 @@ class Row:
 
     @property
     def backward_flops(self) -> int | None:
-        """FLOPs of both gradients; None without a backward pass."""
+        """Return the FLOPs of both gradients; None without a backward pass."""
         if self.input_gradient_flops is None or self.weight_gradient_flops is None:
             return None
         return self.input_gradient_flops + self.weight_gradient_flops
 
     @property
     def contraction_flops(self) -> int:
-        """FLOPs of the contractions, forward and backward: two per multiply-accumulate, and as many for each gradient.
+        """Return the forward and backward FLOPs of contractions.
 
-        A row with trained parameters has two gradients, also the first one, whose inputs need none: that is the
-        definition of 6 FLOPs per multiply-accumulate of a training step. Otherwise its inputs have one or two, as in
-        attention.
+        They are two per multiply-accumulate, and as many for each gradient. A row with trained
+        parameters has two gradients. This includes the first row, although its inputs need none: a
+        training step has 6 FLOPs per multiply-accumulate by definition. Other rows have a gradient
+        for each input that needs it, up to two (e.g. in attention).
         """
         gradients = (
             2
@@ -104,19 +112,21 @@ class Row:
 
     @property
     def arithmetic_intensity(self) -> float | None:
-        """FLOPs per byte of the forward pass; None where nothing is moved."""
+        """Return the FLOPs per byte in the forward pass; None if nothing is moved."""
         return self.flops / self.bytes_min if self.bytes_min else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Work of one call of a model.
+    """Work of a model call.
 
     Attributes:
-        rows: rows in order of execution; together they are the whole call, without overlap.
-        parameters: elements of all parameters of the model, shared ones once, whether the call reads them or not.
-        uncounted: operators of unknown work, which the totals lack; after `backward of` where only that is unknown.
-        is_random: whether rows differ from call to call, because the model's code draws random numbers on the host.
+        rows: rows in execution order; together they are the whole call, without overlap.
+        parameters: elements of all model parameters, read or not; shared parameters count once.
+        uncounted: operators with unknown work, which is missing in the totals. The prefix `backward
+            of` means that only their backward pass is unknown.
+        is_random: whether rows differ from call to call, because the model draws random numbers on
+            the host.
     """
 
     rows: tuple[Row, ...]
@@ -127,32 +137,32 @@ class Work:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of the forward pass."""
+        """Return the multiply-accumulates in the forward pass."""
         return sum(row.macs for row in self.rows)
 
     @property
     def flops(self) -> int:
-        """FLOPs of the forward pass."""
+        """Return the FLOPs in the forward pass."""
         return sum(row.flops for row in self.rows)
 
     @property
     def backward_flops(self) -> int | None:
-        """FLOPs of the backward pass; None if it is not counted."""
+        """Return the FLOPs in the backward pass; None if it is not counted."""
         return sum(row.backward_flops or 0 for row in self.rows) if self.backward else None
 
     @property
     def flops_model(self) -> int:
-        """FLOPs of the counted passes, whatever algorithm and precision compute them."""
+        """Return the FLOPs of the counted passes, independent of algorithm and precision."""
         return self.flops + (self.backward_flops or 0)
 
     @property
     def contraction_flops(self) -> int:
-        """FLOPs of the contractions of the counted passes."""
+        """Return the FLOPs of contractions in the counted passes."""
         return sum(row.contraction_flops if self.backward else 2 * row.macs for row in self.rows)
 
     @property
     def convolution_flops(self) -> int:
-        """The part of `contraction_flops` in convolutions."""
+        """Return the part of `contraction_flops` in convolutions."""
         return sum(
             row.contraction_flops if self.backward else 2 * row.macs
             for row in self.rows
@@ -161,10 +171,10 @@ class Work:
 
     @property
     def bytes_min(self) -> int:
-        """Least bytes that the rows of the forward pass read and write, each by itself."""
+        """Return the minimum bytes that the forward rows read and write, each row on its own."""
         return sum(row.bytes_min for row in self.rows)
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of all rows' outputs, about the memory of activations for the backward pass."""
+        """Return the bytes of all row outputs, about the activation memory for backward."""
         return sum(row.activation_bytes for row in self.rows)

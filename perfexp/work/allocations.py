@@ -1,4 +1,4 @@
-"""Follow the memory of calls on tensors without memory: live bytes by category, and their peak."""
+"""Allocations: live bytes by category and their peak, from calls on tensors without memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfexp.work.trial import replace_tensors
 
 PARAMETERS, BUFFERS, INPUTS, GRADIENTS = "parameters", "buffers", "inputs", "gradients"
 WORKSPACES = "workspaces"
-#: Categories of allocations by the segment of the call that makes them.
+#: Categories of allocations, by the segment that makes them.
 _OF_SEGMENT = {
     "forward": "activations",
     "loss": "activations",
@@ -31,9 +31,9 @@ _OF_SEGMENT = {
     "optimizer": "optimizer",
     "data": INPUTS,
 }
-#: Operators whose libraries take workspaces that depend on the device.
+#: Operators with device-dependent library workspaces.
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
-#: Operators of cuBLAS, which takes a workspace for each thread that calls it, also in place (`addmm_`).
+#: cuBLAS operators, also in place (`addmm_`). Each thread that calls cuBLAS gets a workspace.
 _PRODUCTS = frozenset(
     f"aten::{name}"
     for name in (
@@ -53,7 +53,8 @@ _PRODUCTS = frozenset(
         *("_addmm_activation", "_grouped_mm", "_scaled_mm", "_int_mm"),
     )
 )
-#: Fused attention of a CPU. Its stand-in has the layout of the queries, as have CUDA's in half precision.
+#: Fused attention on a CPU. Its stand-in has the layout of the queries, like CUDA's in half
+#: precision.
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 _SUM = "aten::add"
@@ -67,10 +68,10 @@ _MULTI_HEAD_ARGUMENTS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Largest number of live bytes, and the categories that they belong to.
+    """Largest number of live bytes, by category.
 
     Attributes:
-        convolutions: the distinct calls of convolutions.
+        convolutions: the distinct convolution calls.
         multiplying_threads: number of threads that multiply matrices; autograd has its own.
     """
 
@@ -81,9 +82,10 @@ class Peak:
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, follows the storages that operators make, each until nothing refers to it.
+    """Tracks, while entered, the storages that operators make, each until its last reference goes.
 
-    Memory that libraries take for themselves (workspaces, contexts) makes no tensors and is not seen.
+    Memory that libraries take for themselves (workspaces, contexts) makes no tensors and stays
+    unseen.
 
     Args:
         workspaces: memory that convolutions take while they run, in bytes.
@@ -126,7 +128,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _take(self, workspace: int) -> None:
-        """Take a workspace beside what is live, and give it back."""
+        """Take a workspace next to the live storages, and release it."""
         if workspace:
             block = self._allocator.allocate(workspace)
             self._bytes[WORKSPACES] += block.size
@@ -143,7 +145,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Peak(total_bytes=self._bytes.total(), categories=categories)
 
     def add(self, tensors: Iterable[torch.Tensor], category: str) -> None:
-        """Follow the storages of tensors that are not followed yet."""
+        """Track the storages of tensors, unless they are tracked already."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage._cdata not in self._live:
@@ -154,7 +156,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._update()
 
     def move(self, tensor: torch.Tensor, category: str) -> None:
-        """Count the storage of a tensor in another category from now on."""
+        """Count a tensor's storage in another category from now on."""
         identity = tensor.untyped_storage()._cdata
         if identity in self._live:
             block, before = self._live[identity]
@@ -169,7 +171,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:
-        """While entered, new storages belong to a segment of a call (`forward`, `backward`, …)."""
+        """Assign new storages to a segment of a call, for example `backward`, while entered."""
         before, self._category = self._category, _OF_SEGMENT.get(name, name)
         try:
             yield
@@ -177,13 +179,13 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._category = before
 
     def restart(self) -> None:
-        """Begin a new peak with what is live now."""
+        """Begin a new peak with the live storages."""
         self._peak = self._now()
         self._convolutions.clear()
 
     @property
     def peak(self) -> Peak:
-        """The peak since the start, or since `restart`."""
+        """Return the peak since the start, or since `restart`."""
         return replace(
             self._peak,
             convolutions=tuple(self._convolutions),
@@ -192,23 +194,22 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_accumulated(total: Any, other: Any) -> bool:
-    """Whether autograd adds a gradient to this one in place on a device: where nothing else refers to it.
+    """Return whether autograd on a device would add a gradient to this tensor in place.
 
-    It never does for stand-ins. The other gradient has been computed just now, so that only the call refers to it.
+    It does if nothing else refers to the tensor; for stand-ins it never does. The other gradient
+    was just computed, so only the call refers to it.
     """
     if not isinstance(other, torch.Tensor) or total is other or total.shape != other.shape:
         return False
     storage = total.untyped_storage()
-    is_alone = (
-        torch._C._storage_Use_Count(storage._cdata) == 2
-    )  # of the tensor and of the object above
+    is_alone = torch._C._storage_Use_Count(storage._cdata) == 2  # the tensor and the object above
     return bool(is_alone and total._use_count() <= other._use_count())  # type: ignore[attr-defined]
 
 
 def _joined(attended: torch.Tensor) -> torch.Tensor:
-    """Return the output of an attention, (batch, heads, length, width), with the heads of a position side by side.
+    """Return an attention output, (batch, heads, length, width), with a position's heads adjacent.
 
-    So do CUDA's memory-efficient kernels, which torch takes for float32.
+    CUDA's memory-efficient kernels, which torch uses for float32, have this layout.
     """
     batch, heads, length, width = attended.shape
     return attended.new_empty((batch, length, heads, width)).transpose(1, 2)
@@ -216,19 +217,23 @@ def _joined(attended: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def without_memory(module: torch.nn.Module) -> Iterator[None]:
-    """While entered, new tensors are stand-ins, and those of the module from now on; only in an isolated function."""
+    """Make new tensors stand-ins while entered; the module's tensors stay stand-ins.
+
+    Use it only in an isolated function.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     replace_tensors(module, mode)
-    torch.backends.mha.set_fastpath_enabled(False)  # the memory of its operators is seen one by one
+    torch.backends.mha.set_fastpath_enabled(False)  # so that each operator's memory is seen
     with mode, _DeviceKernels():
         yield
 
 
 @contextmanager
 def by_operators() -> Iterator[None]:
-    """While entered, an inference is seen as the operators that torch runs; inference mode leaves some of them whole.
+    """Run inference as the individual operators that torch runs, while entered.
 
-    As in inference mode, casts of autocast are not cached.
+    Inference mode leaves some operators whole. As in inference mode, autocast does not cache its
+    casts.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -240,10 +245,10 @@ def by_operators() -> Iterator[None]:
 
 
 class _DeviceKernels(TorchFunctionMode):
-    """While entered, functions take the memory of CUDA's kernels where a CPU or a stand-in takes other ones.
+    """Gives functions the memory of CUDA kernels if a CPU or a stand-in would take others.
 
-    Attention is without dropout, for which a CPU has no fused kernels; CUDA's take no more memory. The normalization by
-    the root mean square is fused, as that by mean and variance is. A bias is added in place.
+    Attention runs without dropout, because a CPU has no fused kernels with dropout; CUDA's take no
+    more memory. RMS normalization is fused, like layer normalization. A bias is added in place.
     """
 
     def __torch_function__(
@@ -285,9 +290,9 @@ def peak_of_calls(
     """Return the peak of the last of several equal calls.
 
     Args:
-        module: model whose parameters and buffers are stand-ins.
-        prepare: returns the segments of a call by name, after adding what exists before it.
-        calls: number of calls; the optimizer's state exists from the second one on.
+        module: model with stand-ins as parameters and buffers.
+        prepare: adds tensors that exist before a call, and returns the call's segments by name.
+        calls: number of calls; the optimizer state exists from the second call on.
         workspaces: memory that convolutions take while they run, in bytes.
     """
     allocations = Allocations(workspaces)

@@ -1,6 +1,7 @@
-"""Blocks of torch's caching allocator of CUDA devices, without a device: how much of them each allocation takes.
+"""Caching allocator: the blocks that torch would take for each CUDA allocation, without a device.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` of torch 2.11 without settings in PYTORCH_ALLOC_CONF.
+The rules follow `c10/cuda/CUDACachingAllocator.cpp` in torch 2.11, without settings in
+PYTORCH_ALLOC_CONF.
 """
 
 from __future__ import annotations
@@ -8,17 +9,19 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-#: Sizes of allocations are multiples of this.
+#: Allocation sizes are multiples of this.
 BLOCK_BYTES = 512
-#: Largest allocation from small segments, and least rest of a block of a large segment that becomes a block.
+#: Largest allocation from small segments; also, a large block is split only if more than this
+#: remains.
 _SMALL_BYTES = 1 << 20
-#: Sizes of segments: of small allocations, of large ones below the limit, and of others the least multiple.
+#: Segment sizes: for small allocations; for large allocations below the limit; others are rounded
+#: up to the multiple.
 _SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_LIMIT, _LARGE_MULTIPLE = 2 << 20, 20 << 20, 10 << 20, 2 << 20
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Part of a segment, between its neighbours there; address and size are in bytes."""
+    """Part of a segment, between its neighbors; address and size are in bytes."""
 
     address: int
     size: int
@@ -28,18 +31,19 @@ class Block:
     after: Block | None = None
 
     def place(self) -> tuple[int, int]:
-        """Its order among free blocks."""
+        """Return the block's sort key among free blocks."""
         return self.size, self.address
 
 
 class CachingAllocator:
-    """Segments of a device without a limit: the smallest free block that suffices is taken, else a new segment.
+    """Segments on a device without a memory limit.
 
-    A block of a large segment that is at most 1 MiB larger than the allocation is taken whole, which torch counts as
+    An allocation takes the smallest free block that suffices, or else a new segment. If a block in
+    a large segment is at most 1 MiB too large, it is taken whole, and torch counts all of it as
     allocated.
 
     Attributes:
-        reserved_bytes: size of all segments.
+        reserved_bytes: total segment size.
     """
 
     def __init__(self) -> None:
@@ -47,7 +51,7 @@ class CachingAllocator:
         self._free: dict[bool, list[Block]] = {True: [], False: []}
 
     def allocate(self, size: int) -> Block:
-        """Return the block of an allocation in bytes, above 0."""
+        """Return the block for an allocation in bytes, above 0."""
         size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
@@ -64,7 +68,7 @@ class CachingAllocator:
         return block
 
     def release(self, block: Block) -> None:
-        """Free a block, and join it with free neighbours."""
+        """Free a block, and join it with free neighbors."""
         free = self._free[block.is_small]
         for other in (block.before, block.after):
             if other is not None and other.is_free:

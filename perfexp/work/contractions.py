@@ -1,9 +1,10 @@
-"""MACs of the operators that multiply and accumulate.
+"""Contractions: MACs of operators that multiply and accumulate.
 
-The counts follow from shapes by the operators' definitions. The forward formulas agree with those of
-`torch.utils.flop_counter`. Its backward formula of a convolution multiplies the gradient of the weights by the groups
-once too often, its fused attention counts recomputed scores, and none separates the gradients. Its registry is only
-used for operators without a formula here (see `kernel_calls`).
+Counts follow from shapes and the operators' definitions. The forward formulas agree with
+`torch.utils.flop_counter`. Torch's backward formulas do not separate the gradients. Its convolution
+multiplies weight gradients by the group count once too often, and its fused attention counts
+recomputed scores. Its registry is only used for operators without a formula here (see
+`kernel_calls`).
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ from perfexp.work.tensors import tensors_in
 Arguments = Mapping[str, Any]
 Tensors = tuple[torch.Tensor, ...]
 
-#: FLOPs of a softmax per element: largest, difference, exponential, sum, quotient.
+#: Softmax FLOPs per element: largest, difference, exponential, sum, quotient.
 SOFTMAX_FLOPS = 5
-#: Real MACs of a complex one.
+#: Real MACs per complex MAC.
 COMPLEX_MACS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """Part of an operator's work, of which the gradient of each operand takes as many FLOPs again.
+    """Part of an operator's work, with operands.
 
-    So it is for a sum of products, which is linear in each operand; `other_flops` are those of anything else.
-    `operands` has the tensors that each operand is computed from: mostly itself.
+    The gradient of each operand takes as many FLOPs again. This holds for a sum of products,
+    because it is linear in each operand.
+
+    Attributes:
+        other_flops: FLOPs that are not multiply-accumulates.
+        operands: for each operand, the tensors that it is computed from: mostly itself.
     """
 
     macs: int = 0
@@ -41,7 +46,7 @@ class Term:
 
     @property
     def flops(self) -> int:
-        """FLOPs of the term."""
+        """Return the FLOPs of the term."""
         return 2 * self.macs + self.other_flops
 
 
@@ -49,7 +54,11 @@ Formula = Callable[[Arguments, Any], list[Term]]
 
 
 def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> list[Term] | None:
-    """The terms of an operator (`aten::mm`) with arguments by name; None for other, or unknown, operators."""
+    """Return an operator's terms, given its arguments by name; None for other operators.
+
+    Args:
+        operator: for example `aten::mm`.
+    """
     formula = _FORMULAS.get(operator)
     if formula is None:
         return None
@@ -58,7 +67,7 @@ def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> list[Te
 
 
 def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:
-    """The convolution that an operator computes in a forward pass, or None."""
+    """Return the convolution that an operator computes in a forward pass, or None."""
     if operator not in _CONVOLUTIONS:
         return None
     weight, groups = arguments["weight"], int(arguments["groups"])
@@ -86,7 +95,10 @@ def _single(macs: int, *operands: torch.Tensor) -> list[Term]:
 
 
 def _matrices(left: str, right: str, dimension: int = -1) -> Formula:
-    """(…, m, k) × (…, k, n): each element on the left meets n on the right, its size there; for vectors n is 1."""
+    """Return a formula for (…, m, k) × (…, k, n).
+
+    Each element on the left meets n elements on the right. For vectors n is 1.
+    """
 
     def formula(arguments: Arguments, _: Any) -> list[Term]:
         first, second = arguments[left], arguments[right]
@@ -98,7 +110,7 @@ def _matrices(left: str, right: str, dimension: int = -1) -> Formula:
 
 
 def _trilinear(arguments: Arguments, _: Any) -> list[Term]:
-    """Σ a·b·c over the broadcast shape of the three; the second multiplication is not counted separately."""
+    """Count Σ a·b·c over the broadcast shape, with the second multiplication for free."""
     operands = [arguments[name] for name in ("i1", "i2", "i3")]
     for position, operand in enumerate(operands):
         for dimension in arguments[f"expand{position + 1}"]:
@@ -109,7 +121,11 @@ def _trilinear(arguments: Arguments, _: Any) -> list[Term]:
 
 
 def _convolution_macs(arguments: Arguments, inputs: torch.Tensor, outputs: torch.Tensor) -> int:
-    """Each output meets one filter (O, C / G, …) of its group; transposed, each input one of (C, O / G, …)."""
+    """Return a convolution's MACs.
+
+    Each output meets a filter (O, C / G, …) in its group. If transposed, each input meets a filter
+    (C, O / G, …).
+    """
     met = inputs if arguments.get("transposed", False) else outputs
     return int(met.numel() * prod(arguments["weight"].shape[1:]))
 
@@ -121,7 +137,10 @@ def _convolution(arguments: Arguments, outputs: Any) -> list[Term]:
 
 
 def _gradients_of_convolution(arguments: Arguments, _: Any) -> list[Term]:
-    """One gradient, or those that the mask selects; each takes the MACs of the convolution."""
+    """Count the gradients that the mask selects; each takes the forward MACs.
+
+    Without a mask there is a single gradient.
+    """
     grad, inputs = arguments["grad" if "grad" in arguments else "grad_output"], arguments["input"]
     macs = _convolution_macs(arguments, inputs, grad)
     wanted = arguments.get("output_mask", (True, False))[:2]
@@ -132,7 +151,10 @@ def _gradients_of_convolution(arguments: Arguments, _: Any) -> list[Term]:
 
 
 def _attention(arguments: Arguments, _: Any) -> list[Term]:
-    """Softmax(q kᵀ) v without regard to masks; q is (N, heads, L, E), k (…, S, E), v (…, S, Ev)."""
+    """Count softmax(q kᵀ) v without regard to masks.
+
+    Shapes are q (N, heads, L, E), k (…, S, E) and v (…, S, Ev).
+    """
     query, key, value = arguments["query"], arguments["key"], arguments["value"]
     scores = query.numel() // query.shape[-1] * key.shape[-2]
     return [
@@ -145,10 +167,13 @@ def _attention(arguments: Arguments, _: Any) -> list[Term]:
 def _recurrence(
     inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int
 ) -> list[Term]:
-    """Each matrix of a recurrent network meets each step of each sequence; elementwise work is not counted.
+    """Count a recurrent network: each matrix meets each step of each sequence.
 
-    Inputs are (steps, N, features), or (steps of all sequences, features) if packed. A layer has `stride` weights per
-    direction: input matrix, hidden matrix, biases, projection.
+    Elementwise work is not counted.
+
+    Args:
+        inputs: (steps, N, features), or (steps of all sequences, features) if packed.
+        stride: weights per layer and direction: input matrix, hidden matrix, biases, projection.
     """
     steps = inputs.numel() // inputs.shape[-1]
     terms = []
@@ -171,7 +196,7 @@ def _mkldnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
     return _recurrence(arguments["input"], [arguments["weight0"], arguments["weight1"]], 2, 1)
 
 
-#: Convolution operators of forward passes; perfexp's own computes forced algorithms.
+#: Forward convolution operators; perfexp's own operator computes forced algorithms.
 _CONVOLUTIONS = (
     *(
         "aten::convolution",

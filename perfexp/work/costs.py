@@ -1,26 +1,26 @@
-"""FLOPs of all operators but contractions, by rule.
+"""Costs: FLOPs of all operators other than contractions, by rule.
 
-There is no agreed convention for these; the rules follow the definitions, and count a function of the mathematical
-library (exp, tanh, erf, …), or an activation with its own operator, as one operation:
+There is no agreed convention; these rules follow the definitions. A function from the math library
+(e.g. exp, tanh, erf), or an activation with its own operator, counts as 1 operation:
 
 | operator | FLOPs |
 |---|---|
-| elementwise (arithmetic, activations; torch's tag `pointwise`) | 1 for each floating-point output |
-| sum, mean, extremes, products, cumulative ones, folding | 1 for each input |
-| adding at places (index_add, scatter_add) | 1 for each element that is added |
-| Euclidean norm | 2 for each input |
-| variance, standard deviation | 4 for each input: mean; difference, square, sum |
-| logarithm of a sum of exponentials | 4 for each input |
-| softmax, log-softmax | 5 for each element |
-| batch norm, with running statistics | 2 for each element, and 2 more with weight and bias |
-| batch, group, layer norm, with statistics of the inputs | 4 more for each element |
-| pooling | 1 for each element of the kernel and output; adaptive: 1 for each input |
-| interpolation | nearest 0; linear 2·2ᵈ − 1, cubic 2·4ᵈ − 1 for each output, in d dimensions |
-| dropout in training | 2 for each element |
-| gated linear unit | 2 for each output |
-| cell of an LSTM, of a GRU, as one operator | 13, 10 for each hidden element |
-| complex numbers: product, quotient, absolute value | 6, 11, 4 for each; without a second complex factor 2 |
-| other operators on complex numbers | twice those of real numbers |
+| elementwise (arithmetic, activations; torch's tag `pointwise`) | 1 per floating-point output |
+| sum, mean, extremes, products, cumulative forms, folding | 1 per input |
+| adding at places (index_add, scatter_add) | 1 per added element |
+| Euclidean norm | 2 per input |
+| variance, standard deviation | 4 per input: mean; difference, square, sum |
+| logarithm of a sum of exponentials | 4 per input |
+| softmax, log-softmax | 5 per element |
+| batch norm, with running statistics | 2 per element, and 2 more with weight and bias |
+| batch, group, layer norm, with input statistics | 4 more per element |
+| pooling | 1 per kernel element and output; adaptive: 1 per input |
+| interpolation | nearest 0; linear 2·2ᵈ − 1, cubic 2·4ᵈ − 1 per output, in d dimensions |
+| dropout in training | 2 per element |
+| gated linear unit | 2 per output |
+| fused LSTM cell, GRU cell | 13, 10 per hidden element |
+| complex numbers: product, quotient, absolute value | 6, 11, 4; with a single complex factor 2 |
+| other operators on complex numbers | twice as many as on real numbers |
 | copies, casts, padding, lookups, sorting, random numbers, new tensors, views | 0 |
 
 Operators without a line are not free but unknown, and are reported as uncounted.
@@ -42,12 +42,12 @@ def _names(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-#: Elementwise operators that torch does not tag, in one version or another.
+#: Elementwise operators that torch does not tag in some version.
 _ELEMENTWISE = _names(
     "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish prelu _prelu_kernel relu6 rrelu "
     "rrelu_with_noise selu silu softplus softshrink threshold addcdiv addcmul lerp"
 )
-#: FLOPs for each input.
+#: FLOPs per input.
 _REDUCTIONS = {
     **dict.fromkeys(
         _names(
@@ -59,12 +59,12 @@ _REDUCTIONS = {
     **dict.fromkeys(_names("var std var_mean std_mean"), 4),
     "logsumexp": 4,
 }
-#: FLOPs of elementwise operators for each complex number: of two complex factors, and at any rate.
+#: FLOPs of elementwise operators per complex number: with two complex factors, and in any case.
 _COMPLEX_FACTORS = {"mul": 6, "div": 11, "addcmul": 8, "addcdiv": 13}
 _COMPLEX = {"abs": 4, "prod": 6, "cumprod": 6, "reciprocal": 5}
-#: The argument that sets the number of additions.
+#: Argument that sets the number of additions.
 _ADDED = {"index_add": "source", "scatter_add": "src"}
-#: FLOPs for each element of the first output.
+#: FLOPs per element of the first output.
 _PER_OUTPUT: dict[str, int] = {
     "_softmax": SOFTMAX_FLOPS,
     "_safe_softmax": SOFTMAX_FLOPS,
@@ -86,7 +86,7 @@ _POOLING = _names(
     "avg_pool2d avg_pool3d max_pool2d max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d "
     "mkldnn_max_pool3d"
 )
-#: Batch norms, and whether they use the statistics of the inputs (None: by their argument).
+#: Batch norms, and whether they use input statistics (None: an argument decides).
 _BATCH_NORMS: dict[str, bool | None] = {
     "native_batch_norm": None,
     "cudnn_batch_norm": None,
@@ -117,7 +117,7 @@ _FREE = _names(
 
 
 def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
-    """FLOPs of an operator other than a contraction; None if unknown."""
+    """Return the FLOPs of an operator other than a contraction; None if unknown."""
     namespace, _, name = operator._schema.name.partition("::")
     name = name if name in _FREE else name.removesuffix("_")
     tensors, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
@@ -133,7 +133,7 @@ def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any)
 
 
 def _parts(name: str, arguments: Arguments) -> int:
-    """FLOPs of an operator for each of its numbers, which are real or complex."""
+    """Return an operator's FLOPs per number, which may be complex."""
     values = [value for value in arguments.values() if isinstance(value, torch.Tensor | complex)]
     are_complex = [isinstance(value, complex) or value.is_complex() for value in values]
     if sum(are_complex) > 1 and name in _COMPLEX_FACTORS:

@@ -1,4 +1,4 @@
-"""Count the work of a call of a model, on tensors without memory."""
+"""Count: the work of a model call, counted on tensors without memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from perfexp.work.tape import Call, Operation, Tape, nodes_behind, original_of, 
 from perfexp.work.tensors import Region, distinct_bytes, is_number, storage_of, tensors_in
 from perfexp.work.trial import isolated, replace_tensors, stand_in
 
-#: perfexp's own functions, whose work is counted with their operator.
+#: Prefix of perfexp's own functions; their operator counts their work.
 _COUNTED = "perfexp."
-#: Further counts of a model that draws random numbers.
+#: Number of additional counts for a model that draws random numbers.
 _OTHER_DRAWS = 4
 _WRAPPER = "torch::autograd::CopySlices"
 
@@ -32,22 +32,29 @@ def count(
     keywords: Mapping[str, Any] | None = None,
     backward: bool = False,
 ) -> Work:
-    """The work of one call of a model in its current mode (training or not), without using the device.
+    """Return the work of a model call in the model's current mode, without using the device.
 
-    The forward pass runs once on stand-ins without memory, with the model's hooks, in a forked process: this one does
-    not change. A compiled model is counted as the original. An `autocast` around the call applies.
-    A call of a module in which no other module is called is one row if torch itself defines the module, or if it has no
-    submodules and is not the model itself. Otherwise each torch function that its code calls is a row (`x + y`,
-    `F.conv2d`, `torch.flatten`). Multi-head attention and transformer layers are counted by their ordinary code, not by
-    the fused operators of inference. A recurrent network is counted by the matrix products of its definition. A fused
-    operator leaves out its elementwise part (for an LSTM some 13 FLOPs per hidden element and step). It raises
-    `Inconclusive` if the model depends on values, or exceeds tensors without memory, and `MODULE_ERRORS` if the model
-    cannot take these inputs.
+    The forward pass runs once on stand-ins without memory, with the model's hooks, in a forked
+    process, so this process does not change. A compiled model is counted as the original. An
+    `autocast` around the call applies.
+
+    A module call without calls of other modules is a single row in two cases: torch itself defines
+    the module, or the module has no submodules and is not the model itself. Otherwise each torch
+    function that its code calls is a row, for example `x + y` or `F.conv2d`.
+
+    Multi-head attention and transformer layers are counted by their ordinary code, not by the fused
+    inference operators. A recurrent network is counted by the matrix products in its definition.
+    Elementwise parts of fused operators are left out, for example some 13 FLOPs per hidden element
+    and step in an LSTM.
 
     Args:
-        inputs: positional arguments, nested or not: tensors, `torch.Size` for a tensor of that shape (in the data type
-            and on the device of the first parameter), and any other values.
+        inputs: positional arguments, nested or not. They may be tensors, `torch.Size` for a tensor
+            with that shape (data type and device follow the first parameter), and any other values.
         backward: whether to count the backward pass of a loss on all outputs.
+
+    Raises:
+        Inconclusive: the model depends on values, or needs more than stand-ins offer.
+        MODULE_ERRORS: the model cannot take these inputs.
     """
     arguments = (original_of(model), inputs, dict(keywords or {}), backward)
     work, has_drawn = isolated(_draw)(None, *arguments)
@@ -58,7 +65,11 @@ def count(
 
 
 def _draw(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
-    """Count the work, and return whether the model drew random numbers on the host, from the generators of a seed."""
+    """Count the work; also return whether the model drew random numbers on the host.
+
+    Args:
+        seed: seed for the host's generators; None to leave them.
+    """
     if seed is not None:
         random.seed(seed)
         np.random.seed(seed)
@@ -69,8 +80,8 @@ def _draw(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
 
 
 def _host_generators() -> str:
-    """Return the state of the random numbers of Python, NumPy and torch on the host."""
-    # a state of NumPy is printed with its first and last numbers and its position
+    """Return the host's random states in Python, NumPy and torch."""
+    # NumPy prints a state with its first and last numbers and its position
     return str(
         (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist())
     )
@@ -101,7 +112,7 @@ def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backwa
 
 
 def _own(model: torch.nn.Module) -> tuple[dict[int, int], set[int]]:
-    """Elements of the parameters in each storage, and the storages of parameters and buffers."""
+    """Return parameter elements by storage, and the storages of parameters and buffers."""
     parameters: dict[int, int] = {}
     for parameter in model.parameters():
         storage = storage_of(parameter)
@@ -127,7 +138,10 @@ def _uncounted(
 
 
 def _reached(outputs: Any) -> tuple[set[int], list[str]]:
-    """Numbers of the nodes behind a model's outputs, and names of those whose backward pass is a Python function."""
+    """Return the numbers of the nodes behind a model's outputs, and names of foreign nodes.
+
+    Foreign nodes have a Python function as their backward pass.
+    """
     nodes = nodes_behind(outputs)
     functions = [node for node in nodes if isinstance(node, BackwardCFunction)]
     foreign = [node.name() for node in functions if not type(node).__module__.startswith(_COUNTED)]
@@ -137,7 +151,11 @@ def _reached(outputs: Any) -> tuple[set[int], list[str]]:
 
 
 class _RowMaker:
-    """Makes rows of a recorded call; `reached` are numbers of nodes in the backward pass, None without one."""
+    """Makes rows from a recorded call.
+
+    Args:
+        reached: numbers of nodes in the backward pass; None without a backward pass.
+    """
 
     def __init__(
         self, parameters: Mapping[int, int], own: Collection[int], reached: Collection[int] | None
@@ -145,7 +163,7 @@ class _RowMaker:
         self._unread, self._own, self._reached = dict(parameters), own, reached
 
     def rows(self, call: Call) -> Iterator[Row]:
-        """Rows of a call, in order of execution."""
+        """Yield the rows of a call, in execution order."""
         if call.is_row:
             kernels = [
                 kernel
@@ -215,7 +233,10 @@ def _shapes(tensors: Iterable[torch.Tensor]) -> tuple[Shape, ...]:
 def _external_traffic(
     kernels: list[Kernel], returned: Collection[int]
 ) -> tuple[list[Region], list[Region]]:
-    """Reads of memory that the row did not create, and writes to such memory or to what it returns."""
+    """Return reads of memory that the row did not create, and writes seen from outside.
+
+    These are writes to such memory, or to memory that the row returns.
+    """
     created: set[int] = set()
     reads: list[Region] = []
     written: list[Region] = []
@@ -231,9 +252,10 @@ def _external_traffic(
 
 
 def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any:
-    """Stand-ins for inputs, in the same nesting; other values than tensors are unchanged.
+    """Return stand-ins for inputs, in the same nesting; values other than tensors stay unchanged.
 
-    Where only a shape is given (`torch.Size`), the model's first floating-point parameter sets data type and device.
+    For a bare shape (`torch.Size`), the model's first floating-point parameter sets data type and
+    device.
     """
     first = next((tensor for tensor in model.parameters() if is_number(tensor)), torch.empty(0))
 

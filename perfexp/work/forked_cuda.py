@@ -1,4 +1,4 @@
-"""Let stand-ins for CUDA tensors work in a forked process, in which CUDA itself does not."""
+"""Forked CUDA: stand-ins for CUDA tensors in a forked process, where CUDA itself does not work."""
 
 from __future__ import annotations
 
@@ -9,38 +9,46 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 
-#: Questions to CUDA that a forked process cannot ask; it gets its parent's answers.
+#: CUDA queries that fail in a forked process; it gets its parent's answers.
 _CUDA_QUESTIONS = (
     *("is_available", "is_initialized", "current_device", "device_count", "is_bf16_supported"),
     *("get_device_name", "get_device_capability", "get_device_properties"),
 )
-#: Methods whose binding to Python, unlike their operator, selects the device.
+#: Methods that select the device in their Python binding, unlike their operator.
 _SELECTING_METHODS = ("copy_", "contiguous", "__getitem__", "__setitem__", "__invert__")
 
 
 def answers() -> dict[str, Any]:
-    """Return CUDA's answers to the questions of a forked process by name; empty if CUDA is not initialized."""
+    """Return CUDA's answers by function name, for a forked process.
+
+    They are empty if CUDA is not initialized.
+    """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {}
     return {name: getattr(torch.cuda, name)() for name in _CUDA_QUESTIONS}
 
 
 def prepare(known: dict[str, Any]) -> None:
-    """Adapt torch to a forked process, for good; `known` are the parent's `answers`."""
+    """Adapt torch permanently to a forked process.
+
+    Args:
+        known: the parent's `answers`.
+    """
     if not known:
         return
     for name, result in known.items():
         setattr(torch.cuda, name, lambda *_, result=result, **__: result)
-    torch.cuda._initialized = False  # recomputation saves random numbers of an initialized device
+    torch.cuda._initialized = False  # else recomputation saves the device's random state
     torch.cuda._lazy_init = torch.cuda.synchronize = lambda *_: None
     fake_tensor.init_gpu_context = lambda _: None  # type: ignore[assignment]
     leave_device_unselected(known["current_device"])
 
 
 def leave_device_unselected(index: int) -> None:
-    """Keep bindings of torch from asking CUDA for its device or selecting it, which a forked process cannot.
+    """Keep torch's bindings from querying or selecting the CUDA device.
 
-    Some methods select the device of their tensor, of which they ask it first: a stand-in answers `meta` once.
+    A forked process can do neither. Some methods select their tensor's device after querying it; a
+    stand-in answers `meta` once.
     """
     handlers, question = fake_tensor._DISPATCH_META_HANDLERS, torch.ops.prim.device.default
     device: Callable[..., Any] = handlers[question]
@@ -86,9 +94,7 @@ def leave_device_unselected(index: int) -> None:
     def backend(*args: Any, **kwargs: Any) -> Any:
         try:
             return select_backend(*args, **kwargs)
-        except (
-            RuntimeError
-        ):  # a depthwise one depends on the device; the layout of its outputs does not
+        except RuntimeError:  # depthwise depends on the device; its output layout does not
             return torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
 
     handlers[question] = meta_once
@@ -104,7 +110,10 @@ def leave_device_unselected(index: int) -> None:
 
 
 def _attention(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Attention whose stand-ins take the operator that a GPU's tensors of four dimensions do."""
+    """Return an attention function with the operator that a GPU uses for four-dimensional tensors.
+
+    Only stand-ins need it.
+    """
 
     @wraps(attend)
     def attention(

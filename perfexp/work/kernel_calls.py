@@ -1,4 +1,4 @@
-"""One operator as torch's dispatcher sees it, with its work, reads and writes."""
+"""Kernel calls: an operator as torch's dispatcher sees it, with its work, reads and writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfexp.work.contractions import Arguments, Term, contraction_of, geometry_
 from perfexp.work.costs import cost_of
 from perfexp.work.tensors import Region, is_number, region_of, storage_of, tensors_in
 
-#: Operator that is differentiable below torch's autograd, by an autograd function of perfexp.
+#: Operator that is differentiable below torch's autograd, by perfexp's autograd function.
 _OF_PERFEXP = "perfexp::convolution"
 #: Operators that write without reading the previous value.
 _OVERWRITING = (
@@ -39,7 +39,10 @@ _WORK = ("macs", "flops", "input_gradient_flops", "weight_gradient_flops")
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Work and memory traffic of one operator; the FLOPs of gradients count if the backward pass reaches the node."""
+    """Work and memory traffic of an operator.
+
+    Gradient FLOPs count only if the backward pass reaches the node.
+    """
 
     operator: str
     macs: int
@@ -63,9 +66,10 @@ def kernel_of(
     weights: Collection[int],
     node: int,
 ) -> Kernel | None:
-    """The work of an operator call; None if it only made views.
+    """Return the work of an operator call; None if it only made views.
 
-    `weights` are storages of parameters, buffers and values computed from them alone.
+    Args:
+        weights: storages of parameters, buffers and values computed from them alone.
     """
     arguments = _by_name(operator, args, keywords)
     inputs, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
@@ -108,9 +112,9 @@ def kernel_of(
 
 
 def of_complex_convolution(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the kernels of a complex convolution with the work of its definition, four real convolutions.
+    """Return a complex convolution's kernels with the work of four real convolutions.
 
-    torch computes three of them, and adds their operands and outputs.
+    That is its definition. Torch computes three, and adds their operands and outputs.
     """
     counted, factors = [], iter((2, 1, 1))
     for kernel in kernels:
@@ -142,10 +146,11 @@ def _work(
     weights: Collection[int],
     registered: Callable[[], int] | None,
 ) -> dict[str, Any]:
-    """Fields of a kernel about its work; gradients count where autograd records.
+    """Return the work fields of a kernel; gradients count if autograd records.
 
     Args:
-        registered: returns FLOPs by torch's registry, where a custom operator may have a formula.
+        registered: returns FLOPs from torch's registry, which may have a formula for a custom
+            operator.
     """
     terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
     differentiable = [

@@ -1,4 +1,4 @@
-"""Calls of operators by the shapes, layouts and data types of their tensors: a key, and the same call elsewhere."""
+"""Operator calls: a call described by its tensors' layouts, as a key and to repeat it elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape, strides in elements, and data type (`float32`) of a tensor."""
+    """A tensor's shape, strides in elements, and data type (e.g. `float32`)."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -21,7 +21,7 @@ class Layout:
         return f"{self.dtype}{list(self.shape)} by {list(self.strides)}"
 
     def allocated(self, device: str) -> torch.Tensor:
-        """Return a tensor of this layout with memory, whose values are undefined."""
+        """Return a tensor with this layout and with memory; its values are undefined."""
         return torch.empty_strided(
             self.shape, self.strides, dtype=getattr(torch, self.dtype), device=device
         )
@@ -29,21 +29,24 @@ class Layout:
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """A call of an operator of torch's `aten` (`convolution`); equal calls have equal layouts and arguments."""
+    """A call of a torch `aten` operator, for example `convolution`.
+
+    Equal calls have equal layouts and arguments.
+    """
 
     operator: str
     arguments: tuple[Any, ...]
 
     @classmethod
     def of(cls, function: torch._ops.OpOverload, arguments: tuple[Any, ...]) -> OperatorCall:
-        """Return the call of a function with tensors, which may be stand-ins, and other positional arguments."""
+        """Return the call of a function with positional arguments; tensors may be stand-ins."""
         return cls(function.overloadpacket.__name__, _described(arguments))
 
     def __str__(self) -> str:
         return f"{self.operator}({', '.join(map(_text, self.arguments))})"
 
     def with_dtypes(self, names: Mapping[str, str]) -> OperatorCall:
-        """Return the same call with other data types in place of some."""
+        """Return the same call with some data types replaced."""
         replaced = (
             replace(one, dtype=names.get(one.dtype, one.dtype)) if isinstance(one, Layout) else one
             for one in self.arguments
@@ -51,7 +54,7 @@ class OperatorCall:
         return replace(self, arguments=tuple(replaced))
 
     def allocated(self, device: str) -> list[Any]:
-        """Return arguments for `run`, with tensors that have memory on a device (`cuda:0`)."""
+        """Return arguments for `run`, with tensors that have memory on a device, e.g. `cuda:0`."""
         return [
             one.allocated(device)
             if isinstance(one, Layout)

@@ -1,4 +1,4 @@
-"""Intercept and record the calls of modules, the operations of their code, and the operators that run in them."""
+"""Tape: records module calls, the operations in their code, and the operators that run in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfexp.work import ACCUMULATE, Inconclusive
 from perfexp.work.kernel_calls import Kernel, kernel_of, of_complex_convolution
 from perfexp.work.tensors import is_number, storage_of, tensors_in
 
-#: Python's names of operators that work from the right or in place.
+#: Python names of operators that also have right-hand and in-place forms.
 _ARITHMETIC = (
     "add",
     "sub",
@@ -35,9 +35,11 @@ _ARITHMETIC = (
 
 @dataclass(kw_only=True)
 class Operation:
-    """A torch function that a module's code called, or an operator outside of functions.
+    """A torch function that a module's code called, or an operator outside functions.
 
-    It is dispatched if any operator ran, one that makes a view included; its number counts those of its call.
+    Attributes:
+        dispatched: whether any operator ran, including operators that make views.
+        number: index among the operations in its call.
     """
 
     name: str
@@ -50,12 +52,12 @@ class Operation:
 
 @dataclass(kw_only=True)
 class Call:
-    """A call of a module.
+    """A module call.
 
     Attributes:
-        whole: whether it is one row if no other module is called in it.
+        whole: whether it is a single row if it calls no other module.
         functions: torch functions that its code called, in order.
-        steps: modules, functions and operators outside of functions, in order.
+        steps: modules, functions and operators outside functions, in order.
     """
 
     path: str
@@ -69,7 +71,7 @@ class Call:
 
     @property
     def is_row(self) -> bool:
-        """Whether it is one row."""
+        """Return whether the call is a single row."""
         return self.whole and not any(isinstance(step, Call) for step in self.steps)
 
 
@@ -82,9 +84,13 @@ class ModuleNames:
         self._calls: Counter[tuple[torch.nn.Module, bool]] = Counter()
 
     def next_call(self, module: torch.nn.Module, again: bool = False) -> Call:
-        """The next call of a module; those of recomputation (`again`) are numbered separately.
+        """Return a module's next call.
 
-        A call without inner module calls is one row of torch's own layers, and of modules without submodules.
+        Without inner module calls, it is a single row for torch's own layers and modules without
+        submodules.
+
+        Args:
+            again: whether the call belongs to a recomputation; those calls are numbered separately.
         """
         number, kind = self._calls[module, again], type(module).__name__
         self._calls[module, again] += 1
@@ -94,12 +100,12 @@ class ModuleNames:
         return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=whole)
 
     def restart(self) -> None:
-        """Begin the next call of the model."""
+        """Begin the next model call."""
         self._calls.clear()
 
 
 class Recorder:
-    """Receiver of `recording`, whose operations hold their arguments and results if it `saves_values`."""
+    """Receiver for `recording`; with `saves_values`, operations hold arguments and results."""
 
     saves_values = False
 
@@ -108,7 +114,7 @@ class Recorder:
         self._operation: Operation | None = None
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call a module, as a step of the open call (`_step_into`) or without recording it."""
+        """Call a module, as a step in the open call (`_step_into`) or without recording it."""
         raise NotImplementedError
 
     def _step_into(
@@ -126,7 +132,7 @@ class Recorder:
 
     @contextmanager
     def operating(self, name: str) -> Iterator[Operation]:
-        """While entered, operators belong to a function."""
+        """Assign operators to a function while entered."""
         operation = Operation(name=name)
         if self._open:
             self._open[-1].steps.append(operation)
@@ -144,7 +150,7 @@ class Recorder:
         keywords: Mapping[str, Any],
         returned: Any,
     ) -> Operation:
-        """Record an operator that ran; returns the operation that it belongs to."""
+        """Record an operator that ran; return the operation that it belongs to."""
         operation = self._operation
         if operation is None:
             operation = Operation(name=plain(operator._opname))
@@ -157,7 +163,11 @@ class Recorder:
 
 
 class Tape(Recorder):
-    """Records a call of a model, and as `root` its own call; `weights` are storages of parameters and buffers."""
+    """Records a model call; `root` is the model's own call.
+
+    Args:
+        weights: storages of parameters and buffers.
+    """
 
     saves_values = True
 
@@ -170,7 +180,7 @@ class Tape(Recorder):
         self._alive: list[Any] = []
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """See `Recorder`; the original of a compiled module is called in its place."""
+        """Call a module (see `Recorder`); a compiled module is replaced by its original."""
         original = original_of(module)
         if original is not module:
             return original(*args, **keywords)
@@ -197,7 +207,10 @@ class Tape(Recorder):
         return operation
 
     def _remember(self, *values: Any) -> None:
-        """Hold references to storages, and add those that come from weights alone to the weights."""
+        """Hold references to storages, and add storages computed from weights to the weights.
+
+        This requires that all numbers read come from weights.
+        """
         *given, made = values
         read = [tensor for tensor in tensors_in(given) if is_number(tensor)]
         from_weights = bool(read) and all(storage_of(tensor) in self._weights for tensor in read)
@@ -209,10 +222,10 @@ class Tape(Recorder):
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """While entered, calls of modules, torch functions and operators are recorded.
+    """Record module calls, torch functions and operators while entered.
 
-    Modules are seen by their `__call__`, so that their hooks are within the call, without global hooks (which make
-    compiled modules warn) or hooks on the modules.
+    Modules are intercepted at `__call__`, so their hooks are part of the call. This needs no global
+    hooks, which make compiled modules warn, and no hooks on the modules.
     """
 
     def call(module: torch.nn.Module, *args: Any, **keywords: Any) -> Any:
@@ -227,7 +240,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 class _Functions(TorchFunctionMode):
-    """Intercepts torch functions, outermost ones only."""
+    """Intercepts outermost torch functions."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -253,7 +266,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Intercepts operators. Composite operators, which inference mode leaves whole, are decomposed."""
+    """Intercepts operators; decomposes composite operators, which inference mode leaves whole."""
 
     supports_higher_order_operators = True
 
@@ -289,7 +302,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def original_of(module: torch.nn.Module) -> torch.nn.Module:
-    """The module that `torch.compile` wrapped, or the module itself."""
+    """Return the module that `torch.compile` wrapped, or the module itself."""
     original = (
         module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
     )
@@ -297,7 +310,7 @@ def original_of(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def plain(name: str) -> str:
-    """Common name of an operation: `add` for `__iadd__`, `__radd__`, `add_` and `add`."""
+    """Return an operation's common name: `add` for `__iadd__`, `__radd__`, `add_` and `add`."""
     bare = name.strip("_")
     if name.startswith("__") and bare[:1] in ("i", "r") and bare[1:] in _ARITHMETIC:
         bare = bare[1:]
@@ -305,20 +318,23 @@ def plain(name: str) -> str:
 
 
 def name_of(function: Any) -> str:
-    """Name of a torch function, or of the property that it reads or writes."""
+    """Return the name of a torch function, or of the property that it reads or writes."""
     name = getattr(function, "__name__", type(function).__name__)
-    if name in ("__get__", "__set__"):  # of a property, such as Tensor.T
+    if name in ("__get__", "__set__"):  # a property, such as Tensor.T
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     return plain(name)
 
 
 def path_of(name: str) -> str:
-    """Path of a module from its name in `named_modules`, without the wrappers of compiled modules."""
+    """Return a module's path from its name in `named_modules`, without compiled wrappers."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def nodes_behind(outputs: Any) -> list[torch.autograd.graph.Node]:
-    """All nodes of the autograd graph of nested tensors, except those that accumulate the gradients of parameters."""
+    """Return all autograd nodes behind nested tensors.
+
+    Nodes that accumulate parameter gradients are left out.
+    """
     waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
     seen: dict[torch.autograd.graph.Node, None] = {}
     while waiting:

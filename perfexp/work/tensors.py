@@ -1,4 +1,4 @@
-"""Locate tensors in storages, and count distinct bytes."""
+"""Tensors: locate them in storages, and count distinct bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from perfexp.work import Inconclusive, Shape
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """The part that a tensor covers of a storage, whose address is unique among those that are alive."""
+    """The part of a storage that a tensor covers.
+
+    A storage's address is unique among live storages.
+    """
 
     storage: int
     span: tuple[int, Shape, Shape]
@@ -22,7 +25,13 @@ class Region:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Address of a tensor's storage, shared with its views; fake tensors have one too, sparse ones have several."""
+    """Return the address of a tensor's storage, shared with its views and unique while it lives.
+
+    Fake tensors have a storage, too.
+
+    Raises:
+        Inconclusive: the tensor is sparse and has several storages.
+    """
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise Inconclusive(
@@ -32,12 +41,12 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has real or complex floating-point numbers."""
+    """Return whether a tensor has real or complex floating-point numbers."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def region_of(tensor: torch.Tensor) -> Region:
-    """The part of its storage that a tensor covers; elements that an expanded tensor repeats count once."""
+    """Return the part of its storage that a tensor covers; repeated elements count once."""
     sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
     elements = 1
     for size, stride in zip(sizes, strides, strict=True):
@@ -51,7 +60,10 @@ def region_of(tensor: torch.Tensor) -> Region:
 
 
 def distinct_bytes(regions: Iterable[Region]) -> int:
-    """Bytes of distinct regions, limited to each storage's size; other overlaps count separately."""
+    """Return the bytes of distinct regions, at most each storage's size.
+
+    Other overlaps count separately.
+    """
     of_storage: dict[int, set[Region]] = {}
     for region in regions:
         of_storage.setdefault(region.storage, set()).add(region)
@@ -62,7 +74,10 @@ def distinct_bytes(regions: Iterable[Region]) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists, sets, mappings and dataclasses, which may contain themselves."""
+    """Yield all tensors in nested tuples, lists, sets, mappings and dataclasses.
+
+    These may contain themselves.
+    """
     waiting, seen = [value], set[int]()
     while waiting:
         one = waiting.pop()

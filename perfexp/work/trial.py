@@ -1,4 +1,7 @@
-"""Try a module on tensors without memory, in a forked process: the module that is measured never sees a stand-in."""
+"""Trial: run a module on tensors without memory, in a forked process.
+
+The measured module never sees a stand-in.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from perfexp.errors import PerfexpError
 from perfexp.host.forked import Ended, Forked
 from perfexp.work import Inconclusive, forked_cuda
 
-#: Errors of a module for an input that it cannot take (and for much else).
+#: Errors that a module raises for an input that it cannot take (and for much else).
 MODULE_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError)
-#: Errors of fake tensors that they cannot follow a module.
+#: Fake-tensor errors for modules that fake tensors cannot follow.
 FAKE_TENSOR_LIMITS = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
@@ -30,9 +33,10 @@ _R = TypeVar("_R")
 
 
 def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return a function that runs in a forked process, where stand-ins and crashes of a module's code do no harm.
+    """Return a function that runs in a forked process.
 
-    A module may keep its results anywhere: in attributes, hooks, caches of functions, or other modules of Python.
+    There, stand-ins and crashes in a module's code do no harm. A module may store results anywhere,
+    for example in attributes, hooks, function caches or other Python modules.
 
     Raises:
         Inconclusive: fake tensors cannot follow the module, or its code crashed.
@@ -49,7 +53,7 @@ def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except FAKE_TENSOR_LIMITS as error:
             return Inconclusive, str(error)
         except MODULE_ERRORS as error:
-            if cuda and "CUDA" in str(error):  # of this process, not of the module
+            if cuda and "CUDA" in str(error):  # an error of this process, not of the module
                 return Inconclusive, str(error).splitlines()[0]
             return next(kind for kind in MODULE_ERRORS if isinstance(error, kind)), str(error)
         except Exception as error:
@@ -59,7 +63,7 @@ def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         answers = forked_cuda.answers()
-        # the arguments are in the copy already: modules need not be pickled
+        # the copy has the arguments already: modules need not be pickled
         try:
             with Forked(lambda: answer(answers, args, kwargs)) as forked:
                 kind, result = forked()
@@ -78,17 +82,17 @@ class _Process:
 
 
 def _prepare(cuda: dict[str, Any]) -> None:
-    """Adapt torch to a forked process, in which threads, CUDA and compiled code do not work.
+    """Adapt torch to a forked process, where threads, CUDA and compiled code do not work.
 
     Args:
-        cuda: answers of CUDA's functions by name; empty where CUDA has not been initialized.
+        cuda: answers of CUDA functions by name; empty if CUDA has not been initialized.
     """
     _Process.is_isolated = True
     torch.set_num_threads(1)
     logging.getLogger("torch._subclasses.fake_tensor").disabled = True
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
         torch.compiler.set_stance("force_eager")
-    torch.clear_autocast_cache()  # of real weights
+    torch.clear_autocast_cache()  # casts of real weights
     forked_cuda.prepare(cuda)
 
 
@@ -100,7 +104,10 @@ def trial_outputs(
     *,
     gradients: bool = False,
 ) -> Any:
-    """Return a module's outputs for inputs of a shape, as fake tensors; only in an isolated function."""
+    """Return a module's outputs for an input shape, as fake tensors.
+
+    Use it only in an isolated function.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         replace_tensors(module, mode)
@@ -109,7 +116,11 @@ def trial_outputs(
 
 
 def replace_tensors(module: torch.nn.Module, mode: FakeTensorMode) -> None:
-    """Replace parameters and buffers by stand-ins, for good; raises RuntimeError outside of an isolated function."""
+    """Replace parameters and buffers by stand-ins, permanently.
+
+    Raises:
+        RuntimeError: this is not an isolated function.
+    """
     if not _Process.is_isolated:
         raise RuntimeError(
             "stand-ins in this process could be timed: call this in an isolated function"
@@ -125,17 +136,18 @@ def replace_tensors(module: torch.nn.Module, mode: FakeTensorMode) -> None:
                 tensors[name] = made[id(tensor)]  # type: ignore[assignment]
     for part in module.modules():
         for value in vars(part).values():
-            if (
-                type(value) is list
-            ):  # such as a recurrent network's second references to its weights
+            if type(value) is list:  # e.g. a recurrent network's second references to its weights
                 value[:] = [made.get(id(one), one) for one in value]
 
 
 def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """Return a tensor like another one, without memory; the same for the same tensor, a parameter for a parameter."""
+    """Return a tensor like another tensor, without memory.
+
+    The same tensor gets the same stand-in, and a parameter gets a parameter.
+    """
     if not tensor.is_inference():
         return mode.from_tensor(tensor, static_shapes=True)
-    # autograd refuses tensors of inference mode, and so their stand-ins
+    # autograd refuses inference-mode tensors, and so their stand-ins
     with mode:
         fake = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
@@ -146,7 +158,10 @@ def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
-    """Return why the module cannot take inputs of this shape, in one line; None if the shape is not the reason."""
+    """Return a one-line reason why the module rejects this input shape.
+
+    The result is None if it accepts the shape, or if a trial is inconclusive.
+    """
     try:
         isolated(_refuses)(module, tuple(inputs.shape), inputs.dtype, inputs.device)
     except Inconclusive:
