@@ -130,7 +130,7 @@ class StoppingRule(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Precision:
-    """Stop when the median's 95 % interval is narrow enough, or when time or calls run out.
+    """Rule that stops at a narrow 95 % interval of the median, or when time or calls run out.
 
     The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the transient that MSER-5
     detects in the whole series. The rule is met if two successive checks, after `min_seconds` and
@@ -241,7 +241,7 @@ class Precision:
 
 
 class Fixed:
-    """Take fixed numbers of warm-up calls and measured calls."""
+    """Rule with fixed numbers of warm-up calls and measured calls."""
 
     settling_seconds = 0.0
     target, budget_seconds = None, 0.0

@@ -145,7 +145,7 @@ class CudaDevice(Device):
         torch.cuda.reset_peak_memory_stats()
 
     def memory(self) -> list[Metric]:
-        """Return torch's allocator peaks and the increase in board memory since before the context."""
+        """Return torch's allocator peaks and board memory growth since before the context."""
         own = self._flushed.nbytes if self._flushed is not None else 0
         device, reason = self._more_in_use()
         device = None if device is None else device - own

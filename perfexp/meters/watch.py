@@ -159,7 +159,7 @@ class _Watched:
         return max(least, self.edges[-1].seconds + (ticks - 0.5) * period)
 
     def _expected(self) -> float:
-        """Return the first tick that may end the window, or the next tick after the last observed."""
+        """Return the first tick that may end the window, or the tick after the last seen."""
         period, least = self.track.tick_seconds, self._least()
         if period is None:
             return least
