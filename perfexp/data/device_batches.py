@@ -42,7 +42,7 @@ class Augmentation:
         self._across = torch.arange(self._width, device=device)
 
     def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return uint8 images (count, channels, height, width) as float32, mean 0 and deviation 1."""
+        """Return uint8 images (count, channels, height, width) as float32, standardized."""
         return torch.addcmul(self._shift, pixels.float(), self._factor)
 
     def cropped(
