@@ -121,7 +121,7 @@ def _assignment(texts: list[str], models: Mapping[str, Any] | None = None) -> As
     plain = composition.compose([*(f"model={name}" for name in models or ()), *texts], models or {})
     plan = config.typed(plain)
     name = naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
-    folder = naming.run_folder(plan, name)
+    folder = naming.run_folder(plan)
     refuse_other_plan(RunPaths(folder), plain)
     prerequisites.check_here(plan)
     return Assignment(plan=plan, plain=plain, folder=folder, name=name)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, TextIO
@@ -352,7 +351,7 @@ class _Application:
             )
         if sweep_run is None:
             name = naming.run_name(parts, {})
-            folder = self._free(plan, plain, naming.run_folder(plan, name))
+            folder = self._free(plan, plain, naming.run_folder(plan))
             for own in (folder, folder.parent) if plan.output_dir is None else ():
                 refuse_link(own)
             return Assignment(
@@ -403,7 +402,7 @@ class _Application:
             axes = axes_of(_swept(self.arguments, settings))
             jobs = math.prod(count or 0 for count in axes.values()) if _is_basic(settings) else 0
             written = Path(settings.sweep.dir)
-            folder = _sweep_folder(written, composed.output_dir)
+            folder = _sweep_folder(written, composed.output_dir, axes)
             if not (_is_basic(settings) or self.overwrites) and SweepPaths(folder).summary.exists():
                 raise UserError(
                     f"{folder} has a study, which can't go on: choose another output_dir, or --overwrite."
@@ -483,12 +482,8 @@ def _figure(record: Record, *, is_rate: bool) -> float:
     return geometric_mean(values)
 
 
-def _sweep_folder(written: Path, output_dir: str | None) -> Path:
+def _sweep_folder(written: Path, output_dir: str | None, axes: Iterable[str]) -> Path:
     """Return the folder of a sweep's own files: hydra.sweep.dir if a configuration file names it."""
     if not written.name.startswith(SCRATCH):
         return written
-    return (
-        Path(output_dir)
-        if output_dir
-        else Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-sweep")
-    )
+    return Path(output_dir) if output_dir else naming.sweep_folder(axes)

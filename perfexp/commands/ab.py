@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,11 +77,12 @@ def ab(
     variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
     plains = [compose(_arguments(overrides, own)) for own in variants]
     _refuse_other_points(plains)
-    root = Path(plains[0]["output_dir"] or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-ab")
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
     command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]
     console = Console(quiet=plains[0]["quiet"])
     axes = dict.fromkeys(key_of(text) for own in variants for text in own)
+    output_dir = plains[0]["output_dir"]
+    root = Path(output_dir) if output_dir else naming.sweep_folder(axes, "ab")
     sweep_run = SweepRun(folder=root, command=command, axes=axes, jobs=len(plains), console=console)
     assignments = _assignments(plains, variants, sweep_run)
     named = zip("AB", variants, strict=False)

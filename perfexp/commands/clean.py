@@ -19,14 +19,23 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.orchestration.preparation import is_of_perfexp
 from perfexp.records import units
 from perfexp.records.folders import below
-from perfexp.records.paths import CHECKPOINTS, RunPaths, SweepPaths, is_artifact
+from perfexp.records.paths import (
+    CHECKPOINTS,
+    DETAILS,
+    MANIFEST,
+    RunPaths,
+    SweepPaths,
+    home_of,
+    is_artifact,
+    is_own_place,
+)
 
-_MANIFEST, _DEFAULT = "manifest.json", Path("outputs")
+_DEFAULT = Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
 #: Files that a run is made of; everything else can be made from them, or measured again.
 _KEPT = {
     *("record.json", "points.jsonl", "plan.yaml", "expected.json", "environment.json", "run.log"),
-    *("sweep.json", "multirun.yaml", "jobs.jsonl", _MANIFEST, "mlflow.db"),
+    *("sweep.json", "multirun.yaml", "jobs.jsonl", MANIFEST, "mlflow.db"),
 }
 #: Reasons why files stay: a run that is being measured, and another kind, before its ending.
 _BUSY, _OTHER = "being measured", "of the kind "
@@ -125,25 +134,24 @@ def _found(
 
     The files that stay are counted by their reasons.
     """
-    for manifest in below(folder, _MANIFEST, refused=refused.append):
-        run = RunPaths(manifest.parent)
+    for manifest in below(folder, MANIFEST, refused=refused.append):
+        run = RunPaths(home_of(manifest))
         if not is_of_perfexp(run):
             # a manifest beside a plan or a record must carry their identity
             if run.plan.exists() or run.record.exists():
                 why = "does not repeat the identity of the record or the plan beside it: nothing is deleted"
                 refused.append(OSError(errno.EBADMSG, why, str(manifest)))
         elif _is_in_use(run):
-            echo(f"left alone: {manifest.parent} is being measured into", err=True)
+            echo(f"left alone: {run.root} is being measured into", err=True)
             stays[_BUSY] += 1
         else:
             for claimed in run.claimed():
-                name = claimed.removeprefix(f"{CHECKPOINTS}/")
-                home = manifest.parent if name == claimed else manifest.parent / CHECKPOINTS
+                path = run.root / claimed
                 try:
-                    file = _File(home / name, (home / name).lstat(), home.lstat())
+                    file = _File(path, path.lstat(), path.parent.lstat())
                 except (OSError, ValueError):
                     continue
-                if why := _why_it_stays(file, name, endings, latest):
+                if why := _why_it_stays(file, claimed, endings, latest):
                     stays[why] += 1
                 else:
                     yield file
@@ -153,10 +161,11 @@ def _is_in_use(run: RunPaths) -> bool:
     return run.in_use() or SweepPaths(run.root).in_use()
 
 
-def _why_it_stays(file: _File, name: str, endings: Collection[str], latest: float) -> str:
+def _why_it_stays(file: _File, claimed: str, endings: Collection[str], latest: float) -> str:
     """Return why a file that a manifest names is not deleted; empty if it is."""
     is_plain = stat.S_ISREG(file.about.st_mode) and stat.S_ISDIR(file.home.st_mode)
-    if Path(name).name != name or not is_plain:
+    name = file.path.name
+    if not is_own_place(claimed) or not is_plain:
         return "that are links or lie elsewhere"
     if name in _KEPT:
         return "that a record is made of"
@@ -176,7 +185,7 @@ def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int
         for why, count in sorted(stays.items())
         if why != _BUSY
     ]
-    what = ", ".join(reasons) or f"no folder has the {_MANIFEST} of a run or a sweep"
+    what = ", ".join(reasons) or f"no folder has the {MANIFEST} of a run or a sweep"
     yield f"Nothing in or below {folder} is to go: {what}."
     known = {
         *_KINDS.split(","),
@@ -200,7 +209,8 @@ def _is_deleted(file: _File) -> bool:
             ):
                 raise OSError(errno.ESTALE, "is not what was listed")
             folder = file.path.parent
-            if _is_in_use(RunPaths(folder.parent if folder.name == CHECKPOINTS else folder)):
+            is_inner = folder.name in (CHECKPOINTS, DETAILS)
+            if _is_in_use(RunPaths(folder.parent if is_inner else folder)):
                 raise OSError(errno.EBUSY, "is being measured into")
             os.unlink(file.path.name, dir_fd=home)
         finally:

@@ -20,7 +20,7 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.host import untrusted
 from perfexp.plan import plan_file
 from perfexp.records import folders, old_names, units
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import RunPaths, home_of
 from perfexp.records.record import Count, Key, Seconds, Status, without_replicate
 from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import Sweep
@@ -124,7 +124,7 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
         raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
     runs, sweeps = dict[Path, _Run](), dict[str | None, tuple[Path, Sweep | None]]()
     for file in folders.below(folder, RECORD, PLAN, SWEEP, refused=_report):
-        place = file.parent
+        place = home_of(file)
         try:
             if file.name == SWEEP:
                 sweep = Sweep.load(place)
@@ -156,7 +156,7 @@ def _recorded(file: Path) -> _Run:
 def _begun(file: Path) -> _Run:
     """A run without a record: it is being measured, or was interrupted."""
     changed = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-    membership = _Membership(RunPaths(file.parent).sweep)
+    membership = _Membership(RunPaths(home_of(file)).sweep)
     return _Run(
         ended=changed, status=Status.INTERRUPTED, plan=plan_file.read(file), sweep=membership
     )

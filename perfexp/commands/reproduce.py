@@ -196,7 +196,7 @@ def _settle(
     arguments = [*flags, *repeated, *typed]
     plain = compose(arguments, offer=offer)
     plan = config.typed(plain)
-    folder = naming.run_folder(replace(plan, stage=None), f"{record.name}-again").absolute()
+    folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
     if folder.resolve() == (place if place.is_dir() else place.parent).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
     again = _Repetition(

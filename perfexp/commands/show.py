@@ -24,7 +24,7 @@ from perfexp.commands.app import (
 )
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
-from perfexp.records.paths import RunPaths
+from perfexp.records.paths import RunPaths, home_of
 from perfexp.records.record import Record, is_trial, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
@@ -119,7 +119,7 @@ def refuse_unfinished(folder: Path) -> None:
             f"{again} measures the rest and makes it."
         )
     files = folders.below(folder, RECORD, PLAN, SWEEP, refused=lambda _: None)
-    below = list(dict.fromkeys(path.parent for path in files))
+    below = list(dict.fromkeys(home_of(path) for path in files))
     if below:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
         raise UserError(

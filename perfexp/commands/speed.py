@@ -60,7 +60,7 @@ def speed(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed, JSON, for each training; images/s over all GPUs.
+    """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json for each training; images/s over all GPUs.
 
     Batch size, GPUs, model and precision come from the log; options fill in missing values and take precedence. The
     exit code is 1 where a training failed.

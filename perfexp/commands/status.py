@@ -19,7 +19,7 @@ from perfexp.profilers import is_profile
 from perfexp.records import folders
 from perfexp.records.expected import Expected
 from perfexp.records.folders import run_folder, run_folders
-from perfexp.records.paths import RunPaths, SweepPaths
+from perfexp.records.paths import RunPaths, SweepPaths, home_of
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import PlannedRun, Sweep
 from perfexp.reports import run_status
@@ -93,10 +93,10 @@ class _Below:
             except PerfexpError as error:
                 self._failed(error, place)
         children = [path for sweep, place in self.sweeps for _, path in run_folders(sweep, place)]
-        own = [path.parent for path in paths if path.name == PLAN]
+        own = [home_of(path) for path in paths if path.name == PLAN]
         for run in [
             *own,
-            *(path for path in children if (path / PLAN).is_file() and not path.is_symlink()),
+            *(path for path in children if RunPaths(path).plan.is_file() and not path.is_symlink()),
         ]:
             if run.absolute() not in self.runs:
                 try:

@@ -72,7 +72,7 @@ def train_speed(
     dry_run: Annotated[bool, typer.Option(DRY_RUN, help="Print what would be measured.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Train a model and write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed into the current folder, or speed_dir=DIR.
+    """Train a model and write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json into the current folder, or speed_dir=DIR.
 
     In a container that mounts outputs, the file goes there.
     The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 by default. The exit code is 1 where the
@@ -102,9 +102,7 @@ def train_speed(
 
 def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
     """Measure a plan by its command line; return the exit code, and the folder of the record."""
-    folder = naming.run_folder(
-        plan, naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
-    )
+    folder = naming.run_folder(plan)
     return main(
         [*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])]
     ), folder

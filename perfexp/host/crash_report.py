@@ -15,14 +15,14 @@ from perfexp.host.cache import cache_folder
 _SHOWN = 300
 
 
-def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
+def failure(error: Exception, log: Path | None = None) -> PerfexpError:
     """Return an exception as an error of perfexp, after writing its traceback to a file: the run's log, if any."""
     if text := missing_package(error):
         return UserError(text)
     now = datetime.now(UTC)
     files = [cache_folder("tracebacks") / f"{now:%Y-%m-%d}.log"]
-    if folder is not None and (folder / "run.log").is_file():
-        files.insert(0, folder / "run.log")
+    if log is not None and log.is_file():
+        files.insert(0, log)
     story = f"{now:%H:%M:%S} {''.join(traceback.format_exception(error))}"
     message = (
         f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:_SHOWN]}; the traceback"
@@ -30,7 +30,7 @@ def failure(error: Exception, folder: Path | None = None) -> PerfexpError:
     for file in files:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with untrusted.open_append(file) as log:
-                log.write(story.encode(errors="replace"))
+            with untrusted.open_append(file) as opened:
+                opened.write(story.encode(errors="replace"))
             return PerfexpError(f"{message} is in {file}")
     return PerfexpError(f"{message} could not be written")

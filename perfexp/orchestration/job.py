@@ -466,7 +466,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, (PerfexpError, OSError, MemoryError, *FOREIGN_ERRORS)):
-            raise crash_report.failure(error, paths.root) from error
+            raise crash_report.failure(error, paths.log) from error
         story = "".join(traceback.format_exception(error)).encode(errors="replace")
         with (
             suppress(OSError),

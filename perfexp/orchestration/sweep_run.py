@@ -263,7 +263,9 @@ class SweepRun:
     def _close(self) -> bool:
         is_whole = len(self.sweep.children) == self.sweep.jobs
         if self.sweep.jobs is None:  # the sweeper chooses
-            is_whole = not any(path.is_dir() for path in self.paths.root.iterdir())
+            is_whole = not any(
+                path.is_dir() for path in self.paths.root.iterdir() if path != self.paths.details
+            )
         if self._is_refused and self.sweep.children and is_whole and self.paths.withdraw():
             self._console.show_sweep(SweepAnalysis.of(self.sweep, []), None)
             return True

@@ -14,6 +14,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host.process import Event, MessageError, SilenceError, WorkerProcess, worker_command
 from perfexp.plan import config, plan_file
 from perfexp.records import messages
+from perfexp.records.paths import RunPaths
 
 #: Limit for one part of a survey: a first import of torch from a slow disk takes a minute.
 _SILENCE_SECONDS = 180.0
@@ -104,7 +105,7 @@ def _ask(
         elif event.get("patient"):
             waiting(event["text"])
 
-    log = Path(folder) / "run.log"
+    log = RunPaths(Path(folder)).log
     heard = listen(WorkerProcess(command, log, imports=imports), silence_seconds, take)
     if "finished" in heard.last and not heard.termination:
         return parts, heard.last, None
@@ -127,7 +128,9 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         raise UserError("batch_size=max is found by trials on the device: set batch_size=N.")
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         content = plan_file.to_yaml(plain)
-        (Path(folder) / "plan.yaml").write_bytes(content)
+        paths = RunPaths(Path(folder))
+        paths.details.mkdir()
+        paths.plan.write_bytes(content)
         command = worker_command(
             folder, f"--what={what}", f"--plan-sha256={hashlib.sha256(content).hexdigest()}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -13,6 +13,7 @@ from perfexp.host import gpu_sheets
 from perfexp.host.files import safe_name
 from perfexp.host.installation import conf_dir
 from perfexp.plan.config import Plan
+from perfexp.records.record import LARGEST, USUAL_PRECISION
 
 #: Default folder of all runs.
 _OUTPUTS = Path("outputs")
@@ -32,15 +33,43 @@ def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
     return "-".join([*varying, *fixed])
 
 
-def run_folder(plan: Plan, name: str) -> Path:
-    """Return the folder of a single run."""
+def run_folder(plan: Plan, *more: str) -> Path:
+    """Return the folder of a single run: `outputs/2026-11-28/212524-resnet18-train-b32-amp_fp16`.
+
+    Args:
+        more: further words of its name.
+    """
     if plan.output_dir:
         return Path(plan.output_dir)
     if plan.stage:
         return _stage_folder(plan, {})
+    return _dated_folder(*_words(plan), *more)
+
+
+def sweep_folder(axes: Iterable[str], kind: str = "sweep") -> Path:
+    """Return the folder of a sweep: `outputs/2026-11-28/212702-sweep-model-batch_size`."""
+    return _dated_folder(kind, *(axis.rpartition(".")[2] for axis in axes))
+
+
+def _dated_folder(*words: str) -> Path:
+    """Return an unused `outputs/DATE/TIME-WORDS`."""
     now = datetime.now()
-    first = _OUTPUTS / now.strftime("%Y-%m-%d") / safe_name(f"{now:%H-%M-%S}-{name}")
+    first = _OUTPUTS / f"{now:%Y-%m-%d}" / safe_name("-".join([f"{now:%H%M%S}", *words]))[:100]
     return next(path for path in numbered(first) if not path.exists())
+
+
+def _words(plan: Plan) -> Iterator[str]:
+    """Yield what a plan measures, without the usual mode, precision and algorithm."""
+    yield plan.model_name
+    if plan.mode.name != "inference":
+        yield plan.mode.name
+    keys = sorted(plan.keys(), key=lambda key: (key.batch_size == LARGEST, key.batch_size))
+    if keys:
+        yield "b" + "-".join(dict.fromkeys([keys[0].batch_label, keys[-1].batch_label]))
+    if plan.precision.name != USUAL_PRECISION:
+        yield plan.precision.name
+    if plan.algorithm_name != "default":
+        yield plan.algorithm_name
 
 
 def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
@@ -48,10 +77,16 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
     if plan is not None and plan.stage:
         return _stage_folder(plan, axes)
     folders = plan.config_dirs() if plan is not None else [conf_dir()]
-    values = [
-        _device(value, 0, folders) if axis == "gpu" else value for axis, value in axes.items()
-    ]
-    return sweep / safe_name("_".join([str(job), *values]))[:100]
+    words = [str(job)]
+    for axis, value in axes.items():
+        key = axis.rpartition(".")[2]
+        if axis == "gpu":
+            words.append(_device(value, 0, folders))
+        elif axis in _PLAIN_AXES:
+            words.append(value)
+        else:
+            words.append(f"b{value}" if key == "batch_size" else f"{key}-{value}")
+    return sweep / safe_name("-".join(words))[:100]
 
 
 def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:

@@ -22,7 +22,7 @@ _MOST_MANIFEST_BYTES = 8 << 20
 #: Names that perfexp gives to the files that a record can do without.
 _ARTIFACT = re.compile(
     r"[\w.+-]+_(overall|layers|convolutions|epochs|predicted)\.csv|predicted\.jsonl"
-    r"|[\w.+-]+_speed|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md|benchmark_[\w.-]+\.json"
+    r"|[\w.+-]+_speed(\.json)?|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md|benchmark_[\w.-]+\.json"
     r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
 )
@@ -30,8 +30,12 @@ _ARTIFACT = re.compile(
 REPLACEMENT = ".replacement"
 #: Folder of checkpoints in that of a run: the only one with files that the run wrote.
 CHECKPOINTS = "checkpoints"
-#: Folder of the output of jobs in that of a sweep.
-JOB_LOGS = "jobs"
+#: Folder in a run's or sweep's folder with the files that only perfexp reads.
+DETAILS = "details"
+#: Name of the list of the files that perfexp wrote, and of the folder of a sweep's job output, in the details.
+MANIFEST = "manifest.json"
+_JOB_LOGS = "jobs"
+PLAN, POINTS = "plan.yaml", "points.jsonl"
 #: Name of the weights that a training ends with, among its checkpoints.
 FINAL_WEIGHTS = "final_weights"
 
@@ -73,11 +77,16 @@ def is_artifact(name: str) -> bool:
     return _ARTIFACT.fullmatch(name) is not None
 
 
+def home_of(file: Path) -> Path:
+    """Return the run's or sweep's folder of one of its files, which may lie in its `details`."""
+    return file.parent.parent if file.parent.name == DETAILS else file.parent
+
+
 def is_own_place(name: str) -> bool:
-    """Whether a name in a manifest is one of the run's folder, or of its folder of checkpoints."""
-    return Path(name).name == name or (
-        name == f"{CHECKPOINTS}/{Path(name).name}" and is_artifact(Path(name).name)
-    )
+    """Return whether a manifest may name this file: in the run's folder, its details or its checkpoints."""
+    file = Path(name).name
+    in_checkpoints = name == f"{CHECKPOINTS}/{file}" and is_artifact(file)
+    return name in (file, f"{DETAILS}/{file}") or in_checkpoints
 
 
 def refuse_link(folder: Path) -> None:
@@ -98,7 +107,11 @@ class _Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        self.manifest = self.root / "manifest.json"
+        self.details = self.root / DETAILS
+        is_older = any((self.root / name).exists() for name in (MANIFEST, PLAN, POINTS))
+        if is_older or self.details.is_symlink():  # a link may lead anywhere
+            self.details = self.root
+        self.manifest = self.details / MANIFEST
         self._is_new = False
         self._made: list[Path] = []
 
@@ -107,13 +120,15 @@ class _Folder:
 
         A manifest without an identity gets this one; None for a new one.
         """
-        refuse_link(self.root / CHECKPOINTS)
+        for name in (CHECKPOINTS, DETAILS):
+            refuse_link(self.root / name)
         self._is_new = not self.root.exists() or (
             self.root.is_dir() and not any(self.root.iterdir())
         )
-        self._made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+        places = (self.details, *self.details.parents)
+        self._made = [folder for folder in places if not folder.exists()]
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.details.mkdir(parents=True, exist_ok=True)
             if self.uid is None and self.manifest.exists():
                 raise UserError(
                     f"{self.manifest} is none of perfexp's: choose another folder with output_dir=DIR."
@@ -131,14 +146,12 @@ class _Folder:
         """Remove the files and folders that this process made here, no others; return whether it made all of them."""
         if not self._is_new:
             return False
-        for name in [*self.claimed(), self.manifest.name]:
-            if is_own_place(name):
-                (self.root / name).unlink(missing_ok=True)
+        for name in filter(is_own_place, self.claimed()):
+            (self.root / name).unlink(missing_ok=True)
+        self.manifest.unlink(missing_ok=True)
         with suppress(OSError):  # somebody else has a file there
-            own = [
-                path for path in (self.root / CHECKPOINTS, self.root / JOB_LOGS) if path.is_dir()
-            ]
-            for folder in (*own, *self._made):
+            inner = (self.root / CHECKPOINTS, self.details / _JOB_LOGS)
+            for folder in (*filter(Path.is_dir, inner), *self._made):
                 folder.rmdir()
         return True
 
@@ -167,14 +180,13 @@ class _Folder:
     def remove_leftovers(self) -> None:
         """Remove what is left of files that a crash kept from being written; nobody else may be writing here."""
         known = {self.manifest.name, *(Path(name).name for name in self.claimed())}
-        for path in [*self.root.iterdir(), *self._checkpoint_files()]:
-            leftover = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)
-            if leftover and leftover[1] in known and (path.is_symlink() or not path.is_dir()):
-                path.unlink(missing_ok=True)
-
-    def _checkpoint_files(self) -> list[Path]:
-        folder = self.root / CHECKPOINTS
-        return list(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+        for folder in {self.root, self.details, self.root / CHECKPOINTS}:
+            if folder.is_symlink() or not folder.is_dir():
+                continue
+            for path in list(folder.iterdir()):
+                leftover = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)
+                if leftover and leftover[1] in known and (path.is_symlink() or not path.is_dir()):
+                    path.unlink(missing_ok=True)
 
     def claimed(self) -> list[str]:
         """The names in the manifest, relative to the run's folder."""
@@ -241,15 +253,15 @@ class RunPaths(_Folder):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.plan = self.root / "plan.yaml"
-        self.expected = self.root / "expected.json"
-        self.points = self.root / "points.jsonl"
         self.record = self.root / "record.json"
-        self.environment = self.root / "environment.json"
-        self.log = self.root / "run.log"
         self.report = self.root / "report.md"
-        self.predicted = self.root / "predicted.jsonl"
-        self.refusal = self.root / "refused.txt"
+        self.plan = self.details / PLAN
+        self.expected = self.details / "expected.json"
+        self.points = self.details / POINTS
+        self.environment = self.details / "environment.json"
+        self.log = self.details / "run.log"
+        self.predicted = self.details / "predicted.jsonl"
+        self.refusal = self.details / "refused.txt"
         self.profile = self.root / ".profile"
         self.lock = self.log
         self.usual = (
@@ -293,7 +305,7 @@ class RunPaths(_Folder):
         """Remove the results here, and the folder unless it has foreign files."""
         for path in [*self.results(), self.manifest]:
             path.unlink(missing_ok=True)
-        for folder in (self.root / CHECKPOINTS, self.root):
+        for folder in (self.root / CHECKPOINTS, self.details, self.root):
             with suppress(OSError):
                 folder.rmdir()
 
@@ -329,11 +341,11 @@ class SweepPaths(_Folder):
         super().__init__(root)
         self.summary = self.root / "sweep.json"
         self.table = self.root / "sweep.csv"
-        self.lock = self.root / "sweep.lock"
         self.plot = self.root / "sweep.png"
         self.multirun = self.root / "multirun.yaml"
-        self.jobs = self.root / "jobs.jsonl"
-        self.job_logs = self.root / JOB_LOGS
+        self.lock = self.details / "sweep.lock"
+        self.jobs = self.details / "jobs.jsonl"
+        self.job_logs = self.details / _JOB_LOGS
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
 
     def make_job_logs(self) -> None:

@@ -65,11 +65,11 @@ class Speed:
 
     @property
     def file_name(self) -> str:
-        """`MODEL_RUNMODE_bsN_PRECISION_GPUS_speed`, with the label after the model."""
+        """`MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json`, with the label after the model."""
         model = safe_name(self.model)[:_LONGEST_NAME]
         named = f"{model}_{safe_name(self.label)}" if self.label else model
         precision = safe_name(self.precision)[:_LONGEST_NAME]
-        return f"{named}_{self.mode}_bs{self.batch_size}_{precision}_{self.num_gpus}_speed"
+        return f"{named}_{self.mode}_bs{self.batch_size}_{precision}_{self.num_gpus}_speed.json"
 
     def document(self) -> dict[str, Any]:
         """Return the content of the JSON."""
