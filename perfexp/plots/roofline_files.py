@@ -43,11 +43,7 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
     """Write a roofline's files to paths by kind, and return the paths; raises `OSError`."""
-    from perfexp.plots import (
-        canvas,
-        pages,
-        roofline_plot,
-    )  # matplotlib imports slowly
+    from perfexp.plots import canvas, pages, roofline_plot  # matplotlib imports slowly
 
     figure = roofline_plot.compose(roofline)
     svg = canvas.save(figure, "svg")
