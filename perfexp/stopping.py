@@ -54,7 +54,7 @@ class Steady(StrEnum):
 
 
 class Monitor(Protocol):
-    """Watches one series grow, block by block.
+    """Watches a series grow, block by block.
 
     Attributes:
         starts: index of the first sample in each block after the warm-up so far.
@@ -78,7 +78,7 @@ class Monitor(Protocol):
 
 
 class StoppingRule(Protocol):
-    """Settings for a stopping rule; `begin` creates the monitor for one series.
+    """Settings for a stopping rule; `begin` creates the monitor for a series.
 
     Attributes:
         settling_seconds: maximum time for calls before a point's series until the device is steady;
@@ -425,7 +425,7 @@ class _FixedMonitor:
         return min(self._warmup, int(samples.size))
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
-        """See `Monitor`; the warm-up is one block."""
+        """See `Monitor`; the warm-up is a single block."""
         if samples.size < self._warmup:
             return self._warmup - int(samples.size)
         if samples.size < self._total:

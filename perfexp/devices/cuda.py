@@ -262,7 +262,7 @@ class CudaDevice(Device):
 
     @cached_property
     def _marks(self) -> list[Event]:
-        """Return the events for the spins, created once because the device would cool meanwhile."""
+        """Return the spins' events, created once because the device cools during creation."""
         return [self.new_event() for _ in range(3)]
 
     @cached_property

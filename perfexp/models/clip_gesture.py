@@ -27,7 +27,7 @@ from perfexp.models.transformer import (
 from perfexp.models.weight_files import find_weights
 from perfexp.models.weights import load_weights
 
-#: Coordinates of a joint.
+#: Coordinates per joint.
 _COORDINATES = 3
 
 

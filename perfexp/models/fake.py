@@ -15,7 +15,7 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision, Session
 
-#: Faults of the script.
+#: Scripted faults.
 _FAULTS = ("oom", "fail", "lost", "hang", "kill", "crash")
 
 

@@ -458,7 +458,7 @@ class TorchSession(Session):
     def _compiled(self, module: torch.nn.Module) -> Callable[..., Any]:
         if self._execution.compile is None:
             return module
-        # One graph per shape: a dynamic graph is slower, and depends on the order of the shapes.
+        # One graph per shape: a dynamic graph is slower and depends on the order of shapes.
         compiled: Callable[..., Any] = torch.compile(
             module, mode=self._execution.compile, dynamic=False
         )
@@ -470,8 +470,8 @@ class TorchSession(Session):
     def _fuses(self, settings: Mapping[str, Any]) -> bool:
         """Return whether to use a fused optimizer.
 
-        It is the fastest choice in a graph. With a gradient scaler, all others synchronize in each
-        step.
+        It is the fastest choice in a graph. With a gradient scaler, any other optimizer
+        synchronizes in each step.
         """
         gains = self._execution.cuda_graph or (
             self._scaler.is_enabled() and self.device.kind == "cuda"

@@ -350,7 +350,7 @@ def _odd_text(key: Key, odd: Odd) -> str:
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
-    """Return what the values are, what their intervals cover, and the device."""
+    """Return the kinds of values, the scope for intervals, and the device."""
     kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
     of = f" of {scope}" if (scope := wording.scope(table)) else ""
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"

@@ -52,7 +52,7 @@ def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
     for kind, path in targets.items():
         try:
             write_atomically(path, contents[kind])
-        except OSError as error:  # it names the temporary file, or none
+        except OSError as error:  # the error names the temporary file, or no file
             raise OSError(error.errno, error.strerror, str(path)) from error
     return list(targets.values())
 

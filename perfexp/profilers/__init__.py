@@ -182,7 +182,8 @@ def _process_range(name: str) -> Iterator[None]:
     """Open a process range, which includes launches from other threads.
 
     A pushed range belongs to its thread, but autograd launches the backward pass from another
-    thread (https://docs.pytorch.org/docs/stable/generated/torch.cuda.nvtx.range_start.html).
+    thread.
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.cuda.nvtx.range_start.html
     """
     import torch
 

@@ -9,10 +9,12 @@
   (`sm__ops_path_tensor_*`) or instructions (`sm__inst_executed_pipe_tensor*`), memories
   `dram__bytes_read` or `dram__bytes_op_read`.
 
-Sources: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html
-(`--query-metrics`, `--list-chips`); its Profiling Guide, "Replay",
-https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html; and its section files
-SpeedOfLight_Hierarchical*RooflineChart.
+Sources:
+
+* Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html
+  (`--query-metrics`, `--list-chips`)
+* Profiling Guide, "Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html
+* section files SpeedOfLight_Hierarchical*RooflineChart
 """
 
 from __future__ import annotations

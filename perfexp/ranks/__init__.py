@@ -48,9 +48,9 @@ class Place:
 class Burst:
     """A rank's back-to-back calls, from the first call's start to the last call's end.
 
-    All processes on a host share a clock, but hosts have different clocks. Zero is the first call
-    on the host, because the barrier before a burst leaves little time between hosts. Without calls,
-    start and end are equal.
+    All processes on a host share a clock, but hosts have different clocks. Times therefore count
+    from the first call on the host. The barrier before a burst leaves little time between hosts.
+    Without calls, start and end are equal.
 
     Attributes:
         error: why a rank that shares nothing did not finish its calls.

@@ -49,7 +49,8 @@ DATED = re.compile(r"\[?(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d\b")
 #: Lines about epochs or steps from other programs.
 FOREIGN = re.compile(r"\bEpoch:? \[\d+/\d+\]")
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
-#: Lines that only mmengine, mmcv and packages based on them write. Other loggers use the same form.
+#: Lines unique to mmengine, mmcv and packages based on them. Their other lines could come from any
+#: logger.
 OWN = re.compile(
     rf"{DATED.pattern}(?:,\d{{1,3}})? - (?:mm\w+ - {_LEVEL}|(?:[\w.-]+ - )?{_LEVEL} - (?:Environment info:|"
     r"Distributed training:|Start running, host:))|System environment:\s*$"
@@ -61,14 +62,13 @@ _OUT_OF_MEMORY = (
     r"|can(?:'t|not) allocate memory"
 )
 #: Lines about a failure by kind. If several kinds match, the first is reported.
-# Jupyter writes no colon
 FAILURES = {
     "out of memory": re.compile(_OUT_OF_MEMORY, re.IGNORECASE),
     "cancelled": re.compile(r"slurmstepd: .*\bCANCELLED\b"),
     "killed": re.compile(
         r"(?:^|\s)Killed(?:\s*$|\s{2,})|已杀死|Signal 9 \(SIGKILL\)|exitcode\s*:\s*-9\b"
     ),
-    "a traceback": re.compile(r"Traceback \(most recent call last\):?\s*$"),
+    "a traceback": re.compile(r"Traceback \(most recent call last\):?\s*$"),  # no colon in Jupyter
 }
 
 

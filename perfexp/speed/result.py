@@ -66,7 +66,7 @@ class Speed:
 
     @property
     def file_name(self) -> str:
-        """Return `MODEL_RUNMODE_bsN_PRECISION_GPUS_speed`, with the label after the model."""
+        """Return `MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json`, with the label after the model."""
         model = safe_name(self.model)[:_LONGEST_NAME]
         named = f"{model}_{safe_name(self.label)}" if self.label else model
         precision = safe_name(self.precision)[:_LONGEST_NAME]
