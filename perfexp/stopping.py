@@ -142,7 +142,7 @@ class Precision:
     - The samples do not drift.
 
     A series without an interval at `max_seconds` gets overtime until it has one: up to the same
-    time again, and at least 2 s.
+    time again or 2 s, whichever is longer.
 
     Args:
         target: relative half-width to reach.
@@ -271,7 +271,7 @@ class Fixed:
     ) -> Monitor:
         """See `StoppingRule`.
 
-        Percentiles do not prolong it, and earlier work does not shorten it.
+        Percentiles do not prolong the series; earlier work does not shorten it.
         """
         return _FixedMonitor(self, calls_per_sample, takes_turns)
 

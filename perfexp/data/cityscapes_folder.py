@@ -70,7 +70,7 @@ def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) ->
     Label ids, recognized by the file name, are converted.
 
     Raises:
-        UserError: the mask has another size or unknown numbers.
+        UserError: the mask has another size or unknown numbers, for example 40.
     """
     if mask.shape != size:
         raise UserError(
@@ -149,7 +149,7 @@ class Contents:
 
 
 def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Path:
-    """Return the mask path for an image name, for example CITY/CITY_SEQUENCE_FRAME."""
+    """Return the mask path for an image name CITY/CITY_SEQUENCE_FRAME."""
     return root / MASKS / split / (name + (LABEL_IDS_END if label_ids else TRAIN_IDS_END))
 
 

@@ -44,7 +44,7 @@ SHAPES: dict[str, Callable[[_Grid, _Grid], Any]] = {
 
 
 def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed: int) -> Recipe:
-    """Return 32 × 32 images in CIFAR-10's binary format; see `folder` for the arguments."""
+    """Return a recipe for 32 × 32 images in CIFAR-10's binary format; see `folder`."""
     sources, names = photographs_in(photographs), list(SHAPES)[:classes]
     *training, evaluation, meta = FORMATS[10][0].files
     if train < len(training):
@@ -73,7 +73,7 @@ def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed
 
 
 def folder(*, photographs: Path | None, train: int, val: int, classes: int, seed: int) -> Recipe:
-    """Return JPEG files `SPLIT/CLASS/NUMBER.jpg`.
+    """Return a recipe for JPEG files `SPLIT/CLASS/NUMBER.jpg`.
 
     Args:
         photographs: folder of photographs; None for scikit-learn's.

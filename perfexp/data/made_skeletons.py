@@ -42,7 +42,7 @@ _FRAMES, _NOISE, _SEAT = (25, 50), 0.008, 0.4
 
 
 def recipe(*, subjects: int, repetitions: int, seed: int) -> Recipe:
-    """Return text files with repetitions of every gesture by several subjects."""
+    """Return a recipe for text files with repetitions of every gesture by several subjects."""
     count = subjects * len(_GESTURES) * repetitions
     return Recipe(
         about={

@@ -27,7 +27,7 @@ _NO_TRUTH = "The masks are derived from colors, and are not ground truth. Use th
 
 
 def recipe(*, photographs: Path | None, size: str, train: int, val: int, seed: int) -> Recipe:
-    """Return photograph crops and masks.
+    """Return a recipe for photograph crops and masks.
 
     Args:
         photographs: folder of photographs; None for scikit-learn's.

@@ -35,7 +35,10 @@ class Cycled:
 
 
 class Rotating(Cycled):
-    """Equal inputs in rotation, larger than `cache_bytes`, so that calls read them from memory."""
+    """Copies of the same inputs in rotation.
+
+    Together they are larger than `cache_bytes`, so that calls read their inputs from memory.
+    """
 
     def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
         first = batches.next()

@@ -24,7 +24,7 @@ class Cache(StrEnum):
 
 
 class Pipeline(StrEnum):
-    """Batch source: worker processes, or a device that holds all images."""
+    """Batch source: worker processes, or all images stored on the device."""
 
     loader = "loader"
     device = "device"

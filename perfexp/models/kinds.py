@@ -261,9 +261,9 @@ def weighted_cross_entropy(
 
 
 def correct(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count targets with the largest score at their class, and all targets, without void pixels.
+    """Return the number of correctly predicted targets and the number of all targets.
 
-    Both counts stay on the device, so the host does not wait.
+    Void pixels do not count. Both counts stay on the device, so the host does not wait.
     """
     counted = targets != _ignored_label(targets)
     right = (main_output(outputs).argmax(1) == targets) & counted

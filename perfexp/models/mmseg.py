@@ -325,7 +325,7 @@ class MmsegSession(TorchSession):
 class _ScoresSum(torch.nn.Module):
     """Replacement of a head's losses with its score sum.
 
-    As a module, its work can be separated.
+    It is a module, so that its work can be separated.
     """
 
     def forward(self, scores: Any) -> torch.Tensor:

@@ -293,7 +293,7 @@ def _whisker(axes: Any, one: Interval, position: float, factor: float, **look: A
 
 
 def _strips(strips: Strips) -> Any:
-    """Draw each point's times from zero, and below them the representative time over time."""
+    """Draw each point's times from zero, with the representative samples over time below."""
     counts = [len(taken) for _, taken in strips.points]
     heights = [height for count in counts for height in (_STRIP * count + 0.5, _OVER_TIME)]
     figure, column = columns(heights, _AROUND_STRIPS)
@@ -350,7 +350,7 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
 
 
 def _over_time(axes: Any, one: Taken) -> None:
-    """Draw a time's samples, in percent from their center, over elapsed seconds."""
+    """Draw a time's samples as percent deviation from their center, over elapsed seconds."""
     series, samples = one.series, numpy.array(one.series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
     percent = (samples / one.time.median.value - 1) * 100

@@ -47,7 +47,7 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     """Measure bursts of a joined step and add their metrics to a point.
 
     Args:
-        compares_alone: whether to measure also the first rank alone and, in training, all ranks
+        compares_alone: whether to also measure the first rank alone and, in training, all ranks
             without sharing.
 
     Raises:

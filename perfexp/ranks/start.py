@@ -127,7 +127,7 @@ def launch(
 
 
 def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
-    """Send the final event, with causes before consequences, and return the exit code."""
+    """Send the final event, naming the ranks that failed first, and return the exit code."""
     first = failures[0].exitcode if 0 in failures else 0
     if first in REPORTED:
         return first

@@ -24,7 +24,7 @@ _LARGEST_BYTES = 100_000
 def default_folder() -> str:
     """Return the default folder for speed files: the current folder, or `outputs` in a container.
 
-    A container mounts `outputs`. Its current folder is lost when it ends, or is not writable.
+    A container mounts `outputs`. Its current folder is not writable, or is lost when it ends.
     """
     return str(_MOUNTED) if _MOUNTED.is_mount() or not os.access(Path(), os.W_OK) else "."
 
