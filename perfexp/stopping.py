@@ -1,4 +1,4 @@
-"""Stopping rules: when the warm-up of a series ends and when the series has enough samples."""
+"""Stopping rules: when a series' warm-up ends and when the series has enough samples."""
 
 from __future__ import annotations
 
@@ -16,74 +16,78 @@ from perfexp.errors import UserError
 from perfexp.records.record import Stop
 from perfexp.statistics import blockwise, estimators
 
-#: Least length of a block between two checks, so that a check does not disturb the next block.
+#: Minimum block length between two checks, so that a check does not disturb the next block.
 _MINIMUM_BLOCK_SECONDS = 0.005
-#: Relative growth of n from check to check.
+#: Relative growth of the number of samples from check to check.
 _GROWTH = 0.1
-#: Blocks of a series that needs no more than the least samples and seconds, and blocks below which it goes on.
+#: Blocks in a series that needs only the minimum samples and seconds, and the minimum number of
+#: blocks.
 _BLOCKS, _LEAST_BLOCKS = 8, 3
-#: Least effective samples of one of several processes.
+#: Minimum effective samples per process if there are several.
 _FEWEST = 10.0
-#: Relative drift of the samples below which a series may end.
+#: A series may end if its relative drift is below this.
 _DRIFT_FLOOR = 0.0005
-#: Least overtime of a series without an interval; otherwise it is as long as the limit.
+#: Minimum overtime for a series without an interval; otherwise the overtime equals the limit.
 _OVERTIME_SECONDS = 2.0
-#: Most calls of a fixed measurement: 800 MB of times.
+#: Maximum calls in a fixed measurement: 800 MB of times.
 _MOST_CALLS = 100_000_000
-#: Most processes of a plan.
+#: Maximum processes in a plan.
 _MOST_PROCESSES = 1000
-#: Samples of a process for a percentile over all processes, in parts of its share: their correlations are estimates.
+#: Samples per process for a percentile over all processes, relative to the process's share. The
+#: reserve is needed because correlations are estimates.
 _RESERVE = 1.25
-#: Points that have a budget each, and the share of one that each of many points adds.
+#: Number of points that get a budget each, and the budget per point if there are many.
 _FEW_POINTS, _SHARE = 8, 0.1
-#: Longest time of a series: 30 years.
+#: Maximum time for a series: 30 years.
 _MOST_SECONDS = 1_000_000_000
 
 
 def measurements(points: int) -> float:
-    """Return how many budgets a run has, by the number of its points: many of them share one."""
+    """Return a run's number of budgets for its number of points. Many points share a budget."""
     return max(min(points, _FEW_POINTS), points * _SHARE)
 
 
 class Steady(StrEnum):
-    """State of the device that a warm-up waits for: its time per call, clock and temperature no longer change."""
+    """Device state that a warm-up waits for: call time, clock and temperature are constant."""
 
     thermal = "thermal"
 
 
 class Monitor(Protocol):
-    """Watches one series grow, block by block.
+    """Watches a series grow, block by block.
 
     Attributes:
-        starts: number of the first sample of each block after the warm-up so far.
+        starts: index of the first sample in each block after the warm-up so far.
     """
 
     starts: list[int]
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
-        """Return the number of samples of the next block, or of a part of the warm-up; 0 when there are enough.
+        """Return the size of the next block or warm-up part; 0 if there are enough samples.
 
         Args:
             samples: all samples so far, warm-up included, in seconds per call.
-            elapsed_seconds: time spent on them, with what they do not contain, such as the filling of a queue.
+            elapsed_seconds: time spent on them, including untimed work such as filling a queue.
         """
 
     def warmup(self, samples: NDArray[np.float64]) -> int:
-        """Return how many of the first samples are warm-up."""
+        """Return the number of leading samples that are warm-up."""
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
         """Return why the series ended; called once `more` has returned 0."""
 
 
 class StoppingRule(Protocol):
-    """Settings of a rule; `begin` creates the monitor of one series.
+    """Settings for a stopping rule; `begin` creates the monitor for a series.
 
     Attributes:
-        settling_seconds: longest time of calls before a point's series, until the device is steady; 0 for none.
-        target: relative half-width to reach, within a process and of the mean over processes; None for none.
-        processes: least number of processes that measure the times, unless the plan sets `processes`.
-        most_processes: number of processes after which no further one is added for the target.
-        budget_seconds: time of a measurement, the starts of its processes included, within which they are added.
+        settling_seconds: maximum time for calls before a point's series until the device is steady;
+            0 for none.
+        target: relative half-width to reach, within a process and for the mean over processes; None
+            for none.
+        processes: minimum number of measuring processes, unless the plan sets `processes`.
+        most_processes: number of processes after which none is added to reach the target.
+        budget_seconds: measurement time, process starts included, after which no process is added.
     """
 
     settling_seconds: float
@@ -105,47 +109,61 @@ class StoppingRule(Protocol):
 
         Args:
             calls_per_sample: k, for counting calls and their time.
-            percentiles: percentiles whose intervals have to exist before precision counts as reached.
-            busy_seconds: time that the device has just worked on the same calls, which counts as warm-up.
-            takes_turns: whether other series are taken between the blocks of this one.
-            of_rate: whether a rate is computed from the mean of the series, so that the mean has to be precise too.
+            percentiles: percentiles that need an interval before the precision counts as reached.
+            busy_seconds: time just spent on the same calls, which counts as warm-up.
+            takes_turns: whether other series run between this series' blocks.
+            of_rate: whether a rate uses the series' mean, so that the mean must be precise too.
         """
 
     def shared_by(self, points: int) -> StoppingRule:
-        """Return the rule of one of several points, whose series are shorter where they share a budget."""
+        """Return the rule for one of several points.
+
+        Series are shorter if points share a budget.
+        """
 
     def longest_seconds(self) -> float | None:
-        """Return about how long a series takes, overtime excluded; None if only its calls are limited."""
+        """Return the approximate maximum series time, without overtime.
+
+        None if only calls are limited.
+        """
 
 
 @dataclass(kw_only=True, eq=False)
 class Precision:
-    """Stop when the 95 % interval of the median is narrow enough, or when time or calls run out.
+    """Rule that stops at a narrow 95 % interval of the median, or when time or calls run out.
 
-    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the transient that MSER-5 finds in the
-    whole series. The rule is met when, after `min_seconds` and three blocks, in two successive checks the half-width is
-    ≤ target · median and n / τ ≥ `min_effective`, of which each process has a share; where a rate is computed from the
-    mean, the mean's half-width has to be as narrow; and the samples must not drift. A series without an interval at
-    `max_seconds` takes overtime until it has one: up to the same time again, but 2 s at least.
+    The warm-up ends at the latest of `warmup_calls`, `warmup_seconds` and the transient that MSER-5
+    detects in the whole series. The rule is met if two successive checks, after `min_seconds` and
+    three blocks, show all of these:
+
+    - The half-width is ≤ target · median. If a rate uses the mean, the mean's half-width must be as
+      narrow.
+    - n / τ ≥ `min_effective`, divided among the processes.
+    - The samples do not drift.
+
+    A series without an interval at `max_seconds` gets overtime until it has one: up to the same
+    time again or 2 s, whichever is longer.
 
     Args:
         target: relative half-width to reach.
-        min_seconds: least time after the warm-up, in seconds.
-        max_seconds: limit on the time after the warm-up, untimed parts of a sample included (filling a queue, flushing
-            caches).
-        tail_percentile: highest percentile for which a series takes overtime, if it has too few samples for its part
-            of an interval over all processes, and can have them by the end of the overtime.
-        max_calls: limit on the calls after the warm-up.
-        min_calls: least number of calls after the warm-up, whatever the time.
-        warmup_calls: least number of warm-up calls.
-        warmup_seconds: least time of the warm-up, earlier blocks of the point included.
-        min_effective: least number of effective samples of all processes together; of each, 10 at least.
-        processes: least number of processes that measure the times, unless the plan sets `processes`.
-        most_processes: number after which no further process is added; null for none beyond the least.
-        budget_seconds: time of a measurement, the starts of its processes included, within which they are added
-            until the half-width of the mean over processes is `target`.
-        steady: state of the device to wait for before the series of each point.
-        steady_seconds: longest wait for it.
+        min_seconds: minimum time after the warm-up, in seconds.
+        max_seconds: maximum time after the warm-up, including untimed parts such as filling a queue
+            or flushing caches.
+        tail_percentile: highest percentile that justifies overtime. The series must lack samples
+            for its part of an interval over all processes, and be able to take them in overtime.
+        max_calls: maximum calls after the warm-up.
+        min_calls: minimum calls after the warm-up, regardless of time.
+        warmup_calls: minimum warm-up calls.
+        warmup_seconds: minimum warm-up time, including earlier blocks at the point.
+        min_effective: minimum effective samples in all processes together. Each process needs at
+            least 10.
+        processes: minimum number of measuring processes, unless the plan sets `processes`.
+        most_processes: maximum number of processes; null for `processes`.
+        budget_seconds: measurement time, process starts included, after which no process is added.
+            Until then processes are added while the half-width of the mean over processes exceeds
+            `target`.
+        steady: device state to wait for before each point's series.
+        steady_seconds: maximum wait for this state.
     """
 
     target: float = 0.01
@@ -223,7 +241,7 @@ class Precision:
 
 
 class Fixed:
-    """Take a fixed number of warm-up calls and of measured calls."""
+    """Rule with fixed numbers of warm-up calls and measured calls."""
 
     settling_seconds = 0.0
     target, budget_seconds = None, 0.0
@@ -251,7 +269,10 @@ class Fixed:
         takes_turns: bool = False,
         of_rate: bool = False,
     ) -> Monitor:
-        """See `StoppingRule`; percentiles do not prolong a fixed measurement, and earlier work does not shorten it."""
+        """See `StoppingRule`.
+
+        Percentiles do not prolong the series; earlier work does not shorten it.
+        """
         return _FixedMonitor(self, calls_per_sample, takes_turns)
 
     def shared_by(self, points: int) -> Fixed:
@@ -276,9 +297,8 @@ class _PrecisionMonitor:
         self._warmup_seconds = max(rule.warmup_seconds - busy_seconds, 0.0)
         self._calls_per_sample = calls_per_sample
         needed = max((estimators.samples_needed(p) for p in percentiles), default=0)
-        self._samples_needed = (
-            needed / rule.processes
-        )  # percentiles are those of the calls of all processes
+        # percentiles pool the calls of all processes
+        self._samples_needed = needed / rule.processes
         self._effective_needed = max(
             min(_FEWEST, rule.min_effective), rule.min_effective / rule.processes
         )
@@ -299,7 +319,7 @@ class _PrecisionMonitor:
         if samples.size == 0:
             return max(1, math.ceil(rule.warmup_calls / k))
         call_seconds = max(float(np.median(samples)), 1e-9)
-        # time spent per time measured
+        # elapsed time per measured time
         self._stretch = max(1.0, elapsed_seconds / max(float(samples.sum()) * k, 1e-9))
         least = self._least_warmup(samples)
         if least >= samples.size:
@@ -361,11 +381,14 @@ class _PrecisionMonitor:
         return is_narrow and estimators.drift(used, _DRIFT_FLOOR) is None
 
     def _worth_overtime(self, used: NDArray[np.float64], growth: float) -> bool:
-        """Return whether an interval is missing: the median's, or the percentile's if enough samples are within reach.
+        """Return whether overtime can produce a missing interval.
+
+        The median's interval always justifies overtime. A percentile's interval does if enough
+        samples are within reach.
 
         Args:
             used: samples without warm-up.
-            growth: factor by which their number grows until the end of the overtime.
+            growth: factor for their number until the overtime ends.
         """
         tau = estimators.autocorrelation_time(used)
         if estimators.median_interval(used, tau).low is None:
@@ -377,7 +400,7 @@ class _PrecisionMonitor:
         return used.size < needed <= growth * used.size
 
     def _within_limits(self, wanted: int, sample_seconds: float, calls: int, seconds: float) -> int:
-        """Limit the samples of a block to the time and calls that are left, but take at least one."""
+        """Limit a block's samples to the remaining time and calls, but take at least one."""
         k = self._calls_per_sample
         limit = self._rule.max_seconds if seconds < self._rule.max_seconds else self._last_seconds
         by_time = math.ceil(max(limit - seconds, 0.0) / sample_seconds)
@@ -402,7 +425,7 @@ class _FixedMonitor:
         return min(self._warmup, int(samples.size))
 
     def more(self, samples: NDArray[np.float64], elapsed_seconds: float = 0.0) -> int:
-        """See `Monitor`; the warm-up is taken at once."""
+        """See `Monitor`; the warm-up is a single block."""
         if samples.size < self._warmup:
             return self._warmup - int(samples.size)
         if samples.size < self._total:

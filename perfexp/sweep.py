@@ -1,4 +1,4 @@
-"""Sweeps within one run: the input sizes and batch sizes of a plan's points."""
+"""Sweeps within one run: input sizes and batch sizes for a plan's points."""
 
 from __future__ import annotations
 
@@ -21,48 +21,52 @@ from perfexp.records.record import Point as Measured
 
 Size = tuple[int, int]
 _T = TypeVar("_T")
-#: Limit on the points of a plan, and on the sizes and batch sizes that it lists.
+#: Maximum number of points in a plan, and of listed sizes and batch sizes.
 MOST_POINTS = 100_000
 #: Points that further processes measure by default.
 _ANCHORS = 3
-#: Limits far beyond any device's memory, within which pixels and bytes still are 64-bit numbers.
+#: Limits far beyond any device's memory that keep pixels and bytes within 64 bits.
 _MOST_PIXELS, MOST_SAMPLES = 100_000, 10_000_000
-#: Name of the largest batch that fits in a configuration.
+#: Configuration value for the largest batch that fits.
 _MAX = "max"
 
 
 class Oom(StrEnum):
-    """What follows a point that ran out of memory: its record alone, or a point with the batch size that fits."""
+    """Action after an out-of-memory point: only record it, or add a point with a fitting batch."""
 
     record = "record"
     shrink = "shrink"
 
 
 class Sweep(Protocol):
-    """The combinations of input size and batch size that a `sweep` node of the configuration chooses.
+    """Combinations of input size and batch size, chosen by a `sweep` node.
 
     Attributes:
-        skip_larger: whether points larger than one that ran out of memory are skipped. A sweep may also have
-            `skip_oom`, whether points are skipped whose traced peak exceeds the memory, and `oom`, what follows a point
-            that ran out of memory.
+        skip_larger: whether to skip points larger than an out-of-memory point.
+
+    A sweep may have two more attributes. `skip_oom`: whether to skip points if their traced peak
+    exceeds the memory. `oom`: the action after an out-of-memory point.
     """
 
     skip_larger: bool
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """List sizes and batch sizes in measuring order; raises UserError if the plan's values contradict the sweep."""
+        """List sizes and batch sizes in measuring order.
+
+        Raises `UserError` if the plan's values contradict the sweep.
+        """
 
 
 @dataclass(kw_only=True, eq=False)
 class Skipping:
-    """Consequences of points that need too much memory, as in `Sweep`."""
+    """Consequences for points that need too much memory; see `Sweep`."""
 
     skip_larger: bool = False
     skip_oom: bool = False
     oom: Oom = Oom.record
 
     def __post_init__(self) -> None:
-        self.oom = Oom(self.oom)  # a plan has its name
+        self.oom = Oom(self.oom)  # a plan contains its name
 
 
 @dataclass(kw_only=True, eq=False)
@@ -75,7 +79,7 @@ class Point(Skipping):
 
 @dataclass(kw_only=True, eq=False)
 class Sizes(Skipping):
-    """Evenly spaced square sizes, from and to a side in pixels."""
+    """Evenly spaced square sizes between two sides in pixels, inclusive."""
 
     num_sizes: int
     min_size: int
@@ -133,14 +137,15 @@ def timed_keys(
     replicate: int,
     chosen: Mapping[str, Sequence[tuple[Size, int]]] | None = None,
 ) -> list[Key]:
-    """List the timed points of a plan, replicate by replicate; raises UserError if there are too many.
+    """List a plan's timed points by replicate; raise `UserError` if there are too many.
 
-    Phases with the same sizes and batch sizes take turns; others follow each other.
+    Phases with the same sizes and batch sizes take turns. Other phases run one after another.
 
     Args:
-        pairs: sizes and batch sizes of each phase.
+        pairs: sizes and batch sizes by phase.
         replicate: number of processes.
-        chosen: points that the first process measures instead, chosen by earlier results.
+        chosen: points for the first process, selected from earlier results; they replace its
+            `pairs`.
     """
     _refuse_many(replicate, sum(map(len, pairs.values())))
     groups: list[tuple[list[str], Sequence[tuple[Size, int]], Sequence[tuple[Size, int]]]] = []
@@ -160,7 +165,10 @@ def timed_keys(
 
 
 def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
-    """Return the points that show how much processes differ: all of a few, or three that are spread over many."""
+    """Return the points that show how much processes differ.
+
+    These are all points, or, for example for a hundred points, three spread over the range.
+    """
     if len(pairs) <= _ANCHORS:
         return list(pairs)
     by_pixels = sorted(pairs, key=lambda pair: pair[0][0] * pair[0][1] * pair[1])
@@ -170,7 +178,10 @@ def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
 
 
 def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured | None:
-    """Return an out-of-memory result if a smaller point of the same phase and precision ran out of memory."""
+    """Return an out-of-memory result if a smaller point ran out of memory.
+
+    Only points in the same phase and precision count.
+    """
     for point in results:
         small = point.key
         same = (small.phase, small.precision) == (key.phase, key.precision)
@@ -184,7 +195,7 @@ def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured |
 
 
 def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
-    """Return the points with the batch that fits, of those that ran out of memory, and the batch size that did not."""
+    """Return points with the batch that fits, each with the batch size that ran out of memory."""
     found: dict[Key, int] = {}
     for point in results:
         fits = point.metric(FITTING_BATCH)
@@ -195,14 +206,17 @@ def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
-    """Return the points of one process in random order, so that a slow-down does not look like growth with the size."""
+    """Return a process's points in random order, so that a slow-down does not resemble scaling."""
     shuffled = list(keys)
     random.Random(f"{seed} {replicate}").shuffle(shuffled)
     return shuffled
 
 
 def parse_sizes(value: object) -> list[Size]:
-    """Parse `input_size`: `224`, `512x1024` (height × width), a list of these, or None; raises UserError."""
+    """Parse `input_size`: `224`, `512x1024` (height × width), a list, or None.
+
+    Raises `UserError` for other values.
+    """
     return (
         []
         if value is None
@@ -211,7 +225,10 @@ def parse_sizes(value: object) -> list[Size]:
 
 
 def parse_batch_sizes(value: object) -> list[int]:
-    """Parse `batch_size`: a positive integer, `max` (`LARGEST`), a list of them, or None; raises UserError."""
+    """Parse `batch_size`: a positive integer, `max` (`LARGEST`), a list, or None.
+
+    Raises `UserError` for other values.
+    """
     return (
         []
         if value is None
@@ -220,7 +237,7 @@ def parse_batch_sizes(value: object) -> list[int]:
 
 
 def seeks_batch(value: object) -> bool:
-    """Whether a `batch_size` of a configuration has the largest batch that fits."""
+    """Return whether a configured `batch_size` includes the largest batch that fits."""
     return _MAX in (value if isinstance(value, list) else [value])
 
 
@@ -233,9 +250,8 @@ def _items(value: object) -> list[object]:
 def _parse_batch_size(item: object) -> int:
     if item == _MAX:
         return LARGEST
-    if isinstance(item, str) and re.fullmatch(
-        r"\s*[1-9]\d{0,17}\s*", item
-    ):  # as from the environment
+    # values from the environment are text
+    if isinstance(item, str) and re.fullmatch(r"\s*[1-9]\d{0,17}\s*", item):
         item = int(item)
     if not isinstance(item, int) or isinstance(item, bool) or item < 1:
         raise UserError(
@@ -262,7 +278,7 @@ def _parse_size(item: object) -> Size:
 
 
 def _short(item: object) -> str:
-    """Cut a value to 60 characters; a number of thousands of digits is not converted."""
+    """Cut a value to 60 characters without converting numbers with thousands of digits."""
     if isinstance(item, int) and item.bit_length() > 200:
         return "a number of more than 60 digits"
     text = str(item)
@@ -270,7 +286,7 @@ def _short(item: object) -> str:
 
 
 def _combined(sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-    """Combine each size with each batch size; raises UserError if there are none, or too many."""
+    """Combine each size with each batch size; raise `UserError` for no or too many points."""
     for name, values in (("input_size", sizes), ("batch_size", batch_sizes)):
         if not values:
             raise UserError(f"{name}=null leaves nothing to measure: set {name}=VALUE.")
@@ -279,7 +295,10 @@ def _combined(sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[S
 
 
 def _refuse_many(*counts: int) -> None:
-    """Limit the number of points, which is the product of these counts, before the points are listed."""
+    """Raise `UserError` if the product of these counts exceeds the maximum number of points.
+
+    It is checked before the points are listed.
+    """
     if math.prod(counts) > MOST_POINTS:
         raise UserError(
             f"The plan has more than {MOST_POINTS:,} points (processes × sizes × batch sizes × phases). "

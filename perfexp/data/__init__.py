@@ -1,4 +1,4 @@
-"""Sources of the inputs of a call."""
+"""Sources for call inputs."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from perfexp.models import Batch, Session
 
 
 class Batches(Protocol):
-    """Batches of one size, ready for the model.
+    """Batches with one size, ready for the model.
 
     Attributes:
-        constant: whether all batches share inputs that are on the device already, so that inference has no data phase.
-        per_epoch: batches in one pass over the data, or None for endless data.
+        constant: whether all batches share inputs that are already on the device, so that inference
+            has no data phase.
+        per_epoch: batches in one pass over the data; None for endless data.
     """
 
     constant: bool
     per_epoch: int | None
 
     def next(self) -> Batch:
-        """The next batch, on the device; starts over at the end of the data."""
+        """Return the next batch, on the device; start over at the end of the data."""
 
     def epoch(self) -> Iterator[Batch]:
-        """One whole pass from its beginning, on the device."""
+        """Yield one whole pass from its beginning, on the device."""
 
 
 class Data(Protocol):
-    """Interface of the object that a `data` node of the configuration builds.
+    """Interface of objects built from a `data` node of the configuration.
 
-    It may have an attribute `problems`: a line about each file that cannot be used and is left out.
+    It may have an attribute `problems`: a line about each unusable file that is left out, such as a
+    damaged image.
 
     Attributes:
         labelled: whether the targets are real, so that an accuracy is meaningful.
-        num_classes: number of classes of the labels, or None where the model decides.
-        held_out: whether evaluation uses other samples than training.
+        num_classes: number of label classes; None if the model decides.
+        held_out: whether evaluation and training use different samples.
         workers: number of processes that load images; 0 for none.
     """
 
@@ -55,14 +57,19 @@ class Data(Protocol):
         training: bool,
         seed: int,
     ) -> AbstractContextManager[Batches]:
-        """Batches of one size (height and width in pixels), closed on leaving.
+        """Return a context with batches; leaving it closes them.
 
-        Raises `UserError` if the data cannot be read, `Unsupported` if there are fewer samples than in one batch.
+        Args:
+            input_size: height and width in pixels.
+
+        Raises:
+            UserError: the data cannot be read.
+            Unsupported: there are fewer samples than in one batch.
         """
 
 
 def check(data: Data) -> None:
-    """Check that user-defined data has all members of `Data`; raises `UserError` otherwise."""
+    """Raise `UserError` if user-defined data lacks a member of `Data`."""
     lacking = [name for name in (*Data.__annotations__, "open") if not hasattr(data, name)]
     if lacking:
         raise UserError(

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: small labelled images, prepared by worker processes, or all on the device."""
+"""CIFAR-10 and CIFAR-100: small labeled images, prepared by workers or kept on the device."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _SIZE = cifar_files.SHAPE[1:]
 
 @dataclass(kw_only=True, eq=False)
 class Cifar(Loading):
-    """The images of CIFAR-10 or CIFAR-100, or others in their format, with a class each.
+    """Images from CIFAR-10, CIFAR-100 or files in their format, with a class each.
 
-    Training images are shuffled, cropped with a border of four black pixels and mirrored at random. All are normalized
-    by the mean and deviation of the training images. Raises `UserError` if files are missing or not of their format.
+    Training images are shuffled, cropped with a border of four black pixels and mirrored at random.
+    All images are normalized with the training images' mean and standard deviation. Raises
+    `UserError` if files are missing or have another format.
 
     Args:
-        root: folder of the files, or the one above it.
+        root: folder of the files, or its parent.
         classes: 10 or 100; the files may name fewer.
         download: whether to download the published archive into `root` if files are missing.
         workers: number of processes that prepare images; 0 prepares them between the model's calls.
@@ -52,10 +53,11 @@ class Cifar(Loading):
             raise UserError(
                 f"data.classes={self.classes}: set 10 or 100, which data=cifar10 and data=cifar100 do."
             )
+        # a plan contains the pipeline's name
         folder, self.pipeline = (
             Path(self.root).expanduser(),
             Pipeline(self.pipeline),
-        )  # a plan has its name
+        )
         self.workers = self.workers if self.pipeline is Pipeline.loader else 0
         if self.download:
             cifar_files.download(folder, self.classes)
@@ -110,7 +112,7 @@ class Cifar(Loading):
 def _augmented(
     samples: Sequence[Sample], *, augmentation: Augmentation, training: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A batch, in training cropped and mirrored by torch's generator."""
+    """Return a batch; in training, crop and mirror it with torch's generator."""
     pixels, labels = stacked(samples)
     if training:
         draws = draw(torch.empty(3, len(pixels), dtype=torch.int64))
@@ -123,7 +125,7 @@ def _tensors(images: cifar_files.Images) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mean_and_std(images: cifar_files.Images) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of the pixels by channel, from 0 to 255."""
+    """Return pixel mean and standard deviation by channel, from 0 to 255."""
     channels = (torch.from_numpy(channel).flatten() for channel in images.pixels.swapaxes(0, 1))
     counts = torch.stack([torch.bincount(channel, minlength=256) for channel in channels])
     values = torch.arange(256, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""The files of CIFAR-10 and CIFAR-100: their images and labels, and how the published archive is downloaded.
+"""CIFAR-10 and CIFAR-100 files: images, labels, and the download of the published archive.
 
-The binary format is the native one. The other one consists of pickles, which can run code: a file of it is unpickled
-only if it is the published one, by its checksum.
+The native format is binary. The other format consists of pickles, which can run code. A pickle is
+read only if its checksum matches the published file.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _MOST_BYTES = 1 << 28
 SITE = "https://www.cs.toronto.edu/~kriz/"
 _PIECE_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60
-#: HTTP status of an answer with the rest of a file, and of one where nothing is left.
+#: HTTP status if the answer contains the rest of a file, and if nothing is left.
 _PARTIAL, _NOTHING_LEFT = 206, 416
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images as uint8 (count, 3, 32, 32), and their labels as int64 (count,)."""
+    """Images as uint8 (count, 3, 32, 32), and labels as int64 (count,)."""
 
     pixels: Numbers
     labels: Numbers
@@ -52,7 +52,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Contents:
-    """All images of a folder, with as many classes as it names."""
+    """All images in a folder, and its class names."""
 
     classes: list[str]
     train: Images
@@ -61,12 +61,12 @@ class Contents:
 
 @dataclass(frozen=True, kw_only=True)
 class Binary:
-    """The binary format, the native one: records of label bytes and an image, and a text with the names of the classes.
+    """The native binary format: records with label bytes and an image, and a text with class names.
 
     Attributes:
-        md5: checksum of the archive, on the page of the data set.
-        files: files in the folder: those of training, the one of evaluation, and the one with the names.
-        label_bytes: bytes before each image, the last one its label.
+        md5: archive checksum from the data set's page.
+        files: files in the folder: for training, for evaluation, and with class names.
+        label_bytes: bytes before each image; the last byte is its label.
     """
 
     archive: str
@@ -76,7 +76,7 @@ class Binary:
     label_bytes: int
 
     def read(self, folder: Path, most_classes: int) -> Contents:
-        """The content of a folder; raises `UserError` for files that are not of the format."""
+        """Return a folder's contents; raise `UserError` if a file has another format."""
         lines = _content(folder / self.files[-1]).decode("latin-1").splitlines()
         classes = [line.strip() for line in lines if line.strip()]
         if not 2 <= len(classes) <= most_classes:
@@ -87,7 +87,7 @@ class Binary:
         return Contents(classes, _joined(train), test)
 
     def _images(self, file: Path, classes: int) -> Images:
-        """The images of a file, and their labels below a number of classes."""
+        """Return a file's images, and their labels below `classes`."""
         record, content = self.label_bytes + _PIXELS, _content(file)
         if not content or len(content) % record:
             raise UserError(
@@ -104,11 +104,13 @@ class Binary:
 
 @dataclass(frozen=True, kw_only=True)
 class Pickles:
-    """The format of pickles, which are read only as published.
+    """The pickle format. Only published files are read.
 
     Attributes:
-        labels: key of the labels, as `names` of the names of the classes.
-        published: MD5 of each file, in the order of `Binary`, by torchvision 0.26 (`torchvision/datasets/cifar.py`).
+        labels: key of the labels.
+        names: key of the class names.
+        published: MD5 of each file, in the same order as in `Binary`, from torchvision 0.26
+            (`torchvision/datasets/cifar.py`).
     """
 
     folder: str
@@ -118,11 +120,11 @@ class Pickles:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files in the folder."""
+        """Return the file names."""
         return tuple(self.published)
 
     def read(self, folder: Path, most_classes: int) -> Contents:
-        """The content of a folder; raises `UserError` if a file is not the published one."""
+        """Return a folder's contents; raise `UserError` if a file is not the published file."""
         *fields, meta = [self._unpickled(folder / name) for name in self.files]
         *train, test = [
             Images(part["data"].reshape(-1, *SHAPE), np.array(part[self.labels], np.int64))
@@ -141,7 +143,7 @@ class Pickles:
         return fields
 
 
-#: The formats by the number of classes.
+#: Formats by number of classes.
 FORMATS = {
     10: (
         Binary(
@@ -193,7 +195,10 @@ FORMATS = {
 
 
 def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] | None:
-    """The folder with any file of a format, `root` or one in it, and the files that it lacks; None if there is none."""
+    """Return a folder with files in a known format, the format, and missing files.
+
+    The folder is `root` or a subfolder; any file of the format is enough. None if there is none.
+    """
     formats = FORMATS[classes]
     for folder, style in [(root / style.folder, style) for style in formats] + [
         (root, style) for style in formats
@@ -205,7 +210,10 @@ def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] |
 
 
 def read(root: Path, classes: int) -> Contents:
-    """Read all images of CIFAR-10 or CIFAR-100; raises `UserError` if files are missing or not of their format."""
+    """Read all images of CIFAR-10 or CIFAR-100.
+
+    Raises `UserError` if files are missing or have another format.
+    """
     native = FORMATS[classes][0]
     if (found := find(root, classes)) is None:
         trial = (
@@ -222,7 +230,7 @@ def read(root: Path, classes: int) -> Contents:
 
 
 def _remedy(root: Path, native: Binary) -> str:
-    """Where to get an archive, and where to put it."""
+    """Return where to get an archive and where to put it."""
     return (
         f"Put {native.archive} (MD5 {native.md5}) from {SITE}{native.archive} into {root.absolute()} and unpack it "
         f"there, as {native.folder}/; data.download=true does both."
@@ -244,16 +252,16 @@ def _joined(parts: list[Images]) -> Images:
 
 
 def download(root: Path, classes: int) -> None:
-    """Make the files of CIFAR-10 or CIFAR-100 from the published archive, unless all are there.
+    """Create the files of CIFAR-10 or CIFAR-100 from the published archive, unless all exist.
 
-    The archive is downloaded unless it lies in the folder; an interrupted download continues where it ended. Raises
-    `UserError` if it cannot be had, has another checksum than published, or lacks a file.
+    The archive is downloaded unless it is in the folder. An interrupted download continues where it
+    stopped. Raises `UserError` if the archive is unavailable, has another checksum than published,
+    or lacks a file.
     """
     style = FORMATS[classes][0]
     with locks.opened(f"download-{style.archive}") as lock:
-        fcntl.flock(
-            lock, fcntl.LOCK_EX
-        )  # of several processes one downloads, and the others find its files
+        # only the first of several processes downloads; the others find its files
+        fcntl.flock(lock, fcntl.LOCK_EX)
         found = find(root, classes)
         if found and not found[2]:
             return
@@ -280,7 +288,7 @@ def download(root: Path, classes: int) -> None:
 
 
 def _download(archive: Path, style: Binary) -> None:
-    """Download an archive beside its place, and put it there once it is whole."""
+    """Download an archive to a temporary name, and rename it once it is complete."""
     unfinished = archive.with_name(f"{archive.name}.part")
     with open_append(unfinished) as file:
         start = file.seek(0, os.SEEK_END)
@@ -303,7 +311,10 @@ def _download(archive: Path, style: Binary) -> None:
 
 
 def _save(answer: http.client.HTTPResponse, file: BinaryIO) -> None:
-    """Append an answer to a file; raises `IncompleteRead` if the connection ends early, or it never ends."""
+    """Append an answer to a file.
+
+    Raises `IncompleteRead` if the connection ends early or the answer is too long.
+    """
     left = answer.length if answer.length is not None else _MOST_BYTES
     while piece := answer.read(min(_PIECE_BYTES, left)):
         file.write(piece)
@@ -313,7 +324,10 @@ def _save(answer: http.client.HTTPResponse, file: BinaryIO) -> None:
 
 
 def _md5(file: BinaryIO) -> str:
-    """The published checksum: it finds damage; that a file is harmless follows from how it is read."""
+    """Return the checksum as published, to detect damage.
+
+    It is not a security check: the way files are read makes them harmless.
+    """
     file.seek(0)
     digest = hashlib.md5(usedforsecurity=False)
     while piece := file.read(_PIECE_BYTES):
@@ -324,8 +338,8 @@ def _md5(file: BinaryIO) -> str:
 def _unpack(archive: Path, style: Binary) -> None:
     """Write the files of a format into its folder.
 
-    Only members with the names of the format are read, and only regular ones. So no name, link or mode of the archive
-    decides what is written.
+    Only regular members with the format's names are read. Names, links and modes in the archive
+    therefore cannot decide what is written.
     """
     folder = archive.parent / style.folder
     with os.fdopen(open_regular(archive, os.O_RDONLY), "rb") as file:

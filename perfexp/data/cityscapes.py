@@ -1,4 +1,4 @@
-"""Cityscapes: images of streets with a class per pixel, from a folder, through torch's DataLoader."""
+"""Cityscapes: street images with a class per pixel, from a folder, through torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from perfexp.data.made import MADE
 from perfexp.data.mmseg_pipeline import Pipeline
 from perfexp.models import Session
 
-#: Range of a random crop's magnification (pytorch/vision, references/segmentation/presets.py, and the pipelines of
-#: mmsegmentation).
+#: Range of a random crop's magnification. Sources: pytorch/vision,
+#: references/segmentation/presets.py, and mmsegmentation's pipelines.
 _SCALES = (0.5, 2.0)
 
 
 @dataclass(kw_only=True, eq=False)
 class Cityscapes(Loading):
-    """A folder with images leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and masks gtFine/{train,val}/CITY/….
+    """A folder with images leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and masks gtFine/….
 
-    A mask holds train ids (*_gtFine_labelTrainIds.png) or label ids (*_gtFine_labelIds.png). A model of mmsegmentation
-    gets its images from the pipelines of its configuration, other models from random crops, or whole images in
-    evaluation. The arguments are those of `perfexp.data.images.Images`. Raises `UserError` if the folder is incomplete.
+    A mask holds train ids (*_gtFine_labelTrainIds.png) or label ids (*_gtFine_labelIds.png). An
+    mmsegmentation model gets its images from the pipelines in its configuration. Other models get
+    random crops, or whole images in evaluation. See `perfexp.data.images.Images` for the arguments.
+    Raises `UserError` if the folder is incomplete.
     """
 
     root: str
@@ -37,9 +38,8 @@ class Cityscapes(Loading):
         super().__post_init__()
         folder = Path(self.root).expanduser()
         self._train, self._val = find_pairs(folder, "train"), find_pairs(folder, "val")
-        self.labelled = not (
-            folder / MADE
-        ).is_file()  # an accuracy on made masks would mean nothing
+        # accuracy on made masks is meaningless
+        self.labelled = not (folder / MADE).is_file()
         self.num_classes: int | None = len(CLASSES)
         self.num_samples: int | None = len(self._train)
         self.held_out = True
@@ -49,9 +49,8 @@ class Cityscapes(Loading):
     ) -> Samples:
         pairs = self._train if training else self._val
         classes = min(len(CLASSES), session.num_classes or len(CLASSES))
-        if (
-            config := getattr(session, "config", None)
-        ) is not None:  # of mmsegmentation, with pipelines for its images
+        # mmsegmentation's sessions have pipelines for their images
+        if (config := getattr(session, "config", None)) is not None:
             pipeline = Pipeline(config, input_size, training=training, classes=classes, seed=seed)
             return Samples(pairs, pipeline.prepare, pipeline.join)
         return Samples(pairs, partial(cropped, size=input_size, training=training, classes=classes))
@@ -60,10 +59,10 @@ class Cityscapes(Loading):
 def cropped(
     pair: Pair, *, size: tuple[int, int], training: bool, classes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A sample for any model, float32 (3, height, width), normalized, and int64 (height, width).
+    """Return a sample for any model: normalized float32 (3, height, width), int64 (height, width).
 
-    In training it is a random crop, half of them mirrored, in evaluation the whole image. A crop enlarges the image 0.5
-    to 2 times, or by as much more as it takes to fill the crop.
+    In training it is a random crop, mirrored half of the time; in evaluation it is the whole image.
+    A crop enlarges the image 0.5 to 2 times, or more if needed to fill the crop.
     """
     image = read_image(pair.image)
     whole, shape = (image.height, image.width), (size[1], size[0])
@@ -77,7 +76,7 @@ def cropped(
 
 
 def _random_box(whole: tuple[int, int], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of a random part of an image of this height and width, by torch's generator."""
+    """Return left, top, right and bottom of a random part of an image, from torch's generator."""
     fraction, across, down = torch.rand(3).tolist()
     filling = max(size[0] / whole[0], size[1] / whole[1])
     scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), filling)

@@ -1,4 +1,4 @@
-"""The folder of Cityscapes: pairs of an image and a mask by split, how masks are read, and problems."""
+"""The Cityscapes folder: image and mask pairs by split, mask reading, and problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfexp.errors import UserError
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: Names of the classes by train id.
+#: Class names by train id.
 CLASSES = (
     *(
         "road",
@@ -30,25 +30,29 @@ CLASSES = (
     ),
     *("terrain", "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle"),
 )
-#: Train id of pixels without a class.
+#: Train id for pixels without a class.
 VOID = 255
-#: The label id of each class. Source: the table `labels` of cityscapesScripts, cityscapesscripts/helpers/labels.py. The
-#: other ids up to the last are void; -1, license plates, is never drawn (preparation/json2labelImg.py).
+#: Label id of each class. Source: the table `labels` in cityscapesScripts,
+#: cityscapesscripts/helpers/labels.py. Other ids up to the last are void; -1, license plates, is
+#: never drawn (preparation/json2labelImg.py).
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 
 #: Advice for files that cannot be decoded.
 AGAIN = "Get it again, or take it out."
-#: Endings of files with train ids and with label ids.
+#: Endings of files with train ids, and with label ids.
 TRAIN_IDS_END, LABEL_IDS_END = "_gtFine_labelTrainIds.png", "_gtFine_labelIds.png"
 
-#: The train id of each label id; 254, neither a class nor void, for unknown ones.
+#: Train id of each label id; unknown ids have 254, which is neither a class nor void.
 _TRAIN_ID_OF = np.full(256, 254, np.uint8)
 _TRAIN_ID_OF[[*range(max(LABEL_IDS) + 1), VOID]] = VOID
 _TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(len(LABEL_IDS))
 
 
 def read_mask(file: Path) -> Mask:
-    """A mask as stored, (height, width); raises `UserError` if it cannot be decoded, or is not a mask."""
+    """Return a mask as stored, (height, width).
+
+    Raises `UserError` if it cannot be decoded or is not a mask.
+    """
     with decoding(file, "a mask", AGAIN) as mask:
         numbers = np.array(mask)
     if numbers.ndim != 2 or (
@@ -61,9 +65,12 @@ def read_mask(file: Path) -> Mask:
 
 
 def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) -> Mask:
-    """A mask (height, width) with train ids and void only, which a loss accepts.
+    """Return a mask (height, width) with train ids and void only, as losses expect it.
 
-    The name of its file marks label ids, which are converted. Raises `UserError` for another size or unknown numbers.
+    Label ids, recognized by the file name, are converted.
+
+    Raises:
+        UserError: the mask has another size or unknown numbers, for example 40.
     """
     if mask.shape != size:
         raise UserError(
@@ -71,7 +78,8 @@ def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) ->
             "both again."
         )
     ids = _TRAIN_ID_OF.take(mask) if file.name.endswith(LABEL_IDS_END) else mask
-    # void + 1 wraps to 0 in uint8, which finds the largest class without a copy of eight times the size
+    # void + 1 wraps to 0 in uint8, which finds the largest class without a copy of eight times
+    # the size
     if ids.size and int((ids + np.uint8(1)).max()) > classes:
         wrong = np.unique(mask[(ids >= classes) & (ids != VOID)]).tolist()
         raise UserError(_wrong_labels(file, wrong, classes))
@@ -105,7 +113,7 @@ WHERE = (
 
 @dataclass(frozen=True)
 class Pair:
-    """An image and its mask, with the class of each pixel."""
+    """An image and its mask with a class per pixel."""
 
     image: Path
     mask: Path
@@ -113,14 +121,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Contents:
-    """Images of a split, and masks, by their name CITY/CITY_SEQUENCE_FRAME; of two masks, the one with train ids."""
+    """A split's images and masks, by name CITY/CITY_SEQUENCE_FRAME.
+
+    If an image has two masks, the mask with train ids is used.
+    """
 
     images: dict[str, Path]
     masks: dict[str, Path]
 
     @property
     def pairs(self) -> list[Pair]:
-        """Images with a mask, in the order of their names."""
+        """Return images with a mask, sorted by name."""
         return [
             Pair(self.images[name], self.masks[name])
             for name in sorted(self.images.keys() & self.masks.keys())
@@ -128,33 +139,36 @@ class Contents:
 
     @property
     def without_mask(self) -> list[Path]:
-        """Images without a mask, in the order of their names."""
+        """Return images without a mask, sorted by name."""
         return [self.images[name] for name in sorted(self.images.keys() - self.masks.keys())]
 
     @property
     def without_image(self) -> list[Path]:
-        """Masks without an image, in the order of their names."""
+        """Return masks without an image, sorted by name."""
         return [self.masks[name] for name in sorted(self.masks.keys() - self.images.keys())]
 
 
 def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Path:
-    """Path of the mask of an image with the name CITY/CITY_SEQUENCE_FRAME."""
+    """Return the mask path for an image name CITY/CITY_SEQUENCE_FRAME."""
     return root / MASKS / split / (name + (LABEL_IDS_END if label_ids else TRAIN_IDS_END))
 
 
 def image_of(root: Path, split: str, name: str) -> Path:
-    """Path of an image; see `mask_of`."""
+    """Return the image path; see `mask_of`."""
     return root / IMAGES / split / (name + _IMAGE_END)
 
 
 def first_missing(root: Path, split: str) -> Path | None:
-    """The first missing folder of a split (`train` or `val`); None if all exist."""
+    """Return the first missing folder of a split (`train` or `val`); None if all exist."""
     folders = (root, root / IMAGES, root / IMAGES / split, root / MASKS, root / MASKS / split)
     return next((folder for folder in folders if not folder.is_dir()), None)
 
 
 def contents(root: Path, split: str) -> Contents:
-    """Contents of a split (`train` or `val`); raises `UserError` with the first missing or unreadable folder."""
+    """Return the contents of a split (`train` or `val`).
+
+    Raises `UserError` with the first missing or unreadable folder.
+    """
     if (missing := first_missing(root, split)) is not None:
         problem = "data.root is not a folder" if missing == root else "The data lacks a folder"
         raise UserError(f"{problem}: {missing.absolute()}. {WHERE}")
@@ -166,7 +180,10 @@ def contents(root: Path, split: str) -> Contents:
 
 
 def find_pairs(root: Path, split: str) -> list[Pair]:
-    """The pairs of a split (`train` or `val`); raises `UserError` unless there are images, each with a mask."""
+    """Return the pairs of a split (`train` or `val`).
+
+    Raises `UserError` without images, or if an image has no mask.
+    """
     files = contents(root, split)
     if not files.images:
         raise UserError(
@@ -182,7 +199,7 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
 
 
 def inspect(pair: Pair) -> str | None:
-    """The problem of a pair, whose files are read whole; None if it can be used."""
+    """Read both files of a pair and return the problem, or None if it is usable."""
     try:
         image = read_image(pair.image, AGAIN)
         train_ids(
@@ -194,13 +211,17 @@ def inspect(pair: Pair) -> str | None:
 
 
 def sample(pairs: list[Pair], count: int) -> list[Pair]:
-    """At most `count` pairs, evenly spread from the first to the last; 0 for all."""
+    """Return up to `count` pairs, evenly spread from the first to the last; 0 returns all."""
     count = min(count or len(pairs), len(pairs))
     return [pairs[round(place)] for place in np.linspace(0, len(pairs) - 1, count)]
 
 
 def survey(root: Path, count: int) -> dict[str, Any]:
-    """Facts for a diagnosis as JSON values, `count` pairs of each split read whole (0: all); raises `UserError`."""
+    """Return facts for a diagnosis as JSON values; raise `UserError` if a folder is unreadable.
+
+    Args:
+        count: pairs to read per split; 0 for all.
+    """
     facts: dict[str, Any] = {
         "root": str(root),
         "where": WHERE,
@@ -229,7 +250,10 @@ def survey(root: Path, count: int) -> dict[str, Any]:
 
 
 def _files(folder: Path, end: str) -> dict[str, Path]:
-    """Files with an ending, in a folder and in its subfolders, by CITY/NAME or NAME; without hidden ones."""
+    """Return files with an ending, in a folder and its subfolders, by CITY/NAME or NAME.
+
+    Hidden files are ignored.
+    """
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     files = [file for entry in entries for file in (entry.iterdir() if entry.is_dir() else [entry])]
     return {

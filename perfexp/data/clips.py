@@ -1,4 +1,4 @@
-"""Clips: the frames of videos from folders of images, through torch's DataLoader."""
+"""Clips: video frames from image folders, through torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from perfexp.models import Session
 
 @dataclass(kw_only=True, eq=False)
 class Clips(Loading):
-    """A folder with one subfolder of frames per video, or just frames, in the order of their names.
+    """A folder of frames, or with a subfolder of frames per video, in name order.
 
-    A video is cut into clips of a number of frames; a shorter one repeats its last frame, a shorter rest is left out.
-    Frames are resized and cropped at their center. There are no labels. Raises `UserError` if the folder cannot be
-    read, or holds no images.
+    A video is cut into clips with a fixed number of frames. A shorter video repeats its last frame;
+    a shorter rest is left out. Frames are resized and cropped at their center. There are no labels.
+    Raises `UserError` if the folder cannot be read or has no images.
 
     Args:
-        frames: frames of a clip.
+        frames: frames per clip.
         workers: number of processes that load clips; 0 loads them between the model's calls.
         pin_memory: whether batches are in pinned memory, for asynchronous copies.
         prefetch_factor: batches that each worker loads ahead.
@@ -65,14 +65,14 @@ class Clips(Loading):
 
 
 def _stacked(clip: Sequence[Path], *, size: tuple[int, int]) -> Sample:
-    """Float32 (3, frames, height, width), normalized."""
+    """Return normalized float32 (3, frames, height, width), without a target."""
     return torch.stack(
         [to_tensor(centre_crop(read_image(file), size)) for file in clip], dim=1
     ), None
 
 
 def _videos(root: Path) -> list[list[Path]]:
-    """The frames of each video, by name."""
+    """Return each video's frames, sorted by name."""
     with listing():
         folders = sorted(
             Path(entry.path) for entry in visible_entries(root, root) if entry.is_dir()

@@ -1,4 +1,4 @@
-"""Batches cut from images that all lie on the device: by tensor operations alone, without the host's data."""
+"""Batches cut on the device from images stored there, without host data."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from perfexp.errors import Unsupported
 from perfexp.models import Batch, Session
 from perfexp.models.cuda_graphs import captures
 
-#: Black pixels on each side of an image, in which a random crop of its own size is cut
-#: (He et al., "Deep Residual Learning for Image Recognition", section 4.2).
+#: Black pixels on each side of an image. A random crop has the image's original size.
+#: Source: He et al., "Deep Residual Learning for Image Recognition", section 4.2.
 PADDING = 4
 
 
 class Augmentation:
-    """Random crops, half of them mirrored, and normalization: equal on the host and on a device.
+    """Random crops, mirrored half of the time, and normalization, equal on host and device.
 
     Args:
-        mean: mean of the pixels by channel, from 0 to 255, as their deviation `std`.
+        mean: pixel mean by channel, from 0 to 255.
+        std: pixel standard deviation by channel, from 0 to 255.
     """
 
     def __init__(
@@ -41,18 +42,19 @@ class Augmentation:
         self._across = torch.arange(self._width, device=device)
 
     def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Images uint8 (count, channels, height, width) as float32 of mean 0 and deviation 1."""
+        """Return uint8 images (count, channels, height, width) as float32, standardized."""
         return torch.addcmul(self._shift, pixels.float(), self._factor)
 
     def cropped(
         self, padded: torch.Tensor, rows: torch.Tensor, draws: torch.Tensor
     ) -> torch.Tensor:
-        """A crop of each of the images with these numbers, of the size without padding.
+        """Return crops of the selected images, in the size without padding.
 
         Args:
             padded: all images, see `padded`.
-            rows: numbers of images, int64 (batch,).
-            draws: int64 (3, batch), see `draw`: pixels left out at the top and at the left, and 1 for a mirrored crop.
+            rows: image numbers, int64 (batch,).
+            draws: int64 (3, batch), see `draw`: pixels left out at the top and the left, and 1 for
+                a mirrored crop.
         """
         top, left, mirrored = draws.view(3, -1, 1, 1)
         columns = torch.where(mirrored == 1, self._width - 1 - self._across, self._across) + left
@@ -65,23 +67,24 @@ class Augmentation:
 
 
 def padded(pixels: torch.Tensor) -> torch.Tensor:
-    """Images with a black border."""
+    """Return images with a black border."""
     return pad(pixels, (PADDING,) * 4)
 
 
 def draw(draws: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Fill an int64 tensor (3, count) with places of crops, and with whether they are mirrored."""
+    """Fill an int64 tensor (3, count) with crop positions and mirror flags."""
     draws[:2].random_(0, 2 * PADDING + 1, generator=generator)
     draws[2].random_(0, 2, generator=generator)
     return draws
 
 
 class DeviceBatches:
-    """Batches by number from images on the device, normalized there, and cropped and mirrored in training.
+    """Numbered batches of images on the device, normalized there; cropped and mirrored in training.
 
-    Each pass draws its order, crops and mirrorings on the device, into tensors that stay at their addresses. So does
-    the position in the order, which a batch moves on by itself: on a CUDA device a full batch is made by one launch of
-    a CUDA graph, into tensors that the next one overwrites.
+    Each pass draws its order, crops and mirror flags on the device, into tensors with fixed
+    addresses. The position in the order is such a tensor too, and each batch advances it. On a CUDA
+    device a full batch is therefore a single CUDA graph launch, into tensors that the next batch
+    overwrites.
 
     Args:
         pixels: uint8 (count, channels, height, width), on the host.
@@ -130,7 +133,10 @@ class DeviceBatches:
         self._made: Batch | None = None
 
     def next(self) -> Batch:
-        """See `Batches`. The batch is always full; raises `Unsupported` for fewer images than in a batch."""
+        """See `Batches`. The batch is always full.
+
+        Raises `Unsupported` for fewer images than in a batch.
+        """
         check_batch(self._count, self._batch_size)
         if self._left <= 0:
             self._begin()
@@ -145,7 +151,7 @@ class DeviceBatches:
             yield self._cut(self._rest)
 
     def _begin(self) -> None:
-        """Begin a pass; in training in a new order, with other crops."""
+        """Begin a pass; in training, draw a new order and new crops."""
         self._left = self._full_batches
         self._upcoming.copy_(self._first)
         if self._draws is not None:
@@ -153,7 +159,10 @@ class DeviceBatches:
             draw(self._draws, self._generator)
 
     def _full(self) -> Batch:
-        """The next full batch; on the device, the first one follows the last one."""
+        """Return the next full batch.
+
+        The device's position wraps from the last batch to the first.
+        """
         if self._can_capture:
             self._capture()
         self._left -= 1
@@ -166,19 +175,22 @@ class DeviceBatches:
         self._upcoming.add_(self._batch_size).remainder_(self._full_batches * self._batch_size)
 
     def _capture(self) -> None:
-        """Capture the making of a batch, once; without a graph it is made by one operation after the other."""
+        """Capture the batch creation once.
+
+        Without a graph, a batch is created operation by operation.
+        """
         self._can_capture, place = False, self._upcoming.clone()
         with suppress(Unsupported):
             self._launch = captures(self._session.device)(self._make)
         self._upcoming.copy_(place)
 
     def _cut(self, places: torch.Tensor) -> Batch:
-        """The batch of these places in the order of the pass."""
+        """Return the batch at these positions in the pass's order."""
         inputs, targets = self._drawn(places)
         return self._session.place(Batch(inputs=inputs, targets=targets))
 
     def _draw(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and labels of these places in the order of the pass."""
+        """Return images and labels at these positions in the pass's order."""
         rows = self._order[places]
         if self._draws is None:
             pixels = self._images[rows]

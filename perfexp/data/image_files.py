@@ -1,4 +1,4 @@
-"""Find and decode image files."""
+"""Image files: search and decoding."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from PIL import Image
 
 from perfexp.errors import UserError
 
-#: Allowed decoders of Pillow, independent of file names: others start programs (EPS: Ghostscript).
+#: Allowed Pillow decoders, whatever the file name. Others start programs (EPS: Ghostscript).
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
-#: Extensions of images, in lower case.
+#: Image extensions, in lower case.
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
 
@@ -23,16 +23,22 @@ LOOKED_FOR = f"Looked for: {', '.join(sorted(EXTENSIONS))}."
 
 @dataclass(frozen=True)
 class Split:
-    """Images of training, or of evaluation, with their classes; without classes, which are named in `classes`, None."""
+    """Images for training or evaluation, with class numbers.
+
+    Attributes:
+        items: files with their class numbers; None without classes.
+        classes: class names.
+    """
 
     items: list[tuple[Path, int | None]]
     classes: list[str]
 
 
 def find_split(folder: Path, root: Path) -> Split:
-    """The images of a folder: by class where it has subfolders, otherwise without labels.
+    """Return a folder's images: by class if it has subfolders, otherwise without labels.
 
-    Hidden files, and links that lead out of the root, are ignored. Raises `UserError` if it or a class holds no images.
+    Hidden files and links to places outside the root are ignored. Raises `UserError` if the folder
+    or a class has no images.
     """
     classes = sorted(entry.name for entry in visible_entries(folder, root) if entry.is_dir())
     items: list[tuple[Path, int | None]] = []
@@ -52,11 +58,11 @@ def find_split(folder: Path, root: Path) -> Split:
 
 
 def folder_of(root: str, content: str, trial: str = "") -> Path:
-    """The folder of a data set; raises `UserError` unless it is one.
+    """Return a data set's folder; raise `UserError` if it is not a folder.
 
     Args:
         content: kind of its files, in the plural.
-        trial: sentence about a small set to try out.
+        trial: sentence about a small set for trials.
     """
     folder = Path(root).expanduser()
     if not folder.is_dir():
@@ -68,7 +74,7 @@ def folder_of(root: str, content: str, trial: str = "") -> Path:
 
 @contextmanager
 def listing() -> Iterator[None]:
-    """Raise `UserError` for folders that cannot be read while entered."""
+    """Raise `UserError` if a folder cannot be read inside the context."""
     try:
         yield
     except OSError as error:
@@ -77,7 +83,7 @@ def listing() -> Iterator[None]:
 
 @contextmanager
 def decoding(file: Path, kind: str, advice: str) -> Iterator[Image.Image]:
-    """Open an image file; raises `UserError` if it cannot be decoded while entered."""
+    """Open an image file; raise `UserError` if it cannot be decoded inside the context."""
     try:
         with Image.open(file, formats=_FORMATS) as image:
             yield image
@@ -88,7 +94,7 @@ def decoding(file: Path, kind: str, advice: str) -> Iterator[Image.Image]:
 
 
 def read_image(file: Path, advice: str = "Repair it, or take it out of the folder.") -> Image.Image:
-    """An image in RGB; raises `UserError`, with advice, if it cannot be decoded."""
+    """Return an RGB image; raise `UserError`, with advice, if it cannot be decoded."""
     with decoding(file, "an image", advice) as image:
         return image.convert("RGB")
 
@@ -97,17 +103,18 @@ def find_images(folder: Path, root: Path) -> Iterator[Path]:
     """Yield the images in and below a folder, in any order."""
     for entry in visible_entries(folder, root):
         if entry.is_dir():
-            if not entry.is_symlink():  # a link upwards would never end
+            # a link upwards would never end
+            if not entry.is_symlink():
                 yield from find_images(Path(entry.path), root)
         elif Path(entry.name).suffix.lower() in EXTENSIONS and entry.is_file():
             yield Path(entry.path)
 
 
 def visible_entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
-    """Entries of a folder, without hidden files and links that lead out of the root.
+    """Yield a folder's entries, without hidden files and links to places outside the root.
 
-    `os.scandir`, unlike `Path.iterdir`, identifies links and folders without a file-system call for each of a million
-    files.
+    Unlike `Path.iterdir`, `os.scandir` identifies links and folders without a file-system call for
+    each of a million files.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

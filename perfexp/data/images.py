@@ -16,18 +16,20 @@ from perfexp.data.loading import Loading, Sample, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
 
-#: Ranges of a random crop's share of the image, and of its width over its height before resizing
-#: (Szegedy et al., "Going Deeper with Convolutions"; torchvision.transforms.RandomResizedCrop).
+#: Ranges of a random crop's image share and aspect ratio (width over height) before resizing.
+#: Sources: Szegedy et al., "Going Deeper with Convolutions";
+#: torchvision.transforms.RandomResizedCrop.
 CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 
 
 @dataclass(kw_only=True, eq=False)
 class Images(Loading):
-    """A folder with one subfolder of images per class; or `train` and `val`, each such a folder; or just images.
+    """A folder of images.
 
-    Training images are shuffled, cropped at random and mirrored; in evaluation they keep their order and their center.
-    Raises `UserError` if the folder cannot be read, or holds no images.
+    It has a subfolder per class, or `train` and `val` with such subfolders, or just images.
+    Training images are shuffled, cropped at random and mirrored. In evaluation they keep their
+    order and center. Raises `UserError` if the folder cannot be read or has no images.
 
     Args:
         workers: number of processes that load images; 0 loads them between the model's calls.
@@ -70,12 +72,12 @@ def _cropped(item: tuple[Path, int | None], *, size: tuple[int, int], crop: _Cro
 
 
 def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize so that the image just covers a height and width, and crop its center."""
+    """Resize an image so that it just covers a height and width, and crop its center."""
     return ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BILINEAR)
 
 
 def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Crop a random part, resize it to a height and width, and mirror half of them, by torch's generator."""
+    """Crop a random part, resize it, and mirror half of the time, with torch's generator."""
     fraction, ratio, across, down, flip = torch.rand(5).tolist()
     part = image.width * image.height * (CROP_AREA[0] + fraction * (CROP_AREA[1] - CROP_AREA[0]))
     shape = math.exp(math.log(CROP_RATIO[0]) + ratio * math.log(CROP_RATIO[1] / CROP_RATIO[0]))

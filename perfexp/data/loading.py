@@ -1,4 +1,4 @@
-"""Load images through torch's DataLoader, with processes that end with this one."""
+"""Image loading through torch's DataLoader, with processes that end with this process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.host import lifeline, locks
 from perfexp.models import Batch, Session
 
-#: Longest path of the temporary folder in which a Unix socket (`/pymp-xxxxxxxx/listener-xxxxxxxx`) can be made: its
-#: whole path has at most 107 bytes on Linux, 103 on macOS.
+#: Longest path of a temporary folder that leaves room for a Unix socket
+#: (`/pymp-xxxxxxxx/listener-xxxxxxxx`). Its whole path has at most 107 bytes on Linux, 103 on
+#: macOS.
 _LONGEST_FOLDER = 70
 
-#: Mean and deviation of ImageNet, red, green, blue, for values from 0 to 1.
+#: ImageNet's mean and standard deviation: red, green, blue, for values from 0 to 1.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
@@ -35,20 +36,22 @@ Sample = tuple[torch.Tensor, Any]
 
 
 def stacked(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Inputs and targets of a batch; without targets in the samples, None."""
+    """Return a batch's inputs and targets; None without targets in the samples."""
     inputs, targets = zip(*samples, strict=True)
     return torch.stack(inputs), None if targets[0] is None else torch.stack(targets)
 
 
 class Samples(Dataset[Any]):
-    """Samples of a split, prepared in the loader's processes.
+    """A split's samples, prepared in the loader's processes.
 
-    A `UserError` is a sample, or a batch, since torch would wrap its message in a stack trace.
+    A `UserError` is returned as a sample or batch, since torch would wrap its message in a stack
+    trace.
 
     Args:
         items: sources of the samples: a sequence, or another data set.
-        prepare: returns the inputs of a sample, and its targets: a tensor, or None in all samples; raises `UserError`.
-        join: returns inputs and targets of a batch, on the host; raises `UserError`.
+        prepare: returns a sample's inputs and targets; raises `UserError`. Targets are a tensor, or
+            None in all samples.
+        join: returns a batch's inputs and targets, on the host; raises `UserError`.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Samples(Dataset[Any]):
             return error
 
     def collate(self, samples: list[Any]) -> tuple[Any, torch.Tensor | None] | UserError:
-        """Samples as a batch on the host, or the first error."""
+        """Return the samples as a batch on the host, or the first error."""
         try:
             for sample in samples:
                 if isinstance(sample, UserError):
@@ -81,7 +84,7 @@ class Samples(Dataset[Any]):
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """An RGB image as float32 (3, height, width), normalized by ImageNet's mean and deviation."""
+    """Return an RGB image as float32 (3, height, width), normalized with ImageNet's statistics."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
     return (
         pixels.sub_(torch.tensor(MEAN).view(3, 1, 1))
@@ -91,7 +94,7 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 class Order(Sampler[int]):
-    """The order of samples, one pass after the other, in a new random order per pass if there is a seed.
+    """The order of samples, pass after pass. With a seed, each pass has a new random order.
 
     An iteration continues after a pass if `endless` was set when it began.
     """
@@ -117,7 +120,7 @@ class Order(Sampler[int]):
 
 @dataclass(kw_only=True, eq=False)
 class Loading:
-    """Base of data that processes load; `UserError` if a number is too small.
+    """Base class of data loaded by processes; raises `UserError` if a number is too small.
 
     Args:
         workers: number of processes that load samples; 0 loads them between the model's calls.
@@ -137,7 +140,7 @@ class Loading:
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
-        """Samples of training or of evaluation; raises `UserError` if there are none of this size."""
+        """Return samples for training or evaluation; raise `UserError` if none has this size."""
         raise NotImplementedError
 
     def open(
@@ -149,33 +152,34 @@ class Loading:
         training: bool,
         seed: int,
     ) -> AbstractContextManager[Batches]:
-        """See `perfexp.data.Data`. The loader's processes persist from one pass over the data to the next."""
+        """See `perfexp.data.Data`. The loader's processes persist between passes over the data."""
         samples = self.samples(session, input_size, training=training, seed=seed)
         if training:
             check_batch(len(samples), batch_size)
         order = Order(len(samples), seed if training else None)
         _shorten_sockets()
+        # a new pass must not start processes
         loader = DataLoader(
             samples,
             batch_size=batch_size,
             sampler=order,
             drop_last=training,
             num_workers=self.workers,
-            persistent_workers=self.workers > 0,  # starting over must not start processes
+            persistent_workers=self.workers > 0,
             prefetch_factor=self.prefetch_factor if self.workers else None,
             pin_memory=self.pin_memory and torch.cuda.is_available(),
             collate_fn=samples.collate,
             generator=torch.Generator().manual_seed(seed),
-            # torch's own check, every five seconds, misses a parent that ended earlier
+            # torch checks every five seconds, and misses a parent that ended earlier
             worker_init_fn=partial(_tie, os.getpid()),
         )
         return closing(LoadedBatches(loader, order, batch_size, session))
 
 
 class LoadedBatches:
-    """Batches of a loader, valid while the context of their data is open.
+    """A loader's batches, valid while the context of their data is open.
 
-    Their order goes on after a pass, so that no pass over the data begins with a wait.
+    The order continues after a pass, so that no pass begins with a wait.
     """
 
     constant = False
@@ -190,10 +194,14 @@ class LoadedBatches:
         self._order, self._batch_size, self._session = order, batch_size, session
 
     def next(self) -> Batch:
-        """See `Batches`. The batch is always full, since a smaller call would be another measurement.
+        """See `Batches`.
 
-        Raises `UserError` for an unusable image, label or mask, `Unsupported` for fewer images than in a batch,
-        and `PerfexpError` if a worker process died.
+        The batch is always full, since a smaller call would be another measurement.
+
+        Raises:
+            UserError: an image, label or mask is unusable.
+            Unsupported: there are fewer images than in a batch.
+            PerfexpError: a worker process died.
         """
         check_batch(len(self._order), self._batch_size)
         while True:
@@ -201,20 +209,20 @@ class LoadedBatches:
             if batch is None:
                 self._restart()
             elif len(batch.inputs) == self._batch_size:
-                # Free the previous batch only here, while the device may still work: returning a worker's memory
-                # takes host time (3.6 ms for 11 MB of shared memory on an AMD EPYC).
+                # Free the previous batch only here, while the device may still work. Returning a
+                # worker's memory takes host time (3.6 ms for 11 MB on an AMD EPYC).
                 self._on_host = batch
                 return self._session.place(batch)
 
     def epoch(self) -> Iterator[Batch]:
-        """See `Batches` for one pass, and `next` for errors. In evaluation the last one may be smaller."""
+        """See `Batches`, and `next` for errors. In evaluation the last batch may be smaller."""
         with patch.object(self._order, "endless", False):
             self._restart()
             while (batch := self._load()) is not None:
                 yield self._session.place(batch)
 
     def close(self) -> None:
-        """End the worker processes, which torch does once the iterator is deleted."""
+        """End the worker processes by deleting the iterator."""
         self._iterator = iter(())
         self._loader = self._on_host = None
 
@@ -223,7 +231,7 @@ class LoadedBatches:
         self._iterator = iter(self._loader)
 
     def _load(self) -> Batch | None:
-        """The next batch, on the host; None at the end of the data."""
+        """Return the next batch, on the host; None at the end of the data."""
         died = None
         try:
             loaded = next(self._iterator, None)
@@ -231,11 +239,11 @@ class LoadedBatches:
             if "DataLoader worker" not in str(error):
                 raise
             died = str(error).splitlines()[0]
-        except (EOFError, OSError) as error:  # the process died while its batch was transferred
+        except (EOFError, OSError) as error:  # the process died during the transfer
             died = f"the process ended while its batch was fetched ({type(error).__name__})."
         if died:
-            # While the iterator exists, torch raises its error again in any code that runs when a child ends.
-            # The error's traceback would hold the iterator, so it is not chained.
+            # While the iterator exists, torch raises its error again in any code that runs when
+            # a child ends. The traceback would hold the iterator, so the error is not chained.
             self.close()
             raise PerfexpError(
                 f"A process that loads images failed: {died} It may lack memory, or shared memory (in a container: "
@@ -247,7 +255,7 @@ class LoadedBatches:
 
 
 def check_batch(count: int, batch_size: int) -> None:
-    """Raise `Unsupported` unless there are enough samples for a batch."""
+    """Raise `Unsupported` if there are fewer samples than in a batch."""
     if count < batch_size:
         raise Unsupported(
             f"There are {count} samples, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
@@ -256,16 +264,17 @@ def check_batch(count: int, batch_size: int) -> None:
 
 
 def _shorten_sockets() -> None:
-    """Choose a folder for the sockets through which a loader's processes hand over batches.
+    """Choose a folder for the sockets between the loader's processes.
 
-    Where the path of a socket is too long, multiprocessing prints an error in the process that loads, and this one
-    waits for its batch forever. TMPDIR is long in the jobs of some clusters.
+    If a socket path is too long, multiprocessing prints an error in the loading process, and this
+    process waits for its batch forever. TMPDIR is long, for example, in jobs on some clusters.
     """
     if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
         with patch.object(tempfile, "tempdir", str(locks.TEMPORARY)):
-            multiprocessing.util.get_temp_dir()  # made once per process, inherited by those that it starts
+            # created once per process, and inherited by its children
+            multiprocessing.util.get_temp_dir()
 
 
 def _tie(parent: int, worker: int) -> None:
-    """Initialize process number `worker` of a loader."""
+    """Initialize loader process number `worker`."""
     lifeline.die_with(parent)

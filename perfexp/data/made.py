@@ -1,4 +1,4 @@
-"""The frame of the data sets that `perfexp make-data` makes: an empty folder, a note on its contents, and files."""
+"""Common parts of data sets from `perfexp make-data`: an empty folder, a note, and files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Photograph = tuple[str, Image.Image]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A data set that can be made; equal arguments of its maker give equal files.
+    """A data set to make. Equal arguments give equal files.
 
     Attributes:
-        about: facts for `MADE`.
-        files: paths in the folder, each with its content, which is made when it is asked for.
-        count: number of the files.
-        contents: description of the contents for the user, in a line.
-        remark: limit of their use, for the user.
+        about: facts for `MADE`, for example the seed.
+        files: paths in the folder with their contents, which are created on demand.
+        count: number of files.
+        contents: one-line description for the user.
+        remark: limitation for the user.
         command: command that uses the data set, without its folder.
     """
 
@@ -40,10 +40,13 @@ class Recipe:
     command: str
 
     def write(self, root: Path, progress: Callable[[str], None]) -> None:
-        """Write the data set into an empty or new folder; raises `UserError` for any other, or if it cannot be written.
+        """Write the data set into an empty or new folder.
 
         Args:
             progress: called with the number of files so far.
+
+        Raises:
+            UserError: the folder is not empty or cannot be written.
         """
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise UserError(
@@ -51,7 +54,7 @@ class Recipe:
             )
         try:
             root.mkdir(parents=True, exist_ok=True)
-            # first, so that even an incomplete data set is marked
+            # written first, so that even an incomplete data set is marked
             write_atomically(root / MADE, json.dumps(self.about, indent=1).encode() + b"\n")
             for number, (name, content) in enumerate(self.files, 1):
                 file = root / name
@@ -68,9 +71,10 @@ class Recipe:
 
 
 def photographs_in(folder: Path | None) -> list[Photograph]:
-    """Photographs with their names, from a folder by name, or the two of scikit-learn (None).
+    """Return photographs with their names, from a folder or, for None, from scikit-learn.
 
-    Raises `UserError` if there are none, one cannot be read, or scikit-learn is not installed.
+    scikit-learn has two. Raises `UserError` if there are none, if a photograph cannot be read, or
+    if scikit-learn is not installed.
     """
     if folder is None:
         return _public_photographs()

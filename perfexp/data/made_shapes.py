@@ -1,7 +1,7 @@
-"""Make small data sets that convolutions learn, in CIFAR-10's format or as files by class.
+"""Small data sets that convolutions can learn, in CIFAR-10's format or as files by class.
 
-An image is a part of a photograph with a shape on it, in a place and in colors of its own. The class is the shape, so
-the mean image of every class is the same, and a linear classifier has next to nothing to go by.
+An image is part of a photograph with a shape on it, in a random place and color. The class is the
+shape. All classes have the same mean image, so a linear classifier learns next to nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from perfexp.errors import UserError
 _Grid = np.ndarray[Any, np.dtype[np.float64]]
 
 _SIDE = SHAPE[1]
-#: Sides of a part of a photograph, which becomes an image, and of a shape in it, in pixels of an image of `_SIDE`.
+#: Sides of the photograph part that becomes an image, and of a shape in it, in pixels of an image
+#: with side `_SIDE`.
 _PARTS, _SHAPES = (32, 128), (13, 19)
-#: Side of an image in a file, in pixels.
+#: Side of an image file, in pixels.
 _FILE_SIDE = 256
-#: Difference of a shape's color from the mean below it, in each channel and in either direction.
+#: Difference between a shape's color and the mean below it, per channel, up or down.
 _CONTRAST = (60, 120)
 
-#: The shapes, each the same when it is mirrored left to right, by x and y from -1 to 1.
+#: Shapes by x and y from -1 to 1. Each is symmetric from left to right.
 SHAPES: dict[str, Callable[[_Grid, _Grid], Any]] = {
     "disc": lambda x, y: x**2 + y**2 < 0.9,
     "ring": lambda x, y: abs(np.hypot(x, y) - 0.75) < 0.22,
@@ -43,7 +44,7 @@ SHAPES: dict[str, Callable[[_Grid, _Grid], Any]] = {
 
 
 def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed: int) -> Recipe:
-    """Images of 32 × 32 pixels in the binary format of CIFAR-10; see `folder` for the arguments."""
+    """Return a recipe for 32 × 32 images in CIFAR-10's binary format; see `folder`."""
     sources, names = photographs_in(photographs), list(SHAPES)[:classes]
     *training, evaluation, meta = FORMATS[10][0].files
     if train < len(training):
@@ -72,11 +73,12 @@ def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed
 
 
 def folder(*, photographs: Path | None, train: int, val: int, classes: int, seed: int) -> Recipe:
-    """JPEG files `SPLIT/CLASS/NUMBER.jpg`.
+    """Return a recipe for JPEG files `SPLIT/CLASS/NUMBER.jpg`.
 
     Args:
-        photographs: folder of photographs; None for those of scikit-learn.
-        train: number of images of training, as `val` of evaluation; at least one for each class.
+        photographs: folder of photographs; None for scikit-learn's.
+        train: number of training images, at least one per class.
+        val: number of evaluation images, at least one per class.
         classes: number of shapes, taken from `SHAPES` in order.
     """
     sources, names, counts = (
@@ -122,14 +124,17 @@ def _about(
 def _images(
     sources: list[Photograph], names: list[str], count: int, seed: tuple[int, ...], side: int
 ) -> Iterator[tuple[int, Numbers]]:
-    """Labels and images uint8 (side, side, 3), every class as often as the others."""
+    """Yield labels and images uint8 (side, side, 3), with equally frequent classes."""
     for index in range(count):
         label, random = index % len(names), np.random.default_rng([*seed, index])
         yield label, _draw(names[label], sources[random.integers(len(sources))][1], random, side)
 
 
 def _draw(name: str, photograph: Image.Image, random: np.random.Generator, length: int) -> Numbers:
-    """A part of a photograph, uint8 (length, length, 3) for a multiple of 32, with a shape on it."""
+    """Return part of a photograph with a shape on it, uint8 (length, length, 3).
+
+    `length` is a multiple of 32.
+    """
     scale = length // _SIDE
     part = min(int(random.integers(scale * _PARTS[0], scale * _PARTS[1])), *photograph.size)
     left, top = (int(random.integers(side - part + 1)) for side in photograph.size)

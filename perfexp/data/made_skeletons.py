@@ -1,7 +1,8 @@
-"""Make a small data set in the layout of IntelliRehabDS: a skeleton that does nine gestures, by several subjects.
+"""A small data set in IntelliRehabDS' layout: a skeleton with nine gestures and several subjects.
 
-A joint turns and takes the limb below it along. Subjects differ in height, place, direction, range and speed of their
-movements, and in whether they sit; every repetition differs in time and range, and every coordinate has noise.
+A joint turns and moves the limb below it. Subjects differ in height, place, direction, range and
+speed, and in whether they sit. Repetitions differ in time and range, and every coordinate has
+noise.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from perfexp.data.made import Recipe
 
 _Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
-#: Joints by number (JointType of Kinect for Windows SDK 2.0): of a spine from its base to the head, of an arm from the
-#: shoulder to the fingers, and of a leg from the hip to the foot.
+#: Joint numbers (JointType in Kinect for Windows SDK 2.0): spine from its base to the head, arms
+#: from shoulder to fingers, legs from hip to foot.
 _SPINE = (0, 1, 20, 2, 3)
 _ARMS = ((4, 5, 6, 7, 21, 22), (8, 9, 10, 11, 23, 24))
 _LEGS = ((12, 13, 14, 15), (16, 17, 18, 19))
-#: Heights of the spine's joints, and places of those of a limb, outwards from the middle and up, in meters.
+#: Heights of spine joints, and positions of limb joints outwards and up, in meters.
 _SPINE_HEIGHTS = (0.95, 1.2, 1.4, 1.5, 1.65)
 _ARM_PLACES = ((0.18, 1.4), (0.2, 1.12), (0.21, 0.88), (0.21, 0.8), (0.21, 0.72), (0.18, 0.8))
 _LEG_PLACES = ((0.09, 0.93), (0.1, 0.52), (0.1, 0.1), (0.1, 0.04))
-#: The sides that lie to the left and to the right of the middle.
+#: Directions of the left and the right side.
 _OUTWARDS = (-1.0, 1.0)
-#: Turns by the label of a gesture: limbs, index of the joint about which they turn, sides, the axis of the plane
-#: of the turn (0 outwards, 2 forward), and an angle in degrees.
+#: Turns by gesture label: limbs, index of the pivot joint, sides, axis of the turning plane
+#: (0 outwards, 2 forward), and angle in degrees.
 _GESTURES = (
     *((_ARMS, 1, (side,), 2, 125.0) for side in (0, 1)),
     *((_ARMS, 0, (side,), 2, 100.0) for side in (0, 1)),
@@ -36,12 +37,12 @@ _GESTURES = (
     *((_LEGS, 0, (side,), 0, 28.0) for side in (0, 1)),
 )
 _POSITIONS = ("stand", "chair")
-#: Frames of a repetition, noise of a coordinate in meters, and height of a seat below the hips of who stands.
+#: Frames per repetition, coordinate noise in meters, and distance from standing hips to a seat.
 _FRAMES, _NOISE, _SEAT = (25, 50), 0.008, 0.4
 
 
 def recipe(*, subjects: int, repetitions: int, seed: int) -> Recipe:
-    """Text files of every gesture by a number of subjects, each repeated."""
+    """Return a recipe for text files with repetitions of every gesture by several subjects."""
     count = subjects * len(_GESTURES) * repetitions
     return Recipe(
         about={
@@ -82,7 +83,7 @@ def _files(subjects: int, repetitions: int, seed: int) -> Iterator[tuple[str, by
 
 
 def _posture(*, sits: bool) -> _Numbers:
-    """The joints at rest, (joints, 3), standing or on a seat."""
+    """Return the joints at rest, (joints, 3), standing or on a seat."""
     joints = np.zeros((25, 3))
     joints[_SPINE, 1] = _SPINE_HEIGHTS
     for limbs, places in ((_ARMS, _ARM_PLACES), (_LEGS, _LEG_PLACES)):
@@ -96,7 +97,10 @@ def _posture(*, sits: bool) -> _Numbers:
 
 
 def _moved(body: _Numbers, gesture: int, extent: float, random: np.random.Generator) -> _Numbers:
-    """One repetition of a gesture, (frames, joints, 3): a limb goes to its end, rests there and comes back."""
+    """Return one repetition of a gesture, (frames, joints, 3).
+
+    A limb moves to its end, rests there and comes back.
+    """
     frames, hold = int(random.integers(*_FRAMES)), random.uniform(1.0, 2.5)
     reach = np.minimum(hold * np.sin(np.pi * np.linspace(0, 1, frames)) ** 2, 1.0) * random.uniform(
         0.85, 1.0

@@ -1,4 +1,4 @@
-"""Make a small data set in Cityscapes' layout from any photographs, with artificial masks."""
+"""A small data set in Cityscapes' layout from any photographs, with artificial masks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from perfexp.sweep import parse_sizes
 _SMALLEST, _LARGEST = 32, 16384
 #: Name of the only city.
 _CITY = "made"
-#: Least size of a crop, relative to the largest that fits into its photograph.
+#: Minimum crop size, relative to the largest crop that fits into its photograph.
 _SMALLEST_CROP = 0.5
-#: Reduction of the images for masks, since regions of a few pixels are meaningless.
+#: Image reduction for masks, since regions of a few pixels are meaningless.
 _COARSER = 4
-#: Share of an image at its lower edge that is void, like the car's hood in Cityscapes.
+#: Void share at the lower edge of an image, like the car's hood in Cityscapes.
 _VOID_BELOW = 0.05
 _NO_TRUTH = "The masks are derived from colors, and are not ground truth. Use them for trials and timing only."
 
 
 def recipe(*, photographs: Path | None, size: str, train: int, val: int, seed: int) -> Recipe:
-    """Crops of photographs in a size (`1024x2048`), and masks.
+    """Return a recipe for photograph crops and masks.
 
     Args:
-        photographs: folder of photographs; None for those of scikit-learn.
-        train: number of images of training, as `val` of evaluation.
+        photographs: folder of photographs; None for scikit-learn's.
+        size: height and width, for example `1024x2048`.
+        train: number of training images.
+        val: number of evaluation images.
     """
     [(height, width)] = parse_sizes(size)
     if not (_SMALLEST <= height <= _LARGEST and _SMALLEST <= width <= _LARGEST):
@@ -71,7 +73,7 @@ def _files(
 def _crop(
     photograph: Image.Image, size: tuple[int, int], random: np.random.Generator
 ) -> Image.Image:
-    """A random part of an RGB photograph, resized to a height and width; half of them mirrored."""
+    """Return a random part of an RGB photograph, resized, and mirrored half of the time."""
     largest = min(photograph.height / size[0], photograph.width / size[1])
     part = largest * random.uniform(_SMALLEST_CROP, 1)
     height, width = part * size[0], part * size[1]
@@ -86,7 +88,7 @@ def _crop(
 
 
 def _regions(image: Image.Image) -> Mask:
-    """A mask of regions of similar color, with void at the lower edge.
+    """Return a mask with regions of similar color, with void at the lower edge.
 
     A filter gives each pixel the most frequent number around it.
     """

@@ -1,4 +1,4 @@
-"""Prepare images and masks by a configuration of mmsegmentation, at the size of a point."""
+"""Image and mask preparation by an mmsegmentation configuration, at a point's size."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from perfexp.data.image_files import read_image
 from perfexp.errors import UserError
 from perfexp.models.mmseg import HostImages
 
-#: Keys of a pipeline in a configuration, first that of the loader, which mmengine runs.
+#: Keys of a pipeline in a configuration. The loader, which mmengine runs, comes first.
 _TRAIN = ("train_dataloader", "train_pipeline")
 _TEST = ("test_dataloader", "val_dataloader", "test_pipeline")
 
 
 class Pipeline:
-    """The training or test pipeline of a configuration, unchanged but for the sizes.
+    """A configuration's training or test pipeline, unchanged but for the sizes.
 
-    Random crops have the size of the point; without them, and in tests, images are resized to it. An image that is
-    smaller than its crop is padded, with void in its mask. In tests a mask keeps its own size. Raises `UserError` if
-    the configuration has no such pipeline, or it cannot be built.
+    Random crops have the point's size. Without them, and in tests, images are resized to it. An
+    image smaller than its crop is padded, with void in its mask. In tests a mask keeps its own
+    size. Raises `UserError` if the configuration has no such pipeline or it cannot be built.
     """
 
     def __init__(
@@ -36,13 +36,11 @@ class Pipeline:
         from mmengine.dataset import Compose
         from mmengine.registry import DefaultScope
 
-        random.seed(
-            seed
-        )  # transforms use these generators here without processes, whose own ones torch seeds
+        # without loader processes, transforms use these generators; torch seeds loader processes
+        random.seed(seed)
         np.random.seed(seed % 2**32)
-        importlib.import_module("cv2").setNumThreads(
-            0
-        )  # as in mmengine: parallelism comes from the loader's processes
+        # as in mmengine: parallelism comes from the loader's processes
+        importlib.import_module("cv2").setNumThreads(0)
         self._size, self._training = size, training
         described: list[Any] = _sized(
             _described(config, training=training), size, training=training
@@ -69,7 +67,7 @@ class Pipeline:
         return f"configuration's {'training' if self._training else 'test'} pipeline"
 
     def prepare(self, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        """Uint8 (3, height, width), and int64 (height, width)."""
+        """Return uint8 (3, height, width) and int64 (height, width)."""
         try:
             paths = {"img_path": str(pair.image), "seg_map_path": str(pair.mask), "pair": pair}
             packed = self._run(
@@ -87,7 +85,8 @@ class Pipeline:
             raise UserError(f"The {self._of} leaves nothing of {pair.image}.")
         image, mask = packed["inputs"], packed["data_samples"].gt_sem_seg.data[0]
         self._check(image, pair)
-        if self._training and mask.shape != self._size:  # where the image is padded on the device
+        # the image is padded on the device
+        if self._training and mask.shape != self._size:
             mask = pad(
                 mask,
                 (0, self._size[1] - mask.shape[1], 0, self._size[0] - mask.shape[0]),
@@ -98,7 +97,10 @@ class Pipeline:
     def join(
         self, samples: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> tuple[Any, torch.Tensor]:
-        """A batch on the host; raises `UserError` for masks of different sizes."""
+        """Return a batch on the host.
+
+        Raise `UserError` if mask sizes differ, for example in tests.
+        """
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(
@@ -110,7 +112,10 @@ class Pipeline:
         )
 
     def _check(self, image: torch.Tensor, pair: Pair) -> None:
-        """Check that the image has the point's size, or in training a smaller one, which is padded on the device."""
+        """Raise `UserError` unless the image has the point's size.
+
+        In training it may be smaller, because it is padded on the device.
+        """
         made = tuple(image.shape[-2:])
         if made != self._size and not (
             self._training and made[0] <= self._size[0] and made[1] <= self._size[1]
@@ -136,7 +141,7 @@ class _Labels:
 def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
     for key in _TRAIN if training else _TEST:
         node = config.get(key)
-        while isinstance(node, Mapping):  # a loader, its data set, the one that this repeats, …
+        while isinstance(node, Mapping):  # loader, data set, repeated data set, …
             node = node.get("pipeline", node.get("dataset", (node.get("datasets") or [None])[0]))
         if node:
             return [copy.deepcopy(dict(step)) for step in node]
@@ -148,21 +153,26 @@ def _described(config: Any, *, training: bool) -> list[dict[str, Any]]:
 def _sized(
     described: list[dict[str, Any]], size: tuple[int, int], *, training: bool
 ) -> list[dict[str, Any]]:
-    """Change the steps so that images become this size (height, width), by a crop if the training has one."""
+    """Change the steps so that images have this size (height, width).
+
+    In training, a crop sets the size if there is one.
+    """
     crops = training and any(_name(step) == "RandomCrop" for step in described)
     for step in described:
         scale = step.get("scale")
         if isinstance(scale, list) and not any(
             isinstance(number, list | tuple) for number in scale
         ):
-            step["scale"] = tuple(scale)  # a list, which YAML gives, would be a choice of scales
+            # a list, as from YAML, would be a choice of scales
+            step["scale"] = tuple(scale)
         if _name(step) == "RandomCrop":
             step["crop_size"] = size
         elif _name(step) == "Resize" and not crops:
             step.pop("scale_factor", None)
             step.update(scale=(size[1], size[0]), keep_ratio=False)
         elif _name(step) == "LoadAnnotations":
-            step.pop("reduce_zero_label", None)  # meant for other data: here 0 is a class
+            # meant for other data; here 0 is a class
+            step.pop("reduce_zero_label", None)
     return described
 
 

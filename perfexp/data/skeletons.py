@@ -1,8 +1,8 @@
-"""Skeletons: labelled movements of joints from a folder, of subjects who are held out for evaluation.
+"""Skeletons: labeled joint movements from a folder, with held-out subjects for evaluation.
 
-The layout is that of IntelliRehabDS (Miron et al., "IntelliRehabDS (IRDS) - A Dataset of Physical Rehabilitation
-Movements"): a text file for each repetition of a gesture, a line for each frame, comma-separated x, y and z of each
-joint.
+The layout follows IntelliRehabDS (Miron et al., "IntelliRehabDS (IRDS) - A Dataset of Physical
+Rehabilitation Movements"): a text file per repetition, a line per frame, and comma-separated x, y
+and z of each joint.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from perfexp.host.untrusted import read_bytes
 from perfexp.models import Session
 
 _LAYOUT = "SUBJECT_DATE_GESTURE_REPETITION_CORRECT_POSITION.txt"
-#: Folders of the published archive with the coordinates alone.
+#: Folders of the published archive that contain only coordinates.
 _FOLDERS = ("SkeletonData/Simplified", "Simplified", "SkeletonData", ".")
 _NAME = re.compile(r"(?P<subject>[^_]+)_[^_]+_(?P<gesture>\d{1,4})_\d+_[123]_[^_.]+\.txt")
-#: Fewest frames of a movement, and limit on a file: the longest published one has 1,586 frames, about 1 MB.
+#: Minimum frames per movement, and maximum file size. The longest published file has 1,586 frames,
+#: about 1 MB.
 _LEAST_FRAMES, _MOST_BYTES = 2, 1 << 24
-#: One of so many subjects is held out.
+#: One in this many subjects is held out.
 _HELD_OUT = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """One repetition of a gesture, float32 (frames, columns)."""
+    """A repetition of a gesture, float32 (frames, columns)."""
 
     subject: str
     gesture: int
@@ -46,21 +47,23 @@ class Repetition:
 
 @dataclass(kw_only=True, eq=False)
 class Skeletons(Loading):
-    """Repetitions of gestures in the layout of IntelliRehabDS.
+    """Gesture repetitions in IntelliRehabDS' layout.
 
-    Each is resampled to the frames of the input size. Columns are standardized by mean and deviation of the training
-    subjects. Raises `UserError` without two subjects; files that cannot be used are left out.
+    Each is resampled to the number of frames in the input size. Columns are standardized with the
+    training subjects' mean and standard deviation. Unusable files are left out. Raises `UserError`
+    for fewer than two subjects.
 
     Args:
-        gestures: number of gestures, which are numbered from 0 in the names of the files.
-        joints: joints of a skeleton; a frame has three columns for each.
-        val_subjects: subjects that are held out; None for every fifth.
-        workers: number of processes that prepare batches; 0 prepares them between the model's calls.
+        gestures: number of gestures; file names number them from 0.
+        joints: joints per skeleton; a frame has three columns per joint.
+        val_subjects: held-out subjects; None for every fifth subject.
+        workers: number of processes that prepare batches; 0 prepares them between the model's
+            calls.
         pin_memory: whether batches are in pinned memory, for asynchronous copies.
         prefetch_factor: batches that each worker prepares ahead.
 
     Attributes:
-        problems: a line about each file that cannot be used.
+        problems: a line about each unusable file, for example with too few columns.
     """
 
     labelled = True
@@ -98,7 +101,7 @@ class Skeletons(Loading):
         return Samples(TensorDataset(*self._standardized(frames, training)))
 
     def _standardized_in(self, frames: int, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Movements in a number of frames, and their labels, of one side of the split."""
+        """Return resampled movements and labels for training or evaluation."""
         deviation, mean = torch.std_mean(_resampled(self._train, frames), dim=(0, 1), correction=0)
         side = self._train if training else self._val
         values = (_resampled(side, frames) - mean) / torch.where(deviation > 0, deviation, 1.0)
@@ -110,18 +113,19 @@ def _resampled(repetitions: Sequence[Repetition], frames: int) -> torch.Tensor:
 
 
 def resampled(frames: torch.Tensor, count: int) -> torch.Tensor:
-    """A movement in a number of frames at equal distances from the first to the last, in float64."""
+    """Return a movement with `count` evenly spaced frames from first to last, in float64."""
     return interpolate(frames.double().T[None], count, mode="linear", align_corners=True)[0].T
 
 
 def read(root: Path, *, gestures: int, columns: int) -> tuple[list[Repetition], list[str]]:
-    """All repetitions in and below a folder by name, and a line about each file that cannot be used.
-
-    Raises `UserError` if there are none.
+    """Return all repetitions in and below a folder by name, and a line about each unusable file.
 
     Args:
-        gestures: number of gestures; labels are below it.
-        columns: columns of a frame.
+        gestures: number of gestures; labels are smaller.
+        columns: columns per frame.
+
+    Raises:
+        UserError: there are no repetitions.
     """
     folder = next(root / name for name in _FOLDERS if (root / name).is_dir())
     repetitions, problems, names = [], [], set()
@@ -147,10 +151,11 @@ def read(root: Path, *, gestures: int, columns: int) -> tuple[list[Repetition], 
 def split(
     repetitions: Sequence[Repetition], held_out: Sequence[str] | None
 ) -> tuple[list[Repetition], list[Repetition]]:
-    """Repetitions of the subjects for training, and of those that are held out; raises `UserError` if a side has none.
+    """Return training and evaluation repetitions; raise `UserError` if either is empty.
 
     Args:
-        held_out: subjects; None for every fifth, by name, or the last of fewer.
+        held_out: evaluation subjects. None selects every fifth by name, or the last if there are
+            fewer.
     """
     subjects = sorted(
         {repetition.subject for repetition in repetitions}, key=lambda name: (len(name), name)
@@ -174,7 +179,7 @@ def split(
 
 
 class _Unusable(Exception):
-    """Raised with the reason why a file cannot be used."""
+    """Raised with the reason why a file is unusable."""
 
 
 def _files(folder: Path, root: Path) -> Iterator[Path]:
@@ -196,7 +201,7 @@ def _repetition(file: Path, *, gestures: int, columns: int) -> Repetition:
 
 
 def _frames(file: Path, columns: int) -> torch.Tensor:
-    """The numbers of a file, all finite, in a fixed number of columns."""
+    """Return a file's numbers, all finite, with a fixed number of columns."""
     try:
         lines = [
             line.rstrip(", ")

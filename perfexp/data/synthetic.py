@@ -1,4 +1,7 @@
-"""Batches that stay on the device: random ones, or the same one at many addresses, beyond its caches (cache=rotate)."""
+"""Batches that stay on the device.
+
+They are random, or copies of the same batch at many addresses, to exceed the caches (cache=rotate).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ class Cycled:
 
 
 class Rotating(Cycled):
-    """Copies of equal inputs in rotation, exceeding `cache_bytes`, so that a call finds its inputs in memory."""
+    """Copies of the same inputs in rotation.
+
+    Together they are larger than `cache_bytes`, so that calls read their inputs from memory.
+    """
 
     def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
         first = batches.next()
@@ -44,7 +50,7 @@ class Rotating(Cycled):
 
 
 def _size(inputs: Any) -> int:
-    """Bytes of the inputs of a call, which may be several tensors."""
+    """Return the bytes of a call's inputs, which may be several tensors."""
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
     return (
@@ -53,19 +59,22 @@ def _size(inputs: Any) -> int:
 
 
 def on_device(batches: Batches) -> bool:
-    """Whether all batches are on the device already, or are made there."""
+    """Return whether all batches are already on the device, or are created there."""
     return batches.constant or getattr(batches, "on_device", False)
 
 
-#: Number of label sets for the same inputs. With one, training soon memorizes it; loss and gradients become zeros and
-#: denormal numbers, which some devices compute faster and some slower than others.
+#: Number of label sets for the same inputs. A single set is soon memorized: loss and gradients
+#: become zeros and denormal numbers, which devices compute faster or slower than other numbers.
 _LABELS = 8
 #: Limit beyond any data set.
 _MOST_SAMPLES = 10**12
 
 
 class Synthetic:
-    """Random inputs with contradicting labels from call to call; `num_samples` of an epoch is nominal."""
+    """Random inputs with contradicting labels from call to call.
+
+    `num_samples` is the nominal size of an epoch.
+    """
 
     labelled = False
     num_classes: int | None = None
@@ -94,7 +103,7 @@ class Synthetic:
 
         def batches() -> Iterator[Batch]:
             if first.targets is None:
-                yield first  # the first call may tell what targets look like
+                yield first  # the first call may determine the shape of targets
                 first.targets = session.random_targets(input_size, batch_size, seed)
             others = [session.random_targets(input_size, batch_size, one) for one in seeds]
             yield from cycle(

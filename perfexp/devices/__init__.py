@@ -1,4 +1,4 @@
-"""Interface of a measured device; each kind has a module beside this one."""
+"""Interface of a measured device. Each kind of device has its own module here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from perfexp.meters import Found, none_because
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 
-#: The clock before any code of the user's was imported, which may replace the module's.
+#: The clock as of import, before user code can replace it in the module.
 _CLOCK = time.perf_counter_ns
 
 
 class Cache(StrEnum):
-    """Contents of the device's caches before a call: those of the previous call, nothing, or other inputs."""
+    """Cache contents before a call: the previous call's data, nothing, or other inputs."""
 
     warm = "warm"
     flush = "flush"
@@ -24,16 +24,19 @@ class Cache(StrEnum):
 
 
 class Pipeline(StrEnum):
-    """How batches come to the device: prepared by worker processes, or from all images, which lie there."""
+    """Batch source: worker processes, or all images stored on the device."""
 
     loader = "loader"
     device = "device"
 
 
 class Conditions(NamedTuple):
-    """What slows a device down at one moment, as its driver reports it; None for what it does not report.
+    """Slow-downs at one moment, as the driver reports them; None if it does not.
 
-    Nanoseconds that it has been throttled so far by reason, or else the reasons of the moment; degrees Celsius.
+    Attributes:
+        throttled_ns: throttled time so far by reason, nanoseconds.
+        reasons: current throttle reasons, for drivers without such counters.
+        temperature: degrees Celsius.
     """
 
     throttled_ns: dict[str, int] | None = None
@@ -42,24 +45,26 @@ class Conditions(NamedTuple):
 
 
 class Event(Protocol):
-    """A mark in the device's queue; its time is known once the device has passed it."""
+    """A mark in the device's queue. Its time is known once the device has passed it."""
 
 
 class Device(Protocol):
-    """A device that runs calls, and its clocks; the defaults are those of a synchronous device without a driver.
+    """A device that runs calls, and its clocks.
 
-    On a synchronous device (a CPU) a call's work is done when the call returns, and the host's clock times it. An
-    asynchronous device (a GPU) has a queue: calls return when their work is enqueued, and events mark positions in it.
+    On a synchronous device (a CPU) a call returns when its work is done, and the host's clock times
+    it. An asynchronous device (a GPU) has a queue: calls return once their work is enqueued, and
+    events mark positions in the queue. The defaults are for a synchronous device without a driver.
 
     Attributes:
         name: product name from the driver or the operating system.
-        identifier: torch's name (`cpu`, `cuda:0`), or None for a device unknown to torch.
+        identifier: torch's name, for example `cpu` or `cuda:0`; None for a device unknown to torch.
         asynchronous: whether calls return before their work is done.
-        lock_name: unique name on this machine for the lock against concurrent use; None for no lock.
+        lock_name: machine-wide unique name for the lock against concurrent use; None for no lock.
         cache_bytes: size of the largest cache.
-        event_tick_seconds: resolution of the event clock, or of the host's clock on a synchronous device.
-        record_seconds: device time of recording an event.
-        memory_bytes: size of its memory as the driver reports it; None if it is that of the host, or unlimited.
+        event_tick_seconds: resolution of the event clock, or of the host's clock on a synchronous
+            device.
+        record_seconds: device time for recording an event.
+        memory_bytes: memory size from the driver; None for host memory or unlimited memory.
     """
 
     kind: str
@@ -73,92 +78,106 @@ class Device(Protocol):
     memory_bytes: int | None = None
 
     def settle(self) -> None:
-        """Before `start`, wait a few seconds at most for previous users of the device to disappear."""
+        """Wait a few seconds at most, before `start`, until previous users are gone."""
         return
 
     def start(self) -> None:
-        """Initialize the device (a GPU's context); no work precedes this."""
+        """Initialize the device, for example a GPU's context. No work precedes this."""
         return
 
     def now_ns(self) -> int:
-        """The host's monotonic clock, nanoseconds."""
+        """Return the host's monotonic clock, nanoseconds."""
         return _CLOCK()
 
     def synchronize(self) -> None:
-        """Wait until everything in the queue is done."""
+        """Wait until the queue is empty."""
         return
 
     def completing(self, call: Callable[[], object]) -> Callable[[], object]:
-        """On a device that is not asynchronous: the call, which returns when its work is done."""
+        """Return a call that returns when its work is done. Not for asynchronous devices."""
         return call
 
     def new_event(self) -> Event:
-        """An event that has been recorded once, so that no lazy initialization remains."""
+        """Return an event that was recorded once, so that no lazy initialization remains."""
 
     def record(self, event: Event) -> None:
-        """Put the event at the end of the queue."""
+        """Append the event to the queue."""
 
     def passed(self, event: Event) -> bool:
-        """Whether the device has passed the event; does not wait."""
+        """Return whether the device has passed the event, without waiting."""
         return True
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
-        """Device time between two passed events."""
+        """Return the device time between two passed events."""
 
     def hold(self, seconds: float) -> None:
-        """Put a wait of approximately this length into the queue, so that later work piles up behind it."""
+        """Enqueue a wait of roughly this length, so that later work piles up behind it."""
         return
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
-        """Run a call and return whether it synchronizes before it returns; False on a synchronous device."""
+        """Run a call and return whether it synchronizes inside; False on a synchronous device."""
         return False
 
     def flush_cache(self) -> None:
         """Enqueue work that evicts everything else from the device's caches."""
 
     def is_lost(self) -> bool:
-        """Whether this process can no longer use the device (after an error that outlives its call)."""
+        """Return whether an error has left the device unusable for this process."""
         return False
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """Reset the peak of memory, where possible, by default after unused memory was returned to the system."""
+        """Reset the memory peak, if possible.
+
+        Args:
+            give_back: whether to return unused memory to the system first.
+        """
         return
 
     def memory(self) -> list[Metric]:
-        """`memory/peak_bytes` since the last reset, and further figures of the device; None with a reason otherwise.
+        """Return `memory/peak_bytes` since the last reset, and other memory metrics.
 
-        perfexp's own memory on the device (to flush a cache) is not counted.
+        Unknown values are None with a reason. perfexp's own memory on the device, used for flushing
+        a cache, is not counted.
         """
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an exception means that this device, or its host, ran out of memory."""
+        """Return whether an exception means that this device or its host ran out of memory."""
 
     def state(self) -> dict[str, Any]:
-        """Variable state: clocks, temperature, load, as JSON values."""
+        """Return variable state as JSON values, for example clocks, temperature and load."""
 
     def conditions(self) -> Conditions:
-        """Throttling and temperature; takes some milliseconds, so it belongs between timed blocks."""
+        """Return throttling and temperature.
+
+        This takes some milliseconds, so it belongs between timed blocks.
+        """
         return Conditions()
 
     def clock_readings(self) -> tuple[float, ...]:
-        """Two successive readings of the clock of a loaded device, in hertz, within a millisecond; none if unknown."""
+        """Return two clock readings under load, hertz, less than a millisecond apart.
+
+        Empty if unknown.
+        """
         return ()
 
     def load_queries(self) -> Mapping[str, Callable[[], float | None]]:
-        """Queries of the clock and the power of the loaded device for another thread, by fact; those that answer."""
+        """Return the clock and power queries that answer, by fact.
+
+        Another thread calls them while the device is under load.
+        """
         return {}
 
     def facts(self) -> dict[str, Any]:
-        """Constant facts: product, cores, driver, as JSON values."""
+        """Return constant facts as JSON values, for example the driver version."""
 
     def limits(self) -> dict[str, Any]:
-        """The facts on which the speed of one product depends: driver, power limit, limits of the clocks."""
+        """Return the facts that determine a product's speed: driver, power limit, clock limits."""
         return {}
 
     def meters(self) -> Found:
-        """Meters of its energy, or the reason why there are none."""
+        """Return the device's energy meters, or the reason for having none."""
         return none_because(f"a device of kind {self.kind} has none of its own")
 
     def doubts(self) -> list[Diagnostic]:
-        """Diagnostics of the device before any measurement."""
+        """Return diagnostics about the device before any measurement."""
         return []

@@ -1,4 +1,4 @@
-"""gpu=auto: the best device of this machine."""
+"""gpu=auto: the best device on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from perfexp.meters.nvml import find as find_nvml
 
 
 def open_device(*, index: int = 0, **_: Any) -> Device:
-    """The CUDA device of an index where torch has CUDA, otherwise the CPU; `DeviceMismatch` if only others exist."""
+    """Return the CUDA device with this index, or the CPU on a machine without CUDA.
+
+    Raises `DeviceMismatch` if only other CUDA devices exist.
+    """
     import torch
 
     from perfexp.devices import cuda
@@ -33,9 +36,9 @@ def open_device(*, index: int = 0, **_: Any) -> Device:
 
 @cache
 def predicted_name(index: int = 0) -> str | None:
-    """Predict the name of the GPU that `open_device` will find, or `cpu`; None if that is not possible.
+    """Predict the name of the GPU that `open_device` will return, or `cpu`; None if unknown.
 
-    The answer comes from the driver and torch's version file, without torch or the device.
+    The prediction uses the driver and torch's version file, but neither torch nor the device.
     """
     built = _built_for()
     if built is None or "hip" in built:
@@ -52,11 +55,11 @@ def predicted_name(index: int = 0) -> str | None:
 
 
 def predicted_meters(name: str, indices: Iterable[int]) -> Found | None:
-    """Predict the meters that a run will find, without torch or the device; None if that is not possible.
+    """Predict a run's energy meters without torch or the device; None if unknown.
 
     Args:
-        name: option of the group `gpu`.
-        indices: CUDA devices of the run.
+        name: option in the group `gpu`.
+        indices: CUDA devices for the run.
     """
     numbers = list(indices)
     if "cpu" in (name, predicted_name(numbers[0]) if name == "auto" else None):
@@ -64,12 +67,12 @@ def predicted_meters(name: str, indices: Iterable[int]) -> Found | None:
     try:
         boards = nvml.visible_boards() or []
         return together([find_nvml(boards[number]["uuid"]) for number in numbers])
-    except Exception:  # no driver, no such board, or AMD's
+    except Exception:  # no driver, no such board, or an AMD board
         return None
 
 
 def _built_for() -> set[str] | None:
-    """The subset of `cuda` and `hip` that torch was built for; None if unknown."""
+    """Return torch's build targets among `cuda` and `hip`; None if unknown."""
     spec = importlib.util.find_spec("torch")
     try:
         text = (Path(spec.origin or "").parent / "version.py").read_text() if spec else ""

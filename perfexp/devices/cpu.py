@@ -1,4 +1,4 @@
-"""The host's CPU, a synchronous device with the host's clock."""
+"""The host's CPU, a synchronous device timed by the host's clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perfexp.records.record import Metric
 
 #: Bytes to write to evict everything else, relative to the largest cache.
 _FLUSH_FACTOR = 2
-#: Default size of the largest cache where the system does not report it.
+#: Size of the largest cache if the system does not report it.
 _UNKNOWN_CACHE_BYTES = 64 * 2**20
 
 
@@ -34,7 +34,7 @@ class _Stamp:
 
 
 class CpuDevice(Device):
-    """The CPU that perfexp runs on, under its own or a given name."""
+    """The CPU that runs perfexp, under its own or a given name."""
 
     kind = "cpu"
     identifier: str | None = "cpu"
@@ -65,19 +65,21 @@ class CpuDevice(Device):
         self._flushed += 1.0
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """Free unused memory, and reset the peak of the resident memory to the current value (Linux)."""
+        """Free unused memory and reset peak resident memory to the current value (Linux)."""
         if give_back:
             self._flushed = None
             gc.collect()
-            with suppress(
-                OSError, AttributeError
-            ):  # only glibc retains freed memory and has this function
+            # only glibc retains freed memory and has this function
+            with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
     def memory(self) -> list[Metric]:
-        """Peak resident memory of the process, libraries and data included, since the reset where possible."""
+        """Return the process's peak resident memory, libraries and data included.
+
+        It counts from the last reset, if the system supports one.
+        """
         own = self._flushed.nbytes if self._flushed is not None else 0
         return [Metric.of(PEAK_MEMORY, _peak_resident_bytes() - own)]
 
@@ -85,7 +87,7 @@ class CpuDevice(Device):
         return is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
-        """Load average and current CPU frequency."""
+        """Return the load average and the current CPU frequency."""
         load, frequency = psutil.getloadavg()[0], psutil.cpu_freq()
         return {
             "load_average_1min": round(load, 2),
@@ -110,12 +112,12 @@ class CpuDevice(Device):
 
 
 def open_device(**_: Any) -> CpuDevice:
-    """The CPU, for the `_target_` of gpu=cpu, which ignores the configuration's data sheet."""
+    """Return the CPU, for gpu=cpu. The configuration's data sheet is ignored."""
     return CpuDevice()
 
 
 def processor_name() -> str:
-    """The CPU's product name, or its architecture where the system has no name."""
+    """Return the CPU's product name, or its architecture if the system has no name."""
     name = _search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo"))
     return name.strip() or platform.processor() or platform.machine()
 
@@ -127,9 +129,10 @@ def _last_level_bytes() -> int:
 
 
 def _peak_resident_bytes() -> int:
-    """Peak resident memory: since the last reset on Linux, since the start of the process elsewhere.
+    """Return peak resident memory: since the last reset on Linux, elsewhere since process start.
 
-    Pages of libraries that a forked process uses after its server count twice, 3 % of resnet18's 468 MiB.
+    Library pages that a forked process uses after its server count twice: 3 % of 468 MiB for
+    resnet18.
     """
     if kibibytes := _search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status")):
         return int(kibibytes) * 1024 + fork_server.uncounted_bytes
@@ -138,7 +141,7 @@ def _peak_resident_bytes() -> int:
 
 
 def _search(pattern: str, path: Path) -> str:
-    """The first group of a pattern in a file; empty without the file or a match."""
+    """Return the first group matching a pattern in a file; empty without a file or match."""
     with suppress(OSError):
         if match := re.search(pattern, path.read_text()):
             return match[1]

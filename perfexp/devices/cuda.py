@@ -1,4 +1,4 @@
-"""CUDA devices: NVIDIA's and, through the same interface of torch, AMD's."""
+"""CUDA devices: NVIDIA GPUs and, through the same torch interface, AMD GPUs."""
 
 from __future__ import annotations
 
@@ -23,29 +23,32 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.quantities import DEVICE_MEMORY, PEAK_MEMORY, RESERVED_MEMORY
 from perfexp.records.record import Metric
 
-#: Out-of-memory errors of libraries that bypass torch's allocator.
+#: Out-of-memory errors from libraries that bypass torch's allocator.
 _OUT_OF_MEMORY = re.compile(
     r"CUDA error: out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|HIP out of memory"
-    r"|Cuda failure[^']*'out of memory'",  # of NCCL
+    r"|Cuda failure[^']*'out of memory'",  # NCCL
     re.I,
 )
 #: Bytes to write to evict everything else, relative to the second-level cache.
 _FLUSH_FACTOR = 2
-#: Cycles of the calibration kernel, enough for its time to be proportional to them.
+#: Cycles of the calibration kernel, enough to make its time proportional to them.
 _CANARY_CYCLES = 20_000_000
-#: Cycles of a reading between timed blocks: 0.2 ms at 2 GHz.
+#: Cycles of a clock reading between timed blocks: 0.2 ms at 2 GHz.
 _READING_CYCLES = 400_000
-#: Comparisons of a reading with the long kernel, from which its constant offset follows.
+#: Comparisons between a reading and the long kernel, to derive the reading's constant offset.
 _OFFSET_ROUNDS = 3
-#: Maximum wait for previous users of the device, and the interval of checks.
+#: Maximum wait for previous users of the device, and the interval between checks.
 _SETTLING_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 
-#: A kernel that spins for a number of cycles.
+#: A kernel that spins for a given number of cycles.
 _spin: Callable[[int], None] = torch.cuda._sleep
 
 
 class CudaDevice(Device):
-    """A GPU with torch's name `cuda:INDEX`; its clock is measured on demand, which is not during the cold start."""
+    """A GPU with torch's name `cuda:INDEX`.
+
+    Its clock is measured on demand, never during the cold start.
+    """
 
     kind = "cuda"
     asynchronous = True
@@ -66,15 +69,15 @@ class CudaDevice(Device):
     def settle(self) -> None:
         """See `Device`.
 
-        After a process ends, its memory stays in use until the driver has cleaned up, and the driver's utilization lags
-        by up to a second (nvml.h, `nvmlUtilization_t`).
+        After a process ends, its memory stays in use until the driver has cleaned up. The driver's
+        utilization lags by up to a second (nvml.h, `nvmlUtilization_t`).
         """
         deadline = time.monotonic() + _SETTLING_SECONDS
         while self._board and is_used(self._board.state()) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
     def start(self) -> None:
-        if self._board:  # without a context of this process, all visible users are others
+        if self._board:  # before this process has a context, all visible users are others
             self._used_before_bytes = self._board.used_bytes()
             self._state_before = self._board.state()
         torch.cuda.set_device(self._index)
@@ -84,7 +87,7 @@ class CudaDevice(Device):
         torch.cuda.synchronize()
 
     def new_event(self) -> Event:
-        """See `Device`; torch makes an event when it is first recorded."""
+        """See `Device`; torch creates an event at its first recording."""
         event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.record(event)
         return event
@@ -103,7 +106,7 @@ class CudaDevice(Device):
         _spin(int(seconds * self._cycles_per_second))
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
-        """See `Device`; torch raises where an operation would synchronize."""
+        """See `Device`; torch raises an error if an operation would synchronize."""
         torch.cuda.set_sync_debug_mode("error")
         try:
             call()
@@ -124,7 +127,7 @@ class CudaDevice(Device):
         self._flushed.zero_()
 
     def is_lost(self) -> bool:
-        """See `Device`; after an illegal access every call of CUDA fails."""
+        """See `Device`; after an illegal access every CUDA call fails."""
         try:
             torch.cuda.synchronize()
             torch.ones(1, device=self.identifier).add_(1).item()
@@ -142,7 +145,7 @@ class CudaDevice(Device):
         torch.cuda.reset_peak_memory_stats()
 
     def memory(self) -> list[Metric]:
-        """Peaks of torch's allocator, and the increase of the board's memory in use since before the context."""
+        """Return torch's allocator peaks and board memory growth since before the context."""
         own = self._flushed.nbytes if self._flushed is not None else 0
         device, reason = self._more_in_use()
         device = None if device is None else device - own
@@ -159,7 +162,7 @@ class CudaDevice(Device):
         return of_device or is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
-        """The driver's state, and the clock frequency measured by the calibration kernel."""
+        """Return the driver's state and the clock frequency measured by the calibration kernel."""
         return {
             "canary_hertz": self._measure_spin(),
             **(self._board.state() if self._board else {}),
@@ -200,7 +203,10 @@ class CudaDevice(Device):
         return self._board.limits() if self._board else {}
 
     def meters(self) -> Found:
-        """See `Device`; by UUID (NVIDIA) or bus id (AMD): torch's and the driver's indices differ."""
+        """See `Device`. Meters are found by UUID (NVIDIA) or bus id (AMD).
+
+        Indices do not work, since torch and the driver number devices differently.
+        """
         if torch.version.hip is None:
             return nvml.find(str(self._properties.uuid))
         domain, bus, slot = (
@@ -219,7 +225,10 @@ class CudaDevice(Device):
         return [diagnostics.make("shared_device", evidence=evidence)]
 
     def _more_in_use(self) -> tuple[int | None, str | None]:
-        """Increase of the board's memory in use since before the context, in bytes; or None and the reason."""
+        """Return the increase in board memory since before the context, in bytes.
+
+        None and a reason if it is unknown.
+        """
         used = self._board.used_bytes() if self._board else None
         if used is None or self._used_before_bytes is None:
             return None, self._no_board or "the driver does not report the memory in use"
@@ -232,13 +241,16 @@ class CudaDevice(Device):
         return more, None
 
     def _measure_spin(self) -> float:
-        """Cycles per second of the spin kernel: the clock of the multiprocessors under a light load."""
+        """Return the spin kernel's cycles per second: the multiprocessor clock under light load."""
         return _CANARY_CYCLES / self._time_spins(_CANARY_CYCLES)[0]
 
     _cycles_per_second = cached_property(_measure_spin)
 
     def _time_spins(self, *cycles: int) -> list[float]:
-        """Seconds of successive spins, behind one that wakes the device and lets the others be enqueued in time."""
+        """Return the seconds of successive spins.
+
+        A leading spin wakes the device and gives the host time to enqueue the others.
+        """
         marks = self._marks[: len(cycles) + 1]
         _spin(cycles[0])
         self.record(marks[0])
@@ -250,19 +262,22 @@ class CudaDevice(Device):
 
     @cached_property
     def _marks(self) -> list[Event]:
-        """Events of the spins, made once: the device cools while new ones are made."""
+        """Return the spins' events, created once because the device cools during creation."""
         return [self.new_event() for _ in range(3)]
 
     @cached_property
     def _reading_offset_seconds(self) -> float:
-        """Time of a short spin that is not proportional to its cycles: launching it and reading the clock."""
+        """Return the part of a short spin's time that is not proportional to its cycles.
+
+        It comes from launching the kernel and reading the clock.
+        """
         pairs = [self._time_spins(_CANARY_CYCLES, _READING_CYCLES) for _ in range(_OFFSET_ROUNDS)]
         share = _READING_CYCLES / (_CANARY_CYCLES - _READING_CYCLES)
         return statistics.median(short - share * (long - short) for long, short in pairs)
 
     @cached_property
     def record_seconds(self) -> float:  # type: ignore[override]
-        """See `Device`; spins with an event after each, against the same spins without."""
+        """See `Device`; compares spins with an event after each and spins without events."""
         repeats, held_seconds = 100, 0.005
         events = [self.new_event() for _ in range(repeats)]
         start, end = self.new_event(), self.new_event()
@@ -284,7 +299,7 @@ class CudaDevice(Device):
 
     @cached_property
     def event_tick_seconds(self) -> float:  # type: ignore[override]
-        """See `Device`; the smallest observed difference between two times of the event clock."""
+        """See `Device`; the smallest observed difference between two event clock times."""
         repeats = 300
         events = [self.new_event() for _ in range(repeats + 1)]
         torch.cuda.synchronize()
@@ -307,9 +322,13 @@ def open_device(
     facts: dict[str, Any] | None = None,
     **_: Any,
 ) -> CudaDevice:
-    """The device that a file of the gpu group describes; raises `DeviceMismatch` if the machine has none.
+    """Return the device described by a file in the gpu group.
 
-    `match` is a regular expression for the driver's product name.
+    Args:
+        match: regular expression for the driver's product name.
+
+    Raises:
+        DeviceMismatch: the machine does not have the device.
     """
     device_name = torch.cuda.get_device_name(index) if is_available(index) else None
     if device_name is None or (
@@ -325,6 +344,6 @@ def open_device(
 
 
 def is_available(index: int = 0) -> bool:
-    """Whether torch can use the device of an index."""
-    # counting devices asks NVML, which takes 0.1 s
+    """Return whether torch can use the device with this index."""
+    # counting devices queries NVML, which takes 0.1 s
     return torch.cuda.is_available() and (index == 0 or 0 < index < torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""A scripted device in simulated time, whose truth is known, without torch and without waiting."""
+"""A scripted device in simulated time, with known truth, without torch or waiting."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.records.record import Metric
 
-#: Warming of the device from its first work to its steady state.
+#: Temperature rise between the first work and the steady state.
 _WARMING_CELSIUS = 30.0
 
 
 class _Mark:
-    """An event: when the simulated device passes it, and its clock's reading then."""
+    """An event: the simulated time when the device passes it, and the clock reading then."""
 
     passed_seconds: float = math.inf
     seconds: float = math.inf
@@ -28,24 +28,29 @@ class _Mark:
 
 @dataclass(eq=False, kw_only=True)
 class FakeDevice(Device):
-    """A host that enqueues and a device that works through its queue, both on simulated clocks.
+    """A host that enqueues work and a device that processes its queue, both on simulated clocks.
 
-    Each launch costs the host `enqueue_seconds` and the device the time that the caller passes. With `queue_depth`
-    pending launches, the host waits for the oldest to end, as with a CUDA stream.
+    Each launch costs the host `enqueue_seconds` and the device the time that the caller passes.
+    With `queue_depth` pending launches, the host waits until the oldest ends, as with a CUDA
+    stream.
 
     Args:
         tick_seconds: resolution of the event clock.
-        record_host_seconds: host time of recording an event.
-        synchronize_seconds: host time of a synchronization beyond the wait itself.
-        graph_gap_seconds: device time between two separately launched kernels; a captured graph saves it.
-        clock_hertz: frequencies of the clock, which take turns every `clock_seconds`; empty for no readings.
-        clock_noise: relative standard deviation of a reading of the clock, with the seed `clock_seed`.
-        throttled_share: share of its working time for which the device is throttled; None for no counters.
-        memory_bytes: size of its memory; None for a device whose memory has no limit.
-        warming_share: relative growth of the duration of work while the device warms up by 30 °C; 0 for no thermometer.
+        record_host_seconds: host time for recording an event.
+        synchronize_seconds: host time for a synchronization beyond the wait itself.
+        graph_gap_seconds: device time between two separately launched kernels; a captured graph
+            saves it.
+        clock_hertz: clock frequencies, alternating every `clock_seconds`; empty for no readings.
+        clock_noise: relative standard deviation of a clock reading, with the seed `clock_seed`.
+        throttled_share: throttled share of working time; None for no counters.
+        memory_bytes: memory size; None for unlimited memory.
+        warming_share: relative growth of work time while the device warms up by 30 °C; 0 for no
+            thermometer.
         warming_seconds: time constant of the warming, in working time.
 
-    It is `cold` if the cache was flushed since the last call that used it, and `lost` after a scripted fault.
+    Attributes:
+        cold: whether the cache was flushed since the last call that used it.
+        lost: whether a scripted fault made the device unusable.
     """
 
     kind = "fake"
@@ -84,9 +89,10 @@ class FakeDevice(Device):
         self._peak_bytes = 0
 
     def launch(self, work_seconds: float, host_seconds: float | None = None) -> float:
-        """Enqueue work; return its completion time on the device, in simulated seconds.
+        """Enqueue work; return its completion time on the device, simulated seconds.
 
-        The host spends `host_seconds` on it, by default `enqueue_seconds`.
+        Args:
+            host_seconds: host time for the launch; None for `enqueue_seconds`.
         """
         if self.lost:
             raise RuntimeError("scripted: the device is lost")
@@ -110,7 +116,7 @@ class FakeDevice(Device):
         return self._free_seconds
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A function that launches the work of a call without waits as one, like a CUDA graph."""
+        """Return a function that launches a call's work without gaps, like a CUDA graph."""
         self._captured = []
         try:
             call()
@@ -138,9 +144,8 @@ class FakeDevice(Device):
         """See `Device`; the event's time is rounded down to the tick."""
         assert isinstance(event, _Mark)
         event.passed_seconds = self.launch(self.record_seconds, self.record_host_seconds)
-        ticks = math.floor(
-            event.passed_seconds / self.event_tick_seconds + 1e-6
-        )  # 1e-6 absorbs rounding errors
+        # 1e-6 absorbs rounding errors
+        ticks = math.floor(event.passed_seconds / self.event_tick_seconds + 1e-6)
         event.seconds = ticks * self.event_tick_seconds
 
     def passed(self, event: Event) -> bool:
@@ -168,7 +173,7 @@ class FakeDevice(Device):
         return self.lost
 
     def occupy(self, size_bytes: int) -> None:
-        """Take memory for the moment; raises MemoryError if the device has less."""
+        """Use memory briefly; raise MemoryError if the device has less."""
         if self.memory_bytes is not None and size_bytes > self.memory_bytes:
             raise MemoryError(f"scripted: {size_bytes} bytes are more than {self.memory_bytes}")
         self._peak_bytes = max(self._peak_bytes, size_bytes)
@@ -214,7 +219,7 @@ class FakeDevice(Device):
         )
 
     def _warmth(self) -> float:
-        """How far the device has warmed up, from 0 to 1; it never cools."""
+        """Return how far the device has warmed up, from 0 to 1; it never cools."""
         return -math.expm1(-self._worked_seconds / self.warming_seconds)
 
     def facts(self) -> dict[str, Any]:
@@ -231,5 +236,5 @@ class FakeDevice(Device):
 
 
 def open_device(*, script: dict[str, Any] | None = None, **_: Any) -> FakeDevice:
-    """A scripted device with the arguments of `FakeDevice`, for the `_target_` of gpu=fake."""
+    """Return a scripted device with `FakeDevice` arguments, for gpu=fake."""
     return FakeDevice(**(script or {}))

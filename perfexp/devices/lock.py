@@ -1,4 +1,4 @@
-"""One measurement at a time on a device, among the processes of a user."""
+"""A lock that allows one measurement at a time on a device, among a user's processes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from perfexp.host.locks import lock_path as lock_path
 def held(
     name: str | None, *, wait: bool, purpose: str, waiting: Callable[[str], None]
 ) -> Iterator[None]:
-    """While entered, no other process of this user measures on the device. The lock ends with the process.
+    """Lock the device against measurements in this user's other processes.
 
-    Processes forked in between do not hold the lock: one that outlives this process does not block the device. It
-    raises `UserError` if another process has the lock and `wait` is false, or if locks are impossible here.
+    The lock ends with the process. Forked processes do not hold it, so a child that outlives this
+    process does not block the device.
 
     Args:
-        name: unique name of the device on this machine; None for no lock.
-        purpose: description of this measurement for other processes' messages.
+        name: machine-wide unique device name; None for no lock.
+        wait: whether to wait if another process has the lock.
+        purpose: description of this measurement for messages in other processes.
         waiting: called with the lock's owner before this process waits.
+
+    Raises:
+        UserError: another process has the lock and `wait` is false, or locks are impossible here.
     """
     if name is None:
         yield
@@ -43,7 +47,10 @@ def held(
 
 
 def holder(name: str) -> str | None:
-    """Owner of a device's lock, None if it is free; raises `UserError` if locks are impossible here."""
+    """Return the owner of a device lock, None if it is free.
+
+    Raises `UserError` if locks are impossible here.
+    """
     if not lock_path(name).exists():
         return None
     with locks.opened(name, os.O_RDONLY) as descriptor:

@@ -1,4 +1,4 @@
-"""Apple's GPU through torch, whose times are those of the host's clock around calls that each synchronize."""
+"""Apple's GPU through torch, timed by the host's clock around calls that synchronize."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from perfexp.records.record import Metric
 
 
 class MpsDevice(CpuDevice):
-    """The GPU of the host's Apple chip. Marks in its queue wait for it, so that the host's clock shows their times."""
+    """The GPU in an Apple chip.
+
+    Recording an event waits for the queue, so the host's clock shows its time.
+    """
 
     kind = "mps"
     identifier: str | None = "mps"
@@ -49,7 +52,10 @@ class MpsDevice(CpuDevice):
         self._evicting += 1.0
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
-        """Free unused memory. Torch keeps no peak: `memory` is the memory that its allocator holds."""
+        """Free unused memory.
+
+        Torch tracks no peak, so `memory` is the allocator's current memory.
+        """
         if give_back:
             self._evicting = None
             gc.collect()
@@ -75,7 +81,7 @@ class MpsDevice(CpuDevice):
 
 
 def open_device(**_: Any) -> MpsDevice:
-    """Open Apple's GPU; raises `DeviceMismatch` without one."""
+    """Open Apple's GPU; raise `DeviceMismatch` if there is none."""
     if not torch.backends.mps.is_available():
         raise DeviceMismatch(
             f"gpu=mps asks for Apple's GPU; this job runs on: {processor_name()}. Choose gpu=auto."

@@ -1,4 +1,4 @@
-"""State of an NVIDIA board by NVML; an unanswered query gives None."""
+"""NVIDIA board state from NVML. An unanswered query gives None."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from perfexp.devices import Conditions
 from perfexp.meters import PowerKind
 from perfexp.meters.nvml import NvmlMeter, answer, initialized
 
-#: Bits of throttle reasons that slow a device under load. Source: nvml.h, nvmlClocksEventReason…; idle, application
-#: clocks and sync boost are not slow-downs of this kind.
+#: Bits of throttle reasons that slow a loaded device, without idle, application clocks and
+#: sync boost. Source: nvml.h, nvmlClocksEventReason….
 _THROTTLES = {
     0x04: "power cap",
     0x08: "hardware slow-down",
@@ -21,8 +21,8 @@ _THROTTLES = {
     0x40: "hardware thermal",
     0x80: "power brake",
 }
-#: Counters of the time that clocks were reduced. Source: nvml.h, nvmlPerfPolicyType_t; `LOW_UTILIZATION` and the totals
-#: also count an idle device.
+#: Counters of time with reduced clocks. Source: nvml.h, nvmlPerfPolicyType_t.
+#: `LOW_UTILIZATION` and the totals are left out because they also count an idle device.
 _POLICIES = {
     "POWER": "power cap",
     "THERMAL": "thermal",
@@ -30,7 +30,7 @@ _POLICIES = {
     "SYNC_BOOST": "sync boost",
     "RELIABILITY": "voltage reliability",
 }
-#: Facts that differ between equal boards, or from one day to the next, and change the speed.
+#: Facts that affect speed and differ between equal boards or from day to day.
 _LIMITS = (
     *(
         "driver",
@@ -46,7 +46,7 @@ _BUSY_PERCENT = 5
 
 
 class Board:
-    """One board, by torch's UUID (`GPU-…` or without the prefix)."""
+    """One board, by torch's UUID, with or without the prefix `GPU-`."""
 
     def __init__(self, uuid: str) -> None:
         self._nvml = initialized()
@@ -55,7 +55,7 @@ class Board:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Constant facts, in watts, hertz and bytes."""
+        """Return constant facts, in watts, hertz and bytes."""
         nvml, ask = self._nvml, self._ask
         clocks = [
             ask(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6)
@@ -81,12 +81,15 @@ class Board:
         }
 
     def limits(self) -> dict[str, Any]:
-        """The facts that limit the speed of a board; the driver does not report locked clocks."""
+        """Return the facts that limit a board's speed. The driver does not report locked clocks."""
         facts = self.facts()
         return {name: facts[name] for name in _LIMITS}
 
     def state(self) -> dict[str, Any]:
-        """Current clocks, temperature, power, throttling, and number of processes with a context on the board."""
+        """Return current clocks, temperature, power, throttling and the number of processes.
+
+        Processes are counted if they have a context on the board.
+        """
         nvml, ask = self._nvml, self._ask
         processes = ask("ComputeRunningProcesses")
         return {
@@ -100,7 +103,10 @@ class Board:
         }
 
     def conditions(self) -> Conditions:
-        """Counters of throttling, or the reasons of the moment where the board has none, and the temperature."""
+        """Return throttle counters and temperature.
+
+        A board without counters reports its current throttle reasons.
+        """
         nvml = self._nvml
         policies = {
             name: getattr(nvml, f"NVML_PERF_POLICY_{policy}") for policy, name in _POLICIES.items()
@@ -117,7 +123,10 @@ class Board:
         )
 
     def load_queries(self) -> dict[str, Callable[[], float | None]]:
-        """See `Device`; a power that the board averages over a second is left out: it contains other work."""
+        """See `Device`.
+
+        Power averaged over a second is left out, because it contains other work.
+        """
         meter = NvmlMeter(self._nvml, self._handle, "")
         queries: dict[str, Callable[[], float | None]] = {
             "loaded_sm_clock_hertz": lambda: self._ask(
@@ -135,12 +144,12 @@ class Board:
         )
 
     def used_bytes(self) -> int | None:
-        """Memory of the board in use by any process."""
+        """Return board memory in use by any process."""
         memory = self._ask("MemoryInfo")
         return None if memory is None else int(memory.used)
 
     def _ask(self, subject: str, *arguments: Any, unit: float | None = None) -> Any:
-        """The answer about a subject, multiplied by its unit if it has one."""
+        """Return the answer about a subject, multiplied by its unit if there is one."""
         value = answer(
             self._nvml, getattr(self._nvml, f"nvmlDeviceGet{subject}"), self._handle, *arguments
         )
@@ -148,12 +157,12 @@ class Board:
 
 
 def is_used(state: Mapping[str, Any]) -> bool:
-    """Whether others use a board of a `Board.state` on which this process has no context yet."""
+    """Return whether others use the board in a `Board.state` from before this process's context."""
     return bool(state.get("processes")) or (state.get("utilization_percent") or 0) > _BUSY_PERCENT
 
 
 def neighbours(state: Mapping[str, Any]) -> list[str]:
-    """Description of others on a board of a `Board.state` on which this process has no context yet."""
+    """Describe other users of the board in a `Board.state` from before this process's context."""
     others, busy = state.get("processes"), state.get("utilization_percent")
     words = (
         []
@@ -164,7 +173,7 @@ def neighbours(state: Mapping[str, Any]) -> list[str]:
 
 
 def find_board(uuid: str) -> tuple[Board | None, str]:
-    """The board of a torch UUID, or None and the reason."""
+    """Return the board with a torch UUID, or None and the reason."""
     try:
         return Board(uuid), ""
     except ImportError:
@@ -174,7 +183,10 @@ def find_board(uuid: str) -> tuple[Board | None, str]:
 
 
 def all_boards() -> dict[str, Any]:
-    """All boards that the driver reports, whether or not torch can use them; raises as `initialized` does."""
+    """Return all boards that the driver reports, even if torch cannot use them.
+
+    Raises the same errors as `initialized`.
+    """
     boards = [(own, Board(own["uuid"])) for own in _identities()]
     return {
         "boards": [{**own, "facts": board.facts(), "state": board.state()} for own, board in boards]
@@ -182,7 +194,10 @@ def all_boards() -> dict[str, Any]:
 
 
 def places() -> list[tuple[str, str]]:
-    """UUID and PCI address, as Linux writes it, of each board in the order of the driver; none without a driver."""
+    """Return each board's UUID and PCI address, as Linux writes it, in driver order.
+
+    Empty without a driver.
+    """
     try:
         nvml = initialized()
         handles = [
@@ -199,19 +214,19 @@ def places() -> list[tuple[str, str]]:
 
 
 def visible_names() -> list[str] | None:
-    """Names of the `visible_boards`; None where only CUDA can know them."""
+    """Return the names of `visible_boards`; None if only CUDA can know them."""
     boards = visible_boards()
     return None if boards is None else [own["name"] for own in boards]
 
 
 def visible_boards() -> list[dict[str, str]] | None:
-    """`uuid` and `name` of the boards that CUDA shows to this process, in its order; None where only CUDA can know.
+    """Return `uuid` and `name` of the boards visible to this process, in CUDA's order.
 
-    It raises as `initialized` does.
+    None if only CUDA can know. Raises the same errors as `initialized`.
     """
     identities = _identities()
     names, uuids = [own["name"] for own in identities], [own["uuid"] for own in identities]
-    # CUDA lists MIG slices, and by default sorts different boards by speed
+    # CUDA lists MIG slices and, by default, sorts different boards by speed
     is_sliced = any(Board(uuid).facts()["mig"] for uuid in uuids)
     is_in_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if is_sliced or not (is_in_order or not names):
@@ -237,7 +252,7 @@ def _identities() -> list[dict[str, str]]:
 
 
 def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
-    """The NUMA node of a PCI device by NVML's bus id (`00000000:1B:00.0`); None where Linux does not report it."""
+    """Return the NUMA node for NVML's bus id (`00000000:1B:00.0`); None if Linux reports none."""
     name = bus_id.decode() if isinstance(bus_id, bytes) else bus_id or ""
     with suppress(OSError, ValueError):  # Linux writes the domain with four digits
         node = int((root / name[-12:].lower() / "numa_node").read_text())
@@ -246,5 +261,5 @@ def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devic
 
 
 def _flag(mode: Any) -> bool | None:
-    """NVML returns the current and the pending mode."""
+    """Return the current mode; NVML returns it together with the pending mode."""
     return None if mode is None else bool(mode[0])

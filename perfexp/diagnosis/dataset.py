@@ -1,4 +1,4 @@
-"""Judge whether a folder can be used by data=cityscapes."""
+"""Verdict on whether data=cityscapes can use a folder."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from perfexp.diagnosis import Finding, fail, ok, warn
 
-#: Problems that are listed per split; the rest is counted.
+#: Maximum problems listed per split; the rest is counted.
 _LISTED = 3
 
 
 def findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """A line per check; for a split without folders only the missing one.
+    """Yield a finding per check; for a split without folders only the missing folder.
 
     Args:
-        facts: `made` (whether the masks are artificial), `where` (source of the data), and `splits`, each with
-            `missing` or with `images`, `masks`, `pairs`, `label_ids`, `without_mask`, `without_image`, `read` and
-            `problems`.
+        facts: `made` (whether the masks are artificial), `where` (data source), and `splits`. A
+            split has `missing`, or it has `images`, `masks`, `pairs`, `label_ids`, `without_mask`,
+            `without_image`, `read` and `problems`.
     """
     reported = set()
     for split, of_split in facts["splits"].items():

@@ -1,4 +1,4 @@
-"""Detect torch's build and the usable devices of this machine."""
+"""Detection of torch's build and this machine's usable devices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from perfexp.devices.nvml import find_board
 from perfexp.diagnosis.meter_selftest import try_meters
 from perfexp.errors import UserError
 
-#: Duration of the load during which the driver's clock is read.
+#: Load duration for reading the driver's clock.
 _BUSY_SECONDS = 0.2
 
 
 def torch_build() -> dict[str, Any]:
-    """Version of torch and of its GPU libraries; None for libraries that it was built without."""
+    """Return the versions of torch and its GPU libraries.
+
+    A library is None if torch was built without it.
+    """
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -27,7 +30,10 @@ def torch_build() -> dict[str, Any]:
 
 
 def cuda_devices() -> dict[str, Any]:
-    """All devices with a torch name `cuda:N` (NVIDIA's, or AMD's with a ROCm build), or torch's reason for none."""
+    """Return all devices with a torch name `cuda:N`, or torch's reason for none.
+
+    They are NVIDIA devices or, with a ROCm build, AMD devices.
+    """
     if torch.version.cuda is None and torch.version.hip is None:
         return {"devices": []}
     try:
@@ -45,12 +51,15 @@ def cuda_devices() -> dict[str, Any]:
 
 
 def apple_gpu() -> dict[str, Any]:
-    """Whether torch can use Apple's GPU."""
+    """Return whether torch can use Apple's GPU."""
     return {"available": torch.backends.mps.is_available()}
 
 
 def try_clocks(index: int) -> dict[str, Any]:
-    """Tick and cost of events, and the clock of the calibration kernel; `not_tried` while another process measures."""
+    """Return event tick and cost, and the calibration kernel's clock.
+
+    `not_tried` is returned while another process measures.
+    """
     if not cuda.is_available(index):
         return {"not_tried": f"torch has no cuda:{index}"}
     device = cuda.CudaDevice(index=index)
@@ -67,12 +76,15 @@ def try_clocks(index: int) -> dict[str, Any]:
             busy = board.state() if board else {}
             device.synchronize()
             return {**facts, "canary_hertz": device.state()["canary_hertz"], "busy": busy}
-    except UserError as error:  # of the lock
+    except UserError as error:  # from the lock
         return {"not_tried": str(error)}
 
 
 def try_energy(index: int | None) -> dict[str, Any]:
-    """Self-test of the energy meters of a CUDA device, or else of the CPU, at rest; see `meter_selftest.try_meters`."""
+    """Return a self-test of idle energy meters, on a CUDA device or else the CPU.
+
+    See `meter_selftest.try_meters`.
+    """
     here = index is not None and cuda.is_available(index)
     device = cuda.CudaDevice(index=index or 0) if here else CpuDevice()
     return try_meters(device.meters())

@@ -1,4 +1,4 @@
-"""Judge the detected devices, whether the requested one is among them, and the state of a CUDA device."""
+"""Verdicts on detected devices, the requested device, and a CUDA device's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perfexp.host import gpu_sheets
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile
 from perfexp.records import units
 
-#: Tolerated difference between the measured clock and the driver's, which are not simultaneous.
+#: Tolerated difference between measured clock and driver clock, which are not simultaneous.
 _CLOCK_TOLERANCE = 0.05
 #: A power limit below this share of the data sheet's power gives a warning.
 _POWER_SHARE = 0.98
@@ -32,9 +32,13 @@ _POWER_SHARE = 0.98
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Device of a choice on this machine: of kind `cuda`, `cpu`, `mps`, `fake`, or None with the reason as its name.
+    """Device selected by a choice on this machine.
 
-    A CUDA device has the survey's facts, and the name of the matching file of conf/gpu.
+    Attributes:
+        kind: `cuda`, `cpu`, `mps` or `fake`; None without a device.
+        name: device name, or the reason for having no device.
+        device: the survey's facts about a CUDA device.
+        file: name of the matching file in conf/gpu.
     """
 
     kind: str | None
@@ -44,7 +48,7 @@ class Chosen:
 
     @property
     def lock_name(self) -> str | None:
-        """Name of its lock; None without a lock."""
+        """Return the name of the device lock; None without a lock."""
         return (
             str(self.device["uuid"])
             if self.device
@@ -55,7 +59,7 @@ class Chosen:
 
 
 def choose(facts: Facts, choice: Choice) -> Chosen:
-    """The device on which a job would measure."""
+    """Return the device that a job would use."""
     if choice.name == "fake":
         return Chosen(kind="fake", name="a scripted device")
     if choice.name == "mps":
@@ -64,7 +68,7 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
             if part(facts, "mps").get("available")
             else _none(facts, choice)
         )
-    # without torch's answer, the CPU is not known to be the best device
+    # without torch's answer, the CPU may not be the best device
     if choice.name == "auto" and not _are_known(facts):
         return _none(facts, choice)
     device = next(
@@ -82,7 +86,7 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
 
 
 def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
-    """The choice first, then all devices."""
+    """Yield findings about the choice first, then about all devices."""
     yield _choice(facts, choice, chosen)
     error = part(facts, "cuda").get("error")
     if error and not part(facts, "torch").get("error"):
@@ -107,7 +111,7 @@ def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Fi
 
 
 def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
-    """Devices with a torch name `cuda:N`."""
+    """Return the devices with a torch name `cuda:N`."""
     devices: Sequence[Mapping[str, Any]] = part(facts, "cuda").get("devices", ())
     return devices
 
@@ -204,7 +208,10 @@ def _files(facts: Facts) -> dict[str, GpuFile]:
 
 
 def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
-    """A line per check of the chosen CUDA device: driver, clocks, heat, power, neighbors, slices, meters."""
+    """Yield a finding per check of the chosen CUDA device.
+
+    The checks cover, for example, driver, clocks, heat, power, neighbors, slices and meters.
+    """
     clocks = part(facts, "clocks")
     if part(facts, "torch").get("rocm"):
         yield from _clocks(clocks, {})
@@ -226,7 +233,7 @@ def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 
 
 def board_of(facts: Facts, chosen: Chosen) -> Mapping[str, Any] | None:
-    """The driver's facts of the chosen CUDA device; None if the driver does not report it."""
+    """Return the driver's facts about the chosen CUDA device; None if it reports none."""
     boards = {
         board["uuid"].removeprefix("GPU-"): board
         for board in part(facts, "boards").get("boards", ())
@@ -250,7 +257,7 @@ def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
 
 
 def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Finding]:
-    if not clocks:  # the survey's own line says why
+    if not clocks:  # the survey's own finding says why
         return
     if error := clocks.get("error"):
         remedy = "try nvidia-smi; a build of torch for this compute capability: https://pytorch.org/get-started/locally"
@@ -323,7 +330,7 @@ def _not_reported(check: str) -> Finding:
 
 
 def _sharing(facts: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Finding]:
-    """Other users, read before the survey's own process used the device, and slices."""
+    """Yield findings about slices, and about other users before the survey used the device."""
     if seen := neighbours(state):
         remedy = "measure when nobody else uses the device (nvidia-smi shows who)"
         yield warn_if(is_used(state), "neighbours", ", ".join(seen), remedy)

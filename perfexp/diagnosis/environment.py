@@ -1,4 +1,7 @@
-"""Facts of this machine and its software, without torch; the device and the model add their own. Nothing is changed."""
+"""Facts about this machine and its software, without torch. Nothing is changed.
+
+The device and the model add their own facts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from perfexp.records.diagnostics import Diagnostic
 
 _PACKAGES = ["torch", "torchvision", "numpy", "hydra-core", "omegaconf"]
 _PACKAGES += ["mlflow", "mlflow-skinny", "pillow", "triton", "nvidia-ml-py"]
-#: Profilers, and the folders of their installers.
+#: Profilers and their installers' folders.
 _TOOLS = {
     "nsys": (
         "/opt/nvidia/nsight-systems/*/bin/nsys",
@@ -42,7 +45,7 @@ NSIGHT = {
     "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
     "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
 }
-#: Facts that two environments with comparable times share.
+#: Facts shared by environments with comparable times.
 _IDENTITY = (
     "perfexp",
     "python",
@@ -52,19 +55,19 @@ _IDENTITY = (
     "device.driver",
     "cpu.name",
 )
-#: Facts of a device that limit its clock, and that its administrator may change at any time.
+#: Device facts that limit the clock. Administrators may change them at any time.
 _LIMITS = ("device.power_limit_watts", "device.application_clock_hertz", "device.auto_boost")
-#: Variable with the name and digest of the image in which perfexp runs, `NAME@sha256:…`; it is recorded only.
+#: Variable with name and digest of perfexp's container image, `NAME@sha256:…`. It is only recorded.
 IMAGE_VARIABLE = "PERFEXP_IMAGE"
-#: Characters of one fact of an image.
+#: Maximum characters per image fact.
 _LONGEST = 300
 _SQLITE_MAGIC = b"SQLite format 3\0"
-#: Vendor by the kind of a device; `cuda` with ROCm is AMD's.
+#: Vendor by device kind. `cuda` with ROCm is AMD.
 _VENDORS = {"cuda": "nvidia", "mps": "apple"}
 
 
 def collect() -> dict[str, Any]:
-    """Facts that are needed to repeat the measurement, as JSON values; unknown ones are None."""
+    """Return the facts needed to repeat the measurement, as JSON values; None if unknown."""
     return {
         "perfexp": __version__,
         "python": platform.python_version(),
@@ -110,7 +113,10 @@ def _user() -> str | None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """The facts and diagnostics in an environment.json; raises `UserError` if it cannot be read."""
+    """Return the facts and diagnostics in an environment.json.
+
+    Raises `UserError` if it cannot be read.
+    """
     try:
         content = msgspec.convert(untrusted.json_data(untrusted.read_bytes(path)), _File)
     except OSError as error:
@@ -126,7 +132,7 @@ class _File(msgspec.Struct):
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Differences between two environments that make times incomparable: name, old and new."""
+    """Return differences that make times incomparable: name, old and new value."""
     pairs = [(place, fact_at(before, place), fact_at(now, place)) for place in _IDENTITY]
     # an earlier version, or another user's rights, may leave these out
     limits = [(place, fact_at(before, place), fact_at(now, place)) for place in _LIMITS]
@@ -135,19 +141,22 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, 
 
 
 def identity(facts: dict[str, Any]) -> dict[str, Any]:
-    """The host, and the facts that two environments with comparable times share."""
+    """Return the host and the facts shared by environments with comparable times."""
     return {place: fact_at(facts, place) for place in ("host", *_IDENTITY, *_LIMITS)}
 
 
 def fact_at(facts: dict[str, Any], place: str) -> Any:
-    """The fact at a dotted place; None if there is none."""
+    """Return the fact at a dotted place, such as `device.name`; None if there is none."""
     for name in place.split("."):
         facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
     return facts
 
 
 def vendor(environment: dict[str, Any]) -> str:
-    """Return `nvidia`, `amd`, `apple`, or the kind of another device (`cpu`); `unknown` without one."""
+    """Return `nvidia`, `amd`, `apple` or another device kind, for example `cpu`.
+
+    `unknown` without a device.
+    """
     if fact_at(environment, "device.rocm"):
         return "amd"
     kind = str(fact_at(environment, "device.kind") or "unknown")
@@ -155,28 +164,30 @@ def vendor(environment: dict[str, Any]) -> str:
 
 
 def governors(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:
-    """Frequency governors that any core has; empty where the system has no such setting."""
+    """Return the frequency governors of all cores; empty if the system has no such setting."""
     return sorted(
         {_read(file) or "" for file in root.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {""}
     )
 
 
 def cores() -> int:
-    """Logical cores of the machine."""
+    """Return the machine's number of logical cores."""
     return psutil.cpu_count() or 1
 
 
 def other_cpu_seconds(*, of_ranks: bool = False) -> float:
-    """CPU time of other processes, and of other guests of the same hardware, since the machine started.
+    """Return the CPU time of other processes, and of guests on the same hardware, since boot.
 
-    This process, its parent (which waits) and its children, including terminated ones, are not counted; `of_ranks` adds
-    the parent's other children. Only differences are meaningful.
+    This process, its waiting parent and its children, terminated children included, are not
+    counted. Only differences are meaningful.
+
+    Args:
+        of_ranks: whether to leave out the parent's other children as well.
     """
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    guests = getattr(times, "guest", 0.0) + getattr(
-        times, "guest_nice", 0.0
-    )  # counted in user and nice already
+    # already counted in user and nice
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
     own = psutil.Process()
     parent = own.parent()
     family = (
@@ -191,11 +202,10 @@ def other_cpu_seconds(*, of_ranks: bool = False) -> float:
 def _cpu_seconds(process: psutil.Process) -> float:
     try:
         used = process.cpu_times()
-    except psutil.Error:  # the process has just ended, or belongs to another user
+    except psutil.Error:  # the process has just ended or belongs to another user
         return 0.0
-    return float(
-        used.user + used.system + used.children_user + used.children_system
-    )  # terminated children
+    # terminated children are included
+    return float(used.user + used.system + used.children_user + used.children_system)
 
 
 def _version(package: str) -> str | None:
@@ -221,13 +231,13 @@ def _container() -> str | None:
 
 
 def _image(root: Path = Path("/")) -> dict[str, str] | None:
-    """Facts of the container image that perfexp runs in; None outside of one.
+    """Return facts about perfexp's container image; None outside a container.
 
-    The build leaves the commit and the base image in a file; the digest does not exist yet then, so the engine or the
-    user passes it.
+    The build writes commit and base image to a file. The digest does not exist at that time, so the
+    engine or the user passes it.
     """
     facts = _pairs(_read(root / "etc/perfexp-image") or "")
-    named = _pairs((_read(root / "run/.containerenv") or "").replace('"', ""))  # podman's
+    named = _pairs((_read(root / "run/.containerenv") or "").replace('"', ""))  # podman
     digest = named.get("imageid")
     reference = os.environ.get(IMAGE_VARIABLE) or (
         f"{named['image']}@sha256:{digest}" if digest else None
@@ -236,7 +246,7 @@ def _image(root: Path = Path("/")) -> dict[str, str] | None:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """The lines NAME=VALUE of a text, without those that have no value."""
+    """Return the lines NAME=VALUE in a text, without those that have no value."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {name.strip(): value.strip()[:_LONGEST] for name, _, value in pairs if value.strip()}
 
@@ -249,7 +259,11 @@ def _read(path: Path | str) -> str | None:
 
 
 def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
-    """Facts for `doctor`: those of `collect`, tools, clock, output folders by purpose, and the tracking database."""
+    """Return facts for `doctor`.
+
+    These are the facts from `collect`, tools, clock, output folders by purpose, and the tracking
+    database.
+    """
     return {
         **collect(),
         "system": platform.system(),
@@ -272,7 +286,10 @@ def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, 
 
 
 def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | None:
-    """Required packages of a distribution with range, installed version and fit; None if it is not installed."""
+    """Return a distribution's required packages; None if it is not installed.
+
+    Each has a version range, the installed version, and whether it fits.
+    """
     try:
         wanted = [Requirement(text) for text in importlib.metadata.requires(distribution) or []]
     except importlib.metadata.PackageNotFoundError:
@@ -287,7 +304,7 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
 def cpu_quota_cores(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """CPU quota of this process's control groups in cores; None without a limit."""
+    """Return the CPU quota in this process's control groups, in cores; None without a limit."""
     own = next(
         (line[3:] for line in (_read(membership) or "").splitlines() if line.startswith("0::")), "/"
     )
@@ -299,7 +316,10 @@ def cpu_quota_cores(
 def tool(
     name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")
 ) -> dict[str, Any] | None:
-    """Path of a program on the PATH or, the newest first, at its installer's places; None if it is in neither."""
+    """Return a program's path, on the PATH or else the newest at its installers' places.
+
+    None if it is in neither.
+    """
     if on_path := shutil.which(name):
         return {"path": on_path, "on_path": True}
     for place in _TOOLS[name] if places is None else places:
@@ -310,8 +330,8 @@ def tool(
 
 
 def folder(path: Path) -> dict[str, Any]:
-    """Whether files can be written in a folder, which may not exist yet, and its free space."""
-    # a missing folder will be made in its nearest existing parent
+    """Return whether a folder, which may not exist yet, is writable, and its free space."""
+    # a missing folder will be created in its nearest existing parent
     existing = next(
         place for place in (path.absolute(), *path.absolute().parents) if place.exists()
     )

@@ -1,4 +1,4 @@
-"""Self-test of meters for `doctor`: movement and period of the counter, cost of a query, power at rest."""
+"""Meter self-test for `doctor`: counter movement and period, query cost, idle power."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from perfexp.records import units
 
-#: A self-test is short, and not a measurement.
+#: A self-test is short and not a measurement.
 _RULES = Rules(plateau_seconds=0.5, window_seconds=0.5, most_seconds=1.0, uncertainty=0.01)
 #: A slower query gives a warning.
 _SLOW_SECONDS = 0.01
@@ -28,16 +28,18 @@ def try_meters(
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Watch the meters for about a second while perfexp is idle; their observations, and the reason for none."""
+    """Watch idle meters for about a second and return their observations.
+
+    Without meters, the reason is returned.
+    """
     if not found.meters:
         return {"reason": found.reason, "doubts": msgspec.to_builtins(found.doubts), "meters": []}
     tracks = [Track(meter, now) for meter in found.meters]
     power = Power(Watch(tracks, now, _RULES).run(sleep), tracks)
     meters = []
     for track, facts in zip(tracks, power.facts(), strict=True):
-        short = {
-            name: value for name, value in facts.items() if name not in ("counter", "power")
-        }  # no raw answers
+        # without raw answers
+        short = {name: value for name, value in facts.items() if name not in ("counter", "power")}
         meters.append({**short, "no_energy": track.no_energy, "no_power": track.no_power})
     return {
         "reason": "",
@@ -47,7 +49,7 @@ def try_meters(
 
 
 def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
-    """Findings of a self-test, a few lines per meter."""
+    """Yield a self-test's findings, a few lines per meter."""
     if not tried["meters"]:
         yield missing("energy", str(tried["reason"]), _NULL)
     for meter in tried["meters"]:

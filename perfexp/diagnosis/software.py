@@ -1,4 +1,4 @@
-"""Judge Python, the system, torch and the packages that perfexp needs."""
+"""Verdicts on Python, the system, torch and required packages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from perfexp.diagnosis import Choice, Facts, Finding, fail, missing, ok, part, untested, warn
 
 _TESTED_PYTHON, _UNTESTED_PYTHON = "3.11", ("3.12", "3.13")
-#: Packages with a separate line.
+#: Packages with a separate finding.
 _OWN_LINE = ("torch", "torchvision", "mlflow")
-#: Packages whose version is always named.
+#: Packages that are always listed with their version.
 _NAMED = ("hydra-core", "omegaconf", "msgspec")
 _INSTALL = 'pip install -c constraints.txt -e ".[dev]"'
 
 
 def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
-    """A line per check."""
+    """Yield a finding per check."""
     machine = facts["machine"]
     yield _python(machine)
     yield _system(machine)
@@ -29,7 +29,7 @@ def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 
 def build_name(torch: Mapping[str, Any]) -> str:
-    """`CUDA 13.0 build`, `ROCm 6.2 build` or `CPU build`, from the survey's facts of torch."""
+    """Return torch's build from the survey's facts, for example `CUDA 13.0 build`."""
     names = (
         f"{kind} {torch[key]} build"
         for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda"))
@@ -59,7 +59,10 @@ def _system(machine: Mapping[str, Any]) -> Finding:
 
 
 def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
-    """The failure of an incomplete survey; a CPU is measured without the devices' parts."""
+    """Yield the failure of an incomplete survey.
+
+    A CPU can be measured without the parts about devices.
+    """
     failure = facts["survey"]["failure"]
     if not failure:
         return
@@ -67,7 +70,7 @@ def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
         "an error of the driver or of torch: try nvidia-smi, then python -c "
         "'import torch; torch.zeros(1, device=\"cuda\")'; restart the machine if they hang"
     )
-    # a run on the CPU does not touch the devices that failed
+    # a run on the CPU does not use the devices that failed
     if failure["during"] in ("cuda", "mps", "clocks") and choice.name in ("cpu", "fake"):
         yield warn("devices", failure["text"], remedy)
     else:
@@ -76,7 +79,7 @@ def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 def _torch(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:
     torch = part(facts, "torch")
-    if not torch:  # the survey's own line has the reason
+    if not torch:  # the survey's own finding has the reason
         return
     if error := torch.get("error"):
         yield fail(

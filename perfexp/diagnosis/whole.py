@@ -1,4 +1,7 @@
-"""Judge the whole machine: software and devices, then locks, CPU, clock and folders, energy meters and profilers."""
+"""Verdict on the whole machine.
+
+It covers software and devices, then locks, CPU, clock, folders, energy meters and profilers.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,16 @@ from perfexp.diagnosis.meter_selftest import findings as meter_findings
 from perfexp.diagnosis.software import software_findings
 from perfexp.records import units
 
-#: Tolerated load of other processes, in cores or as a share of them.
+#: Tolerated load from other processes, in cores or as a share of all cores.
 _QUIET_CORES, _QUIET_SHARE = 0.5, 0.1
-#: Resolution that times a call of a microsecond to a tenth of it.
+#: Resolution that times a call of 1 µs to 10 %.
 _FINE_SECONDS = 1e-7
 _SLOW_CLOCKS = ("hpet", "acpi_pm")
 _LITTLE_BYTES = 2**30
 
 
 def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
-    """All findings, each with a verdict."""
+    """Return all findings, each with a verdict."""
     chosen = choose(facts, choice)
     return [
         *software_findings(facts, choice),
@@ -46,7 +49,7 @@ def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
 
 
 def works(findings: list[Finding]) -> bool:
-    """Whether everything necessary for measuring is there."""
+    """Return whether everything needed for measuring is available."""
     return all(finding.verdict is not Verdict.fail for finding in findings)
 
 
@@ -119,7 +122,10 @@ def _repeatability(classes: Mapping[str, Any]) -> Finding:
 
 
 def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[Finding]:
-    """The output folder and its tracking store; a record that cannot be sent stays on disk."""
+    """Yield findings about the output folder and its tracking store.
+
+    A record that cannot be sent stays on disk.
+    """
     path, free_bytes = folders["outputs"]["path"], folders["outputs"]["free_bytes"]
     if folders["outputs"]["writable"]:
         observation = f"{path} can be written, {units.format_bytes(free_bytes)} free"

@@ -1,4 +1,4 @@
-"""Interface of an energy meter; each kind has a module beside this one."""
+"""Interface of energy meters. Each kind of meter has its own module here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfexp.records.diagnostics import Diagnostic
 
 
 class PowerKind(StrEnum):
-    """Meaning of a meter's `power_watts`: instantaneous, an average over about a second, or no sensor."""
+    """Meaning of `power_watts`: instantaneous, an average over about a second, or no sensor."""
 
     instantaneous = "instantaneous"
     average = "average"
@@ -19,9 +19,10 @@ class PowerKind(StrEnum):
 
 
 class Reading(NamedTuple):
-    """Answer of a meter, or a figure derived from answers; None with the reason, and how to fix it.
+    """A meter's answer, or a value derived from answers; None with a reason and a remedy.
 
-    `half_width` is that of the 95 % interval, in the unit of the value; None without an interval.
+    Attributes:
+        half_width: half-width of the 95 % interval, in the value's unit; None without an interval.
     """
 
     value: float | None
@@ -30,10 +31,10 @@ class Reading(NamedTuple):
 
 
 class Meter(Protocol):
-    """A counter of the energy of a board, a package or a part of one.
+    """An energy counter, for example for a board, a package or part of a package.
 
     Attributes:
-        accuracy: largest relative error of its scale, by a source; None if no source is known.
+        accuracy: largest relative scale error according to a source; None if no source is known.
     """
 
     name: str
@@ -43,22 +44,22 @@ class Meter(Protocol):
 
     @property
     def tick_seconds(self) -> float | None:
-        """Documented period of the counter's updates; None where it must be measured."""
+        """Return the counter's documented update period; None if it must be measured."""
         return None
 
     @property
     def wrap_joules(self) -> float | None:
-        """Energy at which the counter wraps; None if unknown."""
+        """Return the energy range of the counter, after which it wraps; None if unknown."""
         return None
 
     def energy_joules(self) -> Reading:
-        """Current counter; only differences are meaningful."""
+        """Return the current counter; only differences are meaningful."""
 
     def power_watts(self) -> Reading:
-        """Power now, or its average over the last second: see `power_kind`."""
+        """Return the current power, or the average over the last second: see `power_kind`."""
 
     def doubts(self) -> list[Diagnostic]:
-        """Diagnostics of its figures in the current situation."""
+        """Return diagnostics about the meter's values in the current situation."""
         limit = "its power is an average over about a second, whose integral follows changes late"
         is_average = self.power_kind is PowerKind.average
         return (
@@ -68,9 +69,10 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Meters of a device, whose energies sum to that of the whole, without overlap.
+    """A device's meters. Their energies add up to the whole, without overlap.
 
-    Where there are none, `reason` has why, and how to fix it.
+    Attributes:
+        reason: why there are no meters, and a remedy.
     """
 
     meters: tuple[Meter, ...] = ()
@@ -79,12 +81,16 @@ class Found:
 
 
 def none_because(reason: str, *doubts: Diagnostic) -> Found:
-    """No meters, for a reason."""
+    """Return no meters, with a reason."""
     return Found(reason=f"no meter: {reason}", doubts=doubts)
 
 
 def if_readable(meter: Meter, suffix: str = "") -> Found:
-    """The meter, if it answers at least one of its two queries; otherwise the reason, with a suffix."""
+    """Return the meter if it answers at least one of its two queries, otherwise the reason.
+
+    Args:
+        suffix: text to append to the reason.
+    """
     energy = meter.energy_joules()
     if energy.value is None and meter.power_kind is PowerKind.absent:
         return none_because(energy.reason + suffix)
@@ -92,7 +98,7 @@ def if_readable(meter: Meter, suffix: str = "") -> Found:
 
 
 def together(founds: list[Found]) -> Found:
-    """The meters of several devices as those of one; if one device has none, the whole has none."""
+    """Return the meters of several devices; if any device has no meter, return none."""
     doubts = tuple(doubt for device in founds for doubt in device.doubts)
     reasons = dict.fromkeys(device.reason for device in founds if not device.meters)
     if reasons or not founds:

@@ -1,7 +1,8 @@
-"""Energy counter and power of an AMD board by AMD SMI; follows its documentation, untested on hardware.
+"""Energy counter and power of an AMD board from AMD SMI.
 
-Sources: amdsmi 7.0.2, amdsmi_interface.py (amdsmi_get_energy_count, amdsmi_get_power_info), and amdsmi.h, which has the
-counter's resolution in microjoules.
+The code follows the documentation and is untested on hardware. Sources: amdsmi 7.0.2,
+amdsmi_interface.py (amdsmi_get_energy_count, amdsmi_get_power_info), and amdsmi.h for the counter's
+resolution in microjoules.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
 _INSTALL = "install the amdsmi package of your ROCm (the driver's libamd_smi.so belongs to it)"
-#: Packages of two dies, of which the first reports the power of both and the second nothing, or 0 W.
+#: Packages with two dies. The first die reports the power of both, the second none or 0 W.
 _TWO_DIES = "MI250"
 
 
 class AmdSmiMeter(Meter):
-    """One board, or the package of a die, through the initialized module `amdsmi`."""
+    """One board, or a die's package, through the initialized module `amdsmi`."""
 
     def __init__(self, smi: Any, handle: Any, name: str) -> None:
         self._smi, self._handle = smi, handle
@@ -43,7 +44,7 @@ class AmdSmiMeter(Meter):
         return None
 
     def energy_joules(self) -> Reading:
-        """See `Meter`; the accumulator in units of `counter_resolution` microjoules."""
+        """See `Meter`; the accumulator counts units of `counter_resolution` microjoules."""
         try:
             answer = self._smi.amdsmi_get_energy_count(self._handle)
         except self._smi.AmdSmiException as error:
@@ -74,7 +75,7 @@ class AmdSmiMeter(Meter):
         )
 
     def doubts(self) -> list[Diagnostic]:
-        """See `Meter`; untested code, the other die of a package, an average power."""
+        """See `Meter`; for example untested code, the package's other die, or an average power."""
         doubts = [diagnostics.make("untested", what=f"the meter {self.name}")]
         if self._two_dies:
             doubts.append(
@@ -83,7 +84,10 @@ class AmdSmiMeter(Meter):
         return [*doubts, *super().doubts()]
 
     def _choose_power(self) -> tuple[str | None, PowerKind]:
-        """The available power: current on MI300 and later, average on earlier boards; the other one is `N/A`."""
+        """Return the available power: current on MI300 and later, average on earlier boards.
+
+        The other value is `N/A`.
+        """
         with suppress(Exception):
             answer = self._smi.amdsmi_get_power_info(self._handle)
             for age, kind in (("current", PowerKind.instantaneous), ("average", PowerKind.average)):
@@ -93,14 +97,14 @@ class AmdSmiMeter(Meter):
 
 
 def find(pci_bus_id: str | None) -> Found:
-    """The meter of a board by its PCI bus id, such as `0000:c1:00.0`."""
+    """Return the meter for a board by PCI bus id, for example `0000:c1:00.0`."""
     if pci_bus_id is None:
         return none_because(
             "AMD boards are found by their PCI bus id, which this build of torch does not report"
         )
     try:
         smi = importlib.import_module("amdsmi")
-    except Exception as error:  # a KeyError without its library
+    except Exception as error:  # a KeyError if its library is missing
         return none_because(
             f"amdsmi can't be imported ({type(error).__name__}: {error}); {_INSTALL}"
         )
@@ -116,7 +120,10 @@ def find(pci_bus_id: str | None) -> Found:
 
 
 def _is_power(value: Any) -> bool:
-    """Whether a value is a power: an active board draws more than 0 W, and a missing value is `N/A` or all bits."""
+    """Return whether a value is a power.
+
+    An active board draws more than 0 W. A missing value is `N/A` or has all bits set.
+    """
     return isinstance(value, int | float) and 0 < value < 0xFFFF
 
 

@@ -1,4 +1,4 @@
-"""Convert the windows of all meters to a record's metrics, facts and diagnostics."""
+"""Conversion of all meters' windows to a record's metrics, facts and diagnostics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 from perfexp.statistics.estimators import Interval, differ
 
-#: Tolerated uncertainty of the window's length, and tolerated change of a call's time.
+#: Tolerated uncertainty of the window length, and tolerated change in call time.
 _COARSE, _PACE = 0.01, 0.03
 _NO_COUNTER = "it has no energy counter: the energy is the integral of its power, without a check"
 
 
 class Part(NamedTuple):
-    """The reliable figures of one meter; `estimated`: the integral of a meter without a counter."""
+    """Reliable values from one meter.
+
+    Attributes:
+        estimated: whether the power is an integral because the meter has no counter.
+    """
 
     watts: Reading
     doubts: list[Diagnostic]
@@ -27,7 +31,11 @@ class Part(NamedTuple):
 
 
 class Power:
-    """The mean power of everything that is metered; `difference` is that of the integral from the counter, relative."""
+    """Mean power of everything that is metered.
+
+    Attributes:
+        difference: relative difference between integral and counter.
+    """
 
     def __init__(self, windows: Sequence[Windows], tracks: Sequence[Track]) -> None:
         self.windows, self._tracks = windows, tracks
@@ -44,7 +52,7 @@ class Power:
 
     @property
     def integral_uncertainty(self) -> Reading:
-        """Relative standard uncertainty of the sum of the integrals."""
+        """Return the relative standard uncertainty of the sum of integrals."""
         parts = [
             (window.integral_watts.value, window.integral_uncertainty) for window in self.windows
         ]
@@ -59,7 +67,7 @@ class Power:
         return Reading(math.hypot(*(watts * relative for watts, relative in pairs)) / total_watts)
 
     def facts(self) -> list[dict[str, Any]]:
-        """Facts of each meter: identity, window, and all answers by time since the window began."""
+        """Return each meter's identity, window, and all answers since the window began."""
         return [
             {
                 "name": track.meter.name,
@@ -117,9 +125,9 @@ def _part(windows: Windows, track: Track) -> Part:
 
 
 def total(readings: Sequence[Reading]) -> Reading:
-    """The sum of all meters; None if one of them has no value.
+    """Return the sum over all meters; None if a value is missing.
 
-    Half-widths are added, since the boards of one loop fluctuate together.
+    Half-widths are added, since boards in one loop fluctuate together.
     """
     reasons = dict.fromkeys(reading.reason for reading in readings if reading.value is None)
     if reasons or not readings:
@@ -130,9 +138,10 @@ def total(readings: Sequence[Reading]) -> Reading:
 
 
 def product(first: Reading, second: Reading) -> Reading:
-    """The product, or the reason why a factor is missing; its relative half-width is √(a² + b²) (delta method).
+    """Return the product, or the reason for a missing factor.
 
-    It has no interval if a factor has none; that of an exact factor is 0.
+    The relative half-width is √(a² + b²) (delta method). It is missing if a factor's half-width is
+    missing; an exact factor has the half-width 0.
     """
     if first.value is None or second.value is None:
         return Reading(None, first.reason if first.value is None else second.reason)
@@ -143,7 +152,7 @@ def product(first: Reading, second: Reading) -> Reading:
 
 
 def above(watts: Reading, idle_watts: Reading) -> Reading:
-    """The power above the idle power; half-widths add up in quadrature."""
+    """Return the power above the idle power; half-widths add in quadrature."""
     if watts.value is None or idle_watts.value is None:
         return (
             watts
@@ -163,9 +172,10 @@ def above(watts: Reading, idle_watts: Reading) -> Reading:
 
 
 def midway(before: Reading, after: Reading) -> Reading:
-    """The mean of two measurements of one power, with half-widths in quadrature.
+    """Return the mean of two measurements of one power, with half-widths in quadrature.
 
-    Where they differ by more than that (heat), the interval covers both of theirs.
+    If the two differ by more than that, for example because of heat, the interval covers both
+    intervals.
     """
     if before.value is None or after.value is None:
         return before if after.value is None else after
@@ -176,7 +186,11 @@ def midway(before: Reading, after: Reading) -> Reading:
 
 
 def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
-    """A metric of the record; `estimated`: it is derived from another quantity than its name."""
+    """Return a metric for the record.
+
+    Args:
+        estimated: whether the value is derived from another quantity than its name says.
+    """
     if reading.value is None:
         return Metric.of(name, None, reason=reading.reason or "not measured")
     low, high = (
@@ -187,7 +201,12 @@ def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
 
 
 def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:
-    """Whether calls took another time during metering (`call_seconds`) than when they were timed (`clean`)."""
+    """Return whether call times during metering and timing differ.
+
+    Args:
+        call_seconds: call time during metering.
+        clean: call time during timing.
+    """
     if not call_seconds.value or clean is None:
         return False
     return differ(Interval(value=call_seconds.value, low=None, high=None), clean, _PACE)

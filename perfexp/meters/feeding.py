@@ -1,4 +1,4 @@
-"""Keep a device busy with a call while another thread queries the meters."""
+"""Feeding a device with calls while another thread queries the meters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perfexp.statistics.estimators import windows_half_width
 if TYPE_CHECKING:
     from perfexp.devices import Device, Event
 
-#: Approximate duration of a block of calls, which ends with an event.
+#: Approximate duration of a block of calls; each block ends with an event.
 _BLOCK_SECONDS = 0.002
 _MOST_CALLS = 1000
-#: Pending work that the device should have, if its queue is deep enough.
+#: Pending work that the device should have if its queue is deep enough.
 _LEAD_SECONDS = 0.02
 
 
@@ -33,7 +33,8 @@ class Mark(NamedTuple):
 class Feeder:
     """Keeps a device busy with a call.
 
-    On an asynchronous device, calls are enqueued slightly ahead; on a synchronous one they simply run.
+    Calls are enqueued slightly ahead on an asynchronous device. On a synchronous device they simply
+    run.
     """
 
     def __init__(
@@ -43,19 +44,23 @@ class Feeder:
         self._pending: deque[Mark] = deque()
         self._spare: list[Event] = []
         self._calls, self._device_seconds = 0, 0.0
-        #: Host's time, calls and device's time at which the end of a block was seen.
+        #: Host time, calls and device time when a block end was seen.
         self._log: list[tuple[float, int, float]] = []
         device.synchronize()
         self._passed = self.start = Mark(device.new_event(), 0)
         device.record(self._passed.event)
         self._call_seconds = self._busy_until = 0.0
-        # the first estimate of a call's duration
+        # first estimate of the call time
         self._enqueue(1)
         device.synchronize()
         self._collect()
 
     def feed(self, rest_seconds: float = _BLOCK_SECONDS) -> None:
-        """Enqueue a block of calls, or rest for at most `rest_seconds` while the device has enough pending work."""
+        """Enqueue a block of calls, or rest if the device has enough pending work.
+
+        Args:
+            rest_seconds: maximum rest.
+        """
         self._collect()
         ahead = self._busy_until - self._now() - _LEAD_SECONDS
         if ahead > 0:
@@ -69,7 +74,7 @@ class Feeder:
         self.start = self._passed
 
     def end(self) -> tuple[int, float]:
-        """End the window about now; returns its number of calls, and their duration in seconds."""
+        """End the window about now; return its number of calls and their duration in seconds."""
         self._collect()
         if self._passed.calls == self.start.calls:  # a call is longer than the window
             self._device.synchronize()
@@ -79,14 +84,16 @@ class Feeder:
         return self._passed.calls - self.start.calls, taken
 
     def half_width(self, edges: Sequence[float]) -> float | None:
-        """Return the half-width of the 95 % interval of a call's mean time over windows; None for too few calls.
+        """Return the half-width of the mean call time's 95 % interval over windows.
+
+        None for too few calls.
 
         Args:
-            edges: ends of the windows by the host's clock, seconds.
+            edges: window ends by the host's clock, seconds.
         """
         times, calls, seconds = (np.asarray(column) for column in zip(*self._log, strict=True))
         at = np.searchsorted(times, edges)
-        at = at[at < len(times)]  # the last edge may be later than every end that was seen
+        at = at[at < len(times)]  # the last edge may be later than every block end
         counts, lengths = np.diff(calls[at]), np.diff(seconds[at])
         if len(counts) < 2 or not counts.all():
             return None
@@ -106,27 +113,30 @@ class Feeder:
         self._busy_until = max(self._busy_until, begun) + calls * self._call_seconds
 
     def _collect(self) -> None:
-        """Update the passed position, the time of a call, and the latest end of the pending work."""
+        """Update the passed position, the call time, and the latest end of pending work."""
         while self._pending and self._device.passed(self._pending[0].event):
             before, self._passed = self._passed, self._pending.popleft()
             seconds = self._device.elapsed_seconds(before.event, self._passed.event)
             self._call_seconds = max(seconds / (self._passed.calls - before.calls), 1e-9)
             self._device_seconds += seconds
             self._log.append((self._now(), self._passed.calls, self._device_seconds))
-            # the first event of the window is needed until its end
+            # the window's first event is needed until its end
             if before is not self.start:
                 self._spare.append(before.event)
         left = (self._calls - self._passed.calls) * self._call_seconds
         self._busy_until = min(self._busy_until, self._now() + left)
 
 
-#: Feeds until a watch is over, and returns the number of calls completed in the window, and their seconds: `threaded`,
-#: or taking turns in tests.
+#: Feeds until a watch is over; returns the number of calls completed in the window and their
+#: seconds. An example is `threaded`; tests take turns instead.
 Beside = Callable[[Watch, Feeder], tuple[int, float]]
 
 
 def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:
-    """See `Beside`; this thread feeds, another queries, which waits in the driver without Python's lock."""
+    """See `Beside`.
+
+    This thread feeds; another thread queries and releases the GIL in the driver.
+    """
     abandoned = threading.Event()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""Energy counter and power of an NVIDIA board by NVML."""
+"""Energy counter and power of an NVIDIA board from NVML."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from perfexp.meters import Found, Meter, PowerKind, Reading, if_readable, none_b
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
-#: The counter is an unsigned 64-bit number of millijoules. Source: nvml.h, nvmlDeviceGetTotalEnergyConsumption.
+#: The counter is an unsigned 64-bit number of millijoules.
+#: Source: nvml.h, nvmlDeviceGetTotalEnergyConsumption.
 _WRAP_JOULES = 2**64 * 1e-3
-#: Compute capability of GA100, the last chip with an instantaneous plain power reading. Source: nvml.h,
-#: nvmlDeviceGetPowerUsage: "On Ampere (except GA100) or newer GPUs, the API returns power averaged over 1 sec".
+#: Compute capability of GA100, the last chip with an instantaneous plain power reading. Source:
+#: nvml.h, nvmlDeviceGetPowerUsage: "On Ampere (except GA100) or newer GPUs, the API returns power
+#: averaged over 1 sec".
 _LAST_INSTANTANEOUS = (8, 0)
-#: The error of the scale is proportional to the power and differs from board to board. Sources: nvml.h,
-#: nvmlDeviceGetPowerUsage, "accurate to within +/- 5% of current power draw" for Fermi and Kepler, with no figure for
-#: later boards; Yang, Adámek and Armour, "Part-time Power Measurements" (2024, arXiv:2312.02741): about 5 % too on
-#: later boards, against external meters.
+#: The scale error is proportional to the power and differs from board to board. Sources: nvml.h,
+#: nvmlDeviceGetPowerUsage, "accurate to within +/- 5% of current power draw" for Fermi and Kepler,
+#: without a value for later boards; Yang, Adámek and Armour, "Part-time Power Measurements" (2024,
+#: arXiv:2312.02741), also about 5 % on later boards, against external meters.
 _ACCURACY = 0.05
 _NO_COUNTER = "boards since Volta have a counter, vGPUs and some containers hide it"
 
@@ -52,10 +54,9 @@ class NvmlMeter(Meter):
             )
 
     def doubts(self) -> list[Diagnostic]:
-        """See `Meter`; other processes on the board, an average power."""
-        others = (
-            len(self._ask("ComputeRunningProcesses") or []) - 1
-        )  # without this process, whatever its number there
+        """See `Meter`; other processes on the board, or an average power."""
+        # without this process, whatever its number there
+        others = len(self._ask("ComputeRunningProcesses") or []) - 1
         who = f"other processes on the board ({others})"
         shared = (
             [diagnostics.make("meter_shared", meter=self.name, others=who)] if others > 0 else []
@@ -63,10 +64,9 @@ class NvmlMeter(Meter):
         return [*shared, *super().doubts()]
 
     def _choose_power(self) -> tuple[Callable[[], float], PowerKind]:
-        """The query for instantaneous power, or the board's substitute."""
-        with suppress(
-            self._nvml.NVMLError, AttributeError
-        ):  # an older driver, an older nvidia-ml-py
+        """Return the query for instantaneous power, or the board's substitute."""
+        # fails with an older driver or an older nvidia-ml-py
+        with suppress(self._nvml.NVMLError, AttributeError):
             self._instantaneous_milliwatts()
             return self._instantaneous_milliwatts, PowerKind.instantaneous
         if self._ask("PowerUsage") is None:
@@ -93,7 +93,10 @@ class NvmlMeter(Meter):
 
 
 def initialized() -> Any:
-    """The module `pynvml`, ready for queries; raises an `ImportError` or an error of NVML, where there is no driver."""
+    """Return the module `pynvml`, ready for queries.
+
+    Raises `ImportError`, or an NVML error without a driver.
+    """
     import pynvml
 
     pynvml.nvmlInit()
@@ -101,24 +104,23 @@ def initialized() -> Any:
 
 
 def answer(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer of NVML; None where it refuses."""
+    """Return NVML's answer; None if it refuses."""
     with suppress(nvml.NVMLError):
         return question(*arguments)
     return None
 
 
 def find(uuid: str) -> Found:
-    """The meter of a board by torch's UUID (a MIG slice has its own)."""
+    """Return the meter for a board by torch's UUID. A MIG slice has its own UUID."""
     try:
         nvml = initialized()
         handle = _by_uuid(nvml, uuid)
     except ImportError:
         return none_because("nvidia-ml-py is not installed; pip install nvidia-ml-py")
-    except Exception as error:  # of NVML
+    except Exception as error:  # from NVML
         return none_because(f"NVML does not answer for {uuid}: {error}; check nvidia-smi -L")
-    mode = (
-        None if handle is None else answer(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    )  # None: a board without MIG
+    # None for a board without MIG
+    mode = None if handle is None else answer(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if handle is None or (mode and mode[0]):
         return none_because(
             "the board's counter holds all of its MIG slices; measure on a whole board (-mig 0)"
@@ -127,7 +129,7 @@ def find(uuid: str) -> Found:
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
-    """The handle of a whole board; None for the UUID of a slice."""
+    """Return the handle of a whole board; None for a slice's UUID."""
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(

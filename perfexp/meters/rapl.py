@@ -1,6 +1,6 @@
-"""RAPL: energy counters of a CPU's packages and their memory, through Linux's powercap.
+"""RAPL: energy counters for CPU packages and their memory, through Linux's powercap.
 
-Source: the kernel's Documentation/power/powercap/powercap.rst. AMD's CPUs appear under Intel's names.
+Source: the kernel's Documentation/power/powercap/powercap.rst. AMD CPUs appear under Intel's names.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from perfexp.meters import Found, Meter, PowerKind, Reading, none_because
 
-#: Linux's folder of the zones.
+#: Linux's zone folder.
 POWERCAP = Path("/sys/class/powercap")
-#: The registers change about every millisecond. Source: Intel SDM volume 3, chapter "Platform Specific Power
-#: Management Support"; the kernel's Documentation/hwmon/amd_energy.rst has the same of AMD.
+#: The registers change about every millisecond. Source: Intel SDM volume 3, chapter "Platform
+#: Specific Power Management Support"; for AMD, the kernel's Documentation/hwmon/amd_energy.rst.
 _TICK_SECONDS = 1e-3
 _PERMISSION = (
     "since CVE-2020-8694 only root may; as root: chmod a+r {pattern}/energy_uj, until the next restart; in a container "
@@ -25,7 +25,7 @@ _NO_ZONES = (
 
 
 class RaplMeter(Meter):
-    """One zone, in a folder of its own: a package, or its memory."""
+    """A zone with its own folder: a package, or its memory."""
 
     power_kind = PowerKind.absent
     tick_seconds = _TICK_SECONDS
@@ -55,10 +55,10 @@ class RaplMeter(Meter):
 
 
 def find(powercap: Path = POWERCAP) -> Found:
-    """The packages and, where there is a zone for it, their memory.
+    """Return meters for the packages and, if there are zones for it, their memory.
 
-    A package includes its sub-zones `core` and `uncore`; `dram` is separate. `psys`, which some platforms have,
-    includes everything and is not added.
+    A package includes its sub-zones `core` and `uncore`; `dram` is separate. `psys`, available on
+    some platforms, includes everything and is not added.
     """
     meters: list[Meter] = []
     for package in _packages(powercap):
@@ -76,7 +76,11 @@ def find(powercap: Path = POWERCAP) -> Found:
 
 
 def _packages(powercap: Path) -> list[Path]:
-    """The zones of whole packages, each once even if it appears by registers and by memory (`intel-rapl-mmio`)."""
+    """Return the zones of whole packages.
+
+    A package may appear twice, through registers and through memory (`intel-rapl-mmio`). It is
+    returned once.
+    """
     zones: dict[str, Path] = {}
     for zone in sorted(
         powercap.glob("*rapl*:*"), key=lambda path: ("mmio" in path.name, _numbers(path))
@@ -87,7 +91,7 @@ def _packages(powercap: Path) -> list[Path]:
 
 
 def _numbers(zone: Path) -> list[int]:
-    """`intel-rapl:0:1` → [0, 1]."""
+    """Return a zone's numbers: `intel-rapl:0:1` → [0, 1]."""
     return [int(part) if part.isdecimal() else -1 for part in zone.name.split(":")[1:]]
 
 

@@ -1,4 +1,4 @@
-"""The answers of one meter over time, and the energy of a window from tick to tick."""
+"""One meter's answers over time, and the energy in a window from tick to tick."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.statistics.distributions import Z95
 from perfexp.statistics.estimators import windows_half_width
 
-#: Counter and integral may differ by this fraction, or this multiple of the integral's uncertainty; beyond the last
-#: value of that tolerance, the integral cannot check the counter.
+#: Counter and integral may differ by this fraction, or by this multiple of the integral's
+#: uncertainty. If that tolerance exceeds the last value, the integral cannot check the counter.
 _DISAGREEMENT, _SIGMAS, _BLIND = 0.03, 4.0, 0.1
-#: Number of ticks that are needed to measure the counter's period.
+#: Number of ticks needed to measure the counter's period.
 _TICKS = 4
-#: Least number of power readings inside the window of an integral.
+#: Minimum number of power readings inside an integral's window.
 _LEAST_POWERS = 5
 
 
 class Tick(NamedTuple):
-    """A change of the counter, within an interval from the reading before it to the reading that shows it.
+    """A counter change, between the reading before it and the reading that shows it.
 
-    `seconds` is the middle of that interval by the host's clock, `width_seconds` its length.
+    Attributes:
+        seconds: middle of that interval by the host's clock.
+        width_seconds: length of that interval.
     """
 
     seconds: float
@@ -37,11 +39,12 @@ class Tick(NamedTuple):
 
 
 class Track:
-    """Queries a meter and stores every answer with the time of the middle of the query.
+    """Queries a meter and stores each answer with the time in the middle of the query.
 
     Attributes:
-        readings: seconds and joules, continued across wraps of the counter.
-        no_energy, no_power: why the counter, or the power, is no longer queried; empty while it is.
+        readings: seconds and joules, continued across counter wraps.
+        no_energy: why the counter is no longer queried; empty while it is.
+        no_power: why the power is no longer queried; empty while it is.
         powers: seconds and watts.
     """
 
@@ -62,21 +65,21 @@ class Track:
 
     @property
     def tick_seconds(self) -> float | None:
-        """Period of the counter, known or measured; None before there are enough ticks."""
+        """Return the counter's period, known or measured; None before there are enough ticks."""
         if self._known_tick_seconds is not None or self._skips_ticks or len(self.ticks) < _TICKS:
             return self._known_tick_seconds
         times, widths, _ = np.asarray(self.ticks).T
-        times = times[widths <= 2 * np.quantile(widths, 0.25)]  # the most precise ticks
+        times = times[widths <= 2 * np.quantile(widths, 0.25)]  # most precise ticks
         steps = np.diff(times)
         periods = np.round(steps / np.median(steps)).sum() if len(steps) else 0
         return float((times[-1] - times[0]) / periods) if periods else None
 
     def skip_ticks(self) -> None:
-        """From now on only some ticks are observed, which do not show the period."""
+        """Stop deriving the period from ticks: from now on only some ticks are observed."""
         self._known_tick_seconds, self._skips_ticks = self.tick_seconds, True
 
     def ask_energy(self) -> bool:
-        """Read the counter; returns whether it has changed since the last reading."""
+        """Read the counter and return whether it has changed since the last reading."""
         if self.no_energy:
             return False
         seconds, reading = self._ask(self.meter.energy_joules)
@@ -93,7 +96,7 @@ class Track:
         joules = reading.value + self._wrapped_joules
         changed = bool(self.readings) and joules != self.readings[-1][1]
         if changed:
-            # the counter did not stand still for longer than its period
+            # the counter never stands still for longer than its period
             width = min(seconds - self.readings[-1][0], self.tick_seconds or math.inf)
             self.ticks.append(Tick(seconds - width / 2, width, joules))
         self.readings.append((seconds, joules))
@@ -116,7 +119,10 @@ class Track:
         self.doubts.append(diagnostics.make("meter_fault", meter=self.meter.name, fault=fault))
 
     def integral_joules(self, start_seconds: float, end_seconds: float) -> Reading:
-        """Integral of the power by the trapezoid rule: Σ (Pᵢ + Pᵢ₊₁)/2 · Δtᵢ, interpolated to both ends."""
+        """Return the power integral by the trapezoid rule.
+
+        The sum is Σ (Pᵢ + Pᵢ₊₁)/2 · Δtᵢ, interpolated to both ends.
+        """
         times, watts = (
             (np.asarray(column) for column in zip(*self.powers, strict=True))
             if self.powers
@@ -133,10 +139,10 @@ class Track:
         return Reading(float(((heights[:-1] + heights[1:]) / 2 * np.diff(whole)).sum()))
 
     def integral_uncertainty(self, start_seconds: float, end_seconds: float) -> float | None:
-        """Relative standard uncertainty of the integral, that of the mean of the readings; None without an integral.
+        """Return the integral's relative standard uncertainty; None without an integral.
 
-        From neighbours' differences, s² = Σ (Pᵢ₊₁ - Pᵢ)² / 2(n - 1) (von Neumann 1941); a slow drift, which trapezoids
-        follow, adds little to it.
+        It is the uncertainty of the mean reading, from neighbor differences: s² = Σ (Pᵢ₊₁ - Pᵢ)² /
+        2(n - 1) (von Neumann 1941). A slow drift adds little, and the trapezoids follow it.
         """
         watts = np.asarray(
             [power for seconds, power in self.powers if start_seconds < seconds < end_seconds]
@@ -147,7 +153,10 @@ class Track:
         return deviation / math.sqrt(watts.size) / float(watts.mean())
 
     def _ask(self, question: Callable[[], Reading]) -> tuple[float, Reading]:
-        """The middle of a query, and its answer; an error of a foreign library counts as no answer."""
+        """Return the middle of a query, and its answer.
+
+        An error in a foreign library counts as no answer.
+        """
         begun = self._now()
         try:
             reading = question()
@@ -160,7 +169,10 @@ class Track:
         return (begun + ended) / 2, reading
 
     def _unwrap(self, before: float, after: float) -> bool:
-        """Handle a counter that decreased: a wrap if its range is known, otherwise the end of its queries."""
+        """Handle a counter that decreased.
+
+        If its range is known, it wrapped. Otherwise it is not queried any more.
+        """
         if self.meter.wrap_joules is None:
             name = self.meter.name
             self.no_energy = f"the energy counter of {name} went back, and its range is not known"
@@ -174,16 +186,18 @@ class Track:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Figures of a meter over windows that follow one another, from tick to tick.
+    """One meter's values over consecutive windows, from tick to tick.
 
-    Each tick lies within a width, and a uniform distribution of width w has the standard deviation w/√12. The intervals
-    are the larger of that of the windows (Student's t) and that of both ends, or of the integral's readings.
+    A tick lies within an interval of width w, and a uniform distribution over it has the standard
+    deviation w/√12. Each confidence interval is the larger of two: from the windows (Student's t),
+    and from both ends or the integral's readings.
 
     Attributes:
-        edges: ends of the windows, seconds.
-        watts: mean power of each window, by the counter or else by the integral; empty without either.
+        edges: window ends, seconds.
+        watts: mean power per window, from the counter or else the integral; empty without either.
         uncertainty: relative standard uncertainty of the length; None without a counter.
-        integral_uncertainty: relative standard uncertainty of the integral; None without one.
+        integral_uncertainty: relative standard uncertainty of the integral; None without an
+            integral.
     """
 
     edges: tuple[float, ...]
@@ -195,39 +209,39 @@ class Windows:
 
     @property
     def seconds(self) -> float:
-        """Length of all windows together."""
+        """Return the length of all windows together."""
         return self.edges[-1] - self.edges[0]
 
     @property
     def difference(self) -> float | None:
-        """Relative difference of the integral from the counter."""
+        """Return the relative difference between integral and counter."""
         return difference(self.counter_watts, self.integral_watts).value
 
     @property
     def tolerance(self) -> float:
-        """Relative difference of counter and integral that is tolerated."""
+        """Return the tolerated relative difference between counter and integral."""
         return max(_DISAGREEMENT, _SIGMAS * (self.integral_uncertainty or 0.0))
 
     @property
     def disagrees(self) -> bool:
-        """Whether counter and integral differ by more than is tolerated."""
+        """Return whether counter and integral differ by more than the tolerance."""
         return self.difference is not None and abs(self.difference) > self.tolerance
 
     @property
     def is_unchecked(self) -> bool:
-        """Whether the integral is too uncertain to check the counter."""
+        """Return whether the integral is too uncertain to check the counter."""
         return self.difference is not None and not self.disagrees and self.tolerance > _BLIND
 
 
 def difference(counter_watts: Reading, integral_watts: Reading) -> Reading:
-    """Relative difference of an integral from a counter."""
+    """Return the relative difference between an integral and a counter."""
     if not counter_watts.value or integral_watts.value is None:
         return Reading(None, counter_watts.reason or integral_watts.reason)
     return Reading(integral_watts.value / counter_watts.value - 1)
 
 
 def uncertainty(start: Tick, end: Tick) -> float:
-    """Relative standard uncertainty of the length of a window between two ticks."""
+    """Return the relative standard uncertainty of a window's length between two ticks."""
     return (
         math.hypot(start.width_seconds, end.width_seconds)
         / math.sqrt(12)
@@ -236,7 +250,10 @@ def uncertainty(start: Tick, end: Tick) -> float:
 
 
 def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
-    """The windows of a track between ticks; without a counter they start with the first power reading."""
+    """Return a track's windows between ticks.
+
+    Without a counter they start at the first power reading.
+    """
     start, end = edges[0], edges[-1]
     seconds, times = end.seconds - start.seconds, tuple(edge.seconds for edge in edges)
     if seconds <= 0:
@@ -275,7 +292,11 @@ def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
 
 
 def _mean(watts: float, each: Sequence[float], edges: Sequence[float], own: float) -> Reading:
-    """A mean power with its interval, by that of each window or by its own relative standard uncertainty."""
+    """Return a mean power with an interval.
+
+    The interval is the larger of two, from the window powers and from the relative standard
+    uncertainty `own`.
+    """
     half_width = windows_half_width(each, np.diff(edges).tolist()) if each else None
     return Reading(
         watts, half_width=None if half_width is None else max(half_width, Z95 * own * abs(watts))

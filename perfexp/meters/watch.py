@@ -1,4 +1,4 @@
-"""Watch meters during a load, so that each has windows back to back, from tick to tick of its counter."""
+"""Watching meters under load, with back-to-back windows from tick to tick for each meter."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from dataclasses import dataclass, field
 from perfexp.errors import UserError
 from perfexp.meters.track import Tick, Track, Windows, windows_between
 
-#: Least number of windows, and of the counter's ticks in each.
+#: Minimum number of windows, and of counter ticks in each.
 WINDOWS, _TICKS = 3, 3
-#: Part of a window's least length within which a tick is seen in time.
+#: A tick seen within this part of a window's minimum length is on time.
 _LATE = 0.05
-#: Least number of power readings in the windows together; in each window if they are all that a meter has.
+#: Minimum number of power readings in all windows together, or in each window if the meter has no
+#: counter.
 _POWERS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Settings of a watch.
+    """Settings for a watch.
 
     Attributes:
-        plateau_seconds: duration of the load before the windows begin.
-        window_seconds: least length of the first three windows together.
-        most_seconds: time after which no window is added. Windows are added while the ends are imprecise, or the
-            counter disagrees with the integral or is unchecked by it. In 10 s, ten readings per second of a power
-            that scatters by 25 % of its mean check the counter to 10 %.
-        period_seconds: greatest interval between readings of the power.
-        tight_seconds: interval between readings of the counter around an expected tick.
-        uncertainty: sufficient relative standard uncertainty of the length of all windows.
+        plateau_seconds: load time before the windows begin.
+        window_seconds: minimum length of the first three windows together.
+        most_seconds: time after which no window is added. Windows are added while the ends are
+            imprecise, or while the integral disagrees with the counter or cannot check it. For
+            example, in 10 s, ten readings per second of a power with 25 % scatter check the counter
+            to 10 %.
+        period_seconds: maximum interval between power readings.
+        tight_seconds: interval between counter readings around an expected tick.
+        uncertainty: sufficient relative standard uncertainty of the total window length.
         patience_seconds: time without a change after which a counter counts as stuck.
     """
 
@@ -64,7 +66,7 @@ class _Watched:
     waited_from: float = 0.0
 
     def seek_start(self, now: float) -> None:
-        """Read the counter; its change begins the first window."""
+        """Read the counter; its first change begins the first window."""
         if self.edges:
             return
         if self.track.ask_energy():
@@ -76,10 +78,10 @@ class _Watched:
             self.edges.append(Tick(now, 0.0, 0.0))
 
     def follow(self, now: float) -> float:
-        """Take due readings; returns the time of the next one, or infinity after the last window."""
+        """Take due readings; return the next reading's time, or infinity after the last window."""
         if len(self.edges) > self.wanted:
             return math.inf
-        if self.track.no_energy:  # the power alone
+        if self.track.no_energy:  # power readings only
             self._ask_power(now)
             if now >= self._least() or self.track.no_power:
                 self.edges.append(Tick(now, 0.0, 0.0))
@@ -98,24 +100,32 @@ class _Watched:
         return windows_between(self.track, self.edges)
 
     def _power_seconds(self) -> float:
-        """Interval between readings of the power, just short enough for integrals, since queries take time."""
+        """Return the interval between power readings.
+
+        It is just short enough for integrals, since queries take time.
+        """
         windows = WINDOWS if self.track.no_energy else 1
         return min(self.rules.period_seconds, self.rules.window_seconds / windows / _POWERS)
 
     def _ask_power(self, now: float, *, patient: bool = False) -> None:
-        """Read the power if due; around an expected tick it may be late by one period."""
+        """Read the power if due.
+
+        Args:
+            patient: whether it may be late by one period, because a tick is expected.
+        """
         if now - self.asked >= self._power_seconds() * (2 if patient else 1):
             self.track.ask_power()
             self.asked = now
 
     def _read(self, now: float) -> None:
-        """Read the counter; a tick, or too long a time without one, may end a window."""
+        """Read the counter. A tick, or a long time without a tick, may end a window."""
         if self.track.ask_energy():
             tick, least = self.track.ticks[-1], self._least()
-            # a tick that was seen late, as by the first reading after a pause, ends a window of double length only
+            # a late tick, for example in the first reading after a pause, ends only a window of
+            # double length
             if tick.width_seconds > _LATE * self.rules.window_seconds / WINDOWS:
                 least += least - self.edges[-1].seconds
-            # the windows may be short by the uncertainty of their ends
+            # windows may be short by the uncertainty of their ends
             if tick.seconds >= least - (self.edges[0].width_seconds + tick.width_seconds) / 2:
                 self.edges.append(tick)
         elif self.track.ticks and not self.track.no_energy:
@@ -135,31 +145,33 @@ class _Watched:
         return self._expected() - guard
 
     def _least(self) -> float:
-        """Earliest end of the window that is open: all windows take their parts of the length, and some ticks each."""
+        """Return the earliest end of the open window.
+
+        All windows share the total length, and each has some ticks.
+        """
         least = self.edges[0].seconds + len(self.edges) * self.rules.window_seconds / WINDOWS
         period = self.track.tick_seconds
         if self.track.no_energy or period is None:
             return least
-        # a counter so slow that three windows of three ticks take too long has shorter ones
+        # a slow counter has shorter windows if three windows of three ticks take too long
         ticks = min(max(int(self.rules.most_seconds / (WINDOWS * period)), 1), _TICKS)
-        return max(
-            least, self.edges[-1].seconds + (ticks - 0.5) * period
-        )  # a tick is at a whole number of periods
+        # ticks come at whole numbers of periods
+        return max(least, self.edges[-1].seconds + (ticks - 0.5) * period)
 
     def _expected(self) -> float:
-        """The first tick that may end the window, or the one after the last observed tick."""
+        """Return the first tick that may end the window, or the tick after the last seen."""
         period, least = self.track.tick_seconds, self._least()
         if period is None:
             return least
         last = self.edges[-1].seconds
         seen = (self.track.ticks[-1].seconds - last) / period
-        # a measured period is imprecise, and an observed tick is a little late
+        # measured periods are imprecise, and observed ticks a little late
         return last + math.ceil(max((least - last) / period, seen + 0.5) - 0.05) * period
 
 
 @dataclass
 class Watch:
-    """A plateau, and then the windows of each meter."""
+    """A plateau, followed by the windows of each meter."""
 
     tracks: Sequence[Track]
     now: Callable[[], float]
@@ -168,13 +180,13 @@ class Watch:
     windows: list[Windows] = field(default_factory=list)
 
     def run(self, sleep: Callable[[float], None]) -> list[Windows]:
-        """Watch without other work; returns the windows of each meter."""
+        """Watch without other work; return each meter's windows."""
         for pause in self.steps():
             sleep(pause)
         return self.windows
 
     def steps(self) -> Iterator[float]:
-        """Watch step by step; yields the seconds to pass before the next step."""
+        """Watch step by step; yield the seconds to wait before the next step."""
         yield from self._plateau()
         watched = [_Watched(track, self.rules) for track in self.tracks]
         yield from self._seek_starts(watched)
@@ -184,7 +196,7 @@ class Watch:
         while True:
             while (due := min([item.follow(self.now()) for item in watched])) < math.inf:
                 yield max(due - self.now(), self.rules.tight_seconds)
-            for track in self.tracks:  # the integral extends to the end of the last window
+            for track in self.tracks:  # the integral extends to the last window's end
                 track.ask_power()
             self.windows = [item.windows() for item in watched]
             if self.now() >= end or all(map(self._suffices, self.windows)):
@@ -193,7 +205,10 @@ class Watch:
                 item.wanted = len(item.edges)
 
     def _suffices(self, windows: Windows) -> bool:
-        """Whether the ends are precise enough, and the integral agrees with the counter as well as it can tell."""
+        """Return whether the ends are precise, and the integral agrees with the counter.
+
+        The integral must also be precise enough to check the counter.
+        """
         is_precise = (windows.uncertainty or 0.0) <= self.rules.uncertainty
         return is_precise and not windows.disagrees and not windows.is_unchecked
 
@@ -209,7 +224,10 @@ class Watch:
             yield min(pause, max(end - self.now(), self.rules.tight_seconds))
 
     def _seek_starts(self, watched: Sequence[_Watched]) -> Iterator[float]:
-        """Read all counters tightly until each has changed; a change before the first reading has no known time."""
+        """Read all counters tightly until each has changed.
+
+        A change before the first reading has no known time.
+        """
         for item in watched:
             item.track.ask_energy()
             item.waited_from = self.now()

@@ -1,4 +1,4 @@
-"""Models and the sessions in which they live on a device; torch is only imported by the modules beside this one."""
+"""Interfaces of models and sessions. Only this folder's other modules import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from perfexp.work import Work
 
 
 class Stem(StrEnum):
-    """First layers of a ResNet: 7 × 7 with stride 2 and pooling, or 3 × 3 with stride 1 for images of 32 × 32."""
+    """First layers of a ResNet.
+
+    `imagenet` is a 7 × 7 convolution with stride 2, then pooling. `cifar` is a 3 × 3 convolution
+    with stride 1 for images of 32 × 32 pixels.
+    """
 
     imagenet = "imagenet"
     cifar = "cifar"
@@ -36,7 +40,7 @@ class ClipSize(StrEnum):
 
 
 class Backbone(StrEnum):
-    """Inputs of a CLIP gesture classifier: columns of a skeleton's joints, or images of a video."""
+    """Inputs of a CLIP gesture classifier: skeleton joint coordinates or video frames."""
 
     skeleton = "skeleton"
     image = "image"
@@ -44,11 +48,12 @@ class Backbone(StrEnum):
 
 @dataclass(kw_only=True)
 class Precision:
-    """The number formats in which a model computes.
+    """Number formats for a model's computations.
 
     Attributes:
         storage: data type of parameters and inputs (`float32`, `float16`, `bfloat16`).
-        tf32: whether matrix products and convolutions of float32 may use TF32; None leaves torch's flags.
+        tf32: whether float32 matrix products and convolutions may use TF32; None leaves torch's
+            flags unchanged.
     """
 
     name: str
@@ -59,12 +64,13 @@ class Precision:
 
 @dataclass(kw_only=True)
 class Ddp:
-    """Settings of torch's DistributedDataParallel, by their names there; None is torch's default.
+    """Settings of torch's DistributedDataParallel, under torch's names. None means torch's default.
 
     Attributes:
-        broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's default
-            (true), but mmengine's (false) for models of mmsegmentation.
-        bucket_cap_mb: size of a gradient bucket, MiB.
+        broadcast_buffers: whether each forward pass starts by copying the first rank's buffers.
+            None is torch's default (true); for mmsegmentation models it is mmengine's default
+            (false).
+        bucket_cap_mb: gradient bucket size, MiB.
     """
 
     broadcast_buffers: bool | None = None
@@ -79,9 +85,10 @@ class Execution:
     """How torch runs the model.
 
     Attributes:
-        compile: mode of torch.compile (`default`, `reduce-overhead`, `max-autotune`), or None for eager.
+        compile: torch.compile mode (`default`, `reduce-overhead`, `max-autotune`), or None for
+            eager execution.
         cuda_graph: whether the call is captured as a CUDA graph and replayed.
-        deterministic: torch.use_deterministic_algorithms and cudnn.deterministic.
+        deterministic: whether to set torch.use_deterministic_algorithms and cudnn.deterministic.
     """
 
     compile: str | None = None
@@ -96,10 +103,11 @@ class Execution:
 
 @dataclass(kw_only=True)
 class Batch:
-    """Inputs and targets of one call, in the model's format.
+    """Inputs and targets for one call, in the model's format.
 
-    Inputs are a tensor (batch, channels, height, width) or (batch, channels, frames, height, width), or the model's own
-    type; targets are class indices (batch,) or (batch, height, width), or None.
+    Inputs are a tensor (batch, channels, height, width) or (batch, channels, frames, height,
+    width), or the model's own type. Targets are class indices (batch,) or (batch, height, width),
+    or None.
     """
 
     inputs: Any
@@ -107,7 +115,7 @@ class Batch:
 
 
 class Schedule(StrEnum):
-    """How the learning rate changes over a training."""
+    """How the learning rate changes during training."""
 
     constant = "constant"
     cosine = "cosine"
@@ -116,52 +124,59 @@ class Schedule(StrEnum):
 
 
 class Trainer(Protocol):
-    """The state of a training: weights, optimizer, schedule, moving average and random numbers."""
+    """Training state: weights, optimizer, schedule, moving average and random number generators."""
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The facts in the checkpoint that the training resumes from (`epoch`, …); empty for a new one."""
+        """Return the facts in the checkpoint to resume from, such as `epoch`; empty without one."""
 
     def begin(self, factor: Callable[[int], float], step: int, seed: int) -> None:
-        """Restore the state before the first step, or that of the checkpoint.
+        """Restore the state before the first step, or the checkpoint's state.
 
         Args:
-            factor: learning rate of a step, relative to the optimizer's.
-            step: number of the step that comes next, from 0.
-            seed: seed of torch's random numbers, where no checkpoint has their state.
+            factor: learning rate as a function of the step, relative to the optimizer's rate.
+            step: index of the next step, from 0.
+            seed: seed for torch's random numbers, unless a checkpoint contains their state.
         """
 
     def advance(self) -> None:
-        """Set the learning rate of the next step."""
+        """Set the learning rate for the next step."""
 
     def average(self) -> None:
         """Add the weights to their moving average."""
 
     def averaged(self) -> AbstractContextManager[None]:
-        """While entered, the model has its averaged weights, if there are any."""
+        """Use the averaged weights, if there are any, inside the context."""
 
     def prepare_saving(self) -> None:
-        """Allocate the host's memory for files that are written later."""
+        """Allocate host memory for files that are written later."""
 
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
-        """Write a checkpoint of the present state with these facts (texts and numbers), atomically.
+        """Write a checkpoint with the current state and `facts` (text and numbers), atomically.
 
         Args:
-            later: whether a thread may write it while the training goes on, until the next `save` or `finish`.
+            later: whether a thread may write it while training continues, until the next `save` or
+                `finish`.
         """
 
     def save_weights(self, path: Path, *, later: bool = False) -> None:
-        """Write the weights as a plain state dict, averaged if there is an average, atomically; `later`: see `save`."""
+        """Write the averaged weights, or else the weights, as a plain state dict, atomically.
+
+        Args:
+            later: see `save`.
+        """
 
     def finish(self) -> None:
         """Wait until every file is written."""
 
 
 class Session(Protocol):
-    """A loaded model on a device: the operations that the modes combine; the defaults are for one without state.
+    """A loaded model on a device; modes combine its operations.
+
+    The defaults suit a model without state.
 
     Attributes:
-        changes_inputs: whether the model changes its inputs in place, so that each call works on a copy of them.
+        changes_inputs: whether the model changes its inputs in place. If so, each call gets a copy.
     """
 
     device: Device
@@ -171,148 +186,180 @@ class Session(Protocol):
 
     @property
     def formats(self) -> Formats:
-        """The number formats of contractions on the device."""
+        """Return the number formats for contractions on the device."""
         return Formats.of(
             self.precision.autocast or self.precision.storage, self.precision.tf32, None
         )
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
-        """Random inputs (never zeros) of height and width in pixels, and targets of the model's kind, on the device."""
+        """Return random inputs (never zeros) and matching random targets on the device.
+
+        Args:
+            input_size: height and width in pixels.
+        """
 
     def random_targets(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Any:
-        """Random targets of the model's kind, on the device; see `random_batch`."""
+        """Return random targets on the device; see `random_batch`."""
         return None
 
     def place(self, batch: Batch) -> Batch:
-        """Copy a batch of a data loader to the device, in the session's data type and memory format."""
+        """Copy a data loader's batch to the device, in the session's data type and layout."""
         return batch
 
     def inferring(self) -> AbstractContextManager[None]:
-        """A context for all calls of an inference: evaluation mode, no autograd."""
+        """Return the context for all inference calls: evaluation mode, no autograd."""
         return nullcontext()
 
     def keep_differentiable(self) -> None:
-        """Have inference leave only such tensors behind as training can use: `no_grad` in place of inference mode."""
+        """Use `no_grad` instead of inference mode, so that training can use leftover tensors."""
         return None
 
     def changed_settings(self) -> str:
-        """The settings of the process that the model has changed since it was loaded, or asked last; empty for none."""
+        """Return the process settings that the model changed since loading or the previous query.
+
+        Empty if nothing changed.
+        """
         return ""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A context for a pass whose time does not count: as `inferring`, and without a compiler."""
+        """Return a context like `inferring` but without a compiler, for untimed passes."""
         return self.inferring()
 
     def training(self) -> AbstractContextManager[None]:
-        """A context for all calls of a training: training mode."""
+        """Return the context for all training calls: training mode."""
         return nullcontext()
 
     def reset(self) -> None:
-        """Restore the loaded weights and buffers and clear gradients; each point starts from there."""
+        """Restore the loaded weights and buffers and clear gradients.
+
+        Each point starts from there.
+        """
         return None
 
     def adopt(self, weights: Path) -> None:
-        """Replace the weights by those of a file until the next `reset`.
+        """Replace the weights with the contents of a file until the next `reset`.
 
-        Raises `PerfexpError` if the file is missing, `UserError` if it does not fit, or the session has no weights.
+        Raises:
+            PerfexpError: the file is missing.
+            UserError: the file does not fit, or the session has no weights.
         """
         raise UserError(
             "The model has no weights that could be replaced: set mode.inference.trained=false."
         )
 
     def forward(self, inputs: Any) -> Any:
-        """The model's outputs; enqueued on an asynchronous device."""
+        """Return the model's outputs. On an asynchronous device, only enqueue the computation."""
 
     def learn(self, batch: Batch) -> Any:
-        """The outputs for a training loss; a model may compute its own losses in the same pass."""
+        """Return the outputs for a training loss.
+
+        A model may compute its losses in the same pass.
+        """
         return self.forward(batch.inputs)
 
     def first_forward(self, batch: Batch) -> Any:
-        """`forward`, or in training `learn`, for the first call of a size; raises `Unsupported` if it does not fit."""
+        """Run `forward`, or `learn` in training, for the first call at a size.
+
+        Raises `Unsupported` if the size does not fit.
+        """
         return self.forward(batch.inputs)
 
     def check_call(self, outputs: Any, *, is_constant: bool = False) -> None:
-        """Raise an error if a call did not compute these outputs, and if it changed inputs that are constant."""
+        """Raise an error if a call did not compute `outputs` or changed constant inputs."""
         return None
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
-        """The scalar to minimize; raises `UserError` where its targets cannot be smoothed."""
+        """Return the scalar to minimize; raise `UserError` if label smoothing is impossible."""
 
     def backward(self, loss: Any) -> None:
-        """Compute the gradients of all parameters."""
+        """Compute the gradients for all parameters."""
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """A function that applies and clears gradients, by `name` (`sgd`, `adam`, `adamw`) and torch's arguments.
+        """Return a function that applies and clears gradients.
 
-        Two settings are not torch's: `clip_grad_norm`, and `is_scheduled` for a learning rate that will change.
+        Args:
+            settings: `name` (`sgd`, `adam`, `adamw`) and torch's arguments. Two settings are not
+                torch's: `clip_grad_norm`, and `is_scheduled` if the learning rate will change.
         """
 
     def trainer(
         self, *, ema: float | None, batch_size: int, resume_from: str | None
     ) -> Trainer | None:
-        """The state of a training by the last `optimizer`; None where it cannot be saved.
+        """Return the training state for the last `optimizer`; None if it cannot be saved.
 
-        Raises `UserError` for a checkpoint to `resume_from` that is unreadable, or of another training.
+        Raises `UserError` if the checkpoint `resume_from` is unreadable or belongs to another
+        training.
         """
         return None
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of tensors of one shape, compiled if the model is."""
+        """Return the function, compiled if the model is. Its tensors keep one shape."""
         return function
 
     def discard_compiled(self) -> None:
-        """Compile the model again at its next call: its layers are computed by other functions from now on."""
+        """Compile the model again at its next call, because its layers use other functions now."""
         return None
 
     def held(self, value: Any) -> Any:
-        """A scalar on the device as it is now, for `number` later on; does not synchronize."""
+        """Return a copy of a device scalar for a later `number`, without synchronizing."""
         return value
 
     def work(self, inputs: Any, *, training: bool) -> Work | None:
-        """Analytic work of a call, counted without the device; None where unknown.
+        """Return the analytic work per call, counted without the device; None if unknown.
 
-        Raises `Unsupported` where the count cannot follow the model.
+        Raises `Unsupported` if the model cannot be traced.
         """
         return None
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
-        """A function that launches a call on fixed tensors as one CUDA graph; the call first runs a few times.
+        """Return a function that launches a call on fixed tensors as one CUDA graph.
 
-        Raises `Unsupported` where the call cannot be captured, or the device has no graphs.
+        The call first runs a few times. Raises `Unsupported` if it cannot be captured or the device
+        has no graphs.
         """
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
-        """A copy of a batch on the device, in new tensors or `into` others; tensors of both batches are not copied."""
+        """Copy a batch on the device, to new tensors or `into` another batch.
+
+        Tensors that both batches share are not copied.
+        """
         return batch
 
     def number(self, value: Any) -> float:
-        """The value of a scalar on the device; synchronizes."""
+        """Return the value of a device scalar; synchronizes."""
 
     def is_finite(self, outputs: Any) -> bool:
-        """Whether a call's outputs contain neither infinities nor NaN; synchronizes, with next to no memory."""
+        """Return whether the outputs contain neither infinities nor NaN.
+
+        Synchronizes, and needs next to no memory.
+        """
         return True
 
     def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        """Number of correct predictions, and number of predictions (pixels, for segmentation).
+        """Return the number of correct predictions and the number of all predictions.
 
-        Each is an int, or a tensor of one that the device may still compute.
+        A prediction is a class or, for segmentation, a pixel. Each number is an int or a
+        one-element tensor that the device may still be computing.
         """
         return 0, 0
 
     def compilation(self) -> list[Metric]:
-        """Time and graphs of a compiler since the last `reset`; none without one."""
+        """Return compile time and graph counts since the last `reset`; empty without a compiler."""
         return []
 
     def facts(self) -> dict[str, Any]:
-        """Current versions, flags and thread counts, and the model's parameters, as JSON values."""
+        """Return current versions, flags, thread counts and model parameters, as JSON values."""
 
     def doubts(self) -> list[Diagnostic]:
-        """Diagnostics of settings that could not be applied (a precision that the device lacks, …)."""
+        """Return diagnostics for settings that could not be applied, such as a precision."""
         return []
 
 
 class Model(Protocol):
-    """Interface of the object that a `model` node of the configuration builds. Building is cheap; `open` loads."""
+    """Interface of objects built from a `model` node in the configuration.
+
+    Building is cheap; `open` loads the model.
+    """
 
     def open(
         self,
@@ -323,28 +370,33 @@ class Model(Protocol):
         num_classes: int | None,
         seed: int,
     ) -> Session:
-        """Load weights, move them to the device, and apply the plan's torch settings; raises `UserError`.
+        """Load weights, move them to the device and apply the plan's torch settings.
 
-        `num_classes` is that of data with real labels; None for the model's own.
+        Args:
+            num_classes: number of classes in data with real labels; None for the model's own
+                number.
+
+        Raises:
+            UserError: the model does not fit the settings.
         """
 
 
 @runtime_checkable
 class Unwaiting(Protocol):
-    """A session whose call synchronizes for side results, and can avoid it."""
+    """A session that synchronizes in its calls for side results, and can avoid it."""
 
     def without_waits(self) -> AbstractContextManager[str]:
-        """While entered, a call gives the same result without synchronizing; yields a description of the method."""
+        """Make calls return the same result without synchronizing; yield a method description."""
 
 
 class Sharing(StrEnum):
-    """How the ranks cooperate in a burst of calls.
+    """How ranks cooperate in a burst of calls.
 
     Attributes:
-        all: as usual.
-        no_gradients: gradients stay apart; SyncBatchNorm still shares statistics.
-        nothing: all ranks at the same time, each as if it were alone.
-        alone: the first rank, while the others wait.
+        all: normal training.
+        no_gradients: gradients are not exchanged. SyncBatchNorm still shares statistics.
+        nothing: all ranks run at the same time, each as if alone.
+        alone: only the first rank runs; the others wait.
     """
 
     all = "all"

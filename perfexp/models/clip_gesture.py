@@ -1,4 +1,4 @@
-"""CLIP gesture classifier: movements of a skeleton, or frames of a video, compared with the names of gestures."""
+"""CLIP gesture classifier: compares skeleton movements or video frames with gesture names."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from perfexp.models.transformer import (
 from perfexp.models.weight_files import find_weights
 from perfexp.models.weights import load_weights
 
-#: Coordinates of a joint.
+#: Coordinates per joint.
 _COORDINATES = 3
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """Width, layers and heads of the encoders of sequences and of texts, and the length of an embedding."""
+    """Width, layers and heads of the sequence and text encoders, and the embedding length."""
 
     sequence: tuple[int, int, int]
     text: tuple[int, int, int]
@@ -53,15 +53,17 @@ _SHAPES = {
 
 @dataclass(kw_only=True, eq=False)
 class ClipGesture:
-    """A classifier whose scores are cosines between a movement and the prompts of its gestures.
+    """A classifier with cosines between a movement and the gesture prompts as scores.
 
     Args:
-        joints: joints of a skeleton; a frame has three columns for each.
-        frames: frames of a clip, with `backbone=image`.
-        gestures: names of the classes, in the order of their labels; None for those of IntelliRehabDS.
-        contrastive_weight: weight of InfoNCE in the loss; the cross-entropy of the classes has the rest.
-        weights: file of weights; None for random ones.
-        weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
+        joints: joints per skeleton; a frame has three columns per joint.
+        frames: frames per clip, for `backbone=image`.
+        gestures: class names in label order; None for IntelliRehabDS.
+        contrastive_weight: weight of InfoNCE in the loss. Class cross-entropy has the remaining
+            weight.
+        weights: weight file; None for random weights.
+        weights_dir: folder with weight files. Without `weights`, the file with the model's name is
+            used.
     """
 
     name: str = "clip_gesture"
@@ -77,10 +79,11 @@ class ClipGesture:
     weights_dir: str | None = None
 
     def __post_init__(self) -> None:
+        # a plan contains names instead of enum members
         self.size, self.backbone = (
             ClipSize(self.size),
             Backbone(self.backbone),
-        )  # a plan has their names
+        )
         self._names = names = list(self.gestures or GESTURES)
         for key, is_possible, allowed in (
             ("joints", self.joints >= 1, "1 joint or more"),
@@ -146,7 +149,11 @@ class ClipGesture:
 
 
 class Gesture(Classification):
-    """One gesture per movement, (frames, columns) by the input size, or per clip of a number of frames."""
+    """One gesture per movement or per clip.
+
+    A movement has the shape (frames, columns), given by the input size. A clip has a fixed number
+    of frames.
+    """
 
     name = "gesture classification"
 
@@ -158,16 +165,19 @@ class Gesture(Classification):
         return tuple(input_size) if self._frames is None else (3, self._frames, *input_size)
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
-        """InfoNCE between each input and the text of its class, and cross-entropy between each input and all texts."""
+        """Return InfoNCE plus cross-entropy, weighted.
+
+        InfoNCE compares each input with its class text. Cross-entropy compares it with all texts.
+        """
         share = self._contrastive_weight
-        contrastive = info_nce(outputs.index_select(1, targets))  # column i has the text of input i
+        contrastive = info_nce(outputs.index_select(1, targets))  # column i: text for input i
         return share * contrastive + (1 - share) * cross_entropy(
             outputs, targets, label_smoothing=label_smoothing
         )
 
 
 class ClipSession(TorchSession):
-    """A session that encodes the texts of the classes once, before any number of inferences."""
+    """A session that encodes the class texts once per series of inferences."""
 
     @contextmanager
     def inferring(self) -> Iterator[None]:

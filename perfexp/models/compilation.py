@@ -1,4 +1,4 @@
-"""Counts of torch.compile since the last reset: its time, graphs, graph breaks and recompilations."""
+"""Metrics for torch.compile since the last reset: time, graphs, graph breaks, recompilations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 from perfexp.records.quantities import COMPILE_SECONDS, GRAPH_BREAKS, GRAPHS, RECOMPILATIONS
 from perfexp.records.record import Metric
 
-#: Compilations that torch keeps, unless its own constant differs; and the metrics that are sums over them.
+#: Compilations that torch keeps, unless its own constant differs, and metrics summed over them.
 _MOST_ENTRIES, _OF_ENTRIES = 64, (COMPILE_SECONDS, RECOMPILATIONS)
 
 
 def reset() -> None:
-    """Forget compiled code and its counts."""
+    """Discard compiled code and its counts."""
     from torch._dynamo import utils  # takes seconds, and only a compiled model needs it
 
     torch.compiler.reset()
@@ -21,8 +21,8 @@ def reset() -> None:
 
 
 def metrics() -> list[Metric]:
-    """Metrics since `reset`; missing, with the reason, where torch does not count."""
-    from torch._dynamo import utils  # as above
+    """Return the metrics since `reset`; missing, with a reason, if torch does not count."""
+    from torch._dynamo import utils  # deferred as in `reset`
 
     try:
         compiled = utils.get_compilation_metrics()
@@ -30,12 +30,12 @@ def metrics() -> list[Metric]:
             COMPILE_SECONDS: sum(one.duration_us or 0 for one in compiled) * 1e-6,
             GRAPHS: utils.counters["stats"]["unique_graphs"],
             GRAPH_BREAKS: sum(utils.counters["graph_break"].values()),
-            # a frame's compilations are numbered from 0: `frame/number`
+            # torch numbers compilations per frame from 0: `frame/number`
             RECOMPILATIONS: sum(
                 bool(one.is_forward) and _number(one.compile_id) > 0 for one in compiled
             ),
         }
-    except (AttributeError, TypeError, ValueError) as error:  # torch's own records, which change
+    except (AttributeError, TypeError, ValueError) as error:  # torch's records change
         reason = f"torch {torch.__version__} counts in another way: {error}"
         return [Metric.of(COMPILE_SECONDS, None, reason=reason)]
     is_cut = len(compiled) >= getattr(utils, "DEFAULT_COMPILATION_METRICS_LIMIT", _MOST_ENTRIES)

@@ -1,4 +1,4 @@
-"""Capture calls as CUDA graphs."""
+"""Functions that capture calls as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from perfexp.devices import Device
 from perfexp.errors import PerfexpError, Unsupported, Waits
 
-#: Calls on the stream of a CUDA graph before it is captured. Source: torch's notes on CUDA graphs.
+#: Warm-up calls on the capture stream. Source: torch's notes on CUDA graphs.
 _CALLS_BEFORE_CAPTURE = 3
 
 
@@ -21,14 +21,16 @@ def captured(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
 ) -> Callable[[], object]:
-    """A function that launches a call of the module on fixed tensors as one CUDA graph; see `Session.capture`."""
+    """Return a function that launches a module call on fixed tensors as one CUDA graph.
+
+    See `Session.capture`.
+    """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with _explained(device):
         with torch.cuda.stream(stream):
-            if device.waits_inside(
-                call
-            ):  # on this stream, to which autograd binds the rest of a call
+            # on this stream, because autograd runs the backward pass on the forward stream
+            if device.waits_inside(call):
                 raise Waits
             if optimizer is not None:
                 _make_capturable(optimizer)
@@ -40,17 +42,18 @@ def captured(
 
 
 def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """A function that captures calls without a module as CUDA graphs, in a memory pool that all of them share.
+    """Return a function that captures calls without a module as CUDA graphs.
 
-    It runs a call once, and raises `Unsupported` if the call cannot be captured. The tensors that a call reads have to
-    live as long as its graph. The graphs overwrite each other's results.
+    The graphs share a memory pool and overwrite each other's results. Each call runs once before
+    its capture. Tensors that a call reads must live as long as its graph. Raises `Unsupported` if a
+    call cannot be captured.
     """
     pool = torch.cuda.graph_pool_handle()
 
     def capture(call: Callable[[], object]) -> Callable[[], object]:
         with _explained(device):
             call()
-            # the mode permits other threads, such as those of a data loader, to call CUDA
+            # other threads, for example in a data loader, may call CUDA
             return _launchable(call, pool=pool, capture_error_mode="thread_local")
 
     return capture
@@ -58,9 +61,8 @@ def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], ob
 
 def _launchable(call: Callable[[], object], **options: Any) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
-    restored = torch.cuda.stream(
-        torch.cuda.current_stream()
-    )  # a failed capture leaves its own stream current
+    # a failed capture leaves its own stream current
+    restored = torch.cuda.stream(torch.cuda.current_stream())
     with restored, torch.cuda.graph(graph, **options):
         call()
     graph.replay()
@@ -70,12 +72,13 @@ def _launchable(call: Callable[[], object], **options: Any) -> Callable[[], obje
 
 @contextmanager
 def _explained(device: Device) -> Iterator[None]:
-    """Raise `Unsupported` for the errors of a capture, apart from those of memory."""
+    """Raise `Unsupported` for capture errors; memory errors pass unchanged."""
     try:
         yield
     except PerfexpError:
         raise
-    except Exception as error:  # of CUDA, or of an optimizer with more host state than its steps
+    except Exception as error:
+        # from CUDA, or from an optimizer with host state beyond its step count
         _forget_capture()
         if device.is_out_of_memory(error):
             raise
@@ -84,9 +87,10 @@ def _explained(device: Device) -> Iterator[None]:
 
 
 def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Move all state of Adam and similar optimizers to the device, since a graph replay cannot read the host.
+    """Move optimizer state to the device, for example for Adam.
 
-    torch expects this setting at construction and then applies it to all steps, at the cost of some kernels.
+    A graph replay cannot read host memory. torch expects the setting `capturable` at construction
+    and then applies it to every step, which costs some kernels.
     """
     for group in optimizer.param_groups:
         if group.get("capturable") is False:
@@ -101,7 +105,8 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _forget_capture() -> None:
-    """Restore normal random numbers: a failed capture leaves its mark on their generator."""
-    with suppress(RuntimeError):  # of a device that is lost
+    """Restore the random number generator after a failed capture."""
+    # the device may be lost
+    with suppress(RuntimeError):
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())

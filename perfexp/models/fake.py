@@ -1,4 +1,4 @@
-"""A scripted model for the scripted device, whose calls take a scripted time; no torch."""
+"""A scripted model for the scripted device, without torch. Its calls take a scripted time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision, Session
 
-#: Faults of the script.
+#: Scripted faults.
 _FAULTS = ("oom", "fail", "lost", "hang", "kill", "crash")
 
 
@@ -33,18 +33,22 @@ def _act_out(fault: str, device: FakeDevice, text: str) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class FakeModel:
-    """A model of known cost: base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
+    """A model with known cost.
+
+    A call takes base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
 
     Args:
-        weight_bytes: memory of the weights.
-        bytes_per_pixel: memory of a forward pass for each pixel of the batch; a backward pass takes twice as much.
-        noise: relative standard deviation of a call's time.
-        stairs: largest relative deviation of a size from the formula, the same each time that it is measured.
+        weight_bytes: memory for the weights.
+        bytes_per_pixel: memory for a forward pass, per pixel in the batch. A backward pass needs
+            twice as much.
+        noise: relative standard deviation of call times.
+        stairs: largest relative deviation from the formula at a size. It is the same in each
+            measurement.
         waits: whether a forward pass synchronizes inside.
-        cold_seconds: extra device time of a pass whose inputs and weights are not in the cache.
-        faults: largest number of pixels in a batch without the fault, by fault: `oom` (out of memory), `fail` (an
-            exception), `lost` (an error that leaves the device unusable), `hang`, `kill` and `crash` (SIGKILL or
-            SIGSEGV to the process).
+        cold_seconds: extra device time if inputs and weights are not in the cache.
+        faults: largest number of pixels in a batch without the fault. Faults are `oom` (out of
+            memory), `fail` (an exception), `lost` (an error that leaves the device unusable),
+            `hang`, `kill` (SIGKILL) and `crash` (SIGSEGV).
     """
 
     name: str = "fake"
@@ -85,7 +89,7 @@ class FakeModel:
 
 
 class FakeSession(Session):
-    """Operations of known cost."""
+    """Operations with known cost."""
 
     num_classes: int | None = 10
 
@@ -95,7 +99,7 @@ class FakeSession(Session):
         self._model, self.device, self.precision, self._random = model, device, precision, generator
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
-        """The "inputs" are the batch's pixels."""
+        """Return a batch with its pixel count as the "inputs"."""
         height, width = input_size
         if min(input_size) < self._model.smallest:
             raise Unsupported(
@@ -117,12 +121,12 @@ class FakeSession(Session):
         return inputs
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
-        """1 % of a forward pass."""
+        """Take 1 % of a forward pass."""
         self._work(outputs, 0.01)
         return outputs
 
     def backward(self, loss: Any) -> None:
-        """Twice a forward pass."""
+        """Take twice as long as a forward pass."""
         self._occupy(2 * loss)
         self._work(loss, 2.0)
 

@@ -1,10 +1,11 @@
-"""Gestures by name, and texts as tokens: the words that a CLIP gesture classifier compares movements with."""
+"""Gesture names and text tokens for the CLIP gesture classifier."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: The gestures of IntelliRehabDS in the order of their labels (Miron et al., "IntelliRehabDS (IRDS)", table 1).
+#: Gestures in IntelliRehabDS, in label order.
+#: Source: Miron et al., "IntelliRehabDS (IRDS)", table 1.
 GESTURES = (
     "elbow flexion left",
     "elbow flexion right",
@@ -16,25 +17,25 @@ GESTURES = (
     "side tap left",
     "side tap right",
 )
-#: Text about a gesture, as CLIP's "a photo of a …".
+#: Prompt for a gesture, like CLIP's "a photo of a …".
 PROMPT = "a person doing {}"
-#: Tokens besides the 256 bytes: padding, beginning and end of a text.
+#: Tokens after the 256 bytes: padding, and the beginning and end of a text.
 PAD, BEGIN, END = 256, 257, 258
 NUM_TOKENS = 259
 
 
 def encode(text: str) -> list[int]:
-    """The tokens of a text: its beginning, the bytes of its UTF-8, and its end."""
+    """Return a text's tokens: its beginning, its UTF-8 bytes and its end."""
     return [BEGIN, *text.encode(), END]
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """The text of tokens; those that are not bytes are left out."""
+    """Return the text for tokens, skipping tokens that are not bytes."""
     return bytes(token for token in tokens if token < PAD).decode(errors="replace")
 
 
 def padded(texts: Sequence[str]) -> tuple[list[list[int]], list[int]]:
-    """Tokens of texts, each padded at its end to the longest one, and the position of the end of each text."""
+    """Return token rows, padded at the end to the longest text, and each text's end position."""
     encoded = [encode(text) for text in texts]
     longest = max(map(len, encoded))
     rows = [tokens + [PAD] * (longest - len(tokens)) for tokens in encoded]

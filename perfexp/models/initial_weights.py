@@ -1,4 +1,7 @@
-"""Random initial weights, drawn once for all workers that one server forks: those of vgg16 take two seconds."""
+"""Random initial weights, drawn once for all workers from one fork server.
+
+Drawing weights takes two seconds for vgg16.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 from perfexp.host import fork_server
 
-#: Largest share of the memory that is free for weights kept between two workers.
+#: Weights are kept between workers up to this share of the free memory.
 _MOST_OF_MEMORY = 0.05
-#: Functions that fill a parameter with random values, by their names in torch.nn.init and of torch.Tensor.
+#: Functions in torch.nn.init and torch.Tensor that fill a parameter with random values.
 _DRAWS = {"normal_", "uniform_", "erfinv_", "kaiming_normal_", "kaiming_uniform_"}
 
 
 class _Undrawn(TorchFunctionMode):
-    """While entered, parameters are not filled with random values."""
+    """A mode that skips filling parameters with random values."""
 
     def __torch_function__(
         self,
@@ -37,18 +40,19 @@ class _Undrawn(TorchFunctionMode):
             filled, torch.nn.Parameter
         ):
             return func(*args, **kwargs)
-        return (
-            filled.zero_() if func is torch.Tensor.normal_ else filled
-        )  # zero, which a truncation does not reject
+        # truncated distributions accept zero
+        return filled.zero_() if func is torch.Tensor.normal_ else filled
 
 
 def initialized(
     build: Callable[[], torch.nn.Module], *identity: object, seed: int
 ) -> torch.nn.Module:
-    """Return the module that `build` makes on the CPU with a seed; a worker that another preceded reads its weights.
+    """Return the module that `build` makes on the CPU with a seed.
+
+    If an earlier worker saved the same weights, this worker reads them instead of drawing them.
 
     Args:
-        identity: everything that the module depends on beside the seed.
+        identity: everything besides the seed that determines the module.
     """
     torch.manual_seed(seed)
     if (file := fork_server.weights_file) is None:
@@ -58,7 +62,7 @@ def initialized(
         if os.pread(file, len(digest), 0) == digest:
             with _Undrawn():
                 module = build()
-            state = torch.get_rng_state()  # as after the draws
+            state = torch.get_rng_state()  # the state after drawing
             _transfer(os.preadv, file, [*_tensors(module), state], len(digest))
             torch.set_rng_state(state)
             return module
@@ -73,13 +77,14 @@ def initialized(
             tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors
         ):
             _transfer(os.pwritev, file, tensors, len(digest))
-            os.pwrite(file, digest, 0)  # at last: a worker that is killed before leaves none
+            # written last: a worker that is killed earlier leaves no digest
+            os.pwrite(file, digest, 0)
     return module
 
 
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """While entered, no other worker of the server uses the file; ranks begin together."""
+    """Lock the file against the server's other workers; ranks start together."""
     fcntl.lockf(file, fcntl.LOCK_EX)
     try:
         yield
@@ -94,7 +99,7 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 def _transfer(
     move: Callable[..., int], file: int, tensors: Sequence[torch.Tensor], place: int
 ) -> None:
-    """Read tensors from a file or write them to it, one after the other from a place on."""
+    """Read tensors from a file or write them to it, in sequence, starting at `place`."""
     for tensor in tensors:
         memory, end = tensor.reshape(-1).view(torch.uint8).numpy(), place + tensor.nbytes
         while place < end:

@@ -1,4 +1,4 @@
-"""Kinds of models, by their task and the structure of their outputs, never by their name."""
+"""Model kinds, chosen by task and output structure, never by name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch.utils._pytree import tree_leaves
 from perfexp.errors import UserError
 from perfexp.work.tape import original_of
 
-#: Label of pixels that belong to no class (Pascal VOC, Cityscapes, torchvision's references).
+#: Label for pixels outside all classes (Pascal VOC, Cityscapes, torchvision's references).
 VOID = 255
 #: Weight of an auxiliary classifier (Szegedy et al., "Going Deeper with Convolutions", section 5).
 CLASSIFIER_AUXILIARY_WEIGHT = 0.3
-#: Weight of a segmentation model's auxiliary head (pytorch/vision, references/segmentation/train.py).
+#: Weight of a segmentation model's auxiliary head.
+#: Source: pytorch/vision, references/segmentation/train.py.
 SEGMENTATION_AUXILIARY_WEIGHT = 0.5
 
 
 class Kind:
-    """Inputs, targets (of `target_dims` dimensions, None for any) and loss of a model; by default for single images.
+    """A model's inputs, targets and loss. The defaults are for single images.
 
     Attributes:
-        inputs_help: sentence on how to give the module other inputs, after a space.
+        target_dims: dimensions of a target batch; None for any.
+        inputs_help: sentence on giving the module other inputs, with a leading space.
     """
 
     name: str
@@ -36,41 +38,48 @@ class Kind:
         self.num_classes = num_classes
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
-        """Shape of one sample, without the batch, from height and width in pixels."""
+        """Return the shape of one sample, without the batch, from height and width in pixels."""
         return (3, *input_size)
 
     @property
     def input_dims(self) -> int | None:
-        """Dimensions of a batch of inputs; None where the module makes its own."""
+        """Return the dimensions of an input batch; None if the module makes its own inputs."""
         return 1 + len(self.sample_shape((224, 224)))
 
     def random_inputs(
         self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
     ) -> Any:
-        """Random inputs on the host, normally distributed, as normalized images roughly are.
+        """Return random inputs on the host, normally distributed like normalized images.
 
-        Some modules take several: a tuple of positional arguments, or a dictionary of named ones.
+        For modules with several inputs they are a tuple of positional arguments or a dictionary of
+        named arguments.
         """
         return torch.randn(batch_size, *self.sample_shape(input_size), generator=generator)
 
     def labels(
         self, input_size: tuple[int, int], batch_size: int
     ) -> tuple[int, tuple[int, ...]] | None:
-        """Number of classes, and shape of a batch of targets; None without targets."""
+        """Return the number of classes and the shape of a target batch; None without targets."""
         raise NotImplementedError
 
     def random_targets(
         self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
     ) -> torch.Tensor | None:
-        """Class indices for `loss`, on the host, (batch,) or (batch, height, width); None where there are none."""
+        """Return class indices for `loss` on the host, (batch,) or (batch, height, width).
+
+        None if the model has no targets.
+        """
         labels = self.labels(input_size, batch_size)
         return None if labels is None else torch.randint(*labels, generator=generator)
 
     def observe(self, inputs: Any, outputs: Any) -> None:
-        """Remember the shape of a first call's outputs, for targets that nothing else describes."""
+        """Remember the output shape of a first call, for targets that nothing else describes."""
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
-        """The scalar to minimize, for the module's outputs and class indices (batch,) or (batch, height, width)."""
+        """Return the scalar to minimize, from outputs and class indices.
+
+        Class indices have the shape (batch,) or (batch, height, width).
+        """
         return weighted_cross_entropy(outputs, targets, label_smoothing)
 
 
@@ -86,7 +95,7 @@ class Classification(Kind):
 
 
 class VideoClassification(Classification):
-    """One class per clip of a number of frames; a sample is (3, frames, height, width)."""
+    """One class per clip; a sample is (3, frames, height, width)."""
 
     name = "video classification"
 
@@ -99,7 +108,7 @@ class VideoClassification(Classification):
 
 
 class Segmentation(Classification):
-    """One class per pixel of an image."""
+    """One class per pixel."""
 
     name = "segmentation"
     target_dims = 3
@@ -109,10 +118,13 @@ class Segmentation(Classification):
 
 
 class ByOutput(Kind):
-    """Kind by the outputs' shape: (batch, classes) is classification, (batch, classes, h, w) segmentation.
+    """Kind by output shape.
 
-    The shape is that of the first call's outputs, so there are no targets before it. The module's class may have
-    methods `sample_shape`, `example_inputs` and `loss`, the module an integer `num_classes`: they replace the defaults.
+    Outputs (batch, classes) mean classification, outputs (batch, classes, height, width)
+    segmentation. The first call determines the shape, so there are no targets before it.
+
+    The module's class may replace defaults with methods `sample_shape`, `example_inputs` and
+    `loss`, the module with an integer `num_classes`.
     """
 
     name = "by output shape"
@@ -141,7 +153,7 @@ class ByOutput(Kind):
     def random_inputs(
         self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
     ) -> Any:
-        """See `Kind`; those of the module's `example_inputs`, made with the generator's seed."""
+        """See `Kind`. If the module has `example_inputs`, call it under the generator's seed."""
         if self._example_inputs is None:
             return super().random_inputs(input_size, batch_size, generator)
         arguments = (batch_size, input_size)[
@@ -174,7 +186,7 @@ class ByOutput(Kind):
     def observe(self, inputs: Any, outputs: Any) -> None:
         try:
             scores = main_output(outputs)
-        except UserError:  # the module has a loss of its own, or does not train
+        except UserError:  # the module has its own loss, or does not train
             return
         if scores.ndim in (2, 4):
             place = scores.shape[:1] if self._example_inputs else inputs.shape
@@ -192,15 +204,16 @@ class ByOutput(Kind):
 
 
 def own_classes(module: torch.nn.Module) -> int | None:
-    """Return the module's `num_classes`, if it is a number."""
+    """Return the module's `num_classes` if it is a number."""
     classes = getattr(module, "num_classes", None)
     return classes if type(classes) is int else None
 
 
 def _own_method(module: torch.nn.Module, name: str, count: int) -> Callable[..., Any] | None:
-    """Return a method of the module's class that takes a number of arguments.
+    """Return a method of the module's class that accepts `count` arguments.
 
-    An attribute, such as the last loss or a loss module, is not meant, nor a method of another use.
+    Attributes do not count, such as a stored loss or a loss module, nor do methods with another
+    purpose.
     """
     if not inspect.isfunction(getattr(type(module), name, None)):
         return None
@@ -213,19 +226,25 @@ def _own_method(module: torch.nn.Module, name: str, count: int) -> Callable[...,
 
 
 def main_output(outputs: Any) -> torch.Tensor:
-    """The class scores among a module's outputs, (batch, classes, …); raises `UserError` without any."""
+    """Return the class scores among a module's outputs, (batch, classes, …).
+
+    Raises `UserError` if there are none.
+    """
     return next(_weighted(outputs))[1]
 
 
 def weighted_cross_entropy(
     outputs: Any, targets: Any, label_smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Cross-entropy of the main output and, weighted, of the auxiliary ones.
+    """Return the cross-entropy of the main output plus weighted auxiliary cross-entropies.
 
     Args:
-        outputs: a tensor; a mapping with `out` and perhaps `aux`; or a named tuple with `logits` and `aux_logits…`;
-            otherwise, or without targets, `UserError` is raised.
+        outputs: a tensor, a mapping with `out` and optionally `aux`, or a named tuple with `logits`
+            and `aux_logits…`.
         targets: class indices, (batch,) or (batch, height, width).
+
+    Raises:
+        UserError: outputs have another form, or there are no targets.
     """
     if targets is None:
         raise UserError(
@@ -242,9 +261,9 @@ def weighted_cross_entropy(
 
 
 def correct(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number of largest scores at the target's class, and number of targets; void pixels do not count.
+    """Return the number of correctly predicted targets and the number of all targets.
 
-    They stay on the device, for which the host need not wait.
+    Void pixels do not count. Both counts stay on the device, so the host does not wait.
     """
     counted = targets != _ignored_label(targets)
     right = (main_output(outputs).argmax(1) == targets) & counted
@@ -252,7 +271,10 @@ def correct(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def _ignored_label(targets: torch.Tensor) -> int:
-    """The void label: only pixels can be void, since 255 may be an image's class. -100 is torch's default."""
+    """Return the void label for pixels, or torch's default of -100.
+
+    Only pixels can be void, since 255 may be an image's class.
+    """
     return VOID if targets.ndim == 3 else -100
 
 

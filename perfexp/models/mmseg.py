@@ -1,4 +1,4 @@
-"""Models of mmsegmentation, by the name or path of their configuration, without downloads."""
+"""mmsegmentation models, by configuration name or path, without downloads."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ from perfexp.models.weights import load_weights
 from perfexp.work import Work
 from perfexp.work.tensors import tensors_in
 
-#: Settings of mmengine's optimizer wrapper that perfexp decides.
+#: Settings of mmengine's optimizer wrapper that perfexp controls.
 _SET_BY_PERFEXP = ("accumulative_counts", "loss_scale", "dtype")
 
 
 @dataclass(kw_only=True, eq=False)
 class Mmseg:
-    """A model that a configuration of mmsegmentation describes.
+    """A model described by an mmsegmentation configuration.
 
     Args:
-        config: name of one of mmsegmentation's own configurations, or path of a file.
-        output: output of an inference: `raw`, the scores of the decode head (mmsegmentation's mode `tensor`), or
-            `predict`, resized to the image and reduced to classes, as its users get them.
-        optimizer: `own`, with the configuration's optimizer and schedule; or `mode`, that of the mode. A plan replaces
-            None by `mode` if `mode.train` has a schedule, checkpoints or other settings that `own` does not take.
-        options: further settings of the configuration, by dotted keys.
+        config: name of a configuration in mmsegmentation, or path to a file.
+        output: inference output. `raw` is the decode head's scores (mmsegmentation's mode
+            `tensor`). `predict` resizes them to the image and reduces them to classes, as users get
+            them.
+        optimizer: `own` for the configuration's optimizer and schedule, or `mode` for the mode's. A
+            plan replaces None with `mode` if `mode.train` has settings that `own` does not accept,
+            such as a schedule or checkpoints.
+        options: further configuration settings, by dotted key.
     """
 
     name: str
@@ -79,7 +81,8 @@ class Mmseg:
         classes = classes_of(config.model)
         if num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, model.num_classes is {classes}.")
-        shared = is_shared() and device.kind == "cuda"  # SyncBatchNorm supports no other device
+        # SyncBatchNorm supports only CUDA
+        shared = is_shared() and device.kind == "cuda"
         alone = not shared and without_sync_batch_norm(config.model)
         torch.manual_seed(seed)
         module = build(config.model, self.config)
@@ -105,7 +108,10 @@ class Mmseg:
 
 @dataclass
 class HostImages:
-    """Images of a pipeline of mmsegmentation, on the host; in training, smaller ones are padded to the size."""
+    """Images from an mmsegmentation pipeline, on the host.
+
+    In training, smaller images are padded to `size`.
+    """
 
     tensors: list[torch.Tensor]
     size: tuple[int, int]
@@ -115,12 +121,15 @@ class HostImages:
         return len(self.tensors)
 
     def pin_memory(self) -> HostImages:
-        """The same in pinned memory; torch's DataLoader calls it."""
+        """Return the same images in pinned memory; torch's DataLoader calls it."""
         return replace(self, tensors=[tensor.pin_memory() for tensor in self.tensors])
 
 
 class MmsegSession(TorchSession):
-    """A model of mmsegmentation with its own loss, optimizer and schedule; `config` has the pipelines of the data."""
+    """An mmsegmentation model with its own loss, optimizer and schedule.
+
+    `config` contains the data pipelines.
+    """
 
     def __init__(
         self,
@@ -136,7 +145,10 @@ class MmsegSession(TorchSession):
         self._preprocessor: Any = None
 
     def place(self, batch: Batch) -> Batch:
-        """See `Session`. Images of a pipeline go through the configuration's data_preprocessor, on the device."""
+        """See `Session`.
+
+        Pipeline images go through the configuration's data_preprocessor on the device.
+        """
         if isinstance(batch.inputs, HostImages):
             batch = Batch(inputs=self._preprocessed(batch.inputs), targets=batch.targets)
         return super().place(batch)
@@ -148,18 +160,21 @@ class MmsegSession(TorchSession):
             return self._run(self._given(inputs), _samples(inputs), mode="predict")
 
     def learn(self, batch: Batch) -> Any:
-        """See `Session`. The model computes a mapping of its losses in the forward pass."""
+        """See `Session`. The model computes a mapping of losses in the forward pass."""
         with self._autocast():
             return self._run(
                 self._given(batch.inputs), _samples(batch.inputs, batch.targets), mode="loss"
             )
 
     def share(self, settings: Ddp) -> dict[str, Any]:
-        """See `perfexp.ranks.Shareable`. As in mmengine's wrapper, each rank has its own buffers."""
+        """See `perfexp.ranks.Shareable`.
+
+        As in mmengine's wrapper, each rank has its own buffers.
+        """
         return super().share(replace(settings, broadcast_buffers=bool(settings.broadcast_buffers)))
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
-        """See `Session`. The sum of the losses, as in mmengine."""
+        """See `Session`. Like mmengine, return the sum of the losses."""
         if label_smoothing:
             raise UserError(
                 "mode.train.label_smoothing: mmsegmentation's losses are those of its configuration."
@@ -168,9 +183,8 @@ class MmsegSession(TorchSession):
         return module.parse_losses(outputs)[0]
 
     def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        if isinstance(
-            outputs, Mapping
-        ):  # in training, the decode head reports the share itself, in percent
+        # in training, the decode head reports the share itself, in percent
+        if isinstance(outputs, Mapping):
             shares = [
                 value
                 for name, value in outputs.items()
@@ -186,7 +200,10 @@ class MmsegSession(TorchSession):
         return correct_pixels(scores, targets)
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
-        """See `Session`; the configuration's (`UserError` if impossible), unless the mode's is selected."""
+        """See `Session`. Use the configuration's optimizer unless the mode's is selected.
+
+        Raises `UserError` if the configuration's optimizer cannot be built.
+        """
         if not self._own_optimizer:
             return super().optimizer(settings)
         wrapper, schedules = self._own_training()
@@ -232,14 +249,16 @@ class MmsegSession(TorchSession):
         return {"data_samples": _samples(inputs, targets.to(inputs.device)), "mode": "loss"}
 
     def _preprocessed(self, images: HostImages) -> torch.Tensor:
-        """Float32 (batch, 3, height, width): channels in order, normalized, padded to the size and stacked."""
+        """Return float32 images (batch, 3, height, width), preprocessed and stacked.
+
+        Channels are reordered, normalized and padded to the size.
+        """
         from mmengine.registry import DefaultScope
         from mmseg.registry import MODELS
         from mmseg.structures import SegDataSample
 
-        if (
-            self._preprocessor is None
-        ):  # not the module's own, which has the data type of its weights
+        # not the module's own, since it has the weights' data type
+        if self._preprocessor is None:
             described = self.config.model.get("data_preprocessor") or {
                 "type": "SegDataPreProcessor"
             }
@@ -262,7 +281,10 @@ class MmsegSession(TorchSession):
         return data["inputs"]
 
     def _schedules(self) -> tuple[list[Any], list[Any]]:
-        """Schedules of the configuration that advance by steps, and those by epochs, which endless data lacks."""
+        """Return the configuration's schedules by steps, and its schedules by epochs.
+
+        Endless data has no epochs.
+        """
         configured = self.config.get("param_scheduler") or []
         schedules = [configured] if isinstance(configured, Mapping) else list(configured)
         stepped = [schedule for schedule in schedules if not schedule.get("by_epoch", True)]
@@ -301,7 +323,10 @@ class MmsegSession(TorchSession):
 
 
 class _ScoresSum(torch.nn.Module):
-    """Replacement of a head's losses by the sum of its scores; a module, so that its work can be separated."""
+    """Replacement of a head's losses with its score sum.
+
+    It is a module, so that its work can be separated.
+    """
 
     def forward(self, scores: Any) -> torch.Tensor:
         return torch.stack([tensor.sum() for tensor in tensors_in(scores)]).sum()
@@ -309,7 +334,7 @@ class _ScoresSum(torch.nn.Module):
 
 @contextmanager
 def _without_losses(module: torch.nn.Module) -> Iterator[None]:
-    """While entered, heads return the sum of their scores, since losses may depend on the labels' values."""
+    """Make heads return their score sum, since losses may depend on label values."""
     total = _ScoresSum()
 
     def sum_of(scores: Any, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
@@ -339,10 +364,10 @@ def _samples(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> list[
 
 @contextmanager
 def masked_losses() -> Iterator[None]:
-    """While entered, labelled pixels are selected by a mask.
+    """Select labeled pixels with a mask.
 
-    mmsegmentation indexes them, for the accuracy that goes with each loss and for the labels of its binary cross
-    entropy. Their number requires a synchronization with the device.
+    mmsegmentation indexes them, for the accuracy next to each loss and for labels in binary
+    cross-entropy. Their number requires a synchronization with the device.
     """
     from mmseg.models import losses
     from mmseg.models.losses import cross_entropy_loss
@@ -362,7 +387,7 @@ def masked_losses() -> Iterator[None]:
 
 
 def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """Mmsegmentation's accuracy with its heads' arguments; other calls use the original."""
+    """Return mmsegmentation's accuracy for its heads' arguments; other calls use the original."""
 
     def accuracy(
         pred: torch.Tensor,
@@ -371,7 +396,7 @@ def _accuracy_or(usual: Callable[..., Any]) -> Callable[..., Any]:
         thresh: Any = None,
         ignore_index: int | None = None,
     ) -> Any:
-        """The share of correct labelled pixels, percent, shape (1,)."""
+        """Return the percentage of correct labeled pixels, shape (1,)."""
         if topk != 1 or thresh is not None or ignore_index is None or not len(pred):
             return usual(pred, target, topk, thresh, ignore_index)
         labelled = target != ignore_index
@@ -392,7 +417,10 @@ def _one_hot(
     target_shape: Sequence[int],
     ignore_index: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A plane per class, weights and mask, all of `target_shape` (batch, classes, …), from labels (batch, …)."""
+    """Return one plane per class, weights and a mask.
+
+    Labels have the shape (batch, …), the results `target_shape` (batch, classes, …).
+    """
     valid = ((labels >= 0) & (labels != ignore_index)).unsqueeze(1)
     classes = labels.clamp(0, target_shape[1] - 1).unsqueeze(1)
     planes = labels.new_zeros(target_shape).scatter_(1, classes, valid.to(labels.dtype))

@@ -1,4 +1,4 @@
-"""Read configurations of mmsegmentation and change them so that their models are built without downloads."""
+"""mmsegmentation configurations, read and changed so that building models needs no downloads."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from perfexp.errors import UserError
 from perfexp.models.mmseg_names import CONFIGS, INSTALL, find
 from perfexp.models.torchvision_import import import_torchvision
 
-#: Distributions of the package mmseg: the maintained fork, and the original.
+#: Distributions with the package mmseg: the maintained fork and the original.
 _DISTRIBUTIONS = ("onedl-mmsegmentation", "mmsegmentation")
-#: Keys of a configuration that name files to download or read when its model is built.
+#: Configuration keys for files that building the model would download or read.
 _DOWNLOADS = ("init_cfg", "pretrained")
 
 
 @functools.cache
 def import_mmseg() -> Any:
-    """The package mmseg with its models registered; raises `UserError` if it is missing or of a wrong version."""
+    """Return the package mmseg with its models registered.
+
+    Raises `UserError` if it is missing or has the wrong version.
+    """
     import_torchvision()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about operators that no model here needs
+            # warns about operators that models here do not need
+            warnings.simplefilter("ignore", UserWarning)
             import mmseg
             import mmseg.models
     except ImportError as error:
         raise UserError(
             f"This model needs mmsegmentation, which can't be imported: {error}. {INSTALL}"
         ) from error
-    except AssertionError as error:  # mmsegmentation's refusal of versions of mmcv and mmengine
+    except AssertionError as error:  # mmsegmentation refuses this mmcv or mmengine version
         raise UserError(
             f"The installed mmsegmentation does not fit what is beside it: {error} {INSTALL}"
         ) from error
@@ -43,9 +47,14 @@ def import_mmseg() -> Any:
 
 
 def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """A configuration with options by dotted keys, whose model can be built without downloads, and its source.
+    """Return a configuration that builds without downloads, and its source.
 
-    The name is one of mmsegmentation's, with or without `.py`, or a path. Raises `UserError` if it cannot be read.
+    Args:
+        name: configuration name in mmsegmentation, with or without `.py`, or a path.
+        options: settings to change, by dotted key.
+
+    Raises:
+        UserError: the configuration cannot be read.
     """
     folder = Path(import_mmseg().__file__).parent / CONFIGS
     from mmengine.config import Config
@@ -69,7 +78,10 @@ def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def build(described: Any, name: str) -> torch.nn.Module:
-    """The segmentor of a configuration's model node; raises `UserError` if it cannot be built, or is another model."""
+    """Return the segmentor for a configuration's model node.
+
+    Raises `UserError` if it cannot be built or is another kind of model.
+    """
     from mmengine.registry import DefaultScope
     from mmseg.registry import MODELS
 
@@ -110,7 +122,7 @@ def _heads(model: Any) -> Iterator[Any]:
 
 
 def classes_of(model: Any) -> int:
-    """Number of classes of a model node; raises `UserError` if its heads have no `num_classes`."""
+    """Return a model node's number of classes; raise `UserError` if no head has `num_classes`."""
     heads = [head for head in _heads(model) if "num_classes" in head]
     if not heads:
         raise UserError("The configuration's heads have no num_classes; set it with model.options.")
@@ -118,13 +130,16 @@ def classes_of(model: Any) -> int:
 
 
 def set_classes(model: Any, classes: int) -> None:
-    """Set the number of classes of all heads of a model node."""
+    """Set the number of classes for all heads in a model node."""
     for head in _heads(model):
         head["num_classes"] = classes
 
 
 def without_sync_batch_norm(model: Any) -> bool:
-    """Replace synchronized batch norms, which need several GPUs, in a model node; returns whether there were any."""
+    """Replace synchronized batch norms in a model node and return whether there were any.
+
+    Synchronized batch norms need several GPUs.
+    """
     replaced = [node for node in _nodes(model) if node.get("type") == "SyncBN"]
     for node in replaced:
         node["type"] = "BN"
@@ -132,7 +147,7 @@ def without_sync_batch_norm(model: Any) -> bool:
 
 
 def version() -> str:
-    """Name and version of the distribution with the package."""
+    """Return the name and version of the installed distribution."""
     for name in _DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
             return f"{name} {metadata.version(name)}"

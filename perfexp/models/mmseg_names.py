@@ -1,4 +1,4 @@
-"""Check whether a configuration of mmsegmentation exists, without importing it or torch."""
+"""A check that an mmsegmentation configuration exists, without importing mmseg or torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from perfexp.errors import UserError, did_you_mean
 
 INSTALL = "pip install 'perfexp[seg]'"
-#: Maximum number of similar names in an error.
+#: Maximum number of similar names in an error message.
 _SHOWN = 6
 _MODEL = "perfexp.models.mmseg.Mmseg"
-#: Folder of the configurations in mmsegmentation's wheels.
+#: Configuration folder in mmsegmentation's wheels.
 CONFIGS = Path(".mim") / "configs"
 
 
 def check(model: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the model node is of mmsegmentation, and its configuration does not exist here."""
+    """Raise `UserError` if an mmsegmentation model node names a missing configuration."""
     if model.get("_target_") != _MODEL or not isinstance(model.get("config"), str):
         return
     folder = _folder()
@@ -26,12 +26,16 @@ def check(model: Mapping[str, Any]) -> None:
         raise UserError(
             f"model.config={model['config']} needs mmsegmentation, which is not installed. {INSTALL}"
         )
-    if folder.is_dir():  # a checkout has them elsewhere; then reading them raises the error
+    # a checkout has them elsewhere; reading them raises the error
+    if folder.is_dir():
         find(model["config"], folder)
 
 
 def find(name: str, folder: Path) -> Path:
-    """The file of one of mmsegmentation's configurations in a folder, by name or path; raises `UserError` if none."""
+    """Return a configuration file of mmsegmentation, by name or path.
+
+    Raises `UserError` if there is none.
+    """
     path = Path(name).expanduser()
     files = {file.stem: file for file in folder.rglob("*.py") if "_base_" not in file.parts}
     if name not in files and path.is_file():
@@ -51,7 +55,7 @@ def find(name: str, folder: Path) -> Path:
 
 
 def is_own(name: str) -> bool:
-    """Whether a name, without `.py`, is that of one of mmsegmentation's own configurations."""
+    """Return whether mmsegmentation has a configuration with this name, without `.py`."""
     folder = _folder()
     return folder is not None and any(file.stem == name for file in folder.rglob("*.py"))
 

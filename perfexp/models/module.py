@@ -1,4 +1,4 @@
-"""A user's own torch module as a model, as the configuration's `_target_` returns it."""
+"""A user's own torch module as a model, returned by `_target_` in the configuration."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from perfexp.models.session import TorchSession
 
 
 class ModuleModel:
-    """A module, or a partial that makes one, as a model; its inputs are images, its kind follows from its outputs.
+    """A module, or a partial that makes one, as a model.
 
-    The module may have a method `sample_shape(input_size)`, the shape of one sample for a height and width; a method
-    `loss(outputs, targets)`, the scalar to minimize; and an attribute `num_classes`. With a partial (`_partial_: true`
-    in YAML), random weights follow the run's seed.
+    Its inputs are images, and its outputs determine its kind. With a partial (`_partial_: true` in
+    YAML), random weights follow the run's seed. The module may have:
+
+    - `sample_shape(input_size)`: the shape of one sample for a height and width,
+    - `loss(outputs, targets)`: the scalar to minimize,
+    - `num_classes`: an integer attribute.
     """
 
     def __init__(
@@ -60,10 +63,12 @@ class ModuleModel:
 
 
 def adapt(built: object, name: str) -> Model:
-    """The model, torch module, or partial of one that a `model` node built, as a model; raises `UserError`."""
-    if isinstance(
-        built, (torch.nn.Module, functools.partial)
-    ):  # which may have a method `open` of its own
+    """Return the object built from a `model` node as a model; raise `UserError` if impossible.
+
+    It may be a model, a torch module, or a partial that makes a torch module.
+    """
+    # a module may have its own method `open`
+    if isinstance(built, (torch.nn.Module, functools.partial)):
         return ModuleModel(built, name=name)
     if hasattr(built, "open"):
         return cast(Model, built)
@@ -74,7 +79,10 @@ def adapt(built: object, name: str) -> Model:
 
 
 class LiveModule:
-    """Stands in a plan for an object of the process that measured it; no other process can build it."""
+    """Placeholder in a plan for an object in the measuring process.
+
+    No other process can build it.
+    """
 
     def __init__(self) -> None:
         raise UserError("This model was an object of a Python process: measure it there again.")
@@ -92,7 +100,7 @@ class _Called(torch.nn.Module):
 
 
 def live_model(given: Callable[..., Any], name: str) -> Model:
-    """Return a torch module, a class of one, or a function of a batch of images as a model."""
+    """Return a torch module, a torch module class, or a function of an image batch as a model."""
     if isinstance(given, type):
         return adapt(functools.partial(given), name)
     return adapt(

@@ -1,4 +1,4 @@
-"""Handle a user's module as its author wrote it: its mode, its place, its inputs and its outputs."""
+"""Functions for a user's module as its author wrote it: mode, device, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from perfexp.work.trial import is_stand_in
 
 
 def train(module: torch.nn.Module, training: bool) -> None:
-    """Set the mode of a module by the `train` of its class.
+    """Set a module's mode with its class's `train`.
 
-    A class may override it, to keep layers frozen, without returning the module. It may also use the name otherwise,
-    for a training loop or an attribute; then the flags of its parts are set.
+    A class may override `train` without returning the module, for example to keep layers frozen. A
+    class may also use the name differently, for a training loop or an attribute. In that case the
+    flags of its submodules are set.
     """
     method: Any = getattr(module, "train", None)
     if getattr(method, "__func__", None) is not torch.nn.Module.train and _is_switch(method):
-        with suppress(NotImplementedError):  # of an exported program
+        with suppress(NotImplementedError):  # an exported program refuses
             method(training)
         return
     module.training = training
@@ -33,18 +34,18 @@ def train(module: torch.nn.Module, training: bool) -> None:
 
 
 def evaluate(module: torch.nn.Module) -> None:
-    """Set evaluation mode, by the `eval` of the module's class if that takes no arguments."""
+    """Set evaluation mode, with the class's own `eval` if it takes no arguments."""
     own = getattr(module, "eval", None)
     is_default = getattr(own, "__func__", None) is torch.nn.Module.eval
     if not is_default and callable(own) and _parameters(own) == []:
-        with suppress(NotImplementedError):  # of an exported program
+        with suppress(NotImplementedError):  # an exported program refuses
             own()
     else:
         train(module, False)
 
 
 def set_mode(module: torch.nn.Module, training: bool) -> None:
-    """Set the mode as its author's scripts do, by `train()` or `eval()`."""
+    """Set the mode as training scripts do, with `train()` or `eval()`."""
     if training:
         train(module, True)
     else:
@@ -52,7 +53,7 @@ def set_mode(module: torch.nn.Module, training: bool) -> None:
 
 
 def _is_switch(method: Any) -> bool:
-    """Return whether a method can be called as `train(mode)`, and sets a mode."""
+    """Return whether a method can be called as `train(mode)` and sets a mode."""
     if not callable(method) or not (parameters := _parameters(method)):
         return False
     first, *others = parameters
@@ -66,15 +67,16 @@ def _is_switch(method: Any) -> bool:
 def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
         return list(inspect.signature(method).parameters.values())
-    except (TypeError, ValueError):  # of a function that is not Python's
+    except (TypeError, ValueError):  # functions in C may have no signature
         return None
 
 
 def place(module: torch.nn.Module, device: Any, dtype: torch.dtype) -> None:
-    """Move a module to a device and convert it to a data type in place, also by a `to` that its class overrides.
+    """Move a module to a device and convert it to a data type in place.
 
-    Only tensors of the type that most parameters have are converted: complex numbers, and a part that its author keeps
-    in another precision, stay as they are, and so do tensors on the meta device.
+    An overridden `to` is called as well. Only tensors of the most common parameter type are
+    converted. Complex tensors and submodules in another precision keep their type; tensors on the
+    meta device are left alone.
     """
     sizes = Counter[torch.dtype]()
     for tensor in parameters_of(module):
@@ -97,12 +99,15 @@ def place(module: torch.nn.Module, device: Any, dtype: torch.dtype) -> None:
 
 
 def parameters_of(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Return all parameters, whatever its class means by `parameters`."""
+    """Return all parameters, even if the class redefines `parameters`."""
     return torch.nn.Module.parameters(module)
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by name, whatever its class means by `state_dict`; none without values."""
+    """Return parameters and buffers by name, even if the class redefines `state_dict`.
+
+    Lazy tensors and meta tensors have no values and are left out.
+    """
     named = (*torch.nn.Module.named_parameters(module), *torch.nn.Module.named_buffers(module))
     return {
         name: one.detach()
@@ -113,7 +118,7 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def restore(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors by name, as `tensors_of` returned them, into a module; those that it has made since stay."""
+    """Copy the tensors from `tensors_of` back into a module. Newer tensors stay as they are."""
     for name, tensor in tensors_of(module).items():
         if name in state and state[name].shape == tensor.shape:
             with torch.inference_mode(tensor.is_inference()):
@@ -121,22 +126,25 @@ def restore(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
 
 
 def has_extra_state(module: torch.nn.Module) -> bool:
-    """Return whether a module's class keeps more in its state dict than tensors."""
+    """Return whether a module's class keeps more than tensors in its state dict."""
     return type(module).get_extra_state is not torch.nn.Module.get_extra_state
 
 
 def called(module: Callable[..., Any], inputs: Any) -> Any:
-    """Return a module's outputs for its inputs: a tuple is its positional arguments, a dictionary its named ones."""
+    """Call a module with its inputs.
+
+    A tuple contains positional arguments, a dictionary named arguments.
+    """
     if isinstance(inputs, tuple):
         return module(*inputs)
     return module(**inputs) if isinstance(inputs, dict) else module(inputs)
 
 
 def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
-    """Return why a module's call does not accept its inputs; None if it does, or nothing is known."""
+    """Return why a module cannot be called with these inputs; None if it can, or if unknown."""
     try:
         signature = inspect.signature(module.forward)
-    except (TypeError, ValueError):  # a function of C has no signature
+    except (TypeError, ValueError):  # a function in C has no signature
         return None
     try:
         called(signature.bind, inputs)
@@ -146,13 +154,13 @@ def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
 
 
 def restoring(inputs: Any) -> Callable[[], bool]:
-    """Return a function that restores inputs as they are now and returns whether they had been changed in place."""
+    """Return a function that restores the current inputs and returns whether they had changed."""
     restores = [
         _restoring(one)
         for one in tree_leaves(inputs)
         if isinstance(one, torch.Tensor) and not is_stand_in(one)
     ]
-    return lambda: any([restore() for restore in restores])  # noqa: C419 - each of them is restored
+    return lambda: any([restore() for restore in restores])  # noqa: C419 - restore all
 
 
 def _restoring(inputs: torch.Tensor) -> Callable[[], bool]:
@@ -177,13 +185,13 @@ def _restoring(inputs: torch.Tensor) -> Callable[[], bool]:
 
 
 def version_of(inputs: Any) -> list[int | None]:
-    """Return how often each tensor of some inputs has been changed in place; None where torch does not count it."""
+    """Return how often each tensor was changed in place; None if torch does not count it."""
     tensors = (one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor))
     return [None if one.is_inference() else one._version for one in tensors]
 
 
 def unfinished(outputs: Any) -> str | None:
-    """Return the type of an output that computes only when it is used (a generator, a function, …), if there is one."""
+    """Return the type of an output that computes only when used, such as a generator, if any."""
     for leaf in tree_leaves(outputs):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             leaf = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]

@@ -1,4 +1,4 @@
-"""A model's outputs in fp32, as a reference for faster ways to compute them."""
+"""A model's fp32 outputs, as a reference for faster computations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfexp.models import modules, tf32
 
 
 def outputs_in_fp32(module: torch.nn.Module, inputs: Any) -> Any:
-    """The outputs of a copy in fp32, in the usual layout, without TF32 and compiler."""
+    """Return the outputs of an fp32 copy in the default layout, without TF32 or compiler."""
     copy = deepcopy(module).float()
     for parameter in copy.parameters():
         parameter.data = parameter.data.contiguous()

@@ -1,4 +1,4 @@
-"""Any torch module as a session, on any torch device, in one process or in several ranks."""
+"""Sessions for any torch module, on any torch device, in one process or several ranks."""
 
 from __future__ import annotations
 
@@ -54,13 +54,16 @@ _OPTIMIZERS: dict[str, _Builder] = {
 
 
 def _is_stand_in(module: torch.nn.Module) -> bool:
-    """Whether the parameters have no memory: their memory is traced, and there are no values to save."""
+    """Return whether the parameters have no memory, so there are no values to save.
+
+    This is the case when memory use is traced.
+    """
     return isinstance(next(modules.parameters_of(module), None), FakeTensor)
 
 
-#: Errors of a call that computes gradients, in inference mode.
+#: Errors raised in inference mode if a call computes gradients.
 _NEEDS_GRADIENTS = re.compile("does not require grad|inference tensor|InferenceMode", re.IGNORECASE)
-#: Settings of the process that a model may change while it runs.
+#: Process settings that a model may change while it runs.
 _OF_PROCESS = (
     "threads",
     "matmul_allow_tf32",
@@ -71,7 +74,7 @@ _OF_PROCESS = (
 
 
 def is_shared() -> bool:
-    """Whether this process is one of several ranks."""
+    """Return whether this process is one of several ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -79,8 +82,9 @@ class TorchSession(Session):
     """A module on a device; raises `UserError` if the settings do not fit the device.
 
     Args:
-        precision: requested precision; where the device lacks it, fp32 and a diagnostic.
-        facts: facts of the model (`weights`, …), recorded with the session's own, as are its `doubts`.
+        precision: requested precision. If the device lacks it, fp32 and a diagnostic replace it.
+        facts: model facts such as `weights`, recorded along with the session's own.
+        doubts: model diagnostics, recorded along with the session's own.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class TorchSession(Session):
         modules.place(module, device.identifier, self._data_type)
         if execution.channels_last:
             torch_settings.make_channels_last(self.module)
-        # called in inference, in training, and by this rank alone
+        # what runs in inference, in training, and on this rank alone
         self._run = self._trained = self._single = self._compiled(self.module)
         self._scaler = self._new_scaler()
         self._optimizer: torch.optim.Optimizer | None = None
@@ -139,7 +143,7 @@ class TorchSession(Session):
         return torch_settings.formats(self.precision, self.device)
 
     def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
-        """See `Session`, and `Kind` for the inputs."""
+        """See `Session`; `Kind` describes the inputs."""
         generator = torch.Generator().manual_seed(seed)
         inputs = self._kind.random_inputs(input_size, batch_size, generator)
         return self.place(
@@ -156,7 +160,7 @@ class TorchSession(Session):
         return None if targets is None else targets.to(self.device.identifier)
 
     def place(self, batch: Batch) -> Batch:
-        """See `Session`; raises `UserError` for data of another kind than the model."""
+        """See `Session`; raises `UserError` if the data does not fit the kind of model."""
         inputs, targets = batch.inputs, batch.targets
         self._check_fit(inputs, targets)
         # Only CUDA orders an asynchronous copy before the model's kernels.
@@ -180,7 +184,7 @@ class TorchSession(Session):
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        """See `Session`. Tensors that a module keeps from inference mode could not be trained with."""
+        """See `Session`. Training cannot use tensors that a module keeps from inference mode."""
         with (
             self._mode(training=False),
             torch.no_grad() if self._differentiates else torch.inference_mode(),
@@ -197,7 +201,7 @@ class TorchSession(Session):
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """See `Session`. The weights before the first training are saved in a file."""
+        """See `Session`. The weights before the first training are saved to a file."""
         self._save_loaded_weights()
         try:
             with (
@@ -207,11 +211,12 @@ class TorchSession(Session):
             ):
                 yield
         finally:
-            self._optimizer = None  # its state would count as memory of the next point
+            # its state would count as memory of the next point
+            self._optimizer = None
 
     def _save_loaded_weights(self) -> None:
         if self._untrained is None and not _is_stand_in(self.module):
-            self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the session
+            self._untrained = tempfile.TemporaryFile()  # noqa: SIM115 - lives with the session
             weakref.finalize(self, self._untrained.close)
             torch.save(modules.tensors_of(self.module), self._untrained)
             parts = [one for one in self.module.modules() if modules.has_extra_state(one)]
@@ -222,7 +227,7 @@ class TorchSession(Session):
         load_trained(self.module, weights)
 
     def share(self, settings: Ddp) -> dict[str, Any]:
-        """See `perfexp.ranks.Shareable`; raises `UserError` if several ranks cannot train the module."""
+        """See `perfexp.ranks.Shareable`; raises `UserError` if ranks cannot train the module."""
         options = {name: value for name, value in vars(settings).items() if value is not None}
         try:
             self._ranks = DistributedDataParallel(self.module, **options)
@@ -240,7 +245,7 @@ class TorchSession(Session):
             with self._ranks.no_sync():  # SyncBatchNorm still communicates
                 yield
         else:
-            # SyncBatchNorm, mmengine's functions and heads that share statistics all query torch.distributed
+            # SyncBatchNorm, mmengine and heads with shared statistics all query torch.distributed
             alone = patch.object(dist, "is_initialized", lambda: False)
             with alone, patch.object(self, "_run", self._single):
                 yield
@@ -267,7 +272,7 @@ class TorchSession(Session):
             return modules.called(self._run, self._given(inputs))
 
     def eager(self, inputs: Any) -> Any:
-        """The model's outputs without the compiler."""
+        """Return the model's outputs without the compiler."""
         with self._autocast(), self._outside():
             return modules.called(self.module, self._given(inputs))
 
@@ -281,9 +286,9 @@ class TorchSession(Session):
             yield
 
     def first_forward(self, batch: Batch) -> Any:
-        """See `Session`; raises `Unsupported` for a model that does not compute in its call.
+        """See `Session`; raises `Unsupported` for a model that defers its computation.
 
-        A model that changes its inputs gets a copy of them from then on.
+        If the model changes its inputs, later calls get a copy.
         """
         call = (
             partial(self.learn, batch)
@@ -328,7 +333,7 @@ class TorchSession(Session):
             return self._kind.loss(outputs, targets, label_smoothing)
 
     def backward(self, loss: Any) -> None:
-        """See `Session`. With fp16 autocast the loss is scaled, so that small gradients do not vanish."""
+        """See `Session`. With fp16 autocast the loss is scaled so that small gradients survive."""
         self._scaler.scale(loss).backward()
 
     def _updates(
@@ -373,9 +378,8 @@ class TorchSession(Session):
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         if self.device.kind != "cuda":
             raise Unsupported(f"{self.device.name} has no CUDA graphs")
-        with torch.cuda.stream(
-            torch.cuda.current_stream()
-        ):  # restores the stream after a failed capture
+        # restores the stream after a failed capture
+        with torch.cuda.stream(torch.cuda.current_stream()):
             return captured(call, self.device, self.module, self._optimizer)
 
     def copy(self, batch: Batch, into: Batch | None = None) -> Batch:
@@ -454,7 +458,7 @@ class TorchSession(Session):
     def _compiled(self, module: torch.nn.Module) -> Callable[..., Any]:
         if self._execution.compile is None:
             return module
-        # One graph per shape: a dynamic graph is slower, and depends on the order of the shapes.
+        # One graph per shape: a dynamic graph is slower and depends on the order of shapes.
         compiled: Callable[..., Any] = torch.compile(
             module, mode=self._execution.compile, dynamic=False
         )
@@ -464,7 +468,11 @@ class TorchSession(Session):
         return {}
 
     def _fuses(self, settings: Mapping[str, Any]) -> bool:
-        """Whether to use a fused optimizer, the fastest in a graph; with any other, a scaler's steps synchronize."""
+        """Return whether to use a fused optimizer.
+
+        It is the fastest choice in a graph. With a gradient scaler, any other optimizer
+        synchronizes in each step.
+        """
         gains = self._execution.cuda_graph or (
             self._scaler.is_enabled() and self.device.kind == "cuda"
         )
@@ -485,7 +493,7 @@ class TorchSession(Session):
             self._trains = training
 
     def _check_inputs(self, inputs: Any, error: Exception) -> None:
-        """Raise `Unsupported` if a call failed since the module does not take such inputs."""
+        """Raise `Unsupported` if a call failed because the module does not accept these inputs."""
         reason = modules.missing_inputs(self.module, inputs)
         if not isinstance(inputs, torch.Tensor):
             raise Unsupported(
@@ -521,7 +529,8 @@ class TorchSession(Session):
         name = settings.pop("name", "sgd")
         if name not in _OPTIMIZERS:
             raise UserError(f"There is no optimizer {name!r}. {did_you_mean(name, _OPTIMIZERS)}")
-        parameters = list(self.module.parameters())  # or groups of them, where the author says so
+        # an author's `parameters` may return groups
+        parameters = list(self.module.parameters())
         if all(isinstance(one, torch.Tensor) for one in parameters):
             parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if any(map(torch.nn.parameter.is_lazy, modules.parameters_of(self.module))):
@@ -536,9 +545,8 @@ class TorchSession(Session):
             settings.pop("clip_grad_norm", None),
             settings.pop("is_scheduled", False),
         )
-        if (
-            is_scheduled and self._execution.cuda_graph
-        ):  # a graph would replay the number with which it was captured
+        # a graph would replay the rate from its capture
+        if is_scheduled and self._execution.cuda_graph:
             settings |= {
                 "lr": torch.tensor(float(settings["lr"]), device=self.device.identifier),
                 "fused": True,
@@ -587,10 +595,11 @@ class TorchSession(Session):
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
-    """Initialize the momentum of SGD without dampening to zero, its value before the first gradient.
+    """Initialize the momentum of SGD without dampening to zero, as before the first gradient.
 
-    The fused form of torch 2.11 otherwise allocates it in the first step. If an overflow skips that step, the memory
-    stays uninitialized and the loss is NaN from then on (seen on an H200; LibreYOLO pull request 771).
+    Otherwise the fused form in torch 2.11 allocates it in the first step. If an overflow skips that
+    step, the memory stays uninitialized and the loss is NaN from then on (seen on an H200;
+    LibreYOLO pull request 771).
     """
     for parameter in parameters:
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""TF32: read, set and restore torch's flags for matrix products and convolutions of float32."""
+"""TF32: read, set and restore torch's flags for float32 matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import torch
 
 
 def allowed() -> tuple[bool, bool]:
-    """Return whether matrix products, and cuDNN's convolutions, of float32 may use TF32."""
+    """Return whether float32 matrix products and cuDNN convolutions may use TF32."""
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
-    if hasattr(
-        matmul, "fp32_precision"
-    ):  # the older flags raise an error where a program has set the newer ones
+    # the older flags raise an error once a program has set the newer ones
+    if hasattr(matmul, "fp32_precision"):
         return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
     return matmul.allow_tf32, cudnn.allow_tf32
 
@@ -25,8 +24,9 @@ def allowed() -> tuple[bool, bool]:
 def allow(value: bool) -> None:
     """Set both flags.
 
-    Torch 2.9 calls them deprecated. Its newer `fp32_precision` can't replace them yet: with it alone, code
-    that still reads the flags raises an error, torch.compile included (pytorch/pytorch issue 166387).
+    Torch 2.9 calls them deprecated. Its newer `fp32_precision` cannot replace them yet: with it
+    alone, code that still reads the flags raises an error, torch.compile included (pytorch/pytorch
+    issue 166387).
     """
     with _without_warnings():
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = value
@@ -34,7 +34,11 @@ def allow(value: bool) -> None:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Restore the flags afterwards: the newer ones where a program has set them, as the older ones then fail."""
+    """Restore the flags afterwards.
+
+    If a program has set the newer flags, these are restored, since reading the older flags then
+    fails.
+    """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     saved: list[tuple[Any, str, Any]] = []
     with _without_warnings():
@@ -54,7 +58,7 @@ def unchanged() -> Iterator[None]:
 
 @contextmanager
 def off() -> Iterator[None]:
-    """While entered, convolutions and matrix products of float32 compute in float32."""
+    """Compute float32 convolutions and matrix products in float32 inside the context."""
     with unchanged():
         allow(False)
         yield

@@ -1,4 +1,4 @@
-"""Image classifiers of timm (PyTorch Image Models) with random weights."""
+"""Image classifiers from timm (PyTorch Image Models) with random weights."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.torchvision_names import TIMM
 
 _IMAGENET_CLASSES = 1000
-#: Settings by which timm loads a file or downloads one: a plan from elsewhere must not.
+#: Settings that make timm load or download a file. A foreign plan must not do that.
 _LOADING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
 class Timm:
-    """A classifier that timm builds.
+    """A classifier built by timm.
 
     Args:
-        name: timm's name of the architecture, also with the prefix `timm:`.
+        name: timm's architecture name, also with the prefix `timm:`.
 
     Raises:
         UserError: `kwargs` would load weights.
@@ -64,14 +64,16 @@ class Timm:
         )
 
     def _build(self, classes: int) -> torch.nn.Module:
-        import_torchvision()  # timm imports it too, and would fail where its compiled operators do not fit torch
+        # timm imports it too, and fails if its compiled operators do not fit torch
+        import_torchvision()
         try:
             import timm
         except ImportError as error:
             raise UserError(f"model={self.name} needs timm: pip install 'perfexp[timm]'") from error
         name = self.name.removeprefix(TIMM)
         names = timm.list_models()
-        if name not in names:  # names of a hub would download
+        # hub names would download
+        if name not in names:
             raise UserError(f"timm builds no model {name!r}. {did_you_mean(name, names)}".rstrip())
         try:
             module = timm.create_model(name, pretrained=False, num_classes=classes, **self._kwargs)

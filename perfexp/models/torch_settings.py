@@ -1,4 +1,4 @@
-"""Torch's process-wide settings and number formats: apply them, try them, read them back."""
+"""Torch's process-wide settings and number formats: apply, try and read them back."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.number_formats import Formats
 from perfexp.work.trial import isolated
 
-#: First compute capability with TF32 in its tensor cores (NVIDIA Ampere).
+#: First compute capability with TF32 tensor cores (NVIDIA Ampere).
 _TF32_CAPABILITY = (8, 0)
 
 
 def apply_settings(execution: Execution, precision: Precision) -> list[Diagnostic]:
-    """Apply the settings that are on; the others stay as the process has them. Returns diagnostics of failures."""
+    """Apply the settings that are on, and return diagnostics for failures.
+
+    Other settings stay as they are in the process.
+    """
     if precision.tf32 is not None:
         tf32.allow(precision.tf32)
     if execution.cudnn_benchmark:
         torch.backends.cudnn.benchmark = True
     if execution.deterministic:
-        # cuBLAS is deterministic only with a workspace of fixed size; torch refuses to run without.
+        # cuBLAS is deterministic only with a fixed workspace size; torch requires one.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.deterministic = True
         torch.use_deterministic_algorithms(True)
@@ -50,7 +53,7 @@ def apply_settings(execution: Execution, precision: Precision) -> list[Diagnosti
 
 @contextmanager
 def unchanged_settings() -> Iterator[None]:
-    """Restore the flags that `apply_settings` changes for the whole process afterwards."""
+    """Restore the process-wide flags that `apply_settings` changes."""
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     is_deterministic, threads = (
         torch.are_deterministic_algorithms_enabled(),
@@ -67,7 +70,7 @@ def unchanged_settings() -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: object) -> Iterator[None]:
-    """Restore torch's settings and random numbers, and the modes and gradients of a module, afterwards."""
+    """Restore torch's settings and random state, and a module's modes and gradients."""
     parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     modes = [(part, part.training) for part in parts]
     gradients = [
@@ -85,11 +88,10 @@ def unchanged(model: object) -> Iterator[None]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Current versions, flags and threads, as JSON values."""
+    """Return current versions, flags and thread counts as JSON values."""
     matmul_tf32, cudnn_tf32 = tf32.allowed()
-    backend = re.search(
-        r"parallel backend:(.*)", torch.__config__.parallel_info()
-    )  # OpenMP, native thread pool
+    # OpenMP or the native thread pool
+    backend = re.search(r"parallel backend:(.*)", torch.__config__.parallel_info())
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -105,7 +107,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
-    """The requested precision if the device has it, otherwise fp32 and a diagnostic."""
+    """Return the requested precision if the device has it, otherwise fp32 and a diagnostic."""
     if (wanted.autocast or wanted.storage) == "float32" and not wanted.tf32:
         return wanted, []
     if wanted.autocast and device.kind == "mps":
@@ -113,7 +115,8 @@ def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, l
         return Precision(name="fp32"), [
             diagnostics.make("precision_unavailable", precision=wanted.name, reason=reason)
         ]
-    # gradients on the host would start autograd's threads of all devices, after which no forked process computes any
+    # gradients on the host would start autograd threads for all devices; after that,
+    # forked processes cannot compute gradients
     why_no_data_type = isolated(_why_no_data_type) if device.kind == "cpu" else _why_no_data_type
     missing = _why_no_tf32(device) if wanted.tf32 else why_no_data_type(wanted, device)
     if missing is None:
@@ -124,13 +127,16 @@ def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, l
 
 
 def formats(precision: Precision, device: Device) -> Formats:
-    """Return the number formats in which the device computes contractions."""
+    """Return the number formats for contractions on the device."""
     flags = None if _why_no_tf32(device) else tf32.allowed()
     return Formats.of(precision.autocast or precision.storage, precision.tf32, flags)
 
 
 def _why_no_tf32(device: Device) -> str | None:
-    """Why the device has no TF32, or None; torch accepts the flag everywhere, so that a trial proves nothing."""
+    """Return why the device has no TF32, or None.
+
+    A trial proves nothing, because torch accepts the flag everywhere.
+    """
     if device.kind != "cuda" or torch.version.hip is not None:
         return f"{device.name} has no TF32 that torch could use"
     capability = torch.cuda.get_device_capability(device.identifier)
@@ -140,17 +146,21 @@ def _why_no_tf32(device: Device) -> str | None:
 
 
 def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
-    """Why a small convolution and product, forward and backward, fail in the data type, or None."""
+    """Return why a small convolution and product fail in the data type, or None.
+
+    They are tried forward and backward.
+    """
     name = wanted.autocast or wanted.storage
     assert device.identifier is not None
     if device.kind == "cpu" and name == "float16" and not _has_fast_float16():
         return f"torch has no fast float16 on {device.name}"
     storage = getattr(torch, wanted.storage)
     try:
+        # callers of the Python interface may have set other modes
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-        ):  # whatever the caller of the Python interface has set
+        ):
             kernel = torch.ones(
                 4, 3, 3, 3, device=device.identifier, dtype=storage, requires_grad=True
             )
@@ -172,13 +182,16 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
 
 
 def _has_fast_float16() -> bool:
-    """Whether oneDNN computes float16 on this CPU; a convolution of torch takes about a hundred times as long."""
+    """Return whether oneDNN computes float16 on this CPU.
+
+    Without oneDNN support, torch's convolution takes about a hundred times as long.
+    """
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return not has_onednn or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def autocast(precision: Precision, device: Device) -> AbstractContextManager[object]:
-    """A new autocast context of the precision; a null context without autocast."""
+    """Return a new autocast context for the precision; a null context without autocast."""
     if precision.autocast is None:
         return nullcontext()
     assert device.identifier is not None
@@ -188,12 +201,12 @@ def autocast(precision: Precision, device: Device) -> AbstractContextManager[obj
 
 
 def make_channels_last(module: torch.nn.Module) -> None:
-    """Convert the kernels of both 2-D and 3-D convolutions; `Module.to` converts only one of them."""
+    """Convert the kernels of 2-D and 3-D convolutions; `Module.to` converts only one kind."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(memory_format=channels_last_format(parameter))
 
 
 def channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The channels-last layout for a tensor with channels; its own layout otherwise."""
+    """Return the channels-last layout for a tensor with channels, otherwise its own layout."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return formats.get(tensor.ndim, torch.preserve_format)

@@ -1,4 +1,4 @@
-"""Torchvision's models for one image or one clip, with random, downloaded or local weights."""
+"""Torchvision models for one image or clip, with random, downloaded or local weights."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from perfexp.models.weights import load_weights
 from perfexp.records import diagnostics
 
 models = import_torchvision().models
-#: Default number of classes by package: Kinetics-400, Pascal VOC; all others have ImageNet's.
+#: Default number of classes by package: Kinetics-400, Pascal VOC; otherwise ImageNet.
 _USUAL_CLASSES = {"video": 400, "segmentation": 21}
 _IMAGENET_CLASSES = 1000
-#: Names for the weights that torchvision recommends.
+#: Names for torchvision's recommended weights.
 _RECOMMENDED = ("DEFAULT", "torchvision")
 
 
 @dataclass(kw_only=True, eq=False)
 class Torchvision:
-    """A model that torchvision builds.
+    """A model built by torchvision.
 
     Args:
-        weights: None for random ones; `DEFAULT`, `torchvision` or the name of one of torchvision's sets, which it
-            downloads; otherwise a file.
-        weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
+        weights: None for random weights. `DEFAULT`, `torchvision` or the name of a torchvision
+            weight set is downloaded. Anything else is a file.
+        weights_dir: folder with weight files. Without `weights`, the file with the model's name is
+            used.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Torchvision:
     kwargs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self.stem = Stem(self.stem)  # a plan has its name
+        self.stem = Stem(self.stem)  # a plan contains its name
 
     def open(
         self,
@@ -97,7 +98,7 @@ class Torchvision:
         )
 
     def _package(self) -> str:
-        """The part of torchvision.models with the builder (`segmentation`, `resnet`, …)."""
+        """Return the part of torchvision.models with the builder, for example `segmentation`."""
         names = models.list_models()
         if self.name not in names:
             raise UserError(
@@ -128,10 +129,11 @@ class Torchvision:
             settings["weights_backbone"] = None
         try:
             with warnings.catch_warnings():
+                # a builder's new default, and torch's deprecated quantization
                 for kind in (
                     FutureWarning,
                     DeprecationWarning,
-                ):  # a builder's new default, torch's end of quantization
+                ):
                     warnings.simplefilter("ignore", kind)
                 module = builder(progress=False, **settings, **(self.kwargs or {}))
         except OSError as error:
@@ -149,7 +151,7 @@ class Torchvision:
         return module
 
     def _give_small_stem(self, module: torch.nn.Module) -> None:
-        """Replace the first layers by those for images of 32 × 32, initialized as torchvision's."""
+        """Replace the first layers for 32 × 32 images, with torchvision's initialization."""
         if not isinstance(module, models.ResNet):
             raise UserError(
                 f"model.stem=cifar is for ResNets; {self.name} has its own stem: leave it out."

@@ -1,4 +1,7 @@
-"""Import torchvision even where its compiled operators do not fit torch (a CUDA build beside a CPU torch)."""
+"""Import of torchvision even if its compiled operators do not fit torch.
+
+An example is a CUDA build next to a CPU torch.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ import torch
 
 _MISSING_OPERATORS = "operator torchvision::nms does not exist"
 
-#: Owner of the declared operators, which live as long as this object.
+#: Owner of the declared operators; they live as long as this object.
 _declarations: torch.library.Library | None = None
 
 
 def import_torchvision() -> Any:
-    """The module `torchvision`.
+    """Return the module `torchvision`.
 
-    `import torchvision` registers shape functions for its compiled operators and fails where they could not be loaded,
-    although only detection models need them. In that case the operators are declared without code, and the import is
-    repeated. Any other import error is raised.
+    `import torchvision` registers shape functions for its compiled operators. It fails if these
+    could not be loaded, although only detection models need them. In that case the operators are
+    declared without code and the import is repeated. Any other import error is raised.
     """
     global _declarations
     try:
@@ -37,7 +40,10 @@ def import_torchvision() -> Any:
 
 
 def torchvision_facts() -> dict[str, Any]:
-    """Version of torchvision and whether its compiled operators are loaded; empty before its import."""
+    """Return torchvision's version and whether its compiled operators are loaded.
+
+    Empty before its import.
+    """
     torchvision = sys.modules.get("torchvision")
     if torchvision is None:
         return {}

@@ -1,6 +1,6 @@
-"""Names of models without a configuration file: torchvision's, read from its source, and those of timm.
+"""Names of models without a configuration file: from torchvision's source, and from timm.
 
-Importing either takes seconds.
+Importing either package takes seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ REFUSED = {
     "detection": "learns from boxes and takes a list of images",
     "optical_flow": "takes pairs of images",
 }
-#: Prefix of models of timm.
+#: Prefix for timm models.
 TIMM = "timm:"
 _TIMM_NAME = re.compile(rf"{TIMM}\w+")
 _BUILDER = re.compile(
@@ -26,7 +26,7 @@ _BUILDER = re.compile(
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of the models that can be measured, sorted; none if torchvision is not installed."""
+    """Return the sorted names of measurable models; empty without torchvision."""
     try:
         spec = importlib.util.find_spec("torchvision")
     except (ImportError, ValueError):
@@ -42,13 +42,13 @@ def names() -> tuple[str, ...]:
 
 
 def is_name(option: str) -> bool:
-    """Whether an option of the group `model` needs no file: a name of torchvision, or `timm:NAME`."""
+    """Return whether a `model` option needs no file: a torchvision name or `timm:NAME`."""
     return _TIMM_NAME.fullmatch(option) is not None or option in names()
 
 
 @cache
 def node(option: str) -> dict[str, Any]:
-    """Return the configuration of an option without a file; the same object each time."""
+    """Return the configuration for an option without a file; the same object each time."""
     return {
         "defaults": ["timm" if option.startswith(TIMM) else "torchvision", "_self_"],
         "name": option,

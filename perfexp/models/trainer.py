@@ -1,4 +1,4 @@
-"""The state of a training by torch: begun again from the loaded weights, or from a checkpoint, and saved."""
+"""Training state in torch: reset to the loaded weights or a checkpoint, and saved."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ _ADVICE = "Name a checkpoint of perfexp: MODEL_DATA_best.pt or MODEL_DATA_epoch_
 
 
 class TorchTrainer(Trainer):
-    """A module, its optimizer and its gradient scaler, of which no tensor is replaced: a CUDA graph may use them.
+    """A module, its optimizer and its gradient scaler.
+
+    Tensors are never replaced, because a CUDA graph may use them.
 
     Args:
-        restore: loads the weights that the module had before its first training.
+        restore: function that loads the module's weights from before its first training.
         decay: decay of the moving average of the weights; None for no average.
     """
 
@@ -58,7 +60,7 @@ class TorchTrainer(Trainer):
         self._batch_size, self._step, self._file = batch_size, 0, Path()
         self._content: dict[str, Any] = {}
         self._factor: Callable[[int], float] = lambda _: 1.0
-        self._weights: dict[str, torch.Tensor] = {}  # what is averaged
+        self._weights: dict[str, torch.Tensor] = {}  # tensors to average
         self._num_averaged = 0
         if decay is not None:
             state = module.state_dict()
@@ -68,7 +70,8 @@ class TorchTrainer(Trainer):
             }
             self._add_to_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average = {name: value.clone() for name, value in self._weights.items()}
-        self._writer = ThreadPoolExecutor(2, "checkpoint")  # of the last checkpoint and the weights
+        # one thread for the last checkpoint, one for the weights
+        self._writer = ThreadPoolExecutor(2, "checkpoint")
         self._writing: list[Future[None]] = []
 
     @property
@@ -80,7 +83,8 @@ class TorchTrainer(Trainer):
         for state in self._optimizer.state.values():
             for value in state.values():
                 if torch.is_tensor(value):
-                    value.zero_()  # what all optimizers begin with
+                    # every optimizer starts with zeros
+                    value.zero_()
         self._scaler.load_state_dict(self._first_scale)
         self._num_averaged = 0
         torch.manual_seed(seed)
@@ -121,15 +125,15 @@ class TorchTrainer(Trainer):
             torch._foreach_copy_(now, own)
 
     def prepare_saving(self) -> None:
+        # these are written at the same time
         last = (
             self._checkpoint({}),
             self._module.state_dict(),
             self._average,
-        )  # which are written at the same time
+        )
         content = self._on_host(last)[0]  # torch keeps the pinned memory that it frees
-        self._writer.submit(
-            torch.save, content["random"], BytesIO()
-        ).result()  # starts a thread, and imports modules
+        # starts a thread and imports modules
+        self._writer.submit(torch.save, content["random"], BytesIO()).result()
 
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
         self.finish()
@@ -158,7 +162,8 @@ class TorchTrainer(Trainer):
             "scaler": self._scaler.state_dict(),
             "random": self._random_states(),
         }
-        if self._num_averaged:  # what `model.weights` finds first
+        # `model.weights` looks here first
+        if self._num_averaged:
             with self.averaged():
                 weights = deepcopy(self._module.state_dict())
             content |= {"state_dict": weights, "num_averaged": self._num_averaged}
@@ -171,7 +176,10 @@ class TorchTrainer(Trainer):
             _write(path, content)
 
     def _on_host(self, content: Any) -> Any:
-        """A copy of all tensors on the host: in pinned memory, to which a GPU copies at the speed of its bus."""
+        """Return a copy of all tensors on the host.
+
+        GPU tensors go to pinned memory, which allows copies at full bus speed.
+        """
         is_cuda = self._parameters[0].is_cuda
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -189,7 +197,10 @@ class TorchTrainer(Trainer):
         return copy
 
     def resume(self, file: Path) -> None:
-        """Check a checkpoint and load it, so that nothing runs with one that does not fit; raises `UserError`."""
+        """Check a checkpoint and load it, before anything runs.
+
+        Raise `UserError` if it does not fit.
+        """
         self._file, self._content = file, (content := read_checkpoint(file))
         try:
             facts = {**content["facts"]}
@@ -212,11 +223,10 @@ class TorchTrainer(Trainer):
                 facts["epoch"], facts["stale"]
             ) < 0:
                 raise ValueError("its epochs are not numbers")
-            # the plan's settings of the optimizer are the ones that count
+            # the plan's optimizer settings take precedence
             groups = self._optimizer.state_dict()["param_groups"]
-            own_state = deepcopy(
-                content["optimizer"]
-            )  # torch would share its tensors, which training changes
+            # torch would share the tensors, and training changes them
+            own_state = deepcopy(content["optimizer"])
             self._optimizer.load_state_dict({"state": own_state, "param_groups": groups})
             before = deepcopy(self._module.state_dict())
             self._load()
@@ -242,9 +252,8 @@ class TorchTrainer(Trainer):
             for name, value in state.items():
                 if torch.is_tensor(own.get(name)):
                     own[name].copy_(value)
-        self._scaler.load_state_dict(
-            content["scaler"] or self._first_scale
-        )  # a training without one leaves it empty
+        # empty if the training had no scaler
+        self._scaler.load_state_dict(content["scaler"] or self._first_scale)
         if self._average:
             averages = content.get("state_dict", content["model"])
             for name, value in self._average.items():
@@ -273,7 +282,10 @@ class TorchTrainer(Trainer):
 
 
 def read_checkpoint(file: Path) -> dict[str, Any]:
-    """Read a checkpoint on the host; raises UserError for any other file, such as one of weights alone."""
+    """Read a checkpoint to host memory.
+
+    Raises `UserError` for any other file, for example weights without training state.
+    """
     content = read_content(file, "a checkpoint", _ADVICE)
     if not (isinstance(content, dict) and content.get("format") == _FORMAT):
         raise UserError(

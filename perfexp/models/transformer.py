@@ -1,6 +1,7 @@
-"""Transformer encoders of sequences, texts and video frames, and CLIP's comparison of them with texts.
+"""Transformer encoders for sequences, texts and video frames, and CLIP's comparison with texts.
 
-Radford et al., "Learning Transferable Visual Models From Natural Language Supervision"; the blocks are pre-norm.
+Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision". The
+blocks are pre-norm.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from perfexp.models.gestures import NUM_TOKENS, padded
 
 #: Longest sequence or text, in frames or tokens.
 LONGEST = 512
-#: Side of the images of CLIP's ViT-B/32, in pixels.
+#: Side of the images for CLIP's ViT-B/32, in pixels.
 IMAGE_SIDE = 224
 
 
 class Block(nn.Module):
-    """Self-attention and a perceptron of four times the width, each after a layer norm and beside a shortcut.
+    """Self-attention and a perceptron with four times the width.
+
+    Each follows a layer norm and has a shortcut.
 
     Args:
-        is_causal: whether a position attends to itself and earlier ones only.
+        is_causal: whether a position attends only to itself and earlier positions.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, *, is_causal: bool) -> None:
@@ -54,9 +57,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Blocks over embedded positions, with sines and cosines of the positions added first, and a layer norm at the end.
+    """Blocks over embedded positions, with a final layer norm.
 
-    Raises `ValueError` for more than `LONGEST` positions.
+    Sines and cosines of the positions are added first. Raises `ValueError` above `LONGEST`
+    positions.
     """
 
     positions: Tensor
@@ -79,14 +83,20 @@ class Transformer(nn.Module):
 
 
 def sines(length: int, width: int) -> Tensor:
-    """Positional encodings (length, width) of Vaswani et al., "Attention Is All You Need", section 3.5."""
+    """Return positional encodings (length, width).
+
+    Source: Vaswani et al., "Attention Is All You Need", section 3.5.
+    """
     rates = torch.exp(-math.log(10_000.0) * torch.arange(0, width, 2) / width)
     angles = torch.arange(length)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
 class SequenceEncoder(nn.Module):
-    """Encodes sequences (batch, frames, columns) by a linear embedding, a transformer and the mean over the frames."""
+    """An encoder for sequences (batch, frames, columns).
+
+    It combines a linear embedding, a transformer and the mean over frames.
+    """
 
     def __init__(
         self, columns: int, width: int, layers: int, heads: int, dropout: float, embedding: int
@@ -107,7 +117,10 @@ class SequenceEncoder(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    """Encodes clips (batch, 3, frames, height, width) by an image encoder for each frame and the mean over frames."""
+    """An encoder for clips (batch, 3, frames, height, width).
+
+    It encodes each frame as an image and averages over frames.
+    """
 
     def __init__(self, images: nn.Module) -> None:
         super().__init__()
@@ -124,7 +137,10 @@ class FrameEncoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Encodes fixed texts by a causal transformer over their bytes; the output at a text's end represents it."""
+    """An encoder for fixed texts: a causal transformer over their bytes.
+
+    The output at a text's end represents the text.
+    """
 
     tokens: Tensor
     ends: Tensor
@@ -144,15 +160,16 @@ class TextEncoder(nn.Module):
         self.transformer = Transformer(width, layers, heads, 0.0, is_causal=True)
 
     def forward(self) -> Tensor:
-        """The texts as (texts, embedding)."""
+        """Return the texts as (texts, embedding)."""
         states = self.transformer(self.embed(self.tokens))
         return self.project(states.flatten(0, 1).index_select(0, self.ends))  # type: ignore[no-any-return]
 
 
 class ClipClassifier(nn.Module):
-    """Scores of classes: cosines between inputs and the texts of the classes, over a temperature.
+    """Class scores: cosines between inputs and class texts, divided by a temperature.
 
-    In training the texts are encoded in every forward pass. In evaluation they are those of the last `encode_texts`.
+    In training, every forward pass encodes the texts. In evaluation, the last `encode_texts`
+    counts.
     """
 
     text_features: Tensor
@@ -172,18 +189,21 @@ class ClipClassifier(nn.Module):
 
     @torch.no_grad()
     def encode_texts(self) -> None:
-        """Encode the texts by the current weights; the tensor of a captured graph stays in its place."""
+        """Encode the texts with the current weights, in place to keep captured graphs valid."""
         self.text_features.copy_(normalize(self.texts(), dim=-1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Scores (batch, classes)."""
+        """Return scores (batch, classes)."""
         texts = normalize(self.texts(), dim=-1) if self.training else self.text_features
         features = normalize(self.inputs(inputs), dim=-1)
         return features @ texts.to(features.dtype).T / self.temperature
 
 
 def info_nce(scores: Tensor) -> Tensor:
-    """Symmetric InfoNCE of (n, n) scores with pairs on the diagonal (Radford et al., figure 3)."""
+    """Return the symmetric InfoNCE for (n, n) scores with pairs on the diagonal.
+
+    Source: Radford et al., figure 3.
+    """
     pairs = torch.arange(len(scores), device=scores.device)
     cross_entropy = nn.functional.cross_entropy
     return (cross_entropy(scores, pairs) + cross_entropy(scores.T, pairs)) / 2

@@ -1,4 +1,4 @@
-"""Find the file of a model's weights."""
+"""Search for a model's weight file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ SUFFIXES = (".pth", ".pt")
 
 
 def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Path | None:
-    """The file of a model's weights; None for random weights, where neither file nor folder is given.
+    """Return a model's weight file; None, meaning random weights, without file and folder.
 
-    Without a name or path (`weights`) it is `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the folder. Relative names begin
-    in `weights_dir`, or in the current folder. Raises `UserError`, with the candidates, unless there is one such file.
+    Args:
+        weights: file name or path. None selects `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the
+            folder.
+        weights_dir: folder for relative names; None for the current folder.
+
+    Raises:
+        UserError: not exactly one file matches. The message lists the candidates.
     """
     if weights is None and weights_dir is None:
         return None

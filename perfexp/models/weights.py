@@ -1,4 +1,4 @@
-"""Read a file of weights without running code, and load it only if every entry fits."""
+"""Weight files: read without running code, and loaded only if every entry fits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from packaging.version import Version, parse
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import untrusted
 
-#: Keys of the weights in a checkpoint that holds several state dicts, the first one counts.
+#: Keys for weights in a checkpoint with several state dicts; the first match counts.
 _NESTED = ("state_dict", "model_state_dict", "model")
-#: Levels of a checkpoint at which state dicts are searched.
+#: Checkpoint levels that are searched for state dicts.
 _DEPTH = 2
-#: Prefix that torch.compile puts before the names of a module, at any level.
+#: Prefix that torch.compile puts before a module's names, at any level.
 _COMPILED = "_orig_mod."
-#: Prefixes of DataParallel and of classes around a model.
+#: Prefixes from DataParallel and wrapper classes.
 _PREFIXES = ("module.", "model.", "net.", "backbone.")
-#: Torchvision's published DenseNets have the name `norm.1` for `norm1` (torchvision/models/densenet.py).
+#: Torchvision's published DenseNets say `norm.1` for `norm1` (torchvision/models/densenet.py).
 _DENSENET_NAME = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 #: With earlier versions a crafted file runs code in spite of weights_only=True: CVE-2025-32434.
 _SAFE_TORCH = Version("2.6")
-#: Beginnings of files that torch.save does not write, each with the cause and the remedy.
+#: First bytes of files that torch.save does not write, each with cause and remedy.
 _OTHERS = {
     b"version https://git-lfs": (
         "it is a pointer of Git LFS",
@@ -40,17 +40,20 @@ _OTHERS = {
         "Convert its arrays to tensors with torch.from_numpy",
     ),
 }
-#: Beginning of a pickle, and of one that torch.save wrote before torch 1.6.
+#: First bytes of any pickle, and of a torch.save file before torch 1.6.
 _PICKLE, _OLD_FILE = b"\x80", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
-#: Beginning of an archive, by which torch knows one.
+#: First bytes by which torch recognizes an archive.
 _ARCHIVE = b"PK\x03\x04"
 _FORBIDDEN = re.compile(r"GLOBAL (\S+) was not an allowed")
-#: Maximum number of entries per kind in an error.
+#: Maximum number of entries per kind in an error message.
 _SHOWN = 3
 
 
 def read_content(file: Path, kind: str, advice: str) -> Any:
-    """The content of a file of torch.save, on the host; `UserError` for one that is unreadable, or would run code."""
+    """Return the content of a torch.save file, in host memory.
+
+    Raises `UserError` if the file is unreadable or would run code.
+    """
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(
             f"Weights are read with torch {_SAFE_TORCH} or later: before, a file could run code."
@@ -66,7 +69,10 @@ def read_content(file: Path, kind: str, advice: str) -> Any:
 
 
 def _refuse_inflated(file: Path) -> None:
-    """Raise `ValueError` for an archive whose members are larger than itself: torch.save compresses none."""
+    """Raise `ValueError` for an archive with compressed members.
+
+    Its members are larger than the archive itself; torch.save does not compress.
+    """
     with file.open("rb") as opened:
         if opened.read(4) != _ARCHIVE:
             return
@@ -123,18 +129,18 @@ def _cause(file: Path, error: Exception) -> tuple[str, str]:
         )
     if start.isascii() and b"\0" not in start:
         return "it is text", "Choose another file"
-    words = (
-        message.strip().partition(". ")[0].split()
-    )  # the rest is torch's advice to trust the file
+    # the rest is torch's advice to trust the file
+    words = message.strip().partition(". ")[0].split()
     return " ".join(words) or type(error).__name__, "Copy it again, or choose another file"
 
 
 def _state_dicts(
     content: Any, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the state dicts in a checkpoint with the keys that lead to them: mappings with parameters.
+    """Yield the state dicts in a checkpoint, each with the keys that lead to it.
 
-    A mapping with another one in it is not a state dict, but has other tensors, for example a random state.
+    A state dict is a mapping with parameters. A mapping that contains another state dict does not
+    count; its own tensors are something else, for example a random state.
     """
     if not isinstance(content, Mapping):
         return
@@ -175,7 +181,7 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _unwrapped(tensors: dict[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:
-    """Remove prefixes that all names share, until a name is one of the module's own."""
+    """Remove prefixes that all names share, until a name matches the module's."""
     while not any(name in own for name in tensors):
         shared = next(
             (prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)),
@@ -188,9 +194,10 @@ def _unwrapped(tensors: dict[str, torch.Tensor], own: Collection[str]) -> dict[s
 
 
 def load_weights(module: torch.nn.Module, file: Path) -> None:
-    """Read weights from a file without running its code, and copy them after all names and shapes have been checked.
+    """Read weights from a file without running its code, check them, and copy them.
 
-    Raises `UserError`, and leaves the module as it is, if entries are missing, unexpected or of another shape.
+    Raises `UserError` if entries are missing, unexpected or of another shape. The module is then
+    unchanged.
     """
     tensors = _unwrapped(_read_weights(file), module.state_dict())
     check_fit(module, tensors, file)
@@ -202,7 +209,7 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
 
 
 def load_trained(module: torch.nn.Module, file: Path) -> None:
-    """Load the weights that a run's own training wrote; raises `PerfexpError` if there are none."""
+    """Load the weights from this run's own training; raise `PerfexpError` if there are none."""
     if not untrusted.is_regular(file):
         raise PerfexpError(
             f"there are no weights {file.name}: the training of this run did not end"
@@ -211,9 +218,9 @@ def load_trained(module: torch.nn.Module, file: Path) -> None:
 
 
 def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Raise `UserError` if entries of a module's weights are missing, unexpected or of another shape."""
+    """Raise `UserError` if weights are missing, unexpected or of another shape."""
     own = module.state_dict()
-    # BatchNorm's call counter has been saved since torch 0.4.1; older files, some of torchvision's too, lack it.
+    # torch saves BatchNorm's call counter since 0.4.1; older files, some in torchvision, lack it
     missing = [
         name for name in own if name not in tensors and not name.endswith(".num_batches_tracked")
     ]

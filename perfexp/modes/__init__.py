@@ -1,4 +1,4 @@
-"""Mode: the kind of call that is timed, put together from a session's operations without torch or a clock."""
+"""Modes: the timed call, built from session operations without torch or a clock."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any, Protocol
 from perfexp.data import Batches
 from perfexp.models import Batch, Session, Trainer
 
-#: Segments that a CUDA graph leaves out: they work on the host.
+#: Segments that a CUDA graph leaves out, because they run on the host.
 _ON_HOST = ("data", "schedule", "ema")
 
 
 @dataclass(kw_only=True)
 class State:
-    """Values that the segments of a call pass on; the `source` of batches may be replaced, as by one pass of data."""
+    """Values that a call's segments pass on.
+
+    The `source` of batches may be replaced, for example by one pass over the data.
+    """
 
     source: Callable[[], Batch]
     batch: Batch | None = None
@@ -26,10 +29,13 @@ class State:
 
 @dataclass(kw_only=True)
 class Step:
-    """A forward pass or a training step, whole and in its named segments, in order (`data`, `forward`, …).
+    """A forward pass or training step, as a whole and as named segments in order.
 
-    The call enqueues on an asynchronous device; all calls are made in the context `active`. The `trainer` has the
-    state of a training, where the session can save it.
+    Attributes:
+        call: the whole step. On an asynchronous device it only enqueues work.
+        segments: names and functions, for example `data` and `forward`.
+        active: context for all calls.
+        trainer: training state, if the session can save it.
     """
 
     call: Callable[[], object]
@@ -42,14 +48,16 @@ class Step:
 
 
 def graphed(step: Step, session: Session, *, constant: bool) -> Step:
-    """Return the same call, called before, with everything after its data as one launch (a CUDA graph).
+    """Return the same step with everything after its data as one CUDA graph launch.
 
-    If the inputs of all batches are the same (`constant`), only targets are copied for each call. Raises `Unsupported`
-    if it can't be captured.
+    The step must have been called before. Raises `Unsupported` if it cannot be captured.
+
+    Args:
+        constant: whether all batches have the same inputs. If so, only targets are copied per call.
     """
     state, work = step.state, without_data(step)
     after = tuple((name, part) for name, part in step.segments if name in _ON_HOST[1:])
-    state.outputs = state.loss = None  # tensors of an earlier call belong to another stream
+    state.outputs = state.loss = None  # tensors from earlier calls belong to another stream
     if "data" not in dict(step.segments):
         replay = session.capture(work)
         return replace(step, call=replay, segments=(("graph", replay),))
@@ -72,7 +80,7 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
 
 
 def without_data(step: Step) -> Callable[[], None]:
-    """Return the call without its segments on the host; it works on the batch of the last call."""
+    """Return the call without its host segments. It uses the last call's batch."""
     parts = [part for name, part in step.segments if name not in _ON_HOST]
 
     def work() -> None:
@@ -83,7 +91,7 @@ def without_data(step: Step) -> Callable[[], None]:
 
 
 class Mode(Protocol):
-    """What a phase of the configuration's `mode` node builds."""
+    """An object built from a phase in the configuration's `mode` node."""
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
-        """Return the call to be timed."""
+        """Return the call to time."""

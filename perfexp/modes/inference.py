@@ -1,4 +1,4 @@
-"""Inference: one forward pass in evaluation mode, after fetching its batch where the data is real."""
+"""Inference: one forward pass in evaluation mode, after fetching its batch if the data is real."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class Inference:
     """Forward passes without autograd.
 
     Args:
-        trained: whether the weights are those that the run's training ended with, instead of those that were loaded.
-        batch_size: batch sizes of inference in the plan; None for those of all phases.
+        trained: whether to use the weights from the end of this run's training instead of the
+            loaded weights.
+        batch_size: the plan's inference batch sizes; None for the batch sizes shared by all phases.
     """
 
     def __init__(self, *, trained: bool = False, batch_size: Any = None) -> None:
@@ -25,7 +26,8 @@ class Inference:
         state, run = State(source=batches.next), session.forward
 
         call: Callable[[], None]
-        if batches.constant:  # the inputs are on the device already, so there is no data segment
+        # the inputs are already on the device, so there is no data segment
+        if batches.constant:
             inputs = batches.next().inputs
 
             def constant() -> None:

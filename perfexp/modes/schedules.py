@@ -1,4 +1,4 @@
-"""Schedules of the learning rate: factors by the number of the step, in closed form, so that a resumed run agrees."""
+"""Learning rate schedules as factors per step, in closed form, so that resumed runs agree."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 
 from perfexp.models import Schedule
 
-#: Of `one_cycle`, as in torch's OneCycleLR: share of steps that go up; first over highest and last over first rate.
+#: For `one_cycle`, as in torch's OneCycleLR: share of rising steps, first rate over highest rate,
+#: last rate over first rate.
 _UP, _FIRST, _LAST = 0.3, 1 / 25, 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The learning rate of each step, relative to the optimizer's.
+    """Learning rates per step, relative to the optimizer's rate.
 
     Attributes:
-        total: steps of the whole training.
-        per_epoch: steps of an epoch.
-        warmup: steps in which the rate grows linearly to its schedule's beginning; for `one_cycle`, those to its top.
-        decay_epochs: epochs between two decays of `step`, each by `decay_factor`.
+        total: steps in the whole training.
+        per_epoch: steps per epoch.
+        warmup: steps with a linearly growing rate, before the schedule starts. For `one_cycle`,
+            steps to the highest rate.
+        decay_epochs: epochs between two decays by `decay_factor`, for `step`.
     """
 
     schedule: Schedule
@@ -30,7 +32,7 @@ class Rates:
     decay_factor: float = 0.1
 
     def factor(self, step: int) -> float:
-        """The factor of a step, from 0; steps after the last one are as the end of the schedule."""
+        """Return the factor for a step, from 0. Steps after the last use the schedule's end."""
         step = min(step, self.total)
         if self.schedule is Schedule.one_cycle:
             return self._one_cycle(step)
@@ -50,5 +52,5 @@ class Rates:
 
 
 def _between(start: float, end: float, share: float) -> float:
-    """A value on half a cosine wave from start to end."""
+    """Return a value on half a cosine wave from start to end."""
     return end + (start - end) / 2 * (1 + math.cos(math.pi * share))

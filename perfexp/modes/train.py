@@ -1,4 +1,4 @@
-"""Training: one whole step of data, forward, loss, backward and optimizer; and the settings of whole epochs."""
+"""Training: a whole step with data, forward, loss, backward and optimizer, and epoch settings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from perfexp.models import Schedule, Session, Trainer
 from perfexp.modes import State, Step
 from perfexp.modes.schedules import Rates
 
-#: Settings in the configuration that other optimizers than SGD do without.
+#: Settings in the configuration that only SGD has.
 _OF_SGD = ("momentum", "nesterov")
-#: Settings of whole epochs that need no state of the training.
+#: Epoch settings that need no training state.
 _OF_ANY_MODEL = ("mode.train.patience", "mode.train.eval_every", "mode.train.log_every")
 
 
 _ABOVE_0, _BELOW_1 = math.ulp(0.0), math.nextafter(1.0, 0.0)
-#: Least and largest values of settings that are not None, and words for both.
+#: Smallest and largest values of settings that are not None, and a description.
 _POSSIBLE = {
     "warmup_steps": (0, math.inf, "0 or more steps"),
     "warmup_epochs": (0, math.inf, "0 or more epochs"),
@@ -40,20 +40,25 @@ _POSSIBLE = {
 
 @dataclass(kw_only=True, eq=False)
 class Train:
-    """Training steps, with an optimizer's `name` (`sgd`, `adam`, `adamw`) and arguments in torch (`lr`, …).
+    """Training steps.
 
     Args:
-        warmup_steps: steps in which the learning rate grows linearly.
+        optimizer: `name` (`sgd`, `adam`, `adamw`) and torch's arguments, for example `lr`.
+        warmup_steps: steps with a linearly growing learning rate.
         warmup_epochs: length of the linear warm-up in epochs.
-        decay_epochs: epochs between two decays of `schedule=step`, each by `decay_factor`.
-        clip_grad_norm: largest norm of all gradients together; None for any.
-        ema: decay of a moving average of the weights, which is evaluated and saved in their place.
-        eval_every: epochs between two evaluations; None for one after the last epoch, or with `patience` after each.
-        patience: evaluations without a better accuracy after which the training ends; None for all epochs.
-        log_every: steps between two losses of an epoch's mean; None for the loss of its last step.
-        save_every: epochs between two checkpoints with the epoch's number; None for none.
-        resume_from: file of a checkpoint to continue.
-        batch_size: batch sizes of training in the plan; None for those of all phases.
+        decay_epochs: epochs between two decays by `decay_factor`, for `schedule=step`.
+        clip_grad_norm: largest norm of all gradients together; None for no limit.
+        ema: decay of a moving average of the weights. The average is evaluated and saved instead of
+            the weights.
+        eval_every: epochs between evaluations. None evaluates after the last epoch, or after each
+            if `patience` is set.
+        patience: number of evaluations without better accuracy that ends training; None for all
+            epochs.
+        log_every: steps between the losses in an epoch's mean; None for the last step's loss.
+        save_every: epochs between checkpoints with the epoch's number; None for no such
+            checkpoints.
+        resume_from: checkpoint file to continue from.
+        batch_size: the plan's training batch sizes; None for the batch sizes shared by all phases.
     """
 
     optimizer: dict[str, Any]
@@ -74,10 +79,11 @@ class Train:
     batch_size: Any = None
 
     def __post_init__(self) -> None:
+        # a plan contains the schedule's name
         self.optimizer, self.schedule = (
             _checked(self.optimizer),
             Schedule(self.schedule),
-        )  # a plan has its name
+        )
         for key, (least, most, allowed) in _POSSIBLE.items():
             if (value := getattr(self, key)) is not None and not least <= value <= most:
                 raise UserError(f"mode.train.{key}={value}: set {allowed}.")
@@ -93,7 +99,7 @@ class Train:
 
     @property
     def of_epochs(self) -> list[str]:
-        """The settings that only whole epochs have a use for, as `key=value`."""
+        """Return the settings that only apply to whole epochs, as `key=value`."""
         settings = {
             "schedule": self.schedule if self.schedule is not Schedule.constant else None,
             "warmup_steps": self.warmup_steps,
@@ -108,18 +114,18 @@ class Train:
 
     @property
     def of_trainer(self) -> list[str]:
-        """The settings that a session without a trainer does not take, as `key=value`."""
+        """Return the settings that need a session with a trainer, as `key=value`."""
         others = {"clip_grad_norm": self.clip_grad_norm, "ema": self.ema}
         own = [text for text in self.of_epochs if not text.startswith(_OF_ANY_MODEL)]
         return [*own, *(f"mode.train.{key}={value}" for key, value in others.items() if value)]
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the learning rate changes."""
+        """Return whether the learning rate changes."""
         return self.schedule is not Schedule.constant or self.warmup_steps + self.warmup_epochs > 0
 
     def rates(self, epochs: int, per_epoch: int) -> Rates:
-        """The learning rates of a training of a number of epochs, with `per_epoch` steps in each."""
+        """Return the learning rates for a training with `per_epoch` steps per epoch."""
         return Rates(
             schedule=self.schedule,
             total=epochs * per_epoch,
@@ -132,9 +138,9 @@ class Train:
     def updating(
         self, session: Session, batch_size: int
     ) -> tuple[Callable[[], None], Trainer | None]:
-        """The optimizer's part of a step, and the state of the training.
+        """Return the optimizer's part of a step, and the training state.
 
-        Raises `UserError` for settings that the session does not take, and for a checkpoint that does not fit.
+        Raises `UserError` if the session does not accept a setting or a checkpoint does not fit.
         """
         update = session.optimizer({**self.optimizer, **self._extra()})
         trainer = session.trainer(ema=self.ema, batch_size=batch_size, resume_from=self.resume_from)
@@ -199,13 +205,16 @@ class Train:
         )
 
     def _extra(self) -> dict[str, Any]:
-        """Settings of the session's optimizer that torch's does not have."""
+        """Return the session's optimizer settings that torch does not have."""
         extra = {"clip_grad_norm": self.clip_grad_norm, "is_scheduled": self.is_scheduled}
         return {key: value for key, value in extra.items() if value}
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an optimizer, those of SGD only for SGD; raises `UserError` for impossible ones."""
+    """Return optimizer settings; raise `UserError` if a value is impossible.
+
+    SGD's settings are dropped for other optimizers.
+    """
     is_sgd = settings.get("name", "sgd") == "sgd"
     settings = {key: value for key, value in settings.items() if is_sgd or key not in _OF_SGD}
     for key, least, most in (
@@ -221,6 +230,7 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
         raise UserError(
             "mode.train.optimizer.nesterov=true needs mode.train.optimizer.momentum above 0."
         )
-    if not settings.get("nesterov", True):  # torch's default, which need not be passed on
+    # torch's default
+    if not settings.get("nesterov", True):
         settings.pop("nesterov")
     return settings

@@ -1,1 +1,1 @@
-"""Plots of records, layers, sweeps, and rooflines."""
+"""Plots of records, layers, sweeps and rooflines."""

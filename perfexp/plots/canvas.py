@@ -1,6 +1,7 @@
-"""Canvas: figures 12 inches wide as PNG or SVG; matplotlib is imported here only. Equal figures give equal bytes.
+"""Figures 12 inches wide as PNG or SVG. Only this module imports matplotlib.
 
-A matplotlibrc in the current folder is not read: it may be a pipe, name a backend or have LaTeX run.
+Equal figures give equal bytes. A matplotlibrc in the current folder is not read: it may be a pipe,
+name a backend or make LaTeX run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from perfexp.summaries.subject import one_line
 try:
     with contextlib.chdir(Path(__file__).parent):
         import matplotlib as matplotlib
-except FileNotFoundError:  # the current folder is gone, and has no such file
+except FileNotFoundError:  # the current folder is gone, so there is no such file
     import matplotlib as matplotlib
 
 import matplotlib.backends.backend_agg
@@ -31,29 +32,32 @@ import matplotlib.patheffects
 import matplotlib.ticker
 
 matplotlib.rcdefaults()
-logging.getLogger("matplotlib").setLevel(
-    logging.ERROR
-)  # it reports the fonts that it does not find
+# it reports missing fonts
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
-#: Color of words beside the data, and of a diagnostic.
+#: Color of text next to the data, and of a diagnostic.
 DARK, _WARNING = "#5f5f5f", "#a33c00"
-#: Height of a line of the title, in inches.
+#: Height of a title line, in inches.
 _TITLE_LINE = 0.27
-#: Outline of words over data.
+#: Outline of text over data.
 HALO = [matplotlib.patheffects.withStroke(linewidth=3, foreground="white")]
-#: The group of an artist whose id is the text of its tooltip.
+#: The group of an artist with its tooltip as id.
 _TITLED = re.compile(rb'<g id="title: ([^"]*)">')
 
 
 def new_figure(height: float, **settings: Any) -> Any:
-    """Return an empty figure, 12 inches wide and some inches high."""
+    """Return an empty figure, 12 inches wide and `height` inches high."""
     figure = matplotlib.figure.Figure(figsize=(12, height), facecolor="white", dpi=100, **settings)
     matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
     return figure
 
 
 def columns(heights: Sequence[float], around: float, **settings: Any) -> tuple[Any, Any]:
-    """Return a figure and its axes, one below the other with these heights in inches; `around` is for titles."""
+    """Return a figure and its axes in a column, with these heights in inches.
+
+    Args:
+        around: additional height for titles.
+    """
     figure = new_figure(around + sum(heights), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     return figure, figure.subplots(
@@ -62,7 +66,7 @@ def columns(heights: Sequence[float], around: float, **settings: Any) -> tuple[A
 
 
 def save(figure: Any, form: str = "png") -> bytes:
-    """Return a figure as PNG or SVG; in SVG the artists of `title_of` have tooltips."""
+    """Return a figure as PNG or SVG. In SVG, artists with `title_of` have tooltips."""
     buffer = io.BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "perfexp"}):
@@ -73,21 +77,21 @@ def save(figure: Any, form: str = "png") -> bytes:
 
 
 def title_of(*words: str) -> dict[str, str]:
-    """Return the setting of an artist whose tooltip in SVG has these words; matplotlib escapes them."""
+    """Return the artist setting for a tooltip in SVG; matplotlib escapes the words."""
     return {"gid": f"title: {one_line(', '.join(filter(None, words)))}"}
 
 
 def tip(axes: Any, x: float, y: float, *words: str) -> None:
-    """Give a place a tooltip in SVG."""
+    """Add a tooltip in SVG at a position."""
     axes.plot([x], [y], "o", color="black", markersize=12, alpha=0, zorder=9, **title_of(*words))
 
 
 def caption_of(figure: Any, caption: Caption) -> None:
-    """Set title and subtitle above a figure of matplotlib, both from its left edge, and the footer below it."""
+    """Add title and subtitle above a matplotlib figure, left-aligned, and the footer below."""
     title, subtitle = wrapped(caption.title, 90), wrapped(caption.subtitle, 135)
     lines = subtitle.count("\n") + 1
     figure.suptitle(title + "\n" * lines, x=0.01, ha="left", fontsize=16, fontweight="bold")
-    # below the title, in the room of its empty lines: only the title has a place in the layout
+    # in the title's empty lines, since only the title has room in the layout
     top = 1 - (0.15 + _TITLE_LINE * (title.count("\n") + 1)) / figure.get_figheight()
     figure.text(0.01, top, subtitle, ha="left", va="top", fontsize=11.5, color=DARK)
     if caption.footer:
@@ -97,7 +101,7 @@ def caption_of(figure: Any, caption: Caption) -> None:
 
 
 def style(axes: Any, *, axis: Any = "both") -> None:
-    """Draw a grid behind the data, and no frame above and on the right."""
+    """Draw a grid behind the data, and no frame at the top and right."""
     axes.grid(True, axis=axis, color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=11)
@@ -105,7 +109,7 @@ def style(axes: Any, *, axis: Any = "both") -> None:
 
 
 def name_rows(axes: Any, labels: Sequence[str], end: float, title: str) -> None:
-    """Name rows at 0, 1, …, the first one on top, over a horizontal axis from zero with a title."""
+    """Name rows at 0, 1, …, from the top, over a horizontal axis from zero with a title."""
     axes.set_yticks(range(len(labels)), list(map(plain, labels)))
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(0, end)
@@ -115,14 +119,17 @@ def name_rows(axes: Any, labels: Sequence[str], end: float, title: str) -> None:
 
 
 def name_ticks(axis: Any, locator: Any, text: Callable[[float], str] = "{:g}".format) -> None:
-    """Set the places and words of the ticks of an axis; the smaller ones between them have none."""
+    """Set positions and texts for an axis's major ticks. Minor ticks have no text."""
     axis.set_major_locator(locator)
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def legend(axes: Any, *others: Any, width: int = 34, **settings: Any) -> None:
-    """Set a legend right of the axes, where it covers no data: each name once, also of other axes."""
+    """Add a legend to the right of the axes, where it covers no data.
+
+    Each name appears once, even if several axes have it.
+    """
     entries = dict[str, Any]()
     for one in (axes, *others):
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):

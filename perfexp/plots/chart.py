@@ -1,4 +1,4 @@
-"""The content of a plot as plain data; `record_plots` and `sweep_plots` fill it, `drawing` draws it."""
+"""Plot contents as plain data. `record_plots` and `sweep_plots` fill them, `drawing` draws them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from perfexp.records.record import Series
 from perfexp.statistics.blockwise import Summary
 from perfexp.statistics.estimators import Interval
 
-#: Colors that people of any color vision can tell apart, also from the grey; a test checks it.
+#: Colors that are distinct with any color vision, also from the gray; a test checks it.
 COLORS = ("#0072B2", "#E69F00", "#882255", "#88CCEE", "#117733")
-#: Color of whatever is not data: fits, gaps, the rest.
+#: Color of everything but data, for example fits and gaps.
 GREY = "#9a9a9a"
 #: Values further apart than this factor get a logarithmic axis.
 _LOG_FROM = 10.0
-#: Units of shown values, the largest first.
+#: Units of shown values, largest first.
 _SCALES = {
     "seconds": ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")),
     "bytes": ((2**-30, "GiB"), (2**-20, "MiB"), (2**-10, "KiB")),
@@ -26,14 +26,16 @@ _SCALES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Points that belong together; `label` distinguishes them from others.
+    """Points that belong together.
 
     Attributes:
-        color: position in `COLORS`, from 0; it starts again after the last.
-        is_light: whether it stands behind the line of the same color, as the latency behind the device's time.
-        rough: reasons why markers are hollow, one per point; empty text for a filled marker.
-        odd: positions to ring, each with its words.
-        predicted: predictions with their intervals by position; they replace the line between the points.
+        label: text that distinguishes the line from others.
+        color: position in `COLORS`, from 0; it wraps around.
+        is_light: whether the line is in the background of a line with the same color, such as
+            latency behind device time.
+        rough: reasons for hollow markers, one per point; empty text for a filled marker.
+        odd: positions to ring, each with its text.
+        predicted: predictions with intervals by position; they replace the line between points.
     """
 
     label: str
@@ -48,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A fitted scaling model between the points of a line; `label` is for the legend."""
+    """A fitted scaling model between a line's points, with a label for the legend."""
 
     label: str
     x: tuple[float, ...]
@@ -57,10 +59,11 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One pair of axes over the common horizontal one; the title of the vertical axis is without its unit.
+    """A pair of axes over the common horizontal axis.
 
     Attributes:
-        marks: positions of vertical lines with their labels.
+        title: title of the vertical axis, without its unit.
+        marks: positions of vertical lines, with labels.
     """
 
     title: str
@@ -72,7 +75,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """The words around a plot: title and subtitle above, footer with the diagnostics below."""
+    """Text around a plot: title and subtitle above, footer with diagnostics below."""
 
     title: str
     subtitle: str
@@ -81,9 +84,12 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Panels over a numeric axis with that title, with labels of measured positions and the status of failures.
+    """Panels over a numeric axis.
 
     Attributes:
+        axis: title of the horizontal axis.
+        ticks: labels of measured positions.
+        gaps: status of failures by position.
         is_doubling: whether the axis is logarithmic with base 2.
     """
 
@@ -97,11 +103,11 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """The time of one run in seconds, or None with the reason in `text`.
+    """A run's time in seconds; None with the reason in `text`.
 
     Attributes:
-        text: words at the end of the bar.
-        behind: time of a caller, drawn as a pale bar behind a device's time; None for none.
+        text: text at the end of the bar.
+        behind: the caller's time, drawn as a pale bar behind the device time; None for none.
     """
 
     label: str
@@ -111,13 +117,17 @@ class Bar:
 
     @property
     def is_hollow(self) -> bool:
-        """Whether the time has no interval."""
+        """Return whether the time has no interval."""
         return self.value is not None and self.value.low is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facet:
-    """One pair of axes with one kind of time; the bars by their group, whose name is empty for a single one."""
+    """A pair of axes for one kind of time.
+
+    Attributes:
+        groups: bars by group name; a single group has an empty name.
+    """
 
     title: str
     groups: Mapping[str, tuple[Bar, ...]]
@@ -133,7 +143,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """All samples of one time over all processes, with its statistics and the words for them."""
+    """All samples of a time over all processes, with statistics and text."""
 
     name: str
     meaning: str
@@ -143,36 +153,43 @@ class Taken:
 
     @property
     def is_dotted(self) -> bool:
-        """Whether the median has no interval."""
+        """Return whether the median has no interval."""
         return self.time.median.low is None
 
     @property
     def center(self) -> str:
-        """The figure that stands for all samples, whose blocks are processes."""
+        """Return the name of the statistic for all samples. Blocks are processes."""
         return "mean of the processes' medians" if len(self.series.blocks) > 1 else "median"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strips:
-    """All times of a few points, from zero; each point has a label and its times, the representative one first."""
+    """All times at a few points, from zero.
+
+    Attributes:
+        points: label and times for each point, the representative time first.
+    """
 
     caption: Caption
     points: tuple[tuple[str, tuple[Taken, ...]], ...]
 
 
 def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
-    """The codes of warnings and errors, as a footer; empty without any."""
+    """Return the codes of warnings and errors as a footer; empty without any."""
     codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics if not diagnostic.is_note)
     return f"warnings: {', '.join(codes)}" if codes else ""
 
 
 def spans_decades(values: Sequence[float]) -> bool:
-    """Whether values span so much that their axis is logarithmic."""
+    """Return whether values span enough for a logarithmic axis."""
     return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_FROM
 
 
 def unit_of(unit: str, most: float) -> tuple[float, str]:
-    """A factor, and the name of the unit in which a value times it is at least 1."""
+    """Return a factor and a unit name.
+
+    In that unit the largest value is at least 1.
+    """
     return next(
         ((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1),
         (1.0, unit),

@@ -1,4 +1,4 @@
-"""Draw charts, bars and strips of samples by matplotlib."""
+"""Drawing of charts, bars and sample strips with matplotlib."""
 
 from __future__ import annotations
 
@@ -40,29 +40,30 @@ from perfexp.records.units import format_seconds
 from perfexp.roofline.kernel_names import cut
 from perfexp.statistics.estimators import Interval
 
-#: Characters of a bar's name, and of the reason why there is none.
+#: Maximum characters of a bar's name, and of the reason for a missing bar.
 LONGEST_LABEL, _LONGEST_REASON = 55, 90
 _MARKERS = ("o", "s", "^", "D", "v")
-#: Limit on measured positions with ticks of their own; matplotlib places the ticks of more.
+#: Up to this many measured positions get their own ticks; otherwise matplotlib places ticks.
 _MOST_TICKS = 12
-#: An axis from zero reaches this far beyond the largest value, to show its whole marker and the label of a ring.
+#: An axis from zero extends this far beyond the largest value, to show its marker and ring label.
 _HEADROOM = 1.15
-#: Height of a panel, of a bar and of what is around them, in inches.
+#: Height of a panel, of a bar and of the surroundings, in inches.
 _PANEL, _BAR, _AROUND = 2.9, 0.36, 1.6
-#: Width of a stub for a run without a time, and room for the words at the end of the longest bar, as shares of it.
+#: Width of a stub for a run without a time, and room up to the end of the longest bar's text, both
+#: relative to the longest bar.
 _STUB, _WORDS = 0.04, 1.3
 
-#: Heights of a strip, of a panel over time, and of what is around them, in inches.
+#: Heights of a strip, of a panel over time, and of the surroundings, in inches.
 _STRIP, _OVER_TIME, _AROUND_STRIPS = 0.75, 1.6, 1.9
-#: Percentile of the samples at which a strip ends; triangles at the edge stand for the others.
+#: A strip ends at this percentile of the samples. Triangles at the edge mark the others.
 _MOST_SHOWN = 98.0
-#: More samples than these are an image in an SVG.
+#: More samples than this become an image in an SVG.
 _MOST_SHAPES = 1000
-#: Least half-height of the panel over time, in percent of the center.
+#: Minimum half-height of the panel over time, in percent of the center.
 _LEAST_PERCENT = 2.0
-#: Limit on the shown end of the warm-up, as a share of the time after it.
+#: Maximum warm-up time shown, as a share of the time after it.
 _MOST_WARMUP = 1 / 3
-#: Golden ratio, by which samples are spread over the height of their strip: evenly, and always the same.
+#: Golden ratio: spreads samples over the height of their strip evenly and reproducibly.
 _SPREAD = 0.618034
 
 
@@ -72,7 +73,7 @@ def draw(plot: Chart | Bars | Strips) -> bytes:
 
 
 def compose(plot: Chart | Bars | Strips) -> Any:
-    """Return a plot as a figure of matplotlib."""
+    """Return a plot as a matplotlib figure."""
     if isinstance(plot, Chart):
         figure = _chart(plot)
     elif isinstance(plot, Bars):
@@ -104,7 +105,7 @@ def _chart(chart: Chart) -> Any:
 def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
     values = [y.value for line in panel.lines for y in line.y]
     factor, unit = unit_of(panel.unit, max(values, default=0.0))
-    # the intervals of light lines do not set the scale
+    # intervals of light lines do not set the scale
     own = [
         y for line in panel.lines if not line.is_light for y in (*line.y, *line.predicted.values())
     ]
@@ -143,9 +144,12 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
 
 
 def _line(axes: Any, line: Line, factor: float) -> None:
-    """One line with its intervals; predictions are a band in place of the line between the points."""
+    """Draw a line with its intervals.
+
+    Predictions are a band that replaces the line between points.
+    """
     color = COLORS[line.color % len(COLORS)]
-    # six lines and more have other pairs of color and marker
+    # from the sixth line on, colors repeat with other markers
     marker = _MARKERS[(line.color + line.color // len(COLORS)) % len(_MARKERS)]
     x, (values, low, high) = numpy.array(line.x), _scaled(line.y, factor)
     alpha, size, width = (0.45, 4, 1.4) if line.is_light else (1.0, 6, 2.0)
@@ -188,7 +192,7 @@ def _line(axes: Any, line: Line, factor: float) -> None:
 def _above(
     axes: Any, text: str, place: tuple[float, float], points: float, coordinates: Any, **look: Any
 ) -> None:
-    """Write words some points above a place."""
+    """Write text some points above a position."""
     look |= {
         "textcoords": "offset points",
         "ha": "center",
@@ -229,7 +233,7 @@ def _bars(bars: Bars) -> Any:
 
 
 def _facet(axes: Any, facet: Facet) -> None:
-    """Bars from zero with their words at the end; the groups one below the other, each under its name."""
+    """Draw bars from zero with their text at the end, in groups below their names."""
     known = [
         one
         for group in facet.groups.values()
@@ -289,7 +293,7 @@ def _whisker(axes: Any, one: Interval, position: float, factor: float, **look: A
 
 
 def _strips(strips: Strips) -> Any:
-    """For each point its times from zero, and below them the representative one over time."""
+    """Draw each point's times from zero, with the representative samples over time below."""
     counts = [len(taken) for _, taken in strips.points]
     heights = [height for count in counts for height in (_STRIP * count + 0.5, _OVER_TIME)]
     figure, column = columns(heights, _AROUND_STRIPS)
@@ -300,7 +304,7 @@ def _strips(strips: Strips) -> Any:
 
 
 def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
-    """One row for each time: its samples, their center with the interval, and the figures at the right."""
+    """Draw a row per time: samples, their center with interval, and values at the right."""
     ends = [
         max(float(numpy.percentile(one.series.measured, _MOST_SHOWN)), one.time.median.value)
         for one in taken
@@ -346,7 +350,7 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
 
 
 def _over_time(axes: Any, one: Taken) -> None:
-    """The samples of one time in percent of their center over the seconds that they took."""
+    """Draw a time's samples as percent deviation from their center, over elapsed seconds."""
     series, samples = one.series, numpy.array(one.series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
     percent = (samples / one.time.median.value - 1) * 100
@@ -380,7 +384,7 @@ def _over_time(axes: Any, one: Taken) -> None:
             seconds[block - 1], color=DARK, linewidth=1, linestyle="--", label="next process"
         )
     axes.axhline(0, color="black", linewidth=1)
-    axes.set_ylim(-1.08 * min(most, 100.0), 1.08 * most)  # no time is below zero
+    axes.set_ylim(-1.08 * min(most, 100.0), 1.08 * most)  # times are never negative
     axes.set_xlim(first, end + 0.01 * (end - first) or None)
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
     axes.yaxis.set_major_formatter(
@@ -398,7 +402,7 @@ def _dots(axes: Any, x: Any, y: Any, color: str, **look: Any) -> None:
 
 
 def _vertical_scale(axes: Any, values: Sequence[float], highest: float, *, base: int) -> None:
-    """Logarithmic if the values are far apart, otherwise from zero."""
+    """Use a logarithmic axis if the values are far apart, otherwise an axis from zero."""
     if not spans_decades(values):
         axes.set_ylim(0, highest or None)
         return
@@ -409,7 +413,7 @@ def _vertical_scale(axes: Any, values: Sequence[float], highest: float, *, base:
 
 
 def _scaled(intervals: Sequence[Interval], factor: float) -> Any:
-    """Values, lower and upper ends in another unit; NaN for an end that is unknown."""
+    """Return values, lower and upper ends in another unit; NaN for an unknown end."""
     return (
         factor
         * numpy.array([(y.value, y.low, y.high) for y in intervals], dtype=float).reshape(-1, 3).T

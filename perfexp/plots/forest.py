@@ -1,4 +1,4 @@
-"""Draw the ratios of a comparison with their intervals, beside the band in which two figures count as the same."""
+"""Drawing of a comparison's ratios and intervals, with the margin for equal results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfexp.plots.canvas import (
 from perfexp.plots.chart import GREY, Caption
 from perfexp.roofline.kernel_names import cut
 
-#: Okabe and Ito's colors by verdict; each has a marker of its own as well.
+#: Okabe and Ito's colors by verdict, each with its own marker.
 _STYLES = {
     Verdict.BETTER: ("#009E73", "^"),
     Verdict.WORSE: ("#D55E00", "v"),
@@ -27,12 +27,13 @@ _STYLES = {
     Verdict.UNDECIDED: (DARK, "o"),
     Verdict.NOT_COMPARABLE: (GREY, "x"),
 }
-#: Pairs in a plot, characters of their names, and the heights of a row and of what is around them, in inches.
+#: Maximum pairs in a plot and characters of their names, and heights of a row and the
+#: surroundings, in inches.
 _MOST_PAIRS, _LONGEST, _ROW, _AROUND = 80, 60, 0.26, 1.6
 
 
 def compose(comparison: Comparison, side: SideFacts) -> Any:
-    """Return the figure of a side's ratios in the order of the document; None without any."""
+    """Return the figure with a side's ratios in document order; None if there are none."""
     known = [pair for pair in comparison.pairs if pair.side == side.name and pair.ratio is not None]
     pairs, margin = known[:_MOST_PAIRS], 1 + comparison.margin
     if not pairs:

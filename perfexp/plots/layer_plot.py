@@ -1,4 +1,4 @@
-"""Draw the layers of a call by matplotlib: by kind, in the order of execution, and the longest ones."""
+"""Drawing of a call's layers with matplotlib: by kind, in execution order, and the longest."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from perfexp.tables.layer_groups import (
 )
 from perfexp.tables.layer_tables import doubt_text, representative_point
 
-#: Color of gaps, and those of neighbors that have no kind, in turns.
+#: Color of gaps, and alternating colors for neighbors without a kind.
 _GAP, _SHADES = "#e3e3e3", ("#d0d0d0", "#ececec")
-#: Layers with a bar of their own, and kernels in the tooltip of one.
+#: Maximum number of layers with a bar, and of kernels in a layer's tooltip.
 _MOST_LAYERS, _MOST_KERNELS = 15, 4
-#: Opacity of the passes of a kind, in their order.
+#: Opacity of a kind's passes, in order.
 _OPACITIES = (1.0, 0.62, 0.38, 0.25)
-#: Heights of a bar, of a row of the strip, and of what is around them, in inches.
+#: Heights of a bar, of a strip row, and of the surroundings, in inches.
 _BAR, _ROW, _AROUND = 0.34, 0.42, 2.9
-#: Characters of a name left of a bar; width of the figure beside them, and of a character, in pixels.
+#: Maximum characters of a name left of a bar; widths of the figure and of a character, in pixels.
 _LONGEST, _WIDTH, _CHARACTER = 60, 1150, 7
-#: Lightness from which a background has black words.
+#: Backgrounds lighter than this get black text.
 _LIGHT = 0.45
 
 
 def draw(record: Record) -> bytes | None:
-    """Return the layers of the representative point as PNG; None unless layers were profiled."""
+    """Return the representative point's layers as PNG; None unless layers were profiled."""
     figure = compose(record)
     return save(figure) if figure else None
 
 
 def caption(record: Record, chosen: Point) -> Caption:
-    """The words around the layers of a point."""
+    """Return the text around a point's layers."""
     about, key, footer = (
         subject(record.plan, record.environment),
         timed_key(chosen.key),
@@ -57,9 +57,8 @@ def caption(record: Record, chosen: Point) -> Caption:
         about.device or "an unknown device",
     )
     if doubt := disagreement(chosen):
-        message = (
-            doubt.message.partition(");")[0].removesuffix(")") + ")"
-        )  # without the part after its parentheses
+        # without the part after the parentheses
+        message = doubt.message.partition(");")[0].removesuffix(")") + ")"
         why = f"{which}: {message}, on {where}: {doubt.help or ''}".removesuffix(": ")
         return Caption(title=f"{about} · {doubt_text(chosen)}", subtitle=why, footer=footer)
     text = f"{which}: {format_seconds(call_seconds(chosen))} a call on {where}; medians, times are share × call"
@@ -68,13 +67,13 @@ def caption(record: Record, chosen: Point) -> Caption:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measure:
-    """How the parts of a call are shown: as times, or as shares where the layers disagree with the call.
+    """Display of a call's parts: times, or shares if the layers disagree with the call.
 
     Attributes:
-        call: seconds of the call.
-        factor: factor from seconds to the unit of the axes.
+        call: call time, seconds.
+        factor: factor from seconds to the axes' unit.
         unit: name of that unit.
-        has_times: whether the times hold.
+        has_times: whether the times are valid.
     """
 
     call: float
@@ -83,17 +82,21 @@ class _Measure:
     has_times: bool
 
     def text(self, seconds: float, share: float | None = None) -> str:
-        """Return a part as `1.23 ms · 5.3 %`, or as a share alone; `share` replaces that of the seconds."""
+        """Return a part, for example `1.23 ms · 5.3 %`, or only its share.
+
+        Args:
+            share: share to use instead of the share computed from seconds.
+        """
         percent = f"{(seconds / self.call if share is None else share) * 1e2:.1f} %"
         return f"{format_seconds(seconds)} · {percent}" if self.has_times else percent
 
     def brief(self, seconds: float) -> str:
-        """Return a part as `1.2 ms`, or as a share."""
+        """Return a part, for example `1.2 ms`, or its share."""
         return format_seconds(seconds, 2) if self.has_times else self.text(seconds)
 
 
 def _measure(chosen: Point) -> _Measure:
-    """Return how the layers of a point are shown."""
+    """Return how to display a point's layers."""
     call = call_seconds(chosen)
     if disagreement(chosen):
         return _Measure(call=call, factor=1e2 / call, unit="% of the call", has_times=False)
@@ -102,7 +105,7 @@ def _measure(chosen: Point) -> _Measure:
 
 
 def compose(record: Record) -> Any:
-    """Return the layers of the representative point as a figure; None unless layers were profiled."""
+    """Return the representative point's layers as a figure; None unless layers were profiled."""
     chosen = representative_point(record)
     if chosen is None or not by_kind(chosen):
         return None
@@ -125,7 +128,10 @@ def _kinds(
     colors: Mapping[str, str],
     measure: _Measure,
 ) -> None:
-    """A bar for each kind, its passes one after the other and ever paler, with the time and the share at its end."""
+    """Draw a bar per kind, with time and share at its end.
+
+    Its passes follow each other, ever paler.
+    """
     has_passes = len({which for of_kind in kinds.values() for which in of_kind}) > 1
     for position, (kind, of_kind) in enumerate(kinds.items()):
         left, parts = 0.0, list[str]()
@@ -155,7 +161,7 @@ def _kinds(
 def _longest(
     axes: Any, layers: Sequence[Layer], colors: Mapping[str, str], measure: _Measure
 ) -> list[str]:
-    """A bar for each of the longest layers; their names are returned."""
+    """Draw a bar for each of the longest layers; return their names."""
     most = max(layer.seconds for layer in layers) * measure.factor
     for position, layer in enumerate(layers):
         length, text = layer.seconds * measure.factor, measure.text(layer.seconds, layer.share)
@@ -180,7 +186,11 @@ def _strip(
     *,
     room: float,
 ) -> None:
-    """Rows of neighbors as wide as their times, with their names where they fit; `room` is the width in characters."""
+    """Draw rows of neighbors, as wide as their times, with names if they fit.
+
+    Args:
+        room: width in characters.
+    """
     whole = max(stretch.start + stretch.seconds for _, row in rows for stretch in row)
     for position, (title, row) in enumerate(rows):
         for number, one in enumerate(row):
@@ -217,6 +227,6 @@ def _strip(
 
 
 def _ink(color: str) -> str:
-    """Black or white, whichever is readable on a color."""
+    """Return black or white, whichever is readable on a color."""
     red, green, blue = matplotlib.colors.to_rgb(color)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT else "white"

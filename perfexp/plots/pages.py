@@ -1,4 +1,4 @@
-"""Pages: tables that a click sorts, and the plots as SVG, in one HTML file that needs no network."""
+"""HTML pages with sortable tables and SVG plots, in a single file that needs no network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ svg { max-width: 100%; height: auto } .wide { overflow-x: auto } table { border-
 th, td { padding: .15em .7em; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee }
 th { cursor: pointer; border-bottom: 1px solid #999 } .prose { text-align: left } p { margin: .2em 0 }
 tr:target { background: #fff0c0 } .note { color: #5f5f5f }"""
-#: Sorts the rows of a table by the column whose head is clicked: numbers with their units, then words.
+#: Sorts table rows by the clicked column: numbers with their units, then words.
 _SCRIPT = """
 const powers = {n: 1e-9, "µ": 1e-6, m: 1e-3, k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15};
 const factors = {min: 60, h: 3600};
@@ -49,20 +49,20 @@ for (const head of document.querySelectorAll("th")) head.onclick = () => {
 
 
 def of_run(analysis: Analysis, sections: Sequence[Section]) -> bytes:
-    """Return the page of a run: its results, and its plots below the headline's."""
+    """Return a run's page: its results, with plots below the headline."""
     plot = record_plots.plot(analysis)
     figures = [drawing.compose(plot) if plot else None, layer_plot.compose(analysis.record)]
     return _results(analysis.record.name, sections, filter(None, figures), after=1)
 
 
 def of_sweep(whole: SweepAnalysis, sections: Sequence[Section]) -> bytes:
-    """Return the page of a sweep: its results, and its plot below the table of its runs."""
+    """Return a sweep's page: its results, with the plot below the table of runs."""
     plot = sweep_plots.plot(whole)
     return _results(whole.sweep.name, sections, [drawing.compose(plot)] if plot else [], after=2)
 
 
 def of_comparison(comparison: Comparison) -> bytes:
-    """Return the answer of a comparison, and for each side the ratios as a table and a plot, and layers."""
+    """Return a comparison's page: the conclusion, and ratios, plot and layers for each side."""
     parts = list(_lines(comparison_table.header(comparison)))
     for side in comparison.sides[1:]:
         title, grid, *others = comparison_table.of_side(comparison, side, has_kernels=True)
@@ -74,7 +74,7 @@ def of_comparison(comparison: Comparison) -> bytes:
 
 
 def of_roofline(roofline: Roofline, svg: bytes) -> bytes:
-    """Return the plot of a roofline as a page, whose markers lead to their rows in the table below it."""
+    """Return a roofline's page: the plot, with markers that link to rows in the table below."""
     rows = (roofline.total, *roofline.ranges, *roofline.parts)
     below = table(grid(roofline, rows, roofline.notes), [row.number for row in rows])
     parts = [*_lines([meaning(roofline, roofline.total)]), _inline(svg), below]
@@ -84,7 +84,10 @@ def of_roofline(roofline: Roofline, svg: bytes) -> bytes:
 def _results(
     name: str, sections: Sequence[Section], figures: Iterable[Any], *, after: int
 ) -> bytes:
-    """The sections, the first of which has the headline, with figures after some of them."""
+    """Return a page of sections with figures after the first `after` sections.
+
+    The first section contains the headline.
+    """
     title = sections[0][0] if sections else name
     parts = [
         "".join(_section(heading * bool(number), lines))
@@ -100,7 +103,7 @@ def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
 
 
 def _page(title: str, parts: Iterable[str]) -> bytes:
-    """Return texts in HTML as a page; equal parts give equal bytes."""
+    """Return HTML parts as a page; equal parts give equal bytes."""
     phone = "<meta name=viewport content='width=device-width'>"
     head = f"<meta charset=utf-8>{phone}<title>{text(title)}</title><style>{_STYLE}</style>"
     body = f"<h1>{text(title)}</h1>{''.join(parts)}<script>{_SCRIPT}</script>"
@@ -109,7 +112,11 @@ def _page(title: str, parts: Iterable[str]) -> bytes:
 
 
 def table(grid: Grid, ids: Sequence[str] = ()) -> str:
-    """Return a table and its notes; the rows may have identities, to which markers lead."""
+    """Return a table and its notes.
+
+    Args:
+        ids: row identifiers that markers link to.
+    """
     classes = [" class=prose" if column.prose else "" for column in grid.columns]
 
     def cells(tag: str, texts: Iterable[str]) -> str:
@@ -127,7 +134,7 @@ def table(grid: Grid, ids: Sequence[str] = ()) -> str:
 
 
 def text(words: str) -> str:
-    """Return one line that HTML shows as it is."""
+    """Return a single line that HTML shows unchanged."""
     return html.escape(one_line(words))
 
 
@@ -140,5 +147,5 @@ def _svg(figure: Any) -> str:
 
 
 def _inline(svg: bytes) -> str:
-    """A figure without the head of its file."""
+    """Return a figure without its file header."""
     return svg[svg.index(b"<svg") :].decode()

@@ -1,4 +1,4 @@
-"""The plot of a record as data; `drawing` draws it."""
+"""A record's plot as data; `drawing` draws it."""
 
 from __future__ import annotations
 
@@ -28,24 +28,30 @@ from perfexp.summaries.wording import (
     scaling_text,
 )
 
-#: Fields that make an axis if they vary.
+#: Fields that become an axis if they vary.
 NUMERIC = ("input_size", "batch_size")
-#: Panels below the times, if measured: title, metric, unit, quantity of a forecast.
+#: Panels below the times, if measured: title, metric, unit, forecast quantity.
 _PANELS = (
     ("peak memory", PEAK_MEMORY, "bytes", ""),
     ("energy per call", ENERGY, "joules", "energy"),
 )
-#: Names of lines, points and their predictions by phase and quantity; and with their positions, by quantity.
+#: Line names, points and predictions by phase and quantity; and with positions, by quantity.
 _Predicted = Mapping[tuple[str, str], Sequence[tuple[str, Key, Interval]]]
 _Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
 #: Line segments of a fitted curve.
 _CURVE_SEGMENTS = 60
-#: Limit on lines that have the latency behind them, and share of the best rate at the knee, with its least batches.
+#: Maximum number of lines with latency behind them; share of the best rate at the knee; minimum
+#: number of batches for a knee.
 _MOST_WITH_LATENCY, _KNEE, _LEAST_BATCHES = 2, 0.9, 3
 
 
 class Placed(NamedTuple):
-    """A row at its place on the horizontal axis, with the name of its line; None with the status of a failed run."""
+    """A row at its position on the horizontal axis, with its line's name.
+
+    Attributes:
+        row: the row; None for a failed run.
+        status: status of a failed run.
+    """
 
     name: str
     x: float
@@ -54,13 +60,13 @@ class Placed(NamedTuple):
 
 
 def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Strips | None:
-    """Return the plot of a record.
+    """Return a record's plot; None if nothing was timed.
 
-    It shows times, samples per second and memory against input size, or against batch size if only that varies. If
-    neither varies, it shows all samples of all times. None if nothing was timed.
+    It shows times, samples per second and memory against input size, or against batch size if only
+    that varies. If neither varies, it shows all samples of all times.
 
     Args:
-        forecasts: predictions of a sparse sweep, shown as bands in place of the scaling model.
+        forecasts: predictions from a sparse sweep, shown as bands instead of the scaling model.
     """
     table, about = analysis.rows, analysis.about
     timed = [row for row in table if row.time]
@@ -87,13 +93,13 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
 
 
 def axes_of(table: Sequence[Row]) -> tuple[tuple[str, ...], str | None]:
-    """The fields that vary, and the one of the horizontal axis, if there is one."""
+    """Return the varying fields, and the field for the horizontal axis, if any."""
     fields = varying(row.key for row in table)
     return fields, next((name for name in NUMERIC if name in fields), None)
 
 
 def line_name(key: Key, fields: Sequence[str], axis: str) -> str:
-    """The name of a point's line: the varying fields except its phase and the horizontal axis."""
+    """Return the name of a point's line: varying fields except phase and horizontal axis."""
     return label(key, [name for name in fields if name not in (axis, "phase")])
 
 
@@ -136,11 +142,11 @@ def chart_of(
     fitted: bool = False,
     predicted: _Predicted | None = None,
 ) -> Chart:
-    """Panels of times, one for each phase and kind of time, of rates, memory and energy, over a numeric axis.
+    """Return a chart of times by phase and kind, rates, memory and energy over a numeric axis.
 
     Args:
-        named: rows with the names of their lines.
-        fitted: whether times over input sizes have their scaling model.
+        named: rows with their lines' names.
+        fitted: whether times over input sizes have a scaling model.
     """
     keys, predicted = [row.key for _, row in named], predicted or {}
     title, place = _scale(
@@ -174,7 +180,10 @@ def chart_of(
 
 
 def _scale(keys: Iterable[Key], axis: str) -> tuple[str, Callable[[Key], float]]:
-    """The title of a horizontal axis, and the position of a point on it: its batch, side of a square, or pixels."""
+    """Return a horizontal axis's title, and a function for a point's position.
+
+    The position is, for example, the batch size, the side of a square or the pixels.
+    """
     if axis == "batch_size":
         return "batch size (samples per call)", lambda key: float(key.batch_size)
     if all(key.input_size[0] == key.input_size[1] for key in keys):
@@ -183,7 +192,7 @@ def _scale(keys: Iterable[Key], axis: str) -> tuple[str, Callable[[Key], float]]
 
 
 def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool) -> Iterator[Panel]:
-    """The panels of one phase."""
+    """Yield the panels of a phase."""
     for kind in dict.fromkeys(one.row.time_kind or "" for one in placed if one.row):
         own = [one for one in placed if one.row and one.row.time_kind == kind]
         lines = lines_of(
@@ -208,7 +217,7 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
 
 
 def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) -> tuple[Line, ...]:
-    """Add the latencies behind the times of a device."""
+    """Add latencies behind device times."""
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
     latencies = lines_of(
@@ -218,7 +227,7 @@ def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) 
         replace(line, label=f"{line.label} · latency".removeprefix(" · "), is_light=True)
         for line in latencies
     )
-    # a line alone has no name in other panels
+    # a single line has no name in other panels
     return (
         (*behind, *(replace(line, label=line.label or kind) for line in lines))
         if latencies
@@ -227,9 +236,10 @@ def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) 
 
 
 def _knee(rates: Line) -> dict[float, str]:
-    """The batch from which on the rate stays near the best one, or the last one if no other is near it.
+    """Return the smallest batch that keeps the rate near its best, with a text.
 
-    None if the rate falls in between, up to the last batch or the one before, or if intervals are too wide for it.
+    The last batch is returned, as still rising, if only it is near. Empty if the rate falls in
+    between, or if intervals are too wide to tell.
     """
     widths = [y.relative_half_width for y in rates.y]
     if len(rates.x) < _LEAST_BATCHES or not all(
@@ -250,7 +260,10 @@ def _metric(name: str, row: Row) -> Interval | None:
 
 
 def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
-    """Growth of the times from the smallest size to the largest; sizes are sides if all are squares."""
+    """Return fitted times from the smallest to the largest size.
+
+    Sizes are sides if all are squares.
+    """
     where = {one.row.key: one.x for one in placed if one.row}
     models = [
         scaling for scaling in scalings([one.row for one in placed if one.row]) if not scaling.doubt
@@ -272,7 +285,7 @@ def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
 
 
 def gaps_of(placed: Sequence[Placed]) -> dict[float, str]:
-    """Status of failed points by position, with the line that they are missing from if there are several."""
+    """Return the status of failed points by position, with the line name if there are several."""
     several, failures = len({one.name for one in placed}) > 1, dict[float, list[str]]()
     for one in placed:
         if not one.row or not one.row.time:
@@ -293,12 +306,13 @@ def lines_of(
     metric: str = "",
     is_judged: bool = False,
 ) -> tuple[Line, ...]:
-    """A line of a value of the rows for each name, with a color of its own.
+    """Return a line with its own color for each name.
 
     Args:
-        predicted: names of lines with predicted points.
-        metric: the metric that the value is, which may be estimated.
-        is_judged: whether odd sizes of the times are ringed.
+        value: a row's value.
+        predicted: line names with predicted points.
+        metric: name of the metric, which may be estimated.
+        is_judged: whether to ring odd sizes.
     """
     lines = []
     for color, name in enumerate(dict.fromkeys(one.name for one in placed)):
@@ -323,10 +337,10 @@ def lines_of(
 
 
 def _rough(row: Row, value: Interval, metric: str) -> str:
-    """Why the marker of a value is hollow; empty where it is not."""
+    """Return why a value's marker is hollow; empty if it is not."""
     if (found := row.metric(metric)) and found.estimated:
         return "estimated"
-    # a peak of the memory has no interval
+    # a memory peak has no interval
     return "no interval" if value.low is None and metric != PEAK_MEMORY else ""
 
 
@@ -336,7 +350,7 @@ def _odd_text(key: Key, odd: Odd) -> str:
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
-    """What the values are, whom their intervals hold for, and on which device."""
+    """Return the kinds of values, the scope for intervals, and the device."""
     kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
     of = f" of {scope}" if (scope := wording.scope(table)) else ""
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
@@ -345,6 +359,6 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
 def footer(
     table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()
 ) -> str:
-    """The codes of the errors and warnings of records, rows and a sweep."""
+    """Return the codes of errors and warnings in records, rows and a sweep."""
     of_records = [doubt for record in records for doubt in record.doubts]
     return footer_of([*of_records, *(doubt for row in table for doubt in row.doubts), *of_sweep])

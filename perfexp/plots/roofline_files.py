@@ -1,4 +1,4 @@
-"""The files of a roofline, and those of a run's: of ncu's counters, or of its layers where ncu could not count."""
+"""Files of a roofline, from ncu's counters, or from layers if ncu could not count."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 
 def to_csv(roofline: Roofline) -> bytes:
-    """Total, ranges, parts and launches as CSV, a line each."""
+    """Return total, ranges, parts and launches as CSV, a line each."""
     return csv_tables.to_csv(roofline_table.lines(roofline))
 
 
 def files(stem: Path) -> dict[str, Path]:
-    """The paths of the files by kind, from a path without suffix."""
+    """Return file paths by kind, from a path without suffix."""
     return {kind: stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "html", "csv")}
 
 
 def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
-    """The rooflines of a record's phases by the names of their files, without suffix."""
+    """Return the rooflines of a record's phases by file name without suffix."""
     return {
         f"roofline_{phase}" if len(layers) > 1 else "roofline": one for phase, one in layers.items()
     }
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
-    """Write the files of a roofline to paths by kind, and return those; raises `OSError`."""
-    from perfexp.plots import canvas, pages, roofline_plot  # late: matplotlib takes long to import
+    """Write a roofline's files to paths by kind, and return the paths; raises `OSError`."""
+    from perfexp.plots import canvas, pages, roofline_plot  # matplotlib imports slowly
 
     figure = roofline_plot.compose(roofline)
     svg = canvas.save(figure, "svg")
@@ -52,19 +52,23 @@ def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
     for kind, path in targets.items():
         try:
             write_atomically(path, contents[kind])
-        except OSError as error:  # it names the temporary file, or none
+        except OSError as error:  # the error names the temporary file, or no file
             raise OSError(error.errno, error.strerror, str(path)) from error
     return list(targets.values())
 
 
 def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
-    """Write the rooflines of a run under ncu; its profile gets their names, or a diagnostic. Raises `OSError`."""
+    """Write the rooflines of a run under ncu.
+
+    Its profile gets their names, or a diagnostic. Raises `OSError`.
+    """
     for point, _ in profile_summary.profiles(record):
         facts = point.facts["profile"]
         if facts.get("profiler") != "ncu" or (
             point.status is Status.UNSUPPORTED and not _has_layers(record)
         ):
-            continue  # the profile's own error names the profilers that support the device
+            # the profile's own error names the profilers that support the device
+            continue
         try:
             for stem, roofline in _rooflines(record, point, paths, sheets):
                 targets = files(paths.root / stem)
@@ -89,7 +93,7 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
 
 
 def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
-    """The remedy for whichever is missing: layers, counters or peaks."""
+    """Return the remedy for missing layers, counters or peaks."""
     if point.status is not Status.OK and not _has_layers(record):
         return "repeat the command with probes.layers=true in another output_dir to draw it from layers"
     peaks = _peaks(record, sheets)

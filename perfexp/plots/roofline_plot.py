@@ -1,4 +1,4 @@
-"""Plot of a roofline by matplotlib: a log-log plane with ceilings and numbered work below them."""
+"""Roofline plot with matplotlib: a log-log plane with ceilings and numbered work below them."""
 
 from __future__ import annotations
 
@@ -33,29 +33,32 @@ from perfexp.summaries.subject import one_line
 from perfexp.tables.layer_groups import NUMBER, name_of_all
 
 _COLORS = dict(zip(Limit, (PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[3], GREY), strict=True))
-#: Colors and widths of ceilings that work uses, and of others; looks of measured ones, and of words.
+#: Style of ceilings that work uses, and of others; of measured ceilings, and of text.
 _USED, _UNUSED = {"color": "#202020", "linewidth": 2.0}, {"color": GREY, "linewidth": 1.2}
 _MEASURED = {"linestyle": (0, (5, 3)), "zorder": 2, **_UNUSED}
 _WORDS = {"textcoords": "offset points", "fontsize": 10, "path_effects": HALO}
-#: Area of a marker in square points: of a part without time, on top of it for all of the time, and of other rows.
+#: Marker area in square points: for a part without time, the addition for 100 % of the time, and
+#: for other rows.
 _MIN_AREA, _FULL_AREA = 28, 2400
 _AREAS = {"range": 60, "total": 190}
-#: Parts and ranges with a number in the plot, and the least share of the time that it takes.
+#: Maximum number of parts and ranges with a number, and the minimum time share for a number.
 _MAX_NUMBERED, _MAX_RANGES, _WORTH_A_NUMBER = 5, 3, 0.01
-#: Characters of a name in the legend, and of a line; height of a number, and width of a character of it, in points.
+#: Maximum characters of a legend name and a legend line; height of a number and width of its
+#: characters, in points.
 _NAME_LENGTH, _LEGEND_WIDTH, _HIGH, _WIDE = 34, 50, 11, 7.5
-#: Data types whose ceiling is drawn only if something was computed in them.
+#: Data types with a ceiling only if something was computed in them.
 _RARE = ("fp64", "fp64_vector", "fp8", "half")
-#: Factors around the drawn points, and from the highest ceiling to the lowest point.
+#: Factors around the drawn points, and between the highest and the lowest point.
 _MARGIN, _DEPTH = 2.5, 1e7
-#: Largest relative difference between equal ceilings.
+#: Maximum relative difference between equal ceilings.
 _EQUAL = 0.005
-#: Left, bottom, width and height of the axes, as fractions of the figure; the legend is right of them.
+#: Left, bottom, width and height of the axes, as fractions of the figure. The legend is on the
+#: right.
 _AXES = (0.078, 0.125, 0.597, 0.765)
 
 
 def compose(roofline: Roofline) -> Any:
-    """Return the figure of 1200 × 800 pixels."""
+    """Return the figure, 1200 × 800 pixels."""
     figure = new_figure(8)
     axes, parts, ranges = figure.add_axes(_AXES), _parts(roofline), _ranges(roofline)
     _scales(axes, roofline)
@@ -111,7 +114,10 @@ def compose(roofline: Roofline) -> Any:
 
 
 def _parts(roofline: Roofline) -> list[Row]:
-    """The parts with a place, the slowest first; layers that do the same work are one, with the number of the first."""
+    """Return parts with a position, slowest first.
+
+    Layers with the same work are merged under the first layer's number.
+    """
     groups: dict[object, list[Row]] = {}
     for row in roofline.parts:
         work = (
@@ -138,7 +144,7 @@ def _merged(rows: Sequence[Row], roofline: Roofline) -> Row:
 
 
 def _ranges(roofline: Roofline) -> list[Row]:
-    """The longest ranges, except those that are all of the time."""
+    """Return the longest ranges, except those that cover all of the time."""
     ranges = [
         row
         for row in roofline.ranges
@@ -181,7 +187,10 @@ def _scales(axes: Any, roofline: Roofline) -> None:
 
 
 def _ceilings(axes: Any, roofline: Roofline) -> None:
-    """Draw level ceilings of compute, sloping ones of memory, and the ridge between the highest ones in use."""
+    """Draw compute ceilings, memory ceilings, and the ridge between the highest in use.
+
+    Compute ceilings are horizontal, memory ceilings slope.
+    """
     peaks, levels = roofline.peaks, _levels(roofline)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     memory, highest = peaks.dram_bytes_per_second or 1.0, levels[0][1]
@@ -225,7 +234,10 @@ def _ceilings(axes: Any, roofline: Roofline) -> None:
 
 
 def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
-    """Names, heights and use of the compute ceilings, the highest first; equal ones are merged."""
+    """Return names, heights and use of compute ceilings, highest first.
+
+    Equal ceilings are merged.
+    """
     peaks = roofline.peaks
     flops = roofline.total.load.flops or {
         kind: 1.0 for row in roofline.parts for kind in row.load.flops or {}
@@ -251,7 +263,7 @@ def _is_equal(one: float, other: float | None) -> bool:
 def _ceiling(
     axes: Any, name: str, ends: Any, *, is_used: bool = True, is_below: bool = False
 ) -> None:
-    """Draw a line with its name beside it: of a level one at the right end, of a slope at the start."""
+    """Draw a line with its name: at the right end of a horizontal line, at the start of a slope."""
     look = _USED if is_used else _UNUSED
     axes.plot(*zip(*ends, strict=True), zorder=2, **look)
     (x0, y0), (x1, y1) = axes.transData.transform(ends)
@@ -271,19 +283,19 @@ def _ceiling(
 
 
 def _place(axes: Any, row: Row) -> tuple[float, float]:
-    """The place of a row, moved to the edge of the axes if it lies outside."""
+    """Return a row's position, moved to the edge of the axes if it lies outside."""
     (left, _), (bottom, _) = axes.get_xlim(), axes.get_ylim()
     return max(row.load.intensity or 0.0, left), max(row.load.flops_per_second or 0.0, bottom)
 
 
 def _size(row: Row) -> float:
-    """Diameter of a row's marker in points."""
+    """Return the diameter of a row's marker in points."""
     area = _AREAS.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
     return 2 * math.sqrt(area / math.pi)
 
 
 def _marker(axes: Any, roofline: Roofline, row: Row, **look: Any) -> None:
-    """Draw a row, with its figures as a tooltip and a link to its row in the table of a page."""
+    """Draw a row with its values as a tooltip, and a link to its row in the page's table."""
     x, y = _place(axes, row)
     figures = [f"{title} {text}" for title, text in figures_of(roofline, row).items()]
     words = title_of(f"{row.number} {row.label}", row.where, *figures, meaning(roofline, row))
@@ -293,13 +305,16 @@ def _marker(axes: Any, roofline: Roofline, row: Row, **look: Any) -> None:
 
 
 def _numbers(axes: Any, rows: Sequence[Row]) -> None:
-    """Write numbers right of the markers; those that would touch stand together: `1, 3`."""
+    """Write numbers to the right of markers.
+
+    Numbers that would touch are joined, such as `1, 3`.
+    """
     placed = []
     for row in rows:
         x, y = axes.transData.transform(_place(axes, row)) * 72 / axes.figure.dpi
         placed.append((x + _size(row) / 2 + 2, y, row.number))
     texts: list[tuple[float, float, str]] = []
-    # from left to right, so that a text which grows can only reach numbers that are still to come
+    # from left to right, so that growing text only reaches later numbers
     for x, y, number in sorted(placed):
         for index, (start, height, text) in enumerate(texts):
             if abs(height - y) < _HIGH and x < start + _WIDE * len(text):
@@ -313,7 +328,10 @@ def _numbers(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
-    """Set the meaning of colors, sizes and markers with the time in each, and the names of the numbered rows."""
+    """Add the meaning of colors, sizes and markers, and the names of numbered rows.
+
+    Each color also shows its time share.
+    """
     for limit, color in _COLORS.items():
         own = [row.time_share for row in roofline.parts if row.limit is limit]
         if own or limit not in (Limit.cached, Limit.unclear):
@@ -331,7 +349,7 @@ def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
 
 
 def _short(note: str) -> str:
-    """A diagnostic by its code, and another note by its beginning."""
+    """Return a diagnostic's code, or the beginning of another note."""
     is_diagnostic = note.partition(":")[0] in list(Severity)
     return (
         note.rpartition("(")[2].rstrip(")")
@@ -341,7 +359,7 @@ def _short(note: str) -> str:
 
 
 def caption(roofline: Roofline) -> Caption:
-    """The title, the sources of the peaks, and the caveats in short."""
+    """Return title, peak sources and short caveats."""
     launches, parts = roofline.total.load.launches, len(roofline.parts)
     count = "" if roofline.analytic else f"{launches} launch{'es' if launches > 1 else ''} of "
     noun = roofline.noun if parts > 1 else roofline.noun[:-1]

@@ -1,4 +1,4 @@
-"""The rows of a roofline as lines of CSV and as words for console and page."""
+"""Roofline rows as CSV lines and as text for console and page."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
 from perfexp.tables.flat import Line
 
-#: Parts and ranges on the console.
+#: Maximum parts and ranges on the console.
 _MAX_PARTS, _MAX_RANGES = 10, 8
-#: Columns that are the first to follow in a further table, by title.
+#: Columns that move to a further table first, by title.
 _RANKS = {"rows": 3, "launches": 3, "work": 2, "moved": 1}
-#: Longest name on the console; page and CSV have whole names.
+#: Maximum name length on the console; page and CSV have whole names.
 _NAME_LENGTH = 44
 
 
 def lines(roofline: Roofline) -> list[Line]:
-    """Total, ranges, parts and launches, every figure in full precision and its unit in the column's name."""
+    """Return total, ranges, parts and launches in full precision, with units in column names."""
     kinds = sorted(
         {kind for row in (roofline.total, *roofline.parts) for kind in row.load.flops or {}}
     )
@@ -70,7 +70,7 @@ def _percent(share: float | None) -> float | None:
 
 
 def console_grid(roofline: Roofline) -> Grid:
-    """The total, the first ranges and the slowest parts."""
+    """Return the total, the first ranges and the slowest parts."""
     rows = [roofline.total, *roofline.ranges[:_MAX_RANGES], *roofline.parts[:_MAX_PARTS]]
     left = roofline.parts[_MAX_PARTS:]
     share = sum(row.time_share for row in left)
@@ -85,7 +85,7 @@ def console_grid(roofline: Roofline) -> Grid:
 def grid(
     roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int = 10_000
 ) -> Grid:
-    """Rows of a roofline as words; `≈` marks estimates."""
+    """Return roofline rows as text; `≈` marks estimates."""
     names = [
         cut(one_line(f"range {row.name}" if row.level == "range" else row.label), name_length)
         for row in rows
@@ -103,7 +103,7 @@ def grid(
 
 
 def figures_of(roofline: Roofline, row: Row) -> dict[str, str]:
-    """The figures of a row as words, by the titles of their columns."""
+    """Return a row's values as text, by column title."""
     load, is_work, is_moved = row.load, row.flops_are_estimated, row.bytes_are_estimated
     return {
         "rows" if roofline.analytic else "launches": str(load.launches),
@@ -120,7 +120,7 @@ def figures_of(roofline: Roofline, row: Row) -> dict[str, str]:
 
 
 def _limit(row: Row) -> str:
-    """The ceiling that a row is near; `neither` where time goes into other things."""
+    """Return the ceiling near a row; `neither` if time goes into other things."""
     if row.binds is None:
         return "–"
     if row.limit in (Limit.memory, Limit.compute):

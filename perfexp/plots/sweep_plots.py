@@ -1,4 +1,4 @@
-"""The plot of a sweep as data; `drawing` draws it."""
+"""A sweep's plot as data; `drawing` draws it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,11 @@ _SEGMENTS = 60
 
 
 class _Run(NamedTuple):
-    """A row of a run of a sweep, with its time over that of the baseline; without a row it left no record."""
+    """A row from a sweep's run, with its time relative to the baseline.
+
+    Attributes:
+        row: the row; None if the run left no record.
+    """
 
     child: SweepChild
     row: Row | None
@@ -49,34 +53,37 @@ class _Run(NamedTuple):
 
     @property
     def phase(self) -> str:
-        """The phase; empty without a row."""
+        """Return the phase; empty without a row."""
         return self.row.key.phase if self.row else ""
 
     @property
     def kind(self) -> str:
-        """The kind of its time; empty for a failed one."""
+        """Return the kind of time; empty for a failed row."""
         return (self.row and self.row.time_kind) or ""
 
     @property
     def place(self) -> tuple[int, str, str]:
-        """What its ratio is known by: number, phase and kind of time."""
+        """Return the key of its ratio: number, phase and kind of time."""
         return self.child.job, self.phase, self.kind
 
     @property
     def seconds(self) -> float:
-        """The run's time, by which bars are sorted; infinite without one."""
+        """Return the run's time for sorting bars; infinite without a time."""
         return self.row.time.median.value if self.row and self.row.time else float("inf")
 
     @property
     def model(self) -> str:
-        """The model, if it is an axis of the sweep; otherwise empty."""
+        """Return the model if it is a sweep axis; otherwise empty."""
         return next(
             (one_line(self.child.axes[name]) for name in MODEL_AXES if name in self.child.axes), ""
         )
 
 
 def plot(whole: SweepAnalysis) -> Chart | Bars | None:
-    """Return the plot of a sweep: lines over sizes, batches or numbers of devices, otherwise bars; None for none."""
+    """Return a sweep's plot; None if nothing was timed.
+
+    It has lines over sizes, batches or device counts, otherwise bars.
+    """
     runs = [_Run(child, row) for child, one in whole.runs for row in (one.rows if one else [None])]
     runs = _by_one_time(runs)
     table = [run.row for run in runs if run.row]
@@ -113,9 +120,10 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
 
 
 def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str]) -> Chart:
-    """The rates of all devices over their number: a panel for each phase, a line for each name.
+    """Return the rates of all devices over their number: a panel per phase, a line per name.
 
-    Dashed is the rate of the fewest devices of a line times their ratio. Runs without a rate are gaps.
+    A dashed line is proportional to the device count, from the rate with the fewest devices. Runs
+    without a rate are gaps.
     """
     placed = list[Placed]()
     for run in runs:
@@ -150,7 +158,10 @@ def _in_proportion(line: Line) -> Curve:
 
 
 def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
-    """The rows of a sweep, those of a phase with the first kind of time that all have; unchanged if there is none."""
+    """Return the rows with the same kind of time within a phase, if all rows have one.
+
+    The first kind that all have is chosen. Otherwise the rows are unchanged.
+    """
     kinds: dict[str, str | None] = {}
     for phase in {run.phase for run in runs if run.kind}:
         own = [run.row for run in runs if run.row and run.kind and run.phase == phase]
@@ -165,10 +176,10 @@ def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
 
 
 def _facets(runs: Sequence[_Run]) -> Iterator[Facet]:
-    """One for each phase and kind of time; a run without a record is in each."""
+    """Yield a facet per phase and kind of time. A run without a record is in each."""
     places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
     for phase, kind in places:
-        # a failed point has no kind of time: it is shown with the first kind of its phase
+        # a failed point has no kind of time, so it is shown with the first kind of its phase
         kinds = (kind, "") if kind == dict(reversed(places))[phase] else (kind,)
         here = [run for run in runs if not run.row or (run.phase == phase and run.kind in kinds)]
         prefix = f"{phase}: " if len(places) > 1 else ""
@@ -177,7 +188,10 @@ def _facets(runs: Sequence[_Run]) -> Iterator[Facet]:
 
 
 def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
-    """Bars by model if there are several with several runs, each group and the groups sorted by their times."""
+    """Return bars by model if several models have several runs.
+
+    Groups, and bars in a group, are sorted by time.
+    """
     models = {run.model for run in runs}
     has_groups = len(models - {""}) > 1 and len(models) < len(runs)
     groups: dict[str, tuple[Bar, ...]] = {}
@@ -208,7 +222,7 @@ def _bar(run: _Run, left_out: Sequence[str]) -> Bar:
 
 
 def _meaning(ratios: Sequence[TimeRatio]) -> list[str]:
-    """The meaning of the ratios at the ends of bars, and of `≈` before one; empty without any."""
+    """Return the meaning of ratios at bar ends, and of a leading `≈`; empty without any."""
     words = {Verdict.UNDECIDED: "undecided", Verdict.NOT_COMPARABLE: "not comparable"}
     of = " or ".join(
         word for verdict, word in words.items() if any(ratio.verdict is verdict for ratio in ratios)
@@ -219,13 +233,13 @@ def _meaning(ratios: Sequence[TimeRatio]) -> list[str]:
 
 
 def _latency(run: _Run) -> Interval | None:
-    """The latency of a run that has it besides the device's own time; None for others."""
+    """Return a run's latency, in addition to the device time; None without both."""
     has_both = run.row and run.kind in DEVICE_TIMES and "latency" in run.row.times
     return run.row.times["latency"].median if run.row and has_both else None
 
 
 def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:
-    """The values of the axes that are not the horizontal one, then other differences of a point but its phase."""
+    """Return the values of other axes, then other differences of a point except its phase."""
     words = [
         _axis_text(name, value) for name, value in axes.items() if name not in (*NUMERIC, "mode")
     ]
@@ -238,7 +252,7 @@ def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> 
 
 
 def _axis_text(name: str, value: str) -> str:
-    """The value of an axis, with its name unless the value is a word."""
+    """Return an axis value, with the axis name unless the value is a word."""
     return (
         one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")
     )

@@ -1,7 +1,8 @@
-"""Profile a few calls of a run, in a separate process after all timing.
+"""Profiles of a few calls, in a separate process after all timing.
 
-A profiled pass is another run of the same plan. It never supplies a time of the record: its results are the facts of a
-separate point (`train_profile`, `inference_profile`). A missing or failing profiler costs the profile and nothing else.
+A profiled pass is another run of the same plan. It never supplies a time for the record: its
+results are the facts of a separate point (`train_profile`, `inference_profile`). If a profiler is
+missing or fails, only the profile is lost.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 
 _PROFILE = "_profile"
-#: Advice on a profile with fewer kernels of the backward pass than of the forward pass.
+#: Advice for a profile with fewer kernels in the backward pass than in the forward pass.
 _LOST_BACKWARD = "check the timeline for another stream or process, and profile again; if it persists, please report it"
 #: The range around a whole call, by its phase.
 WHOLE = {"train": "train_step", "inference": "inference"}
 
 
 class ProfilerFailed(PerfexpError):
-    """A profile could not be made; has the reason, a remedy, and the names of partial results."""
+    """A failed profile, with the reason, a remedy, and the names of partial results."""
 
     def __init__(self, message: str, files: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -36,39 +37,42 @@ class ProfilerFailed(PerfexpError):
 
 
 def profile_key(key: Key) -> Key:
-    """Key of the profile of a timed point."""
+    """Return the profile's key for a timed point."""
     return msgspec.structs.replace(key, phase=key.phase + _PROFILE)
 
 
 def profiled_key(key: Key) -> Key:
-    """Key of the timed point of a profile."""
+    """Return the timed point's key for a profile."""
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_PROFILE))
 
 
 def is_profile(key: Key) -> bool:
-    """Whether a key is that of a profile."""
+    """Return whether a key belongs to a profile."""
     return key.phase.endswith(_PROFILE)
 
 
 def part_name(name: str) -> str:
-    """Name of a step's segment (`perfexp.modes.Step`) in a profile."""
+    """Return the name of a step segment (`perfexp.modes.Step`) in a profile."""
     return "optimizer_step" if name == "optimizer" else name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Location of the files of one profile."""
+    """Location of a profile's files."""
 
     folder: Path
     stem: str
 
     def file(self, ending: str = "") -> Path:
-        """The file with an ending after the stem (`.nsys-rep`, `_ncu.csv`)."""
+        """Return the file with an ending after the stem, for example `.nsys-rep` or `_ncu.csv`."""
         return self.folder / f"{self.stem}{ending}"
 
 
 def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
-    """Location of a profile's files: `train`, or `train_224_b64` where a run has several profiles of a phase."""
+    """Return the location of a profile's files.
+
+    The stem is `train`, or for example `train_224_b64` if the run profiles a phase several times.
+    """
     phase = profiled_key(key).phase
     alone = sum(other.phase == key.phase for other in keys) == 1
     return Place(
@@ -77,7 +81,7 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
 
 
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
-    """Raise `ProfilerFailed` if a file exists that the folder's manifest does not name."""
+    """Raise `ProfilerFailed` if a file exists that the folder's manifest does not list."""
     claimed = RunPaths(folder).claimed()
     unclaimed = [
         path.name
@@ -91,7 +95,7 @@ def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> No
 
 
 def why_not_cuda(kind: str, name: str, *, rocm: bool) -> str | None:
-    """Why NVIDIA's tools cannot profile a device; None where they can."""
+    """Return why NVIDIA's tools cannot profile a device; None if they can."""
     if kind != "cuda":
         return f"nsys, ncu and NVTX need a CUDA device, not {name}: use profiler=torch"
     if rocm:
@@ -100,7 +104,7 @@ def why_not_cuda(kind: str, name: str, *, rocm: bool) -> str | None:
 
 
 def refuse_other_devices(device: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` for a device known not to be NVIDIA's, before a missing tool is reported."""
+    """Raise `Unsupported` for a device that is not NVIDIA's, before reporting a missing tool."""
     kind = str(device.get("kind"))
     why = why_not_cuda(kind, str(device.get("name") or kind), rocm=bool(device.get("rocm")))
     if why and kind in ("cpu", "mps", "cuda"):
@@ -109,7 +113,11 @@ def refuse_other_devices(device: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Inputs of a profiler's command line; the facts of the device are empty if nothing was timed."""
+    """Inputs for a profiler's command line.
+
+    Attributes:
+        device: device facts; empty if nothing was timed.
+    """
 
     phase: str
     device: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +133,7 @@ class Found:
     doubts: list[Diagnostic] = field(default_factory=list)
 
     def add_kernels(self, kernels: Sequence[Mapping[str, Any]], top: int) -> None:
-        """Add the first kernels, and the number and the time of all."""
+        """Add the first kernels, and the number and total time of all kernels."""
         self.facts |= {
             "kernels": kernels[:top],
             "kernel_names": len(kernels),
@@ -145,14 +153,17 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """Named ranges, which an attached tool records; none by default."""
+    """Named ranges for an attached tool; none by default."""
 
     range: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
 
 @contextmanager
 def captured(device: Any) -> Iterator[Marks]:
-    """While entered, tools that wait for cudaProfilerStart record; raises `Unsupported` without CUDA and NVTX."""
+    """Make tools that wait for cudaProfilerStart record inside the context.
+
+    Raises `Unsupported` without CUDA and NVTX.
+    """
     import torch
 
     if why := why_not_cuda(device.kind, device.name, rocm=torch.version.hip is not None):
@@ -168,10 +179,11 @@ def captured(device: Any) -> Iterator[Marks]:
 
 @contextmanager
 def _process_range(name: str) -> Iterator[None]:
-    """A range of the process, which includes launches of other threads, above all the backward pass.
+    """Open a process range, which includes launches from other threads.
 
-    A pushed range belongs to its thread, and autograd launches the backward pass from another one
-    (https://docs.pytorch.org/docs/stable/generated/torch.cuda.nvtx.range_start.html).
+    A pushed range belongs to its thread, but autograd launches the backward pass from another
+    thread.
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.cuda.nvtx.range_start.html
     """
     import torch
 
@@ -184,21 +196,21 @@ def _process_range(name: str) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class Profiler:
-    """Base of the objects that a `profiler` node of the configuration builds.
+    """Base class for objects built from a `profiler` node.
 
-    `chosen`, `command`, `outputs` and `collect` run in the process that waits for the worker, and must not import
-    torch; `watching` and `observations` run in the worker.
+    `chosen`, `command`, `outputs` and `collect` run in the process that waits for the worker, and
+    must not import torch. `watching` and `observations` run in the worker.
 
     Args:
-        warmup: calls before the profiled ones.
-        modules: whether the modules of the model have ranges too.
-        all_points: whether each timed point has a profile; otherwise only the first one of each phase.
+        warmup: calls before the profiled calls.
+        modules: whether the model's modules have ranges too.
+        all_points: whether to profile each timed point; otherwise only the first point per phase.
 
     Attributes:
         steps: number of profiled calls.
-        top: rows of the tables of kernels and operators in the record.
+        top: rows in the record's kernel and operator tables.
         times: whether the run is timed too.
-        needs_nvidia: whether it profiles NVIDIA GPUs only.
+        needs_nvidia: whether only NVIDIA GPUs can be profiled.
     """
 
     name: str = "none"
@@ -217,18 +229,21 @@ class Profiler:
                 raise UserError(f"profiler.{setting}={value}: at least {least}.")
 
     def chosen(self, keys: Sequence[Key]) -> list[Key]:
-        """Keys of the profiles to make, from those of the timed points."""
+        """Return the keys of the profiles to make, from the timed points' keys."""
         first = [key for key in keys if key.replicate == 0]
         if not self.all_points:
             first = list({key.phase: key for key in reversed(first)}.values())[::-1]
         return [profile_key(key) for key in first]
 
     def outputs(self, place: Place) -> list[Path]:
-        """Files that may be written: by the tool, by the worker, or by `collect`."""
+        """Return the files that the tool, the worker or `collect` may write."""
         return []
 
     def command(self, place: Place, about: About) -> list[str]:
-        """Prefix of the worker's command line; raises `Unsupported` for the device, `ProfilerFailed` for the tool."""
+        """Return the prefix of the worker's command line.
+
+        Raises `Unsupported` if the device does not fit, `ProfilerFailed` if the tool does not.
+        """
         if self.needs_nvidia:
             refuse_other_devices(about.device)
         return []
@@ -236,18 +251,26 @@ class Profiler:
     def collect(
         self, place: Place, about: About, said: str, observations: Mapping[str, Any]
     ) -> Found:
-        """Results of the profile, after the worker has ended; raises `ProfilerFailed` if there is none.
+        """Return the profile's results after the worker has ended.
 
-        `said` is the log of tool and worker; `observations` are the worker's, empty if it failed before.
+        Args:
+            said: log of tool and worker.
+            observations: the worker's observations; empty if it failed earlier.
+
+        Raises:
+            ProfilerFailed: there is no profile.
         """
         return Found()
 
     def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
-        """A context for the profiled calls; raises `Unsupported` for an unsupported device."""
+        """Return a context for the profiled calls.
+
+        Raise `Unsupported` for an unsupported device.
+        """
         return captured(device)
 
     def observations(self) -> dict[str, Any]:
-        """JSON values of the worker for `collect`."""
+        """Return the worker's JSON values for `collect`."""
         return {}
 
 

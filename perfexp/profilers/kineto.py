@@ -1,4 +1,4 @@
-"""Profile a few calls with torch's own profiler, on any device: a trace, the operators, memory over time.
+"""Profiles from torch's own profiler, on any device: a trace, operators, memory over time.
 
 The trace opens in https://ui.perfetto.dev, chrome://tracing and TensorBoard. Source:
 https://docs.pytorch.org/docs/stable/profiler.html
@@ -20,14 +20,14 @@ from perfexp.host.files import write_atomically
 from perfexp.profilers import About, Found, Marks, Place, Profiler, ProfilerFailed
 from perfexp.profilers.tools import has_content, ranked, to_csv
 
-#: Endings of the files; TensorBoard's plug-in finds the trace by its ending.
+#: File endings. TensorBoard's plug-in finds the trace by its ending.
 _TRACE, _OPERATORS, _MEMORY = ".pt.trace.json.gz", "_operators.csv", "_memory.csv"
 _TIMES = ("self_cpu_seconds", "cpu_seconds", "self_device_seconds", "device_seconds")
 _COLUMNS = ("operator", "calls", *_TIMES, "self_cpu_bytes", "self_device_bytes", "flops")
-#: A function of Python, and one of C, as the profiler names them.
+#: The profiler's names for Python and C functions.
 _FUNCTION = re.compile(r"(?P<path>[^<>]+\.py)\(\d+\): ")
 _BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S*?) ?(?:of .*)?>")
-#: Python modules of torch's profiler, and its C functions; the function without a name ends a range.
+#: Python modules and C functions of torch's profiler. A function without a name ends a range.
 _PROFILERS = ("torch/profiler/", "torch/autograd/profiler")
 _OF_THE_PROFILER = re.compile(
     r"|_record_function_\w+|_(?:en|dis)able_profiler\w*|_prepare_profiler|_add_metadata_json"
@@ -37,9 +37,14 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 @dataclass(kw_only=True)
 class Torch(Profiler):
-    """torch.profiler on a few calls after a warm-up (profiler=torch); common arguments as in `Profiler`.
+    """torch.profiler on a few calls after a warm-up (profiler=torch).
 
-    It may record allocations over time (`memory`), the `shapes` of inputs, and lines of Python (`stacks`).
+    See `Profiler` for the common arguments.
+
+    Args:
+        memory: whether to record allocations over time.
+        shapes: whether to record input shapes.
+        stacks: whether to record Python lines.
     """
 
     name: str = "torch"
@@ -116,7 +121,10 @@ class Torch(Profiler):
 
 
 def is_own(name: str) -> bool:
-    """Whether an operator, or a Python function like `torch/_ops.py(1140): name`, is perfexp's or the profiler's."""
+    """Return whether an operator or Python function belongs to perfexp or the profiler.
+
+    A Python function's name looks like `torch/_ops.py(1140): name`.
+    """
     if (built_in := _BUILT_IN.match(name)) is not None:
         return bool(_OF_THE_PROFILER.fullmatch(built_in["function"]))
     function = _FUNCTION.match(name)
@@ -130,7 +138,10 @@ def is_own(name: str) -> bool:
 
 
 def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
-    """Allocations and frees of a trace: `seconds` since the first, `device`, `bytes`, and the memory then in use."""
+    """Yield the allocations and frees in a trace.
+
+    Each has `seconds` since the first, `device`, `bytes`, and the memory then in use.
+    """
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     samples = sorted(
@@ -149,7 +160,7 @@ def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(average: Any) -> dict[str, Any]:
-    """A row of the profiler's averages, whose times are in microseconds."""
+    """Return a row from the profiler's averages, which are in microseconds."""
     return {
         "operator": str(average.key),
         "calls": int(average.count),

@@ -1,16 +1,20 @@
-"""Profile one whole call with the counters of each kernel, by Nsight Compute (ncu).
+"""Profiles of one whole call with counters for each kernel, from Nsight Compute (ncu).
 
-* Kernels are replayed one by one, with restored memory in between, so that the step runs once; otherwise the whole
-  program would have to run again for each group of counters, and would differ.
-* Counting covers all threads between cudaProfilerStart and Stop; a filter on a pushed range would leave out the
-  backward pass.
-* The clock is not changed (`--clock-control none`), so that rates are those of the timed run.
-* Counters are those of a hierarchical roofline on the chip: tensor cores count operations (`sm__ops_path_tensor_*`) or
-  instructions (`sm__inst_executed_pipe_tensor*`), memories `dram__bytes_read` or `dram__bytes_op_read`.
+* Kernels are replayed one by one, with memory restored in between, so that the step runs once.
+  Otherwise the whole program would run again for each group of counters, and would differ.
+* Counting covers all threads between cudaProfilerStart and Stop. A filter on a pushed range would
+  leave out the backward pass.
+* The clock is not changed (`--clock-control none`), so that rates match the timed run.
+* Counters are chosen for a hierarchical roofline on the chip. Tensor cores count operations
+  (`sm__ops_path_tensor_*`) or instructions (`sm__inst_executed_pipe_tensor*`), memories
+  `dram__bytes_read` or `dram__bytes_op_read`.
 
-Sources: Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html (`--query-metrics`,
-`--list-chips`); its Profiling Guide, "Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html; and
-its section files SpeedOfLight_Hierarchical*RooflineChart.
+Sources:
+
+* Nsight Compute CLI, https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html
+  (`--query-metrics`, `--list-chips`)
+* Profiling Guide, "Replay", https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html
+* section files SpeedOfLight_Hierarchical*RooflineChart
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ _OPTIONS = (
 _METRIC = re.compile(r"(?:regex:)?[\w.*\[\]|()^$+?-]+")
 _IMPORT_SECONDS = 1800.0
 _DURATION = "gpu__time_duration.sum"
-#: Counters for every chip; of several in one entry, the first available one.
+#: Counters for every chip. An entry lists alternatives; the first available counter is used.
 _WANTED: tuple[tuple[str, ...], ...] = (
     (_DURATION,),
     *(
@@ -81,9 +85,9 @@ _WANTED: tuple[tuple[str, ...], ...] = (
     ),
     *((f"{unit}__cycles_elapsed.avg.per_second",) for unit in ("dram", "lts", "sm")),
 )
-#: Operations of the tensor cores by type, sparse and dense together; integer operations are not FLOPs.
+#: Tensor core operations by type, sparse and dense together. Integer operations are not FLOPs.
 _OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
-#: Instructions of the tensor pipe, on chips without counters of operations.
+#: Tensor pipe instructions, for chips without operation counters.
 _INSTRUCTIONS = re.compile(r"sm__inst_executed_pipe_tensor(?:_op_[a-z]+)?")
 _CHIPS = {
     "7.0": "gv100",
@@ -100,11 +104,13 @@ _QUERY_SECONDS = 120.0
 
 @dataclass(kw_only=True)
 class Ncu(Profiler):
-    """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Profiler`.
+    """Nsight Compute on exactly one call (profiler=ncu).
+
+    See `Profiler` for the common arguments.
 
     Args:
-        metrics: counters; by default the chip's counters for a roofline.
-        sections: further sections of ncu (`SpeedOfLight`, `Occupancy`, …).
+        metrics: counters; None for the chip's roofline counters.
+        sections: further ncu sections, for example `SpeedOfLight` or `Occupancy`.
         cache_control: cache state before each replay: `all` (flushed) or `none` (unchanged).
         tool: path of ncu; None searches for it.
     """
@@ -194,7 +200,10 @@ class Ncu(Profiler):
 
 
 def exported(tool: tools.Tool, report: Path) -> bytes:
-    """The raw page of a report as CSV in base units, with the ranges of kernels; `ProfilerFailed` without any."""
+    """Return a report's raw page as CSV in base units, with the kernels' ranges.
+
+    Raises `ProfilerFailed` if there are no kernels.
+    """
     command = [
         tool.path,
         "--import",
@@ -208,14 +217,17 @@ def exported(tool: tools.Tool, report: Path) -> bytes:
     answer = tools.ask(command, _IMPORT_SECONDS)
     lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
     begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
-    if begin is None or len(lines) < begin + 3:  # the names, the units, a kernel
+    if begin is None or len(lines) < begin + 3:  # names, units, a kernel
         why = tools.reason(answer.text, ("error", "warning")) or "it is empty"
         raise ProfilerFailed(f"ncu can't read {report.name}: {why}", [report.name])
     return ("\n".join(lines[begin:]) + "\n").encode()
 
 
 def _is_in(launch: listing.Launch, name: str) -> bool:
-    """Whether a kernel was launched in a range; ncu writes number and domain before the name."""
+    """Return whether a kernel was launched in a range.
+
+    ncu writes a number and a domain before the range's name.
+    """
     return any(span == name or span.endswith(f":{name}") for span in (*launch.spans, *launch.stack))
 
 
@@ -230,7 +242,10 @@ def _why(said: str) -> str:
 
 
 def available_counters(tool: tools.Tool, capability: str | None, index: int = 0) -> frozenset[str]:
-    """The counters of a chip, without suffixes; without a compute capability (`9.0`), ncu queries the device."""
+    """Return a chip's counters, without suffixes.
+
+    Without a compute capability, for example `9.0`, ncu queries the device.
+    """
     chip = _CHIPS.get(capability or "")
     by_chip = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
     output = ""
@@ -248,7 +263,7 @@ def available_counters(tool: tools.Tool, capability: str | None, index: int = 0)
 
 
 def roofline_counters(there: Iterable[str]) -> list[str]:
-    """The counters for a roofline among available ones without suffixes."""
+    """Return the roofline counters among available counters without suffixes."""
     names = frozenset(there)
     wanted = [
         next((counter for counter in alternatives if counter.partition(".")[0] in names), None)

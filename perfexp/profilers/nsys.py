@@ -1,6 +1,6 @@
-"""Profile a few calls by Nsight Systems (nsys): a timeline, reports as CSV, and the work that each range launched.
+"""Profiles of a few calls from Nsight Systems (nsys): timeline, CSV reports, and work per range.
 
-Source of the command lines: Nsight Systems User Guide, "CLI Profile Command Switch Options",
+Source for the command lines: Nsight Systems User Guide, "CLI Profile Command Switch Options",
 https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 """
 
@@ -21,11 +21,11 @@ from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
 from perfexp.records.paths import RunPaths
 
-#: Interfaces that are traced by default.
+#: Interfaces traced by default.
 TRACE = ("cuda", "cudnn", "nvtx", "osrt")
-#: Endings of profiles: since 2021.4, and before.
+#: Endings of profiles since 2021.4, and before.
 ENDINGS = (".nsys-rep", ".qdrep")
-#: Words of nsys's error messages.
+#: Words in nsys's error messages.
 _COMPLAINTS = (
     "illegal",
     "unrecognised",
@@ -36,20 +36,22 @@ _COMPLAINTS = (
     "unable",
 )
 _IMPORT_SECONDS = 3600.0
-#: Ending of a database that nsys exports from a profile.
+#: Ending of a database exported by nsys.
 DATABASE = ".sqlite"
 _RANGES = "_ranges.csv"
 
 
 @dataclass(kw_only=True)
 class Nsys(Profiler):
-    """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Profiler`.
+    """Nsight Systems on calls after a warm-up (profiler=nsys).
+
+    See `Profiler` for the common arguments.
 
     Args:
         trace: traced interfaces (`nsys profile --trace`).
-        sample: sampling of instruction pointers (`none`, `process-tree`, …).
-        cpuctxsw: recording of thread switches (`none`, `process-tree`, …).
-        reports: reports of `nsys stats` to write as CSV.
+        sample: sampling of instruction pointers, for example `none` or `process-tree`.
+        cpuctxsw: recording of thread switches, for example `none` or `process-tree`.
+        reports: `nsys stats` reports to write as CSV.
         tool: path of nsys; None searches for it.
     """
 
@@ -81,7 +83,10 @@ class Nsys(Profiler):
         ]
 
     def command(self, place: Place, about: About) -> list[str]:
-        """See `Profiler`. Without a capture range, torch's import alone makes a profile of gigabytes."""
+        """See `Profiler`.
+
+        Without a capture range, torch's import alone creates gigabytes of profile.
+        """
         super().command(place, about)
         tool = tools.find("nsys", self.tool)
         recording = recording_command(self.trace, self.sample, self.cpuctxsw)
@@ -109,9 +114,10 @@ class Nsys(Profiler):
 def recording_command(
     trace: Sequence[str] = TRACE, sample: str = "none", cpuctxsw: str = "none"
 ) -> list[str]:
-    """The arguments of nsys that record between cudaProfilerStart and Stop.
+    """Return nsys arguments that record between cudaProfilerStart and Stop.
 
-    By default, the program would end at Stop. Nodes of graphs are traced: forced cuDNN passes are launched as graphs.
+    By default, the program would end at Stop. Graph nodes are traced, because forced cuDNN passes
+    are launched as graphs.
     """
     capture = (
         "--capture-range=cudaProfilerApi",
@@ -129,7 +135,7 @@ def recording_command(
 
 
 def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
-    """The files that `evaluate` may write."""
+    """Return the files that `evaluate` may write."""
     return [
         place.file(DATABASE),
         place.file(_RANGES),
@@ -147,12 +153,12 @@ def evaluate(
     whole: str | None = None,
     top: int = 20,
 ) -> Found:
-    """Reports, kernels and ranges of a profile.
+    """Return a profile's reports, kernels and ranges.
 
     Args:
-        profile: recorded file, or database exported from one.
+        profile: recorded file, or database exported from it.
         claim: called with each file before it is written.
-        whole: name of the range around a call, if there is one.
+        whole: name of the range around a call, if any.
     """
     results = Found(files=[profile.name])
     database = place.file(DATABASE)
@@ -165,9 +171,8 @@ def evaluate(
     ranges: list[dict[str, Any]] = []
     work: list[Work] = []
     if not problem:
-        with suppress(
-            sqlite3.Error
-        ):  # another version has other tables; the reports are unaffected
+        # other versions have other tables; the reports are unaffected
+        with suppress(sqlite3.Error):
             ranges, work = project(database)
     if ranges:
         path = place.file(_RANGES)
@@ -204,7 +209,10 @@ def evaluate(
 
 
 def imported(tool: tools.Tool, stream: Path) -> Path:
-    """Import a .qdstrm recording that nsys itself could not import; raises `ProfilerFailed` if that fails too."""
+    """Import a .qdstrm recording that nsys could not import.
+
+    Raises `ProfilerFailed` if that fails too.
+    """
     own = Path(tool.path).resolve().parent
     importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
     if not importers:
@@ -248,7 +256,10 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
 
 
 def _libdw() -> str | None:
-    """The message for a missing libdw, the library that importers most often lack; None if it is installed."""
+    """Return the message for a missing libdw; None if it is installed.
+
+    Importers lack this library most often.
+    """
     import ctypes
 
     try:

@@ -1,4 +1,4 @@
-"""Run one marked call without timing, for a profiler that the user starts around the command."""
+"""One marked, untimed call for a profiler that the user starts around the command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from perfexp.errors import UserError
 from perfexp.profilers import WHOLE, About, Found, Place, Profiler
 from perfexp.profilers.nsys import recording_command
 
-#: Overrides with which a repeated command would find its work done.
+#: Overrides that would make a repeated command find its work done.
 _NOT_REPEATED = ("output_dir=", "resume=")
 
 
 @dataclass(kw_only=True)
 class Nvtx(Profiler):
-    """Marks one untimed call, the `step`-th after the warm-up (profiler=nvtx); common arguments as in `Profiler`."""
+    """Marks one untimed call after the warm-up (profiler=nvtx).
+
+    See `Profiler` for the common arguments.
+
+    Args:
+        step: number of the marked call after the warm-up, from 1.
+    """
 
     name: str = "nvtx"
     step: int = 1
@@ -39,7 +45,11 @@ class Nvtx(Profiler):
 
 
 def command_lines(stem: str, about: About) -> dict[str, str]:
-    """Command lines that profile the marked call, by tool; `stem` begins the names of their output."""
+    """Return command lines that profile the marked call, by tool.
+
+    Args:
+        stem: beginning of output file names.
+    """
     own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
     run = ["python", "-m", "perfexp", *own]
     nsys = ["nsys", *recording_command(), f"--output={stem}"]
@@ -50,6 +60,6 @@ def command_lines(stem: str, about: About) -> dict[str, str]:
         "--profile-from-start=off",
         "--nvtx",
     ]
-    # without a slash: a range of the process
+    # without a slash, ncu selects a process range
     ncu += [f"--nvtx-include={WHOLE[about.phase]}", "--set=roofline", f"--export={stem}"]
     return {"nsys": shlex.join([*nsys, *run]), "ncu": shlex.join([*ncu, *run])}

@@ -1,4 +1,4 @@
-"""Run the profiled calls with their ranges, in the same way for all profilers."""
+"""Profiled calls with their ranges, in the same way for all profilers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:
-    """Profile a few calls of a step; returns their numbers, names of ranges, and the profiler's observations."""
+    """Profile a few calls of a step.
+
+    Returns call counts, range names, and the profiler's observations.
+    """
     timed = profiled_key(key)
     with procedure.step(timed) as (step, batches):
         procedure.first_call(step, batches)
@@ -48,7 +51,7 @@ def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> di
 
 
 def call(step: Step, marks: Marks, whole: str) -> None:
-    """Make one call, with a range named `whole` around it and a range around each of its parts."""
+    """Make one call, with a range named `whole` around it and a range around each part."""
     with marks.range(whole):
         for name, part in step.segments:
             with marks.range(part_name(name)):
@@ -71,7 +74,10 @@ def _outline(procedure: Procedure, step: Step) -> Outline:
 def _modules(
     procedure: Procedure, outline: Outline | None, marks: Marks
 ) -> Iterator[Callable[[], None]]:
-    """Ranges around the model's modules, if requested; yields a function to call before each call."""
+    """Put ranges around the model's modules, if requested.
+
+    Yields a function to call before each call.
+    """
     if outline is None:
         yield lambda: None
         return
@@ -81,7 +87,10 @@ def _modules(
 
 
 class _MarkedModules(Ranges):
-    """A range around each call of a module and of its operations; marking takes host time, which a profile shows."""
+    """A range around each call of a module and of its operations.
+
+    Marking takes host time, which the profile shows.
+    """
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks

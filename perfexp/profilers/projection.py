@@ -1,8 +1,9 @@
-"""Project each range of a profile on the device's work that it launched, from any thread.
+"""Projection of a profile's ranges onto the device work that they launched, from any thread.
 
-`nvtx_gpu_proj_sum` of nsys only covers launches of the range's own thread; autograd launches the backward pass from
-another one. Here a process range covers every launch whose call began within it. Tables and columns are those of `nsys
-export --type=sqlite`: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
+nsys's `nvtx_gpu_proj_sum` only covers launches from the range's own thread, but autograd launches
+the backward pass from another thread. Here a process range covers every launch with a call that
+began within it. Tables and columns follow `nsys export --type=sqlite`:
+https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-#: Limit on reading a database; those of a few calls take a second.
+#: Limit on reading a database; a few calls take a second.
 _MOST_SECONDS = 300.0
-#: Event type of process ranges (59 is that of thread ranges).
+#: Event type of process ranges (thread ranges have 59).
 _START_END = 60
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
-#: Tables of work on the device, and the column that names it.
+#: Tables of device work, and the column with its name.
 _WORK = {
     "CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName"),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (),
@@ -30,7 +31,11 @@ _WORK = {
 
 
 class Work(NamedTuple):
-    """An activity of the device, and the start of the call that launched it; copies and fills are not kernels."""
+    """A device activity, and the start of the call that launched it.
+
+    Attributes:
+        kernel: kernel name; None for copies and fills.
+    """
 
     issued_ns: int
     start_ns: int
@@ -39,11 +44,13 @@ class Work(NamedTuple):
 
 
 def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
-    """The ranges of a profile with their launched work, and all work of the device.
+    """Return a profile's ranges with the work that they launched, and all device work.
 
-    For each name of a range: `name`, `count`, and per range the medians of `launches`, `kernels`, `busy_seconds` (with
-    any of them active) and `span_seconds` (from the first start to the last end). Raises `sqlite3.Error` if the file is
-    not such a database, or takes too long.
+    Each range name has `name`, `count`, and medians per range: `launches`, `kernels`,
+    `busy_seconds` (with any activity) and `span_seconds` (from the first start to the last end).
+
+    Raises:
+        sqlite3.Error: the file is not such a database, or takes too long.
     """
     deadline = time.monotonic() + _MOST_SECONDS
     with closing(
@@ -57,12 +64,12 @@ def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
             work = sorted(_work(connection), key=lambda activity: activity.issued_ns)
             ranges = list(_ranges(connection))
             return list(_summarized(ranges, work)), work
-        except TypeError as error:  # a time of type text
+        except TypeError as error:  # a time stored as text
             raise sqlite3.DataError(str(error)) from error
 
 
 def _summarized(ranges: list[tuple[str, int, int]], work: list[Work]) -> Iterator[dict[str, Any]]:
-    """See `project`; the work is sorted by the time of its issue."""
+    """Yield the summaries for `project`; the work is sorted by issue time."""
     issued = [activity.issued_ns for activity in work]
     by_name: dict[str, list[list[Work]]] = {}
     for name, start, end in sorted(ranges, key=lambda each: (each[1], -each[2])):

@@ -1,9 +1,9 @@
-"""Make reports of a profile by `nsys stats`, whose success shows in its output and not in its exit code.
+"""Reports from `nsys stats`. Its output shows success; its exit code does not.
 
-nsys exits with 0 for unknown, crashed and skipped reports, and may leave files without a row. Reports were renamed in
-version 2023.1 (`gpukernsum` became `cuda_gpu_kern_sum`, …); both names are accepted and mapped to the installed
-version. Source: Nsight Systems User Guide, "Report scripts" and "nsys stats",
-https://docs.nvidia.com/nsight-systems/UserGuide/index.html
+nsys exits with 0 for unknown, crashed and skipped reports, and may leave files without rows.
+Reports were renamed in version 2023.1, for example `gpukernsum` to `cuda_gpu_kern_sum`. Both names
+are accepted and mapped to the installed version. Source: Nsight Systems User Guide, "Report
+scripts" and "nsys stats", https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfexp.roofline.numbers import factor, number
 
 #: Default reports.
 DEFAULT = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum")
-#: Names of reports since 2023.1, and before.
+#: Report names since 2023.1, and before.
 _NAMES = """
     cuda_api_gpu_sum=apigpusum cuda_api_sum=cudaapisum cuda_api_trace=cudaapitrace cuda_gpu_kern_gb_sum=gpukerngbsum
     cuda_gpu_kern_sum=gpukernsum cuda_gpu_mem_size_sum=gpumemsizesum cuda_gpu_mem_time_sum=gpumemtimesum
@@ -39,15 +39,15 @@ _RENAMED = [pair.split("=") for pair in _NAMES.split()]
 #: A name with the report's arguments; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
-#: Words of nsys's messages for reports that it does not make.
+#: Words in nsys's messages for reports that it refuses to make.
 _REFUSALS = ("skipped", "error", "not found", "could not", "invalid")
-#: Message for reports of copies and fills where there were none (or where they were not traced).
+#: Message for copy and fill reports if there were none, or if they were not traced.
 NO_COPIES = "does not contain GPU memory data"
-#: Beginnings of messages for every report.
+#: First words of messages that every report causes.
 _NO_NEWS = ("Processing", "Generating")
-#: The title of total times with their unit; nanoseconds without any.
+#: Title of total times with their unit; nanoseconds without a unit.
 _TOTAL_TIME = re.compile(r"\s*total\s*time\s*(?:\(\s*([a-zµ]+)\s*\))?", re.IGNORECASE)
-#: Time limit of a report of a large profile, and of its SQLite export.
+#: Time limit for a large profile's report or SQLite export.
 _SECONDS = 1800.0
 
 
@@ -60,7 +60,10 @@ class Sheet:
     text: str
 
     def column(self, *titles: str) -> list[str] | None:
-        """The cells of the first column whose title begins with one of `titles`, ignoring case and blanks, or None."""
+        """Return the first column with a title that begins with one of `titles`, or None.
+
+        Case and blanks are ignored.
+        """
         for title in titles:
             for index, name in enumerate(self.header):
                 if _plain(name).startswith(_plain(title)):
@@ -69,7 +72,10 @@ class Sheet:
 
 
 def check(reports: Iterable[str]) -> list[str]:
-    """Validated names of reports, separated by commas or not; raises `UserError` for an invalid name."""
+    """Return validated report names; raise `UserError` for an invalid name.
+
+    A text may contain several names, separated by commas.
+    """
     names = [name.strip() for text in reports for name in text.split(",") if name.strip()]
     for name in names:
         if not _REPORT.fullmatch(name):
@@ -80,13 +86,16 @@ def check(reports: Iterable[str]) -> list[str]:
 
 
 def known(tool: Tool) -> frozenset[str]:
-    """The reports of a version of nsys; empty if unknown."""
+    """Return the reports of the installed nsys; empty if unknown."""
     answer = ask([tool.path, "stats", "--help-reports"])
     return frozenset(_KNOWN.findall(answer.text))
 
 
 def names_of(report: str, those: frozenset[str]) -> list[str]:
-    """Names to try for a report, best first: those of the installed version, or all if its reports are unknown."""
+    """Return names to try for a report, best first.
+
+    These are the installed version's names, or all names if its reports are unknown.
+    """
     base, _, arguments = report.partition(":")
     others = [new for new, old in _RENAMED if old == base] + [
         old for new, old in _RENAMED if new == base
@@ -96,12 +105,12 @@ def names_of(report: str, those: frozenset[str]) -> list[str]:
 
 
 def export(tool: Tool, source: Path, target: Path) -> str | None:
-    """Export a profile to a database, from which reports are then made; returns the tool's error, or None.
+    """Export a profile to a database, as a source for reports; return the tool's error, or None.
 
     Raises `ProfilerFailed` if the tool cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
-        made = Path(folder) / target.name  # beside the target, which survives a failure
+        made = Path(folder) / target.name  # next to the target, which survives a failure
         command = [
             tool.path,
             "export",
@@ -118,7 +127,7 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
 
 
 def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
-    """Make one report; raises `ProfilerFailed` with the reason if it has no rows."""
+    """Make one report; raise `ProfilerFailed` with the reason if it has no rows."""
     names = names_of(report, those)
     if not names:
         near = nearest(report.partition(":")[0], those)
@@ -153,7 +162,7 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
 
 
 def read(text: str) -> Sheet | None:
-    """The CSV table of a report within a file or output of nsys; None without rows."""
+    """Return the CSV table in a report file or nsys output; None without rows."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         if line.count(",") < 2 or line.startswith(
@@ -173,7 +182,10 @@ def read(text: str) -> Sheet | None:
 def write(
     tool: Tool, source: Path, wanted: Sequence[str], place: Place, claim: Callable[[Path], None]
 ) -> tuple[dict[str, Sheet], dict[str, str]]:
-    """Make reports and write those with rows as `STEM_REPORT.csv`; returns them, and the errors of the others."""
+    """Make reports and write those with rows as `STEM_REPORT.csv`.
+
+    Returns the written reports, and the errors of the others.
+    """
     those = known(tool)
     sheets: dict[str, Sheet] = {}
     problems: dict[str, str] = {}
@@ -191,12 +203,15 @@ def write(
 
 
 def file_of(place: Place, report: str) -> Path:
-    """Path of a report."""
+    """Return a report's path."""
     return place.file(f"_{safe_name(report.replace(':', '_'))}.csv")
 
 
 def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
-    """The kernels of a profile by decreasing total time: `name`, `count`, total `seconds`, `share`."""
+    """Return a profile's kernels by decreasing total time.
+
+    Each has `name`, `count`, total `seconds` and `share`.
+    """
     for report, sheet in sheets.items():
         if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
             names, counts = sheet.column("Name"), sheet.column("Instances", "Count")

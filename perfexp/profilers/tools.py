@@ -1,4 +1,4 @@
-"""Find nsys and ncu, check their versions, and run them."""
+"""nsys and ncu: find them, check their versions, and run them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from perfexp.host import interrupts
 from perfexp.host.untrusted import printable, spreadsheet_text
 from perfexp.profilers import ProfilerFailed
 
-#: Default time limit of a tool.
+#: Default time limit for a tool.
 _ANSWER_SECONDS = 60.0
-#: Interval of checks for held interrupts.
+#: Interval between checks for held interrupts.
 _LOOK_SECONDS = 0.2
 #: Time between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 5.0
-#: The first versions that support the command lines of this package.
+#: First versions that support this package's command lines.
 _LEAST = {"nsys": (2022, 4), "ncu": (2021, 1)}
 _VERSION = re.compile(r"version:?\s+(\d{4})\.(\d+)((?:\.\d+)*)", re.IGNORECASE)
 _LIBRARY = re.compile(r"(lib[\w+.-]+\.so[\d.]*): cannot open shared object")
-#: Packages of Debian and Red Hat with libraries that importers are known to lack.
+#: Debian and Red Hat packages with libraries that importers are known to lack.
 _PACKAGES = {
     "libdw": "libdw1 (Debian, Ubuntu) or elfutils-libs (Red Hat)",
     "libelf": "libelf1 or elfutils-libelf",
@@ -49,7 +49,7 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Output of a tool, and its exit code, which is unreliable; None after a timeout."""
+    """A tool's output and exit code. The exit code is unreliable, and None after a timeout."""
 
     code: int | None
     out: str
@@ -57,12 +57,15 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Both streams."""
+        """Return both streams."""
         return f"{self.out}\n{self.err}"
 
 
 def find(name: str, given: str | None = None) -> Tool:
-    """The tool at the user's path, on the PATH, or the newest of an installer; `ProfilerFailed` if none can be used."""
+    """Return the tool at the user's path, on the PATH, or the newest from an installer.
+
+    Raises `ProfilerFailed` if there is no usable tool.
+    """
     source, least = environment.NSIGHT[name], _LEAST[name]
     if given is not None and not os.access(given, os.X_OK):
         raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
@@ -71,7 +74,8 @@ def find(name: str, given: str | None = None) -> Tool:
         raise ProfilerFailed(
             f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}"
         )
-    path = str(Path(path).absolute())  # a relative path would fail in another working directory
+    # a relative path would fail in another working directory
+    path = str(Path(path).absolute())
     answer = ask([path, "--version"])
     match = _VERSION.search(answer.text)
     if match is None:
@@ -92,9 +96,9 @@ def find(name: str, given: str | None = None) -> Tool:
 def ask(
     command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None
 ) -> Answer:
-    """Run a tool and return its output; raises `ProfilerFailed` if it cannot be started.
+    """Run a tool and return its output; raise `ProfilerFailed` if it cannot be started.
 
-    An interrupt, held or not, ends it with all its children.
+    An interrupt, held or not, ends the tool with all its children.
     """
     try:
         process = subprocess.Popen(
@@ -128,7 +132,10 @@ def ask(
 
 
 def _output_of(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
-    """Stdout and stderr of a process; raises `TimeoutExpired`, or `KeyboardInterrupt` for a held interrupt."""
+    """Return a process's stdout and stderr.
+
+    Raises `TimeoutExpired`, or `KeyboardInterrupt` for a held interrupt.
+    """
     deadline = time.monotonic() + seconds
     while True:
         interrupts.check()
@@ -141,7 +148,7 @@ def _output_of(process: subprocess.Popen[str], seconds: float) -> tuple[str, str
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate the process and its children, which are in a session of their own."""
+    """Terminate the process and its children, which have their own session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -150,7 +157,10 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def missing_library(text: str) -> str | None:
-    """A message for a library that a program reports as missing, with its package; None for other output."""
+    """Return a message for a missing library and its package, from a program's output.
+
+    None if the output reports no missing library.
+    """
     match = _LIBRARY.search(text)
     if match is None:
         return None
@@ -159,12 +169,12 @@ def missing_library(text: str) -> str | None:
 
 
 def has_content(path: Path) -> bool:
-    """Whether a path is a file that is not empty."""
+    """Return whether a path is a file that is not empty."""
     return path.is_file() and path.stat().st_size > 0
 
 
 def first_line_with(text: str, words: Sequence[str]) -> str | None:
-    """The first line that contains one of some lower-case words, or None."""
+    """Return the first line that contains any of the lower-case words, or None."""
     matching = (
         line.strip() for line in text.splitlines() if any(word in line.lower() for word in words)
     )
@@ -172,18 +182,25 @@ def first_line_with(text: str, words: Sequence[str]) -> str | None:
 
 
 def reason(output: str, words: Sequence[str] = ()) -> str:
-    """Why a tool failed, by its output: a missing library, the first line with one of the words, or the last lines."""
+    """Return why a tool failed, from its output.
+
+    It is a missing library, the first line with any of the words, or the last lines.
+    """
     filled = [line.strip() for line in output.splitlines() if line.strip()]
     return missing_library(output) or first_line_with(output, words) or " | ".join(filled[-2:])
 
 
 def escaped(path: Path) -> str:
-    """A path in the output syntax of nsys and ncu, where `%` begins a variable."""
+    """Return a path in nsys and ncu output syntax, where `%` begins a variable."""
     return str(path).replace("%", "%%")
 
 
 def ranked(kernels: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
-    """Kernels or operators (name, count, seconds) with the totals of each name, by decreasing time."""
+    """Return kernels or operators with totals by name, in order of decreasing time.
+
+    Args:
+        kernels: names, counts and seconds.
+    """
     counts: Counter[str] = Counter()
     totals: dict[str, float] = {}
     for name, count, seconds in kernels:
@@ -202,7 +219,10 @@ def ranked(kernels: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
-    """CSV of some columns, in texts without control characters and formulas: the profiled program chooses names."""
+    """Return selected columns as CSV, without control characters or formulas.
+
+    The profiled program chooses names, so they are not trusted.
+    """
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(columns)

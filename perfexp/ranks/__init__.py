@@ -1,4 +1,7 @@
-"""Ranks: processes with a device each that make the same calls; the first measures and the others follow it."""
+"""Ranks: processes with a device each that make the same calls.
+
+The first rank measures, and the others follow it.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from perfexp.models import Sharing
 from perfexp.modes import Step
 from perfexp.records.record import Key
 
-#: Calls that leave behind the iterations in which DistributedDataParallel waits for the device. It does so in its first
-#: ten, to collect statistics, and in every hundredth after them (torch/csrc/distributed/c10d/reducer.hpp).
+#: Calls before DistributedDataParallel stops waiting for the device. It waits in its first ten
+#: iterations, to collect statistics, and later in every hundredth
+#: (torch/csrc/distributed/c10d/reducer.hpp).
 SETTLING_CALLS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which of the ranks a process is, the number of ranks on each host, and the folder of their pipes."""
+    """A process's rank number, the number of ranks in total and per host, and the pipe folder."""
 
     number: int
     size: int
@@ -28,12 +32,12 @@ class Place:
 
     @property
     def local(self) -> int:
-        """Number of this rank among those of its host, and of its device."""
+        """Return this rank's number on its host, which is also its device's number."""
         return self.number % self.per_host
 
     @property
     def leads_other_host(self) -> bool:
-        """Whether this is the first rank of a host other than the first rank's."""
+        """Return whether this is the first rank on a host other than the first rank's host."""
         return self.number > 0 and self.local == 0
 
     def __str__(self) -> str:
@@ -42,11 +46,14 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Burst:
-    """Back-to-back calls of one rank, from the start of the first to the end of the last; both are one without calls.
+    """A rank's back-to-back calls, from the first call's start to the last call's end.
 
-    All processes of a host share the clock. It starts with the first call on the host, since hosts have different ones
-    and the barrier before a burst leaves little between them. `error` is why a rank that shares
-    nothing did not make all of its calls.
+    All processes on a host share a clock, but hosts have different clocks. Times therefore count
+    from the first call on the host. The barrier before a burst leaves little time between hosts.
+    Without calls, start and end are equal.
+
+    Attributes:
+        error: why a rank that shares nothing did not finish its calls.
     """
 
     start_ns: int
@@ -55,29 +62,35 @@ class Burst:
 
 
 class ProcessGroup:
-    """All ranks, as the first one directs them while it measures; this class is the group of a single process."""
+    """All ranks, directed by the first rank while it measures. This class is a single process."""
 
     size = 1
 
     def open(self, key: Key) -> None:
-        """Have all ranks prepare the call of a point."""
+        """Prepare a point's call on all ranks."""
 
     def close(self) -> None:
-        """Have all ranks leave the point."""
+        """Leave the point on all ranks."""
 
     def first(self) -> None:
-        """Have the others make the first forward pass of a size, as this rank is about to."""
+        """Run the first forward pass at a size on the other ranks.
+
+        This rank is about to do the same.
+        """
 
     def joined(self, step: Step) -> Step:
-        """Return the same call, made by all ranks whenever it is made here."""
+        """Return a step that all ranks make whenever it is made here."""
         return step
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
-        """Have all ranks make calls of a joined step, as fast as they can; one result per rank, of two or more."""
+        """Make calls of a joined step on all ranks, as fast as possible; return a result per rank.
+
+        Raises `ValueError` for a single process.
+        """
         raise ValueError("a burst takes several ranks")
 
     def lost(self) -> bool:
-        """Return whether another rank has ended; then no call can be made together."""
+        """Return whether another rank has ended, so that no joint call is possible."""
         return False
 
 
@@ -86,7 +99,11 @@ class Shareable(Protocol):
     """A session that several ranks can train together."""
 
     def share(self, settings: Any) -> dict[str, Any]:
-        """Train together with all ranks from now on, by `execution.ddp`; return the facts to record."""
+        """Train together with all ranks from now on; return the facts to record.
+
+        Args:
+            settings: `execution.ddp`.
+        """
 
     def sharing(self, what: Sharing) -> AbstractContextManager[None]:
-        """While entered, this rank shares no more than this."""
+        """Limit what this rank shares inside the context."""

@@ -1,4 +1,7 @@
-"""Control messages of the first rank to the others, over a connection each; a call costs one write of 5 bytes."""
+"""Control messages from the first rank to the others, over a connection per rank.
+
+A call costs a single write of 5 bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,22 @@ from perfexp.records.record import Key
 if TYPE_CHECKING:
     from perfexp.ranks.group import TorchGroup
 
-#: The connections of a dying rank break first; its pipe closes within this time.
+#: A dying rank's connections break first; its pipe closes within this time.
 _DYING_SECONDS = 0.5
-#: Time in which a failed rank waits for the first one to fail in the same way and to record it.
+#: Time for which a failed rank waits until the first rank fails the same way and records it.
 _LINGER_SECONDS = 10.0
 
 _CALL, _FIRST, _CLOSE, _ALIVE = b"call\n", b"first\n", b"close\n", b"alive\n"
 _RESERVED = b"."
 
-#: Prepares a point in a rank that follows: gives its call, and the forward pass that comes before the first call.
+#: Prepares a point in a following rank. The context has the step and the forward pass before the
+#: first call.
 Point = Callable[[Key], AbstractContextManager[tuple[Step, Callable[[], object]]]]
 
 
 @dataclass(kw_only=True)
 class Member:
-    """What a rank makes its calls with."""
+    """A rank's session, device, process group and place."""
 
     session: Session
     device: Device
@@ -47,7 +51,7 @@ class Member:
     place: Place
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> list[Burst]:
-        """See `ProcessGroup.burst`; all ranks have to call it."""
+        """See `ProcessGroup.burst`; all ranks must call it."""
         device = self.device
         works = sharing is not Sharing.alone or self.place.number == 0
         with ExitStack() as stack:
@@ -64,7 +68,8 @@ class Member:
             except Exception as raised:
                 if sharing not in (Sharing.nothing, Sharing.alone) or device.is_lost():
                     raise
-                error = f"{type(raised).__name__}: {raised}"  # the others only wait for this rank's result
+                # the others only wait for this rank's result
+                error = f"{type(raised).__name__}: {raised}"
             end = device.now_ns() if works else start
         results = self.group.gather((start, end, error))
         per_host = self.place.per_host
@@ -93,9 +98,10 @@ class Leader(ProcessGroup):
         self._member: Member | None = None
 
     def begin(self) -> None:
-        """Let all ranks begin: the devices of this host are reserved.
+        """Start all ranks, now that this host's devices are reserved.
 
-        Those of the other hosts are reserved first, one host after the other: two runs can't block each other.
+        Other hosts' devices are reserved first, host by host, so that two runs cannot block each
+        other.
         """
         for descriptor in self._other_hosts:
             os.write(descriptor, _line("reserve", socket.gethostname()))
@@ -104,7 +110,7 @@ class Leader(ProcessGroup):
         self._send(_ALIVE)
 
     def works_with(self, member: Member) -> None:
-        """Set what this rank makes its calls with, once its model is loaded."""
+        """Set this rank's session, device and group, once its model is loaded."""
         self._member = member
 
     def open(self, key: Key) -> None:
@@ -130,17 +136,17 @@ class Leader(ProcessGroup):
         return self._member.burst(self._plain, calls, sharing)
 
     def lost(self) -> bool:
-        """See `ProcessGroup`; waits half a second for a rank that is dying."""
+        """See `ProcessGroup`; waits half a second for a dying rank."""
         time.sleep(_DYING_SECONDS)
         try:
             self._send(_ALIVE)
         except ConnectionError:
             return True
-        # TCP takes a message for a rank that has closed its end, which can be read from then on
+        # TCP accepts a message to a rank that closed its end; that end is then readable
         return bool(select.select(self._pipes, [], [], 0)[0])
 
     def end(self) -> None:
-        """Close the connections, which ends the loops of the other ranks."""
+        """Close the connections, which ends the other ranks' loops."""
         for descriptor in self._pipes:
             os.close(descriptor)
         self._pipes = []
@@ -161,7 +167,7 @@ class Leader(ProcessGroup):
 
 
 class Follower:
-    """The end of the connection in a rank that follows."""
+    """The connection's end in a following rank."""
 
     def __init__(self, place: Place) -> None:
         self._file = from_leader(place)
@@ -171,15 +177,18 @@ class Follower:
         return next(self._messages(), None) is not None
 
     def host_of_first(self) -> str | None:
-        """Wait until this host's devices are to be reserved; return the first rank's host, None if that has left."""
+        """Wait until this host's devices must be reserved; return the first rank's host.
+
+        None if the first rank has left.
+        """
         return next((content for _, content in self._messages()), None)
 
     def answer_reserved(self) -> None:
-        """Report to the first rank that the devices of this host are reserved."""
+        """Report to the first rank that this host's devices are reserved."""
         os.write(self._file.fileno(), _RESERVED)
 
     def follow(self, point: Point, member: Member) -> None:
-        """Make the calls of the first rank's messages until it closes the connection."""
+        """Make the calls in the first rank's messages until it closes the connection."""
         with ExitStack() as opened:
             for name, content in self._messages():
                 if name == "open":
@@ -196,14 +205,17 @@ class Follower:
                     opened.close()
 
     def linger(self) -> None:
-        """After an error, wait for the first rank: it may be recording the same error, and then ends this process."""
+        """Wait for the first rank after an error.
+
+        The first rank may be recording the same error and then ends this process.
+        """
         end = time.monotonic() + _LINGER_SECONDS
         while (left := end - time.monotonic()) > 0 and select.select([self._file], [], [], left)[0]:
             if not os.read(self._file.fileno(), 65536):
                 return
 
     def close(self) -> None:
-        """Close the connection, from which the first rank notices that this one has left."""
+        """Close the connection, so that the first rank notices that this rank has left."""
         self._file.close()
 
     def _messages(self) -> Iterator[tuple[str, Any]]:

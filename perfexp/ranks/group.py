@@ -1,4 +1,4 @@
-"""Group: the ranks of torch.distributed, and the collective operations that direct them."""
+"""The process group: ranks in torch.distributed and their collective operations."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ import torch.distributed as dist
 from perfexp.devices import Device
 from perfexp.ranks import Place
 
-#: Interface over which the ranks of one host connect; no other name has to be resolved.
+#: Interface between ranks on one host; no other name must be resolved.
 _LOOPBACK = "lo"
-#: A rank may compile or search while the others wait. The launcher notices a rank that is gone, and `timeout_seconds`
-#: a silent one.
+#: A rank may compile or search while the others wait. The launcher detects a dead rank, and
+#: `timeout_seconds` a silent rank.
 _PATIENCE = timedelta(days=1)
-#: NCCL's watchdog otherwise aborts a process whose device failed before it can report the error (ProcessGroupNCCL.hpp).
+#: Otherwise NCCL's watchdog aborts a process with a failed device before it can report the error
+#: (ProcessGroupNCCL.hpp).
 _NO_RETHROW = ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
-#: Prefixes of the environment variables that set up these libraries.
+#: Prefixes of environment variables for these libraries.
 _SETTINGS = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 
 
 class TorchGroup:
-    """All ranks: NCCL between CUDA devices, gloo between CPUs, and gloo for small values.
+    """All ranks: NCCL between CUDA devices, gloo between CPUs and for small values.
 
-    A rank ends by `os._exit` after a last barrier: tearing connections down one by one aborted the slower of two ranks.
-    Without a number of threads, a rank has its share of those that torch would use.
+    A rank ends with `os._exit` after a last barrier, because closing connections in turn aborted
+    the slower of two ranks.
+
+    Args:
+        threads: threads per rank on a CPU; None for an equal share of torch's default.
     """
 
     def __init__(self, place: Place, device: Device, threads: int | None) -> None:
@@ -59,14 +63,17 @@ class TorchGroup:
         dist.barrier(self._control)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the small values of all ranks to each of them, in the order of ranks."""
+        """Return the small values of all ranks, in rank order, to each rank."""
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=self._control)
         return values
 
 
 def _interface(host: str) -> str:
-    """Return the interface of the route to a host; gloo takes that of the host's own name, which may be loopback's."""
+    """Return the interface on the route to a host.
+
+    By default gloo uses the interface of the host's own name, which may be loopback.
+    """
     with socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM
     ) as probe:

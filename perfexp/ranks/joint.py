@@ -1,8 +1,9 @@
-"""Joint: throughput of several ranks, the throughput of one rank alone, and what the difference is lost to.
+"""Joint throughput of all ranks compared with a single rank, and causes of the difference.
 
-In a burst, all ranks make calls as fast as they can, coupled only by their gradients. A burst lasts from the first
-rank's start to the last rank's end. Bursts of different kinds take turns, every other round in reverse. Shares compare
-bursts of the same round, so that a slow phase of the machine hardly changes them.
+In a burst, all ranks make calls as fast as they can, coupled only by their gradients. A burst lasts
+from the first rank's start to the last rank's end. Kinds of bursts take turns, in reverse every
+other round. Shares compare bursts from the same round, so that a slow phase of the machine hardly
+changes them.
 """
 
 from __future__ import annotations
@@ -29,24 +30,28 @@ from perfexp.records.quantities import (
 from perfexp.records.record import Metric, Point, Series, Stop
 from perfexp.statistics import estimators
 
-#: Target length of a burst, large against the skew of some ten microseconds that its barrier leaves.
+#: Target length of a burst. Its barrier leaves a skew of some ten microseconds.
 _BURST_SECONDS = 0.05
-#: Least calls of a burst, which begins with an idle device, unless they take longer than this.
+#: Minimum calls in a burst, because it begins with an idle device, unless they take longer than
+#: this.
 _CALLS, _LONGEST_SECONDS = 4, 0.2
-#: Rounds, the first of which are warm-up: the first bursts of a kind may still choose kernels.
+#: Rounds, and warm-up rounds among them: the first bursts of a kind may still choose kernels.
 _ROUNDS, _WARMUP = 22, 2
-#: Figure that is missing without bursts of a kind.
+#: Metric that is missing without bursts of a kind.
 _FIGURES = {Sharing.nothing: STATISTICS, Sharing.alone: EFFICIENCY}
-#: Relative difference between bursts of all ranks and the first rank's calls from which the point is qualified.
+#: If bursts and the first rank's calls differ by more than this, the point gets a diagnostic.
 _TOLERANCE = 0.05
 
 
 def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bool) -> None:
-    """Measure bursts of calls of a joined step and add their figures to a point.
+    """Measure bursts of a joined step and add their metrics to a point.
 
-    `compares_alone` adds the first rank alone, and in training all ranks without sharing anything.
+    Args:
+        compares_alone: whether to also measure the first rank alone and, in training, all ranks
+            without sharing.
 
-    Raises `Unsupported` if the point has no time.
+    Raises:
+        Unsupported: the point has no time.
     """
     step_by_step = loop_interval(point)
     if step_by_step is None or step_by_step.value <= 0:

@@ -1,7 +1,7 @@
-"""Meeting: how the first rank connects to the others: a named pipe each on one host, TCP between hosts.
+"""Connections from the first rank to the others: pipes on a single host, TCP between hosts.
 
-Over TCP the first rank listens at an address of the launching node, and each other one begins with the secret that the
-launchers pass on, and its number. A connection without the secret is closed.
+Over TCP the first rank listens at an address of the launching node. Each other rank sends its
+number and the secret that the launchers pass on. A connection without the secret is closed.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from perfexp.host import untrusted
 from perfexp.host.files import write_atomically
 from perfexp.ranks import Place
 
-#: Limit on a whole greeting: another program of the cluster may connect and send nothing, or a byte at a time.
+#: Limit on a whole greeting. Another program may connect and, for example, send nothing.
 _GREETING_SECONDS = 5.0
-#: Time in which all ranks meet: some nodes import torch faster than others.
+#: Time for all ranks to connect, since some nodes import torch faster than others.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1
 
 
 class Meeting(msgspec.Struct, kw_only=True, frozen=True):
-    """Address at which the first rank listens for the ranks of all nodes, and their secret."""
+    """Address where the first rank listens for ranks on all nodes, and their secret."""
 
     host: str
     port: int
     secret: str
 
     def write(self, folder: Path) -> None:
-        """Leave it to the ranks of this node, in their folder, which only their user can read."""
+        """Write it to this node's rank folder, which only the user can read."""
         write_atomically(_file(folder), msgspec.json.encode(self))
 
 
 def pipe(folder: Path, number: int) -> Path:
-    """Return the path of the pipe to a rank of the same host."""
+    """Return the pipe's path for a rank on the same host."""
     return folder / f"messages-{number}"
 
 
 def to_followers(place: Place) -> list[int]:
-    """Return the first rank's descriptors of its connections to the other ranks, in their order; waits for all.
+    """Return the first rank's descriptors for its connections to the others, in rank order.
 
-    Raises `TimeoutError` if ranks of other hosts do not connect in time.
+    Waits for all ranks. Raises `TimeoutError` if ranks on other hosts do not connect in time.
     """
     meeting = _meeting(place)
     if meeting is None:
@@ -75,7 +75,7 @@ def to_followers(place: Place) -> list[int]:
 
 
 def from_leader(place: Place) -> BinaryIO:
-    """Return the connection from the first rank in a rank that follows; waits until the first rank listens."""
+    """Return a following rank's connection from the first rank, once the first rank listens."""
     meeting = _meeting(place)
     if meeting is None:
         return pipe(place.folder, place.number).open("rb")
@@ -110,14 +110,17 @@ def _words(secret: str, number: int) -> bytes:
 
 
 def _left(deadline: float) -> float:
-    """Return the seconds until a deadline, as a limit of a socket; raises TimeoutError when it has passed."""
+    """Return the seconds until a deadline, as a socket timeout.
+
+    Raises `TimeoutError` after the deadline.
+    """
     if (seconds := deadline - time.monotonic()) <= 0:
         raise TimeoutError
     return seconds
 
 
 def _greeting(connection: socket.socket, secret: str, deadline: float) -> int | None:
-    """Return the number in a greeting; None for one without the secret, or that is not complete by the deadline."""
+    """Return the number in a greeting; None without the secret or if incomplete at the deadline."""
     length, received = len(_words(secret, 0)), b""
     try:
         while len(received) < length:

@@ -1,7 +1,8 @@
-"""Nodes: the ranks of one training on all nodes of a SLURM job, started on each by torch's elastic launcher.
+"""Ranks for a training on all nodes of a SLURM job, started by torch's elastic launcher.
 
-The worker starts one task of `srun` per node, this module, whose standard input has its instructions. It reports the
-ranks that failed on its standard output. `srun` ends the tasks of all nodes when one of them fails.
+The worker starts this module on each node as an `srun` task. Standard input contains its
+instructions, and it reports failed ranks on standard output. `srun` ends the tasks on all nodes if
+any task fails.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from perfexp.ranks import start
 from perfexp.ranks.meeting import Meeting
 from perfexp.records.messages import Events
 
-#: Time between the report of a launcher and its end, in which those of other nodes find out about their own ranks.
+#: Time between a launcher's report and its end, so that other nodes' launchers can report, too.
 _REPORT_SECONDS = 3.0
 
 
 class Instructions(msgspec.Struct, kw_only=True):
-    """What the launchers of all nodes have to know.
+    """Instructions for the launchers on all nodes.
 
     Attributes:
-        command: command of a rank.
-        folder: folder of the pipes on the first node, to whose worker the first rank sends its events.
-        port: port of the first node at which the launchers meet.
-        messages_port: port of the first node at which the first rank listens.
+        command: command line for a rank.
+        folder: pipe folder on the first node. The first rank sends its events to the worker there.
+        port: port on the first node where the launchers meet.
+        messages_port: port on the first node where the first rank listens.
     """
 
     command: list[str]
@@ -55,7 +56,7 @@ class Instructions(msgspec.Struct, kw_only=True):
 
 
 class _Report(msgspec.Struct):
-    """A rank that failed, as its node's launcher reports it."""
+    """A failed rank, as reported by its node's launcher."""
 
     rank: int
     end: start.Ended
@@ -64,14 +65,15 @@ class _Report(msgspec.Struct):
 def run(
     command: Sequence[str], *, nodes: int, per_host: int, port: int | None, emit: Events
 ) -> int:
-    """Start the ranks on all nodes of this job, wait until all have ended, and return the exit code of a worker.
-
-    Raises `UserError` if this process is not in a job of that many nodes, or if the port is in use.
+    """Start ranks on all nodes of this job, wait until they end, and return the exit code.
 
     Args:
-        command: command of a rank; the environment sets its number.
-        port: first of two ports of this node at which the ranks connect; None for free ones.
-        emit: pipe to which the first rank sends its events, and which gets `finished` at the end, or `failed`.
+        command: command line for a rank; the environment sets its number.
+        port: first of two ports on this node where the ranks connect; None for free ports.
+        emit: pipe for the first rank's events and a final `finished` or `failed`.
+
+    Raises:
+        UserError: this process is not in a job with that many nodes, or the port is in use.
     """
     scheduler.require_nodes(nodes)
     ports = _free_ports() if port is None else (port, port + 1)
@@ -97,7 +99,7 @@ def run(
 
 
 def _start(instructions: Instructions, failures: dict[int, start.Ended]) -> int:
-    """Run a task on each node, take its reports, and return the exit code of srun."""
+    """Run a task on each node, collect its reports, and return srun's exit code."""
     command = [
         *(
             "srun",
@@ -119,33 +121,31 @@ def _start(instructions: Instructions, failures: dict[int, start.Ended]) -> int:
     with process:
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):  # srun reports why it ended
-            process.stdin.write(
-                msgspec.json.encode(instructions) + b"\n"
-            )  # it stays open: a task ends with it
+            # stdin stays open, because tasks end when it closes
+            process.stdin.write(msgspec.json.encode(instructions) + b"\n")
         for line in process.stdout:
-            with suppress(msgspec.DecodeError):  # the prolog of a site may write there, too
+            with suppress(msgspec.DecodeError):  # a site's prolog may write there, too
                 report = msgspec.json.decode(line, type=_Report)
                 failures[report.rank] = report.end
         return process.wait()
 
 
 def _free_ports() -> tuple[int, int]:
-    """Return two ports of this host that are free now."""
+    """Return two ports on this host that are currently free."""
     with socket.create_server(("", 0)) as first, socket.create_server(("", 0)) as second:
         return first.getsockname()[1], second.getsockname()[1]
 
 
 def main() -> int:
-    """Be the launcher of a node: start its ranks and report those that fail."""
+    """Launch a node's ranks and report failed ranks."""
     instructions = msgspec.json.decode(sys.stdin.buffer.readline(), type=Instructions)
     threading.Thread(target=_end_with_input, daemon=True).start()
     node, host = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]
     with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
-        folder = Path(
-            name if node else instructions.folder
-        )  # the first rank's events go to the worker
+        # the first rank's events go to the worker
+        folder = Path(name if node else instructions.folder)
         failures = _launch(instructions, folder, node, host)
-    for rank, end in failures.items():  # SLURM passes on whole lines of up to 1,024 bytes
+    for rank, end in failures.items():  # SLURM keeps lines up to 1,024 bytes whole
         print(json.dumps({"rank": rank, "end": end._replace(node=scheduler.node())}), flush=True)
     if failures:
         time.sleep(_REPORT_SECONDS)
@@ -173,7 +173,7 @@ def _launch(
 
 
 def _end_with_input() -> None:
-    """End this process as SLURM would when the worker, which holds the other end of its input, is gone."""
+    """End this process as SLURM would once the worker, at the other end of its input, is gone."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

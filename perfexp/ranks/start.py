@@ -1,4 +1,4 @@
-"""Start the ranks of a host with torch's elastic launcher, and report which of them died."""
+"""Start of a host's ranks with torch's elastic launcher, and reports about dead ranks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.ranks.meeting import pipe
 from perfexp.records.messages import Events
 
-#: Exit codes of the first rank where another rank has ended, or where the recorded error of a point left the ranks out
-#: of step. Any other code is that of a worker.
+#: Exit codes of the first rank if another rank has ended, or if a point's recorded error left the
+#: ranks out of step. Any other code is a worker's exit code.
 RANK_LOST, OUT_OF_STEP = 76, 75
-#: Exit codes of the first rank after the event of its own error.
+#: Exit codes of the first rank after it reported its own error.
 REPORTED = (PerfexpError.exit_code, UserError.exit_code)
 
-#: Interval of the launcher's checks for ranks that ended; each one wakes it while calls are timed.
+#: Interval between the launcher's checks for ended ranks. Each check wakes it during timing.
 _CHECK_SECONDS = 1.0
 
 
 class Ended(NamedTuple):
-    """A rank that failed: its process, its exit code or minus the number of a signal, and its node among several.
+    """A failed rank.
 
-    A rank that follows leaves its error: `message`, `status` of the point, and `timestamp`.
+    Attributes:
+        exitcode: exit code, or minus a signal number.
+        error: a following rank's error: `message`, `status` of the point, and `timestamp`.
+        node: name of the node if there are several.
     """
 
     pid: int
@@ -39,7 +42,7 @@ class Ended(NamedTuple):
     node: str = ""
 
     def __str__(self) -> str:
-        """`(process 7 on n1) was terminated by SIGKILL`, for a rank that a signal ended."""
+        """Return, for example, `(process 7 on n1) was terminated by SIGKILL`."""
         place = f" on {self.node}" if self.node else ""
         return (
             f"(process {self.pid}{place}) was terminated by {signal.Signals(-self.exitcode).name}"
@@ -47,27 +50,29 @@ class Ended(NamedTuple):
 
 
 def events_path(folder: Path) -> Path:
-    """Return the path through which the first rank sends its events to the parent of the worker."""
+    """Return the path through which the first rank sends its events to the worker's parent."""
     return folder / "events"
 
 
 @contextmanager
 def folder_of(emit: Events) -> Iterator[Path]:
-    """While entered, the ranks have this folder for their pipes, in which the worker's own pipe has a name."""
+    """Yield a folder for the ranks' pipes, with a name for the worker's own pipe."""
     with tempfile.TemporaryDirectory(prefix="perfexp-ranks-") as name:
         events_path(Path(name)).symlink_to(f"/proc/{os.getpid()}/fd/{emit.descriptor}")
         yield Path(name)
 
 
 def run(command: Sequence[str], *, size: int, port: int | None, emit: Events) -> int:
-    """Start the ranks of one host, wait until all have ended, and return the exit code of a worker.
-
-    Raises `UserError` if the port is in use.
+    """Start the ranks on a single host, wait until they end, and return the exit code.
 
     Args:
-        command: command of a rank, to which the folder of the pipes is added; the environment sets its number.
-        port: port of this host at which the ranks connect; None for a free one.
-        emit: pipe to which the first rank sends its events, and which gets `finished` at the end, or `failed`.
+        command: command line for a rank, without the pipe folder. The environment sets its number,
+            for example with the variable RANK.
+        port: port on this host where the ranks connect; None for a free port.
+        emit: pipe for the first rank's events and a final `finished` or `failed`.
+
+    Raises:
+        UserError: the port is in use.
     """
     if port is not None:
         refuse_busy(port)
@@ -90,11 +95,11 @@ def launch(
     settings: Mapping[str, Any],
     nodes: int = 1,
 ) -> dict[int, Ended]:
-    """Start the ranks of this host, wait until they have ended, and return those that failed.
+    """Start the ranks on this host, wait until they end, and return failed ranks.
 
     Args:
-        folder: folder of the pipes of this host's ranks.
-        settings: how the launchers of all nodes meet, for torch's `LaunchConfig`.
+        folder: pipe folder for this host's ranks.
+        settings: arguments for torch's `LaunchConfig`, such as the launchers' meeting point.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -122,14 +127,14 @@ def launch(
 
 
 def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
-    """Send the event of the end, with the ranks that failed first, and return the exit code of a worker."""
+    """Send the final event, naming the ranks that failed first, and return the exit code."""
     first = failures[0].exitcode if 0 in failures else 0
     if first in REPORTED:
         return first
     if not failures or first == OUT_OF_STEP:
         emit("finished")
         return 0
-    # the launcher terminates the others by SIGTERM, and the first rank leaves when another is lost
+    # the launcher sends SIGTERM to the others, and the first rank leaves if another is lost
     consequences = ((0, RANK_LOST), *((rank, -signal.SIGTERM) for rank in failures))
     causes = {
         rank: end for rank, end in failures.items() if (rank, end.exitcode) not in consequences
@@ -156,7 +161,7 @@ def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
 
 
 def refuse_busy(port: int, host: str = "127.0.0.1") -> None:
-    """Raise `UserError` if a port of this host is in use."""
+    """Raise `UserError` if a port on this host is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Speed: the speed JSON of a training, from a run's record or from a log of mmengine or mmcv."""
+"""Speed JSON of a training, from a run's record or from an mmengine or mmcv log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Facts: model, batch size, GPUs and precision from the head of a training log; its text is parsed, never run.
+"""Model, batch size, GPUs and precision from the head of a training log.
 
-The head is written by `Runner._log_env` and `Config.pretty_text` of mmengine, and by `tools/train.py` and
-`apis/train.py` of mmsegmentation 0.x on mmcv 0.x and 1.x (`Distributed training: …` and the configuration).
+The text is parsed, never run. `Runner._log_env` and `Config.pretty_text` in mmengine write the
+head. In mmsegmentation 0.x on mmcv 0.x and 1.x it comes from `tools/train.py` and `apis/train.py`
+(`Distributed training: …` and the configuration).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 #: Largest plausible batch size and number of GPUs.
 LARGEST = 1_000_000
 _LONGEST_STATEMENT = 200_000
-#: Settings that hold facts.
+#: Settings that contain facts.
 _WANTED = {
     *("data", "train_dataloader", "gpu_ids", "gpus", "work_dir"),
     *("optim_wrapper", "optimizer", "optimizer_config", "fp16"),
@@ -27,13 +28,18 @@ _GPUS = re.compile(r"\b(?:GPU number|world_size)\s*[:=]\s*(\d{1,7})\b")
 _DISTRIBUTED = re.compile(r"\bDistributed training:\s*(True|False)\b")
 _EXPERIMENT = re.compile(r"\bExp name:\s*(\S+)")
 _TIMESTAMP = re.compile(r"(?:^|_)\d{8}_\d{6}$")
-#: The part of a configuration's name at which its schedule begins: `8xb4-160k`, `512x1024`, `40k`, `lr0.12`, `1x`.
+#: Start of the schedule in a configuration name, such as `8xb4-160k`, `512x1024`, `40k`, `lr0.12`
+#: or `1x`.
 _SCHEDULE = re.compile(r"lr[\d.]+|\d+x(?:b?\d+)?(?:-.*)?|\d+[ke](?:-.*)?")
 
 
 @dataclass(kw_only=True)
 class Facts:
-    """What is known about a training before it begins, with the batch size of a GPU; None for unknown facts."""
+    """Facts about a training before it begins; None for unknown facts.
+
+    Attributes:
+        batch_size: images per GPU.
+    """
 
     model: str | None = None
     batch_size: int | None = None
@@ -41,7 +47,7 @@ class Facts:
     precision: str | None = None
 
     def or_else(self, other: Facts) -> Facts:
-        """Return these facts, with unknown ones filled in from other facts of the same training."""
+        """Return these facts, with unknown facts taken from others about the same training."""
         return replace(
             other, **{name: value for name, value in asdict(self).items() if value is not None}
         )
@@ -49,7 +55,7 @@ class Facts:
 
 @dataclass(kw_only=True)
 class Head:
-    """Collects facts from the lines of a log: the text of the configuration, and what is logged besides it."""
+    """Collects facts from log lines: the configuration text and separately logged facts."""
 
     config: str = ""
     experiment: str | None = None
@@ -57,7 +63,7 @@ class Head:
     distributed: bool | None = None
 
     def take(self, text: str) -> None:
-        """Add a line of the log, as `plain` returns it."""
+        """Add a log line, as returned by `plain`."""
         if match := _GPUS.search(text):
             self.num_gpus = _count(int(match[1]))
         elif match := _DISTRIBUTED.search(text):
@@ -71,7 +77,7 @@ class Head:
         self.experiment = str(values["exp_name"]) if values.get("exp_name") else self.experiment
 
     def facts(self) -> Facts:
-        """Return the facts of all lines so far."""
+        """Return the facts from all lines so far."""
         config = _statements(self.config)
         return Facts(
             model=_model(self.experiment, config.get("work_dir")),
@@ -126,7 +132,10 @@ def _get(config: Mapping[str, Any], *names: str) -> Any:
 
 
 def _batch_size(config: Mapping[str, Any]) -> int | None:
-    """Return the images per GPU: `batch_size` in mmengine, `samples_per_gpu` in mmcv, `imgs_per_gpu` in mmcv 0.x."""
+    """Return the images per GPU.
+
+    The setting is `batch_size` in mmengine, `samples_per_gpu` in mmcv, `imgs_per_gpu` in mmcv 0.x.
+    """
     paths = (
         *(("train_dataloader", "batch_size"), ("train_dataloader", "batch_sampler", "batch_size")),
         *(
@@ -140,9 +149,10 @@ def _batch_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _num_gpus(config: Mapping[str, Any], distributed: bool | None) -> int | None:
-    """Return the number of GPUs in the configuration: mmcv's `gpu_ids` count processes only without a launcher.
+    """Return the number of GPUs in the configuration.
 
-    With a launcher, earlier versions leave `range(0, 1)` there for any number of GPUs, which is then unknown.
+    mmcv's `gpu_ids` counts processes only without a launcher. With a launcher, earlier versions
+    write `range(0, 1)` for any number of GPUs, so the number is unknown.
     """
     ids = config.get("gpu_ids")
     named = (
@@ -155,7 +165,10 @@ def _num_gpus(config: Mapping[str, Any], distributed: bool | None) -> int | None
 
 
 def _precision(config: Mapping[str, Any], text: str) -> str | None:
-    """Return the precision that a configuration sets, by default fp32; None without any, or if it can't be known."""
+    """Return the precision set by a configuration, by default fp32.
+
+    None without a configuration, or if the precision is unknown.
+    """
     wrapper = config.get("optim_wrapper")
     if isinstance(wrapper, dict):
         kind = str(wrapper.get("type", "OptimWrapper")).rsplit(".", 1)[-1]
@@ -173,10 +186,10 @@ def _precision(config: Mapping[str, Any], text: str) -> str | None:
 
 
 def _model(experiment: str | None, work_dir: object) -> str | None:
-    """Return the model from the name of its configuration, the part before schedule and data.
+    """Return the model: the part of the configuration's name before schedule and data.
 
-    An experiment is named after the configuration's file. A folder may have any name, so it counts only if it has a
-    schedule, as in the folder that the tools create.
+    An experiment is named after its configuration file. A folder may have any name, so it counts
+    only if it has a schedule, as in folders created by the tools.
     """
     if experiment:
         stem = _TIMESTAMP.sub("", experiment.removesuffix(".py"))

@@ -1,18 +1,20 @@
-"""Lines: parse one line of a training log of mmengine or mmcv, as text or as JSON.
+"""Parser for a line of an mmengine or mmcv training log, as text or JSON.
 
-Formats, by the sources that write them:
+Formats and their sources:
 
 * mmengine ≥ 0.1, text: `mmengine/runner/log_processor.py`, `LogProcessor.get_log_after_iter`:
   `Iter(train) [ 50/160000]  lr: 1.0000e-02  eta: …  time: 0.5000  data_time: 0.0100  …` and
   `Epoch(train)  [1][ 50/372]  …`.
 * mmengine, JSON lines: `mmengine/hooks/logger_hook.py` and `LocalVisBackend.add_scalars` in
-  `mmengine/visualization/vis_backend.py`, the same in `vis_data/scalars.json` and `vis_data/TIMESTAMP.json`. Only the
-  lines of training hold `iter`, which version 0.7.4 added; before, only they hold a learning rate, and `step` counts.
-  With `log_with_hierarchy` their names begin with `train/`.
-* mmcv 0.x and 1.x: `mmcv/runner/hooks/logger/text.py`, `TextLoggerHook._log_info`, text:
-  `Iter [50/160000]⇥lr: 1.000e-02, eta: …, time: 0.234, data_time: 0.012, …` and `Epoch [1][50/372]⇥…`, around 1.0
-  `Epoch(train) [1][50/372]⇥…`, where validations by iteration are `Iter [200/200]⇥lr: …, mIoU: …`; and
-  `_dump_log`, JSON: a line of facts, then `{"mode": "train", "epoch": …, "iter": …}`, around 1.0 for validations too.
+  `mmengine/visualization/vis_backend.py`. `vis_data/scalars.json` and `vis_data/TIMESTAMP.json` are
+  the same. Only training lines have `iter`, since version 0.7.4. In earlier versions only they have
+  a learning rate, and `step` counts. With `log_with_hierarchy` names begin with `train/`.
+* mmcv 0.x and 1.x, text: `mmcv/runner/hooks/logger/text.py`, `TextLoggerHook._log_info`: `Iter
+  [50/160000]⇥lr: 1.000e-02, eta: …, time: 0.234, data_time: 0.012, …` and `Epoch [1][50/372]⇥…`.
+  Versions around 1.0 write `Epoch(train) [1][50/372]⇥…`, and validations by iteration as `Iter
+  [200/200]⇥lr: …, mIoU: …`.
+* mmcv 0.x and 1.x, JSON: `_dump_log`: a line of facts, then `{"mode": "train", "epoch": …, "iter":
+  …}`. Versions around 1.0 write this for validations too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-#: Length to which a line is cut; steps and errors are at its beginning.
+#: Maximum parsed length of a line. Steps and errors are at its beginning.
 _LONGEST_LINE = 10_000
 _NUMBER = r"[-+]?(?:\d{1,30}(?:[.,]\d{1,30})?(?:e[-+]?\d{1,4})?|nan\b|inf\b)"
 _COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -36,18 +38,19 @@ TIME = re.compile(
     rf"(?<![\w./])time:\s*({_NUMBER})(?![.,]?\d|\s*(?:m?s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)"
 )
 _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
-#: Metrics of a validation: mIoU, aAcc, mDice, bbox_mAP, ….
+#: Validation metrics, for example mIoU, aAcc, mDice or bbox_mAP.
 _METRIC = re.compile(
     r"(?<![\w./-])[\w./-]*(?:IoU|Acc|Dice|mAP|Fscore|accuracy|Precision|Recall)[\w./-]*:\s*\d"
 )
 _STARTS = re.compile(r"(?:System environment|Environment info):\s*$")
 _CHECKPOINT = re.compile(r"\bSaving checkpoint at \d")
-#: Beginning of a line of a logger: date and time, in brackets or not.
+#: Beginning of a logger line: date and time, in brackets or not.
 DATED = re.compile(r"\[?(?:\d{4}[-/])?\d\d[-/]\d\d \d\d:\d\d:\d\d\b")
-#: Lines of other programs about epochs or steps.
+#: Lines about epochs or steps from other programs.
 FOREIGN = re.compile(r"\bEpoch:? \[\d+/\d+\]")
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
-#: Lines that only mmengine, mmcv and packages on them write: loggers of other programs have the same form.
+#: Lines unique to mmengine, mmcv and packages based on them. Their other lines could come from any
+#: logger.
 OWN = re.compile(
     rf"{DATED.pattern}(?:,\d{{1,3}})? - (?:mm\w+ - {_LEVEL}|(?:[\w.-]+ - )?{_LEVEL} - (?:Environment info:|"
     r"Distributed training:|Start running, host:))|System environment:\s*$"
@@ -58,21 +61,22 @@ _OUT_OF_MEMORY = (
     r"(?:CUDA|HIP)(?: error:)? out of memory|OutOfMemoryError|\bMemoryError\b|oom[-_]kill"
     r"|can(?:'t|not) allocate memory"
 )
-#: Lines about a failure by its kind; of several kinds, the first one is reported.
+#: Lines about a failure by kind. If several kinds match, the first is reported.
 FAILURES = {
     "out of memory": re.compile(_OUT_OF_MEMORY, re.IGNORECASE),
     "cancelled": re.compile(r"slurmstepd: .*\bCANCELLED\b"),
     "killed": re.compile(
         r"(?:^|\s)Killed(?:\s*$|\s{2,})|已杀死|Signal 9 \(SIGKILL\)|exitcode\s*:\s*-9\b"
     ),
-    "a traceback": re.compile(
-        r"Traceback \(most recent call last\):?\s*$"
-    ),  # Jupyter writes no colon
+    "a traceback": re.compile(r"Traceback \(most recent call last\):?\s*$"),  # no colon in Jupyter
 }
 
 
 class Mark(Enum):
-    """Meaning of a line that is not a step; the time of a PAUSE (validation, checkpoint) is part of the next line's."""
+    """Meaning of a line that is not a step.
+
+    The time of a PAUSE (validation, checkpoint) is part of the next line's time.
+    """
 
     START = auto()
     PAUSE = auto()
@@ -81,12 +85,12 @@ class Mark(Enum):
 
 
 class Step(NamedTuple):
-    """A line about training: the steps since the line before, or the last of them.
+    """A training line: the steps since the previous line, or the last of them.
 
     Attributes:
-        epoch: number of the epoch; None where the log counts steps only.
-        iteration: number of the last step, within the epoch in text by epoch.
-        seconds: mean time of a step; nan if the line has none.
+        epoch: epoch number; None if the log only counts steps.
+        iteration: number of the last step; in text by epoch, within the epoch.
+        seconds: mean step time; nan if the line has no time.
     """
 
     epoch: int | None
@@ -96,28 +100,37 @@ class Step(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """Order of the steps of one run."""
+        """Return a sort key for steps within a run."""
         return self.epoch or 0, self.iteration
 
 
 class Failure(NamedTuple):
-    """A line about the failure of a training: its kind, one of `FAILURES`, and its text."""
+    """A line about a training's failure.
+
+    Attributes:
+        what: kind of failure, a key of `FAILURES`, for example `out of memory`.
+        text: the line.
+    """
 
     what: str
     text: str
 
 
-#: A parsed line; a dictionary is the line of facts at the head of mmcv's JSON.
+#: A parsed line. A dictionary contains the facts at the head of mmcv's JSON.
 Parsed = Step | Failure | dict[str, Any] | Mark
 
 
 def plain(line: str) -> str:
-    """Return a line without the colors of a terminal, cut to the length that is parsed."""
+    """Return a line without terminal colors, cut to the parsed length."""
     return _COLORS.sub("", line[:_LONGEST_LINE]).rstrip()
 
 
 def of_text(text: str, *, whole: bool = True) -> Parsed | None:
-    """Parse a line from `plain`, if not `whole` one that may be cut off; None if it is not about a training."""
+    """Parse a line from `plain`; None if it is not about a training.
+
+    Args:
+        whole: whether the line is complete; otherwise it may be cut off.
+    """
     if position := _POSITION.search(text):
         return _of_position(position, text, whole=whole)
     if _STARTS.search(text):
@@ -160,7 +173,7 @@ def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> Step | No
     if iteration is None:
         return None
     if values.get("mode") is None and "time" in values and "data_time" not in values:
-        return None  # of another program, whose time may be that since its start
+        return None  # from another program; its time may count from its start
     seconds = _real(values.get("time", values.get("train/time")))
     losses = [_real(value) for name, value in values.items() if "loss" in name.lower()]
     return Step(
@@ -174,7 +187,7 @@ def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> Step | No
 def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed | None:
     mode = position["mode"]
     if mode is None and position["unit"] == "Epoch" and not position["epoch"]:
-        return None  # `Epoch [1/50]` of other programs, whose time is that of an epoch
+        return None  # `Epoch [1/50]` from other programs, with the time per epoch
     if mode == "test":
         return Mark.TEST
     if mode not in (None, "train"):
@@ -196,7 +209,7 @@ def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed |
 
 
 def _number(text: str) -> float:
-    """Parse a number with a decimal point or comma, which depends on the language."""
+    """Parse a number with a decimal point or comma, depending on the language."""
     return float(text.replace(",", "."))
 
 

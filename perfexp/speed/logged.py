@@ -1,4 +1,4 @@
-"""Logged: the speed of a training from a log of mmengine or mmcv, by the mean time of its steady steps."""
+"""Training speed from an mmengine or mmcv log, by the mean time of its steady steps."""
 
 from __future__ import annotations
 
@@ -23,16 +23,23 @@ _OPTIONS = {
     "num_gpus": "--gpus N",
     "precision": "--precision P",
 }
-#: Lines that the rule needs to find the end of the warm-up.
+#: Minimum lines for finding the end of the warm-up.
 _LEAST_WINDOWS = 4
-#: Samples per mean of MSER-5.
+#: Samples per mean in MSER-5.
 _BATCH = 5
-#: Longest plausible time of a step.
+#: Longest plausible step time.
 _LONGEST_SECONDS = 1e9
 
 
 class Steady(NamedTuple):
-    """Mean time of a step, if any, and the numbers of lines: averaged, skipped before, left out between."""
+    """Mean step time, and how many lines it uses.
+
+    Attributes:
+        seconds: mean step time; None if unknown.
+        windows: number of averaged lines.
+        skipped: number of lines skipped at the start.
+        interrupted: number of lines left out in between.
+    """
 
     seconds: float | None
     windows: int
@@ -43,14 +50,18 @@ class Steady(NamedTuple):
 def of_log(
     path: Path, options: Facts | None = None, *, mode: Mode | None = None, skip: int | None = None
 ) -> Speed:
-    """Return the speed of the last training in a log: batch size per GPU × GPUs / mean time of a step.
+    """Return the speed of the last training in a log.
 
-    Raises `UserError` if the file is not a readable training log, a fact is missing, or no line is left after skipping.
+    It is batch size per GPU × GPUs / mean step time.
 
     Args:
-        options: facts from the command line, which override those of the log.
+        options: facts from the command line, which override facts in the log.
         mode: run mode; None to derive it from the number of GPUs.
-        skip: first lines about steps to skip; None to skip until they are steady.
+        skip: number of leading step lines to skip; None to skip until they are steady.
+
+    Raises:
+        UserError: the file is not a readable training log, a fact is missing, or no line is left
+            after skipping.
     """
     log = read(path)
     run = log.last_training
@@ -85,9 +96,9 @@ def of_log(
 
 
 def _why_unknown(run: Run, *, is_own: bool) -> str:
-    """Return why a log has neither a speed nor a failure; empty if it has one.
+    """Return why a log shows neither a speed nor a failure; empty if it shows either.
 
-    Steps without a time may be another program's (`is_own` is False), and then failures are, too.
+    Steps without a time may belong to another program (`is_own` is False), and so may failures.
     """
     if run.only_tests:
         return "only tests, validations or checkpoints are logged, no steps of a training"
@@ -137,13 +148,16 @@ def _omitted(log: Log) -> Iterator[str]:
 def steady(
     steps: Sequence[Step], interrupted: Collection[int] = (), skip: int | None = None
 ) -> Steady:
-    """Skip lines until steps are steady, or the first `skip` ones, and return the mean of the others.
+    """Skip lines until steps are steady, or the first `skip`, and return the mean of the rest.
 
-    Lines without a time are left out, and those that time more than steps (`interrupted`) if there are others. The cut
-    is that of MSER (`estimators.mser5_cut`) on lines instead of on means of five samples, because a line is a mean
-    itself. It is shortened to lines whose median differs from that of the lines after it by more than 3.5 standard
-    errors, since MSER also cuts off the rare slow lines of a steady training. Of fewer than four lines the first is
-    skipped, which holds the warm-up, if there is another.
+    Lines without a time are left out. So are interrupted lines, which time more than steps, if
+    there are others.
+
+    The cut comes from MSER (`estimators.mser5_cut`), applied to lines instead of means of five
+    samples, because a line is already a mean. MSER also cuts rare slow lines in steady training.
+    The cut is therefore shortened to the first lines, as long as their median differs from the
+    later lines' median by more than 3.5 standard errors. With fewer than four lines the first is
+    skipped, because it contains the warm-up, unless it is the only line.
     """
     timed = [
         index
@@ -172,7 +186,7 @@ def _cut(times: Sequence[float]) -> int:
 
 
 def _running_medians(values: Sequence[float]) -> estimators.Samples:
-    """The median of the first value, of the first two, and so on."""
+    """Return the median of the first value, of the first two values, and so on."""
     ordered: list[float] = []
     medians = np.empty(len(values))
     for count, value in enumerate(values, 1):

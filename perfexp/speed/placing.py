@@ -1,4 +1,4 @@
-"""Placing: write speed files without overwriting any other file."""
+"""Writing of speed files without overwriting other files."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from perfexp.speed.result import KEYS, Speed
 
 #: Folder that a container mounts.
 _MOUNTED = Path("outputs")
-#: Size above which a file is not read, because it can't be a speed file.
+#: Larger files are not read, because they cannot be speed files.
 _LARGEST_BYTES = 100_000
 
 
 def default_folder() -> str:
-    """Return the folder of speed files by default: the current one, or `outputs` in a container.
+    """Return the default folder for speed files: the current folder, or `outputs` in a container.
 
-    A container mounts `outputs`; its current folder is lost when it ends, or can't be written by the user.
+    A container mounts `outputs`. Its current folder is not writable, or is lost when it ends.
     """
     return str(_MOUNTED) if _MOUNTED.is_mount() or not os.access(Path(), os.W_OK) else "."
 
 
 def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
-    """Write a speed file over an earlier one of its name, enter it in the folder's manifest, and return its path.
+    """Write a speed file, replacing an earlier file with its name, and return its path.
 
-    Raises UserError, with a remedy, if another file is in its place or the folder can't be written.
+    The folder's manifest lists the file. Raises `UserError`, with a remedy, if another file is in
+    its place or the folder is not writable.
     """
     path = folder / speed.file_name
     refuse_foreign(path, remedy)
@@ -47,13 +48,13 @@ def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
 
 
 def refuse_foreign(path: Path, remedy: str) -> None:
-    """Raise UserError, with a remedy, if anything but a speed file is at a path."""
+    """Raise `UserError`, with a remedy, if anything but a speed file is at a path."""
     if (path.exists() or path.is_symlink()) and whose(path) is None:
         raise UserError(f"{path} can't be written: the file there is not a speed file. {remedy}")
 
 
 def whose(path: Path) -> str | None:
-    """Return the log that a speed file is about; None if there is no file or another one."""
+    """Return the log that a speed file describes; None if it is not a speed file."""
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
             return None
@@ -66,20 +67,20 @@ def whose(path: Path) -> str | None:
 
 
 def numbered(speed: Speed) -> Iterator[Speed]:
-    """Yield a training as it is, then with a number: `MODEL_2_…`, `MODEL_3_…`."""
+    """Yield a training unchanged, then with a number: `MODEL_2_…`, `MODEL_3_…`."""
     yield speed
     for number in count(2):
         yield replace(speed, label=f"{speed.label}_{number}" if speed.label else str(number))
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:
-    """Raise UserError, with a remedy besides creating it, if a folder does not exist or can't be written."""
+    """Raise `UserError`, with a remedy, if a folder does not exist or is not writable."""
     if not folder.is_dir():
         what = f"{folder} is not a folder" if folder.exists() else f"There is no folder {folder}"
         raise UserError(f"{what}. Create it, or {remedy}")
     try:
         with tempfile.TemporaryFile(dir=folder):
-            pass  # permissions alone do not show a read-only mount, nor that root may write anyway
+            pass  # permissions do not show a read-only mount, or that root may write anyway
     except OSError as error:
         why = f"The folder {folder} can't be written: {error.strerror}"
         raise UserError(f"{why}. Make it writable, or {remedy}") from error

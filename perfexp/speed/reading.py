@@ -1,4 +1,4 @@
-"""Reading: the last run of a training log."""
+"""The last run in a training log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from perfexp.speed.lines import (
     plain,
 )
 
-#: Length to which lines and configurations are cut: a file without line ends is not a log.
+#: Maximum length of lines and configurations. A file without line ends is not a log.
 _LONGEST = 1_000_000
 _CONFIG = re.compile(r"(?:^|\s)Config:\s*$")
 _IGNORED = "Exception ignored in"
@@ -37,12 +37,13 @@ _IGNORED = "Exception ignored in"
 
 @dataclass(kw_only=True)
 class Run:
-    """One training within a log.
+    """A training within a log.
 
     Attributes:
-        interrupted: indices of lines that time more than steps: the first after a validation or checkpoint, and of an
-            epoch.
-        times_apart: lines with nothing but the time of a step, as where a terminal wrapped them.
+        interrupted: indices of lines that time more than steps: the first after a validation, a
+            checkpoint or an epoch's start.
+        times_apart: number of lines that contain only a step time, for example because a terminal
+            wrapped them.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -54,19 +55,25 @@ class Run:
 
     @property
     def only_tests(self) -> bool:
-        """Whether the run was not a training."""
+        """Return whether the run was not a training."""
         return self.tests and not self.steps and not self.failures
 
     @property
     def slower(self) -> set[int]:
-        """Lines of `interrupted` to leave out; the only line of an epoch stays, because its clock starts with it."""
+        """Return the `interrupted` lines to leave out.
+
+        An epoch's only line stays, because its clock starts with the line.
+        """
         lines = Counter(step.epoch for step in self.steps)
         epochs = {number: self.steps[number].epoch for number in self.interrupted}
         return {number for number, epoch in epochs.items() if epoch is None or lines[epoch] > 1}
 
 
 def read(path: Path) -> Log:
-    """Read a log of mmengine or mmcv; raises UserError if it can't be read or is not a training log."""
+    """Read an mmengine or mmcv log.
+
+    Raises `UserError` if it is unreadable or not a training log.
+    """
     log = Log()
     try:
         for line in _lines(path):
@@ -83,7 +90,7 @@ def read(path: Path) -> Log:
 
 
 def facts_of(log: Log, path: Path) -> Facts:
-    """Return the facts of the last training, in its log or beside it."""
+    """Return facts about the last training, from its log or neighboring files."""
     facts = log.last_training.head.facts()
     for more in _neighboring_facts(path):
         facts = facts.or_else(more)
@@ -91,11 +98,11 @@ def facts_of(log: Log, path: Path) -> Facts:
 
 
 class Log:
-    """A training log: its lines, sorted into runs, of which only the last ones stay in memory.
+    """A training log: its lines, sorted into runs. Only the last runs stay in memory.
 
     Attributes:
-        is_own: whether any line is one that only mmengine and mmcv write.
-        is_json: whether any line of JSON is about a training.
+        is_own: whether any line is unique to mmengine and mmcv.
+        is_json: whether any JSON line is about a training.
     """
 
     def __init__(self) -> None:
@@ -110,18 +117,21 @@ class Log:
 
     @property
     def is_log(self) -> bool:
-        """Whether the file is a log; a failure alone is one unless another program's logger wrote lines before."""
+        """Return whether the file is a log.
+
+        A failure alone is enough, unless another program's logger wrote earlier lines.
+        """
         run = self.last_training
         return self.is_own or bool(run.steps or run.tests or (run.failures and not self._is_dated))
 
     @property
     def last_training(self) -> Run:
-        """The last run that is not a test, or the last one if all are."""
+        """Return the last run that is not a test, or the last run if all are tests."""
         return self._trained if self._trained and self.run.only_tests else self.run
 
     @property
     def num_trainings(self) -> int:
-        """Number of trainings with steps."""
+        """Return the number of trainings with steps."""
         return self._ended + bool(self.run.steps)
 
     def take(self, line: str) -> None:
@@ -180,13 +190,12 @@ class Log:
     def _take_step(self, step: Step) -> None:
         steps = self.run.steps
         if steps and step.position == steps[-1].position:
-            return  # logged to the console and to the file
-        # the count falls where another run begins
+            return  # logged to console and file
+        # the count falls when another run begins
         if steps and step.position < steps[-1].position:
             if math.isnan(step.seconds):
-                self._paused = (
-                    True  # mmcv calls this validation training; the lines of a restart have times
-                )
+                # mmcv labels this validation as training; lines after a restart have times
+                self._paused = True
                 return
             head = self.run.head
             self._begin()
@@ -205,7 +214,7 @@ class Log:
             self.run = Run()
 
     def end(self) -> None:
-        """End the configuration, if one is being read: another line or the end of the log follows."""
+        """Finish the configuration being read, if any: another line or the log's end follows."""
         if self._config is not None:
             self.run.head.config = "\n".join(self._config)
             self.is_own |= " = dict(" in self.run.head.config
@@ -213,18 +222,21 @@ class Log:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file with any line ends and bytes; raises UserError for a folder, pipe or device."""
+    """Yield a text file's lines, with any line ends and bytes.
+
+    Raises `UserError` for a folder, pipe or device.
+    """
     if not path.is_file():
         raise UserError(f"{path} is not a file." if path.exists() else f"{path} does not exist.")
     with path.open("rb") as file:
         start = file.read(2)
-    wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as PowerShell redirects
+    wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # PowerShell redirects like this
     with path.open(encoding="utf-16" if wide else "utf-8-sig", errors="replace") as text:
         yield from iter(lambda: text.readline(_LONGEST), "")
 
 
 def _neighboring_facts(path: Path) -> Iterator[Facts]:
-    """Yield the facts beside a JSON log: those of the configuration that mmengine writes, and of the text log."""
+    """Yield facts from files next to a JSON log: mmengine's configuration, or the text log."""
     here = path.absolute().parent
     if here.name == "vis_data":
         with suppress(OSError):

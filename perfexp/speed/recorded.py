@@ -1,4 +1,4 @@
-"""Recorded: the speed of each training in a record."""
+"""The speed of each training in a record."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ _PHASE = "train"
 
 
 def of_record(record: Record, folder: Path) -> list[Speed]:
-    """Return the speed of every training point of a run, whatever its status; `folder` is the run's.
+    """Return the speed of each training point in a run, whatever its status.
 
-    images/s = batch size per GPU × GPUs / mean time of a pipelined step, as `samples_per_second` and as from a log. The
-    processes of a point have one speed together, or one each where the plan names their number (`processes`).
+    images/s = batch size per GPU × GPUs / mean time of a pipelined step. This matches
+    `samples_per_second` and the speed from a log. A point's processes share a speed, unless the
+    plan sets their number (`processes`).
+
+    Args:
+        folder: the run's folder.
     """
     log_file = str(RunPaths(folder.resolve()).log)
     together: dict[Key, list[Point]] = defaultdict(list)
@@ -71,7 +75,10 @@ def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Spee
 
 
 def _rate(time: estimators.Interval, images: int) -> estimators.Interval | None:
-    """Return images/s, for which the ends of the time's interval change places; None for a time of zero."""
+    """Return images/s with an interval; None for a time of zero.
+
+    Its low end comes from the time's high end, and vice versa.
+    """
     rate = images / time.value if time.value > 0 else math.inf
     if not 0 < rate < math.inf:
         return None
@@ -81,7 +88,10 @@ def _rate(time: estimators.Interval, images: int) -> estimators.Interval | None:
 
 
 def _num_gpus(facts: Mapping[str, Any], plan: Mapping[str, Any]) -> int:
-    """Return the number of GPUs that trained together, rather measured than requested; one if neither is known."""
+    """Return the number of GPUs that trained together; 1 if unknown.
+
+    A measured number takes precedence over the requested number.
+    """
     gpu = plan.get("gpu")
     for value in (facts.get("world_size"), gpu.get("count") if isinstance(gpu, Mapping) else None):
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:

@@ -1,4 +1,4 @@
-"""Result: the speed of a training, as the JSON of a speed file and the name of that file."""
+"""A training's speed as the JSON of a speed file, and that file's name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from perfexp.host.files import safe_name
 from perfexp.statistics.estimators import Interval
 
-#: Constants of the format, which neither logs nor records contain.
+#: Constants of the format that are in neither logs nor records.
 MISSION = "图像分割"
 UNIT = "images/s"
 #: Longest part of a file name.
 _LONGEST_NAME = 100
-#: Keys of the JSON in their order.
+#: JSON keys in order.
 KEYS = (
     *("log_file", "model_name", "mission_name", "direction_id", "run_mode", "index", "gpu_num"),
     *("FINAL_RESULT", "JOB_FAIL_FLAG", "UNIT"),
@@ -24,26 +24,27 @@ KEYS = (
 
 
 class Mode(StrEnum):
-    """Run mode of a training: `sp` on one GPU, `mp` on several with a process for each."""
+    """Run mode of a training: `sp` on a single GPU, `mp` on several with a process each."""
 
     sp = "sp"
     mp = "mp"
 
     @classmethod
     def of(cls, num_gpus: int) -> Mode:
-        """Return the mode of a training on this number of GPUs."""
+        """Return the mode for this number of GPUs."""
         return cls.mp if num_gpus > 1 else cls.sp
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Speed of one training.
+    """Speed of a training.
 
     Attributes:
         batch_size: images per GPU and step.
-        images_per_second: over all GPUs; 0 if the training failed.
-        remark: how the figure came about, or why there is none.
-        label: part of the file name that distinguishes trainings of one name; empty if there is only one.
+        images_per_second: total over all GPUs; 0 if the training failed.
+        remark: how the value was obtained, or why there is none.
+        label: part of the file name that distinguishes trainings with the same name, for example
+            the input size; empty for a single training.
     """
 
     log_file: str
@@ -65,14 +66,14 @@ class Speed:
 
     @property
     def file_name(self) -> str:
-        """`MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json`, with the label after the model."""
+        """Return `MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json`, with the label after the model."""
         model = safe_name(self.model)[:_LONGEST_NAME]
         named = f"{model}_{safe_name(self.label)}" if self.label else model
         precision = safe_name(self.precision)[:_LONGEST_NAME]
         return f"{named}_{self.mode}_bs{self.batch_size}_{precision}_{self.num_gpus}_speed.json"
 
     def document(self) -> dict[str, Any]:
-        """Return the content of the JSON."""
+        """Return the JSON content."""
         values = (
             *(self.log_file, self.model, MISSION, 0, str(self.mode), 1, self.num_gpus),
             *(float(f"{self.images_per_second:.6g}"), int(self.failed), UNIT),
