@@ -370,7 +370,7 @@ class SweepPaths(_Folder):
         self.summary = self.root / "sweep.json"
         self.table = self.root / "sweep.csv"
         self.plot = self.root / "sweep.png"
-        self.multirun = self.root / "multirun.yaml"
+        self.multirun = self.details / "multirun.yaml"
         self.lock = self.details / "sweep.lock"
         self.jobs = self.details / "jobs.jsonl"
         self.job_logs = self.details / _JOB_LOGS
