@@ -129,7 +129,7 @@ PHASES = _quantity(
 HOST_SECONDS = _quantity("loop/host_seconds", "Host time to launch a call", pooled=Pooled.MEDIAN)
 CYCLES = _quantity(
     "device/cycles_per_call",
-    "`device` times an NVIDIA board's SM clock meanwhile; a lasting clock change does not affect it (estimated)",
+    "`device` times an NVIDIA board's SM clock under load; a lasting clock change does not affect it (estimated)",
     is_charted=False,
     pooled=Pooled.GEOMETRIC_MEAN,
 )
