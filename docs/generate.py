@@ -50,6 +50,8 @@ GROUPS = [
 ]
 
 
+#: Key with the name of an option, which the option sets; a model's name may be the user's choice.
+_OWN_NAME = re.compile(r"`(?!model\.)\w+\.name`")
 #: A key's name, default and meaning, in Markdown.
 Row = tuple[str, str, str]
 
@@ -168,7 +170,7 @@ def _group_rows(
             continue
         names = options_of(CONF, schema)
         prefix = "mode.train." if schema == "mode/train" else f"{group}."
-        rows = _key_rows(node, described.pop(schema), prefix)
+        rows = _typed_by_users(_key_rows(node, described.pop(schema), prefix))
         if names == ["fake"]:
             continue  # scripted, for tests
         for row in rows:
@@ -180,8 +182,12 @@ def _group_rows(
 
 
 def _typed_by_users(rows: Iterable[Row]) -> list[Row]:
-    """Rows without the keys that perfexp itself writes into a plan."""
-    return [row for row in rows if not row[2].endswith("written by perfexp")]
+    """Rows without the keys that perfexp writes into a plan, and without the names that options give themselves."""
+    return [
+        row
+        for row in rows
+        if not row[2].endswith("written by perfexp") and not _OWN_NAME.fullmatch(row[0])
+    ]
 
 
 def _top_level() -> dict[str, Any]:
