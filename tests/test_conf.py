@@ -279,6 +279,17 @@ def test_differences_name_the_keys():
     ]
 
 
+def test_another_wording_of_a_data_sheets_notes_is_the_same_plan():
+    """A folder measured with an older wording can be continued, one with other figures can't."""
+    old = plan("model=alexnet", "gpu=h100")
+    old["gpu"]["facts"] |= {"notes": ["an older wording"], "sources": []}
+    assert plan_file.differences(old, plan("model=alexnet", "gpu=h100")) == []
+    old["gpu"]["facts"]["power_watts"] = 350
+    assert plan_file.differences(old, plan("model=alexnet", "gpu=h100")) == [
+        "gpu.facts.power_watts: 350 → 700.0"
+    ]
+
+
 @pytest.mark.parametrize(
     "raised",
     [

@@ -31,7 +31,8 @@ app.add_typer(group, name="cluster")
 @group.command()
 def check(
     cluster: Annotated[
-        str | None, typer.Option(help="Option of the group cluster; by default that of `use`.")
+        str | None,
+        typer.Option(help="Option of the group cluster; by default the one set by `use`."),
     ] = None,
     config_dir: ConfigDir = None,
     gpu: Annotated[

@@ -80,11 +80,10 @@ def export(
 ) -> None:
     """Write one table of many runs: a complete line per point.
 
-    Figures have different units, so each has a column: run, machine and axes of the sweep first, then those of
-    MODEL_ALGORITHM_overall.csv with their units. A refused run of a sweep has a line with the reason. Samples have a
-    line each, those of the cold start included. The layers of runs with probes.layers=true have a line per row and
-    pass; that of a layer or an operation names its fastest algorithm among these runs: default, or one that computed it
-    itself.
+    Each figure has a column with its unit: run, machine and sweep axes first, then the columns of
+    MODEL_ALGORITHM_overall.csv. A refused run has a line with the reason. Samples have a line each, also in the cold
+    start. Layers have a line per row and pass, which names the layer's fastest algorithm among these runs: default, or
+    one that computed it itself.
 
     Example: perfexp export outputs --out runs.parquet --samples
     """

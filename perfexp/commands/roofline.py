@@ -69,10 +69,10 @@ def roofline(
 ) -> None:
     """Draw the roofline of kernels that ncu profiled, or of a run's layers, and explain what limits each.
 
-    Of a run with several sizes or batches, the largest point of each phase is drawn.
+    If a run has several sizes or batches, the largest point of each phase is drawn.
 
-    Peaks are those of --peak-compute and --peak-bw, of --gpu, of the GPU that the file or the record names, or those
-    that ncu or the run recorded, in this order.
+    Peaks come from the first of these: --peak-compute and --peak-bw, --gpu, the GPU that the file or the record names,
+    or what ncu or the run recorded.
 
     Example: perfexp roofline outputs/2026-11-28/10-00-00-resnet50
     """

@@ -24,7 +24,7 @@ def sync(
     ],
     uri: Uri = None,
     experiment: Annotated[
-        str | None, typer.Option(help="Experiment; by default that of each record's plan.")
+        str | None, typer.Option(help="Experiment; by default the one in each record's plan.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -31,6 +31,8 @@ NOT_MEASURED = (
         "cluster",
     ),
 )
+#: Texts about a data sheet's figures: another wording of them is the same plan.
+_REMARKS = ("gpu.facts.sources", "gpu.facts.notes")
 #: Characters of a value that are shown where two plans differ.
 _LONGEST, _LONGEST_HASH = 200, 8
 
@@ -119,7 +121,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     added = {key for key in after.keys() - before.keys() if is_older and not _is_set(key, command)}
     return [
         f"{key}: {_shown(key, before)} → {_shown(key, after)}"
-        for key in sorted((before.keys() | after.keys()) - added)
+        for key in sorted((before.keys() | after.keys()) - added - set(_REMARKS))
         if before.get(key) != after.get(key) and key.split(".")[0] not in NOT_MEASURED
     ]
 

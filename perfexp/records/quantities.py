@@ -88,13 +88,13 @@ TIMES = {
     "throughput": Time(
         "pipelined",
         "pipelined loop",
-        "Wall time per call of a pipelined loop; a CPU has none, its `latency` is the same loop",
+        "Wall time per call in a pipelined loop; a CPU has none, its `latency` is the same loop",
     ),
     "device": Time("device", "GPU time", "Time that the device works on a call; a CPU has none"),
     "device/graph": Time(
         "device/graph",
         "GPU time as a graph",
-        "The same where the call is launched as one CUDA graph",
+        "The same with the call launched as one CUDA graph",
     ),
 }
 
@@ -123,22 +123,19 @@ def _quantity(name: str, meaning: str, *, unit: str = "", **further: Any) -> str
 
 
 EPOCH_SECONDS = _quantity(
-    "epoch_seconds", "Time of an epoch; extrapolated (estimated) without `epochs`"
+    "epoch_seconds", "Time per epoch; extrapolated (estimated) without `epochs`"
 )
-RUNTIME = _quantity("total_runtime_seconds", "Time of all epochs")
-DATA_SHARE = _quantity(
-    "data_share", "Mean of the data phase over that of all phases", is_apart=True
-)
+RUNTIME = _quantity("total_runtime_seconds", "Time for all epochs")
+DATA_SHARE = _quantity("data_share", "Mean data phase over the mean sum of phases", is_apart=True)
 PHASES = _quantity(
     "phases_over_whole",
-    "Sum of the phases over the whole step: `device` with data on a GPU",
+    "Phases together over the whole step: `device` with data on a GPU",
     is_apart=True,
 )
 HOST_SECONDS = _quantity("loop/host_seconds", "Host time to launch a call", pooled=Pooled.MEDIAN)
 CYCLES = _quantity(
     "device/cycles_per_call",
-    "`device` times the SM clock of an NVIDIA board during its blocks; a lasting clock change does not affect it "
-    "(estimated)",
+    "`device` times an NVIDIA board's SM clock under load; a lasting clock change does not affect it (estimated)",
     is_charted=False,
     pooled=Pooled.GEOMETRIC_MEAN,
 )
@@ -150,33 +147,34 @@ FINITE = _quantity(
     "outputs_finite", "Always null, with the reason why the outputs could not be checked"
 )
 
-FIRST_LOSS = _quantity("train/loss_first", "Loss of the first timed step")
-LAST_LOSS = _quantity("train/loss_last", "Loss of the last timed step")
+FIRST_LOSS = _quantity("train/loss_first", "Loss in the first timed step")
+LAST_LOSS = _quantity("train/loss_last", "Loss in the last timed step")
 ACCURACY = _quantity(
     "accuracy",
-    "Top-1 accuracy, or share of correct pixels; with `epochs=N` that of the last evaluation",
+    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation",
     is_share=True,
 )
 BEST_ACCURACY = _quantity(
-    "train/accuracy_best", "Highest accuracy of all evaluations", is_share=True
+    "train/accuracy_best", "Highest accuracy in all evaluations", is_share=True
 )
-EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time of all evaluations")
-CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time of writing checkpoints")
+EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time for all evaluations")
+CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time for writing checkpoints")
 
 PEAK_MEMORY = _quantity(
     "memory/peak_bytes",
-    "Peak of the timed calls. CPU: resident memory of the process. CUDA: peak allocated by torch",
+    "Peak during the timed calls. CPU: the process's resident memory. CUDA: peak allocated by torch",
     is_apart=True,
 )
 FIRST_MEMORY = _quantity(
     "memory/warmup_peak_bytes",
-    "Peak of the first calls, which choose kernels, compile, and create optimizer state",
+    "Peak during the first calls, which choose kernels, compile, and create optimizer state",
 )
 RESERVED_MEMORY = _quantity(
     "memory/reserved_peak_bytes", "CUDA: peak reserved by torch's allocator"
 )
 DEVICE_MEMORY = _quantity(
-    "memory/device_bytes", "CUDA: memory in use on the board beyond that before the process"
+    "memory/device_bytes",
+    "CUDA: memory in use on the board, less what was in use before the process",
 )
 FITTING_BATCH = _quantity("batch_that_fits", "After out of memory: a batch size that would fit")
 TOO_LARGE = _quantity(
@@ -191,27 +189,25 @@ GRAPH_BREAKS = _quantity(
 )
 RECOMPILATIONS = _quantity(
     "compile/recompilations",
-    "Graphs that replaced another one of the same code, for example for another shape",
+    "Graphs that replaced another one for the same code, for example for another shape",
 )
 
 OUTPUT_ERROR = _quantity(
     "correctness/relative_error",
-    "L2 norm of the difference of all outputs, relative to that of the copy's",
+    "L2 norm of the difference between all outputs and the copy's, relative to the copy's",
 )
 AGREEMENT = _quantity(
     "correctness/argmax_agreement", "Share of samples (pixels) with the same most likely class"
 )
 
-MACS = _quantity("work/forward_macs", "Multiply-accumulates of the forward pass", symbol="MAC")
-FLOPS = _quantity(
-    "work/flops", "FLOPs of the call, backward pass included in training", symbol="FLOP"
-)
+MACS = _quantity("work/forward_macs", "Multiply-accumulates in the forward pass", symbol="MAC")
+FLOPS = _quantity("work/flops", "FLOPs per call, backward pass included in training", symbol="FLOP")
 LEAST_BYTES = _quantity(
     "work/bytes_min",
     "Bytes when each layer reads inputs and weights and writes outputs once",
     unit="bytes",
 )
-ACTIVATION_BYTES = _quantity("work/activation_bytes", "Bytes of activations")
+ACTIVATION_BYTES = _quantity("work/activation_bytes", "Bytes in activations")
 PARAMETERS = _quantity("work/parameters", "Number of parameters", symbol="")
 WORK_RATE = _quantity(
     "work/flops_per_second",
@@ -223,8 +219,8 @@ WORK_RATE = _quantity(
 )
 MFU = _quantity(
     "mfu",
-    "FLOP/s of the contractions in the pipelined loop, 2 per MAC and 6 per MAC of a training step, over the data "
-    "sheet's peak for the precision; with `precision=torch`, over those of convolutions and products",
+    "Contractions' FLOP/s in the pipelined loop, over the data sheet's peak for the precision: 2 per MAC, 6 in a "
+    "training step. With `precision=torch` convolutions and products have peaks of their own",
     heading="MFU at samples/s",
     is_share=True,
     pooled=Pooled.BY_RATE,
@@ -240,32 +236,32 @@ MFU_OF_CEILING = _quantity(
 )
 FLOPS_CEILING = _quantity(
     "ceiling/flops_per_second",
-    "Highest sustained rate of matrix products",
+    "Highest sustained rate for matrix products",
     symbol="FLOP/s",
     unit="1/s",
 )
 BYTES_CEILING = _quantity(
-    "ceiling/bytes_per_second", "Highest sustained rate of copies", symbol="B/s", unit="bytes/s"
+    "ceiling/bytes_per_second", "Highest sustained rate for copies", symbol="B/s", unit="bytes/s"
 )
 
 ENERGY = _quantity(
     "energy/per_call_joules",
-    "Mean power of the windows × time of a call in them, with an interval",
+    "Mean power × mean time per call in the windows, with an interval",
     csv="energy_per_inference_j",
 )
-IMAGE_ENERGY = _quantity("energy/per_image_joules", "The same over the samples of a call")
+IMAGE_ENERGY = _quantity("energy/per_image_joules", "The same per sample")
 QUEUED_ENERGY = _quantity(
     "energy/queued_per_call_joules",
-    "The same while replays of a CUDA graph keep the device busy, where the host limits the loop",
+    "The same while CUDA-graph replays keep the device busy, if the host limits the loop",
 )
 QUEUED_POWER = _quantity("energy/queued_power_watts", "Mean power in those windows")
 QUEUED_SECONDS = _quantity(
     "energy/queued_call_seconds",
-    "Mean time of a call in those windows",
+    "Mean time per call in those windows",
     heading="energy/time of a queued call as a CUDA graph",
 )
 EPOCH_ENERGY = _quantity(
-    "energy/per_epoch_joules", "Energy per training epoch, where the data has an end (estimated)"
+    "energy/per_epoch_joules", "Energy per training epoch, if the data has an end (estimated)"
 )
 NET_ENERGY = _quantity("energy/net_per_call_joules", "Energy per call above the idle power")
 NET_IMAGE_ENERGY = _quantity(
@@ -278,28 +274,30 @@ IDLE_POWER = _quantity(
 )
 COUNTER_POWER = _quantity("energy/counter_power_watts", "Power by the energy counter")
 INTEGRAL_POWER = _quantity("energy/integral_power_watts", "Power by integrated power readings")
-DIFFERENCE = _quantity("energy/integral_difference", "Relative difference of the two")
+DIFFERENCE = _quantity("energy/integral_difference", "Relative difference between the two")
 UNCERTAINTY = _quantity(
-    "energy/integral_uncertainty", "Standard uncertainty of the integral, relative"
+    "energy/integral_uncertainty", "The integral's relative standard uncertainty"
 )
-WINDOW_SECONDS = _quantity("energy/window_seconds", "Length of all windows")
+WINDOW_SECONDS = _quantity("energy/window_seconds", "All windows together")
 CALL_SECONDS = _quantity(
     "energy/call_seconds",
-    "Mean time of a call in the windows",
+    "Mean time per call in the windows",
     heading="energy/time of a call",
 )
 CALLS = _quantity("energy/calls", "Calls in the windows")
 METER_ACCURACY = _quantity(
     "energy/meter_accuracy",
-    "Relative error of the scale of the meter, where a source is known; no interval includes it",
+    "The meter's relative scale error, if a source is known; no interval includes it",
     is_apart=True,
 )
-METER_POWER = _quantity("energy/meter_*/power_mean_watts", "Mean power of each of several meters")
-METER_ENERGY = _quantity("energy/meter_*/per_call_joules", "Energy of each of several meters")
+METER_POWER = _quantity(
+    "energy/meter_*/power_mean_watts", "Mean power by meter, if there are several"
+)
+METER_ENERGY = _quantity("energy/meter_*/per_call_joules", "Energy by meter, if there are several")
 
 CLOSURE = _quantity(
     "layers/closure",
-    "Relative difference between the sum of the layers and the call without profiling",
+    "Relative difference between the layers together and the call without profiling",
     heading="layers − call",
     is_share=True,
 )
@@ -308,7 +306,7 @@ LAYER_FLOPS = _quantity(
     "Always null, with the reason why the layers have no counted work",
     symbol="FLOP",
 )
-GAP_SHARE = _quantity("layers/gap_share", "Share of gaps between kernels", is_share=True)
+GAP_SHARE = _quantity("layers/gap_share", "Share of time in gaps between kernels", is_share=True)
 UNATTRIBUTED = _quantity(
     "layers/unattributed_share",
     "Share of time that could not be joined to a layer",
@@ -324,13 +322,13 @@ COVERAGE = _quantity(
 PROVEN = _quantity(
     "algorithm/proven_share",
     "The part of it that is proven: by an algorithm that perfexp composed, or by cuDNN kernels that it checked. "
-    "torch's own choice (of `algorithm=fastest`, or of a layer with `default`) is not: its algorithm was not observed.",
+    "torch's own choice (`algorithm=fastest`, or a layer with `default`) is not: its algorithm was not observed.",
     is_share=True,
     is_apart=True,
 )
 WORKSPACE = _quantity(
     "algorithm/workspace_peak_bytes",
-    "Largest cuDNN workspace of all processes, where it is known",
+    "Largest cuDNN workspace in any process, if known",
     pooled=Pooled.LARGEST,
 )
 LAUNCHED = _quantity(
@@ -338,7 +336,7 @@ LAUNCHED = _quantity(
     "Share of cuDNN passes that were launched as captured graphs",
 )
 ALGORITHM_ERROR = _quantity(
-    "algorithm/output_error", "Relative L2 difference of the model's outputs from `default`"
+    "algorithm/output_error", "Relative L2 difference between the model's outputs and `default`"
 )
 SPEEDUP = _quantity(
     "algorithm/speedup_over_*",
@@ -352,8 +350,8 @@ CAPTURED_SPEEDUP = _quantity(
 )
 PROMISED_SPEEDUP = _quantity(
     "algorithm/promised_speedup_over_*",
-    "Ratio of the sums of the convolutions, each alone, with interval; of several processes their mean, unless choices "
-    "were cached",
+    "The same for the convolutions, each timed alone, with interval; the mean over processes, unless choices were "
+    "cached",
     pooled=Pooled.SPEEDUP,
 )
 
@@ -363,7 +361,7 @@ RANKS_RATE = _quantity(
 RANK_RATE = _quantity("ranks/*/samples_per_second", "Each rank", unit="samples/s", is_apart=True)
 EFFICIENCY = _quantity(
     "ranks/scaling_efficiency",
-    "Step time of one rank alone divided by that of all ranks, same batch each; 1 is perfect",
+    "One rank's step time alone over all ranks' step time, same batch each; 1 is perfect",
     heading="scaling efficiency",
     is_apart=True,
 )
@@ -375,7 +373,7 @@ COMMUNICATION = _quantity(
 )
 STATISTICS = _quantity(
     "ranks/statistics_share",
-    "Share of a step for SyncBatchNorm, other collective operations of the model, and DistributedDataParallel itself",
+    "Share of a step for SyncBatchNorm, the model's other collective operations, and DistributedDataParallel itself",
     heading="other communication",
     is_apart=True,
 )
