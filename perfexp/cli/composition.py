@@ -265,7 +265,7 @@ def refuse_hydra_settings(arguments: Sequence[str]) -> None:
         if key.startswith(_SWEEPER_PARAMS):
             raise UserError(f"{key} is for configuration files: on a command line use -m KEY=A,B.")
         if not _HYDRA_KEYS.fullmatch(key):
-            remedy = "Set output_dir=DIR for results; run.log in there is the log."
+            remedy = "Set output_dir=DIR for results; details/run.log in there is the log."
             raise UserError(
                 f"{key} is not accepted: perfexp decides where Hydra's output and logs go. {remedy}"
             )

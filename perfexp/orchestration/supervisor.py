@@ -387,11 +387,11 @@ def _judged(heard: Heard) -> tuple[Status, str]:
         return status, f"the worker {heard.termination}{why}"
     if heard.code < 0:
         hint = "; the system may have run out of memory" if heard.code == -signal.SIGKILL else ""
-        return Status.KILLED, f"the worker {heard.ending}{hint}; see run.log"
+        return Status.KILLED, f"the worker {heard.ending}{hint}; see details/run.log"
     if failure := heard.last.get("failed"):
         return Status(failure.get("status", Status.FAILED)), failure["message"]
     text = heard.ending if heard.code else "ended without a result"
-    return Status.FAILED, f"the worker {text}; see run.log"
+    return Status.FAILED, f"the worker {text}; see details/run.log"
 
 
 def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:

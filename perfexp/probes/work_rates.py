@@ -84,7 +84,7 @@ def add_work_metrics(
         ]
         point.facts["ceilings"] = dict(ceilings)
     elif ceilings is not None:
-        reason = "the device's ceilings could not be measured; see run.log"
+        reason = "the device's ceilings could not be measured; see details/run.log"
         point.metrics.append(Metric.of(MFU_OF_CEILING, None, reason=reason))
     shares = [metric for metric in point.metrics if metric.name in (MFU, MFU_OF_CEILING)]
     point.doubts += [

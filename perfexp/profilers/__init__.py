@@ -140,7 +140,7 @@ class Found:
             "kernel_seconds": sum(kernel["seconds"] for kernel in kernels),
         }
 
-    def doubt(self, reason: str, advice: str = "see run.log") -> None:
+    def doubt(self, reason: str, advice: str = "see details/run.log") -> None:
         """Report that the profile is incomplete."""
         self.doubts.append(diagnostics.make("profile_incomplete", reason=reason, advice=advice))
 

@@ -116,7 +116,7 @@ class Torch(Profiler):
     ) -> Found:
         files = [path.name for path in self.outputs(place) if has_content(path)]
         if place.file(_TRACE).name not in files:
-            raise ProfilerFailed("torch's profiler left no trace; see run.log.", files)
+            raise ProfilerFailed("torch's profiler left no trace; see details/run.log.", files)
         return Found(files=files)
 
 

@@ -43,7 +43,7 @@ _FAILURES = {
     "driver resource was unavailable": (
         "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: dcgmi profile --pause"
     ),
-    "no kernels were profiled": "it saw no kernel between cudaProfilerStart and Stop; see run.log",
+    "no kernels were profiled": "it saw no kernel between cudaProfilerStart and Stop; see details/run.log",
     "unsupported gpu|not supported on this device|driver version is (?:too old|not supported)": (
         "this version of ncu does not know the GPU or its driver: install a newer Nsight Compute"
     ),
@@ -238,7 +238,7 @@ def _why(said: str) -> str:
     meaning = next(meanings, None) or tools.missing_library(said)
     lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
     message = tools.first_line_with(lines, ("error",)) or tools.reason(said)
-    return meaning or (f"{message}; see run.log" if message else "without a message")
+    return meaning or (f"{message}; see details/run.log" if message else "without a message")
 
 
 def available_counters(tool: tools.Tool, capability: str | None, index: int = 0) -> frozenset[str]:

@@ -250,9 +250,9 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         or "no data was collected" in said.lower()
         or "not collected" in said.lower()
     ):
-        return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see run.log.")
+        return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see details/run.log.")
     why = tools.reason(said, _COMPLAINTS) or "without a message"
-    return ProfilerFailed(f"nsys left no profile: {why}; see run.log.")
+    return ProfilerFailed(f"nsys left no profile: {why}; see details/run.log.")
 
 
 def _libdw() -> str | None:

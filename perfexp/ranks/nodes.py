@@ -93,7 +93,7 @@ def run(
         )
         code = _start(instructions, failures)
     if code and all(end.exitcode == start.RANK_LOST for end in failures.values()):
-        emit("failed", message=f"srun ended with code {code}; see run.log", status="killed")
+        emit("failed", message=f"srun ended with code {code}; see details/run.log", status="killed")
         return 1
     return start.report(failures, nodes * per_host, emit)
 

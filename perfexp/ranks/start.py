@@ -148,7 +148,7 @@ def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
         is_memory = any(end.exitcode == -signal.SIGKILL for end in killed.values())
         hint = "; the system may have run out of memory" if is_memory else ""
         who = " and ".join(f"rank {rank} of {size} {end}" for rank, end in killed.items())
-        emit("failed", message=f"{who}{hint}; see run.log", status="killed")
+        emit("failed", message=f"{who}{hint}; see details/run.log", status="killed")
     elif errors := [end.error for end in failures.values() if end.error and "status" in end.error]:
         error = min(errors, key=itemgetter("timestamp"))
         emit("failed", message=error["message"], status=error["status"])
@@ -156,7 +156,7 @@ def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
         codes = " and ".join(
             f"rank {rank} of {size} ended with code {causes[rank].exitcode}" for rank in causes
         )
-        emit("failed", message=f"{codes}; see run.log")
+        emit("failed", message=f"{codes}; see details/run.log")
     return 1
 
 

@@ -120,7 +120,7 @@ def _report_problems(data: Data, emit: Events) -> None:
         if number < _SHOWN_PROBLEMS:
             emit.block(f"left out: {problem}", is_result=True)
     if len(problems) > _SHOWN_PROBLEMS:
-        emit.block(f"{len(problems) - _SHOWN_PROBLEMS} more in run.log", is_result=True)
+        emit.block(f"{len(problems) - _SHOWN_PROBLEMS} more in details/run.log", is_result=True)
 
 
 def dissect_points(

@@ -106,7 +106,7 @@ time.sleep(600)
             {"message": "rank 1 of 2: no room", "status": "oom", "timestamp": 1},
             "rank 1 of 2: no room",
         ),
-        ({0: start.RANK_LOST, 1: 3}, None, "rank 1 of 2 ended with code 3; see run.log"),
+        ({0: start.RANK_LOST, 1: 3}, None, "rank 1 of 2 ended with code 3; see details/run.log"),
         ({0: -15, 1: -15}, None, "SIGTERM and rank 1 of 2"),
         ({0: start.RANK_LOST}, None, "rank 0 of 2 ended with code 76"),
     ],
@@ -161,7 +161,7 @@ if number == 1: sys.exit(3)
 time.sleep(600)
 """)
     assert code == 1
-    assert told == [{"event": "failed", "message": "rank 1 of 2 ended with code 3; see run.log"}]
+    assert told == [{"event": "failed", "message": "rank 1 of 2 ended with code 3; see details/run.log"}]
 
 
 @pytest.mark.slow
