@@ -1,8 +1,9 @@
 """Write the reference pages that follow from the code: `python docs/generate.py`; `--check` only compares.
 
-Types, defaults and options come from the code and conf/; the sentences come from
-docs/reference/descriptions.yaml and perfexp/plan/key_descriptions.yaml.
-A key without a sentence, and a sentence without a key, is an error.
+Types, defaults and options come from the code and conf/. Sentences on record fields come from
+docs/reference/descriptions.yaml, on keys from perfexp/plan/key_descriptions.yaml, on options from
+the comments at the top of their files.
+A field or a key without a sentence is an error.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ import yaml
 
 import perfexp
 import perfexp.commands
-import perfexp.plan.plan_fields
-import perfexp.plan.schema
 import perfexp.records.diagnostics
 import perfexp.records.quantities
 import perfexp.records.record
 import perfexp.records.sweep_record
-from perfexp.cli.group_keys import default_text, descriptions, keys_of_schema, options_of
+from perfexp.cli.conf_files import comment_of, flat
+from perfexp.cli.keys import Key, keys
 from perfexp.cli.usage import COMMANDS
 from perfexp.records import quantities
 from perfexp.records.diagnostics import DIAGNOSTICS, Severity
@@ -89,7 +89,7 @@ def pages() -> dict[Path, str]:
     """The text of each generated page by its path."""
     described = yaml.safe_load((REFERENCE / "descriptions.yaml").read_text(encoding="utf-8"))
     made = {
-        "configuration.md": configuration(descriptions(), described["options"]),
+        "configuration.md": configuration(),
         "record.md": record(described["record"]),
         "diagnostics.md": diagnostics(),
         "commands.md": commands(),
@@ -116,91 +116,41 @@ def record_schema() -> str:
 # Configuration
 
 
-def configuration(described: dict[str, dict[str, str]], options: dict[str, dict[str, str]]) -> str:
-    """Every key of the configuration with its type, default and description.
-
-    Args:
-        described: sentence by key, by schema.
-        options: sentence by option, by group.
-    """
-    schemas = {
-        f"{group.removeprefix('schema/')}/{name}": node
-        for group, name, node in perfexp.plan.schema.settings()
-    }
-    schemas |= {name: schemas.pop(f"schema/{name}") for name in ("gpu", "cluster")}
+def configuration() -> str:
+    """Every key of the configuration with its type, default and description."""
+    schemas = keys(CONF)
     parts = [
         "# Configuration keys\n",
         "Set a key as `key=value` on the command line. A list is `[1,8]`, a dotted key is `group.key=value`.\n"
         "`required` marks a key without a default. `null` means unset.\n",
         "## Top level\n",
-        _keys_table(
-            perfexp.plan.plan_fields.PlanSchema, described.pop("plan"), "", conf=_top_level()
-        ),
+        _keys_table(schemas["plan"]),
     ]
     for group in GROUPS:
-        parts += [f"## Group `{group}`\n", _options_table(group, options.get(group, {}))]
-        for schema, node in schemas.items():
+        parts += [f"## Group `{group}`\n", _options_table(group)]
+        num_options = len(list((CONF / group).glob("*.yaml")))
+        for schema, of_schema in schemas.items():
             if schema.split("/")[0] == group:
-                names = options_of(CONF, schema)
-                every = schema in ("gpu", "cluster") or len(names) == len(options[group])
-                parts += [
-                    "### Keys\n"
-                    if every
-                    else f"### Keys of {', '.join(f'`{name}`' for name in names)}\n"
-                ]
-                prefix = "mode.train." if schema == "mode/train" else f"{group}."
-                parts += [_keys_table(node, described.pop(schema), prefix)]
-    if described:
-        raise Stale(f"descriptions of unknown schemas: {sorted(described)}")
+                names = of_schema[0].options
+                every = not names or len(names) == num_options
+                listed = ", ".join(f"`{name}`" for name in names)
+                parts += ["### Keys\n" if every else f"### Keys of {listed}\n"]
+                parts += [_keys_table(of_schema)]
     return "\n".join(parts)
 
 
-def _top_level() -> dict[str, Any]:
-    """Values of config.yaml, which override those of the schema."""
-    content = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
-    train = yaml.safe_load((CONF / "mode" / "train.yaml").read_text(encoding="utf-8"))["train"][
-        "optimizer"
-    ]
-    defaults = {
-        key: value
-        for entry in content["defaults"]
-        if isinstance(entry, dict)
-        for key, value in entry.items()
-    }
-    defaults = {key: value for key, value in defaults.items() if key in GROUPS}
-    optimizer = {f"mode.train.optimizer.{key}": value for key, value in train.items()}
-    return {
-        **_flat({key: content[key] for key in content if key not in ("defaults", "hydra")}),
-        **defaults,
-        **optimizer,
-    }
-
-
-def _keys_table(
-    node: type, described: dict[str, str], prefix: str, *, conf: dict[str, Any] | None = None
-) -> str:
-    rows, left = [], dict(described)
-    known = {**{key: (kind, default) for key, kind, default in keys_of_schema(node)}}
-    for key, value in (
-        conf or {}
-    ).items():  # keys that only conf/ has: those of the optimizer, and the experiment
-        known.setdefault(key, (type(value), value))
-    for key in _ordered(known):
-        kind, default = known[key]
-        if key not in left:
-            raise Stale(f"no description of {prefix}{key}")
-        default = (conf or {}).get(key, default)
-        kind_text = f"[option](#group-{key})" if conf and key in GROUPS else _type_text(kind)
-        shown = "" if kind_text == "group" else default_text(default)
-        rows.append((f"`{prefix}{key}`", kind_text, shown, _sentence(left.pop(key))))
-    if left:
-        raise Stale(f"descriptions of unknown keys: {[prefix + key for key in left]}")
+def _keys_table(of_schema: Sequence[Key]) -> str:
+    by_name = {key.name: key for key in of_schema}
+    rows = []
+    for key in (by_name[name] for name in _ordered(by_name)):
+        kind = f"[option](#group-{key.name})" if key.name in GROUPS else _type_text(key.kind)
+        rows.append((f"`{key.name}`", kind, key.default, _sentence(key.meaning)))
     return _table(("Key", "Type", "Default", "Meaning"), rows)
 
 
-def _ordered(keys: Iterable[str]) -> list[str]:
+def _ordered(names: Iterable[str]) -> list[str]:
     """The keys, each below the key that it belongs to."""
-    known = list(keys)
+    known = list(names)
     rank = {key: index for index, key in reversed(list(enumerate(known)))}
     return sorted(known, key=lambda key: [rank.get(part, len(known)) for part in _parents(key)])
 
@@ -239,18 +189,14 @@ def _type_text(kind: Any) -> str:
     return names.get(getattr(kind, "__name__", str(kind)), getattr(kind, "__name__", str(kind)))
 
 
-def _options_table(group: str, described: dict[str, str]) -> str:
+def _options_table(group: str) -> str:
     if group == "gpu":
         return "Each option is a device; [GPU data sheets](gpus.md) lists them.\n"
-    rows, names = [], {path.stem for path in (CONF / group).glob("*.yaml")}
-    if names != set(described):
-        raise Stale(
-            f"options of {group} that differ between conf/ and descriptions: {sorted(names ^ set(described))}"
-        )
+    rows = []
     for path in sorted((CONF / group).glob("*.yaml")):
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         hydra = content.pop("hydra", {}) or {}
-        values = _flat(
+        values = flat(
             {
                 key: value
                 for key, value in content.items()
@@ -272,7 +218,7 @@ def _options_table(group: str, described: dict[str, str]) -> str:
         rows.append(
             (
                 f"`{path.stem}`",
-                _sentence(described[path.stem]),
+                _sentence(comment_of(path).removesuffix(".")),
                 ", ".join(f"`{part}`" for part in parts),
             )
         )
@@ -289,17 +235,6 @@ def _overridden(defaults: list[Any]) -> Iterator[tuple[str, str]]:
         for key, value in entry.items() if isinstance(entry, dict) else ():
             if key.startswith("override /"):
                 yield key.removeprefix("override /"), str(value)
-
-
-def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat.update(
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
-    return flat
 
 
 def _plain(value: Any) -> str:

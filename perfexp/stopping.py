@@ -127,25 +127,6 @@ class Precision:
     ≤ target · median and n / τ ≥ `min_effective`, of which each process has a share; where a rate is computed from the
     mean, the mean's half-width has to be as narrow; and the samples must not drift. A series without an interval at
     `max_seconds` takes overtime until it has one: up to the same time again, but 2 s at least.
-
-    Args:
-        target: relative half-width to reach.
-        min_seconds: least time after the warm-up, in seconds.
-        max_seconds: limit on the time after the warm-up, untimed parts of a sample included (filling a queue, flushing
-            caches).
-        tail_percentile: highest percentile for which a series takes overtime, if it has too few samples for its part
-            of an interval over all processes, and can have them by the end of the overtime.
-        max_calls: limit on the calls after the warm-up.
-        min_calls: least number of calls after the warm-up, whatever the time.
-        warmup_calls: least number of warm-up calls.
-        warmup_seconds: least time of the warm-up, earlier blocks of the point included.
-        min_effective: least number of effective samples of all processes together; of each, 10 at least.
-        processes: least number of processes that measure the times, unless the plan sets `processes`.
-        most_processes: number after which no further process is added; null for none beyond the least.
-        budget_seconds: time of a measurement, the starts of its processes included, within which they are added
-            until the half-width of the mean over processes is `target`.
-        steady: state of the device to wait for before the series of each point.
-        steady_seconds: longest wait for it.
     """
 
     target: float = 0.01

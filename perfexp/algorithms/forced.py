@@ -40,19 +40,7 @@ _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
 
 
 class Forced:
-    """Computes convolutions by a named algorithm; raises `UserError` if there is none of that name.
-
-    Args:
-        on_unsupported: policy for layers that it cannot compute.
-        workspace_bytes: limit of cuDNN's memory beyond the tensors of a call, or None.
-        backward_data: cuDNN algorithm for the gradient of the inputs; None for the default of `name`.
-        backward_filter: cuDNN algorithm for the gradient of the weights; None for the default of `name`.
-        max_error: largest relative L2 error of `fastest` against float64; None for the data type's usual error.
-        reuse: whether `fastest` reuses choices of earlier runs.
-        cache_dir: folder of the choices of `fastest`; None for the user's cache.
-        verify: whether to profile a call for the kernels that cuDNN ran.
-        layers: algorithm, or `default`, by layer name or pattern; see `choose`.
-    """
+    """Computes convolutions by a named algorithm; raises `UserError` if there is none of that name."""
 
     def __init__(
         self,

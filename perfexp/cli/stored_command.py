@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from perfexp.cli.group_keys import keys_of_schema
+from perfexp.cli.keys import keys_of_schema
 from perfexp.cli.overrides import alternatives, parsed, refuse_length
 from perfexp.errors import UserError
 from perfexp.host import untrusted

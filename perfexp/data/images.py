@@ -28,11 +28,6 @@ class Images(Loading):
 
     Training images are shuffled, cropped at random and mirrored; in evaluation they keep their order and their center.
     Raises `UserError` if the folder cannot be read, or holds no images.
-
-    Args:
-        workers: number of processes that load images; 0 loads them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker loads ahead.
     """
 
     root: str

@@ -117,13 +117,7 @@ class Order(Sampler[int]):
 
 @dataclass(kw_only=True, eq=False)
 class Loading:
-    """Base of data that processes load; `UserError` if a number is too small.
-
-    Args:
-        workers: number of processes that load samples; 0 loads them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker loads ahead.
-    """
+    """Base of data that processes load; `UserError` if a number is too small."""
 
     workers: int = 2
     pin_memory: bool = False

@@ -51,14 +51,6 @@ class Skeletons(Loading):
     Each is resampled to the frames of the input size. Columns are standardized by mean and deviation of the training
     subjects. Raises `UserError` without two subjects; files that cannot be used are left out.
 
-    Args:
-        gestures: number of gestures, which are numbered from 0 in the names of the files.
-        joints: joints of a skeleton; a frame has three columns for each.
-        val_subjects: subjects that are held out; None for every fifth.
-        workers: number of processes that prepare batches; 0 prepares them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker prepares ahead.
-
     Attributes:
         problems: a line about each file that cannot be used.
     """

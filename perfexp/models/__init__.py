@@ -44,12 +44,7 @@ class Backbone(StrEnum):
 
 @dataclass(kw_only=True)
 class Precision:
-    """The number formats in which a model computes.
-
-    Attributes:
-        storage: data type of parameters and inputs (`float32`, `float16`, `bfloat16`).
-        tf32: whether matrix products and convolutions of float32 may use TF32; None leaves torch's flags.
-    """
+    """The number formats in which a model computes."""
 
     name: str
     storage: str = "float32"
@@ -59,13 +54,7 @@ class Precision:
 
 @dataclass(kw_only=True)
 class Ddp:
-    """Settings of torch's DistributedDataParallel, by their names there; None is torch's default.
-
-    Attributes:
-        broadcast_buffers: whether each forward pass begins with the buffers of the first rank. None is torch's default
-            (true), but mmengine's (false) for models of mmsegmentation.
-        bucket_cap_mb: size of a gradient bucket, MiB.
-    """
+    """Settings of torch's DistributedDataParallel, by their names there; None is torch's default."""
 
     broadcast_buffers: bool | None = None
     bucket_cap_mb: float | None = None
@@ -76,13 +65,7 @@ class Ddp:
 
 @dataclass(kw_only=True)
 class Execution:
-    """How torch runs the model.
-
-    Attributes:
-        compile: mode of torch.compile (`default`, `reduce-overhead`, `max-autotune`), or None for eager.
-        cuda_graph: whether the call is captured as a CUDA graph and replayed.
-        deterministic: torch.use_deterministic_algorithms and cudnn.deterministic.
-    """
+    """How torch runs the model."""
 
     compile: str | None = None
     channels_last: bool = False

@@ -53,16 +53,7 @@ _SHAPES = {
 
 @dataclass(kw_only=True, eq=False)
 class ClipGesture:
-    """A classifier whose scores are cosines between a movement and the prompts of its gestures.
-
-    Args:
-        joints: joints of a skeleton; a frame has three columns for each.
-        frames: frames of a clip, with `backbone=image`.
-        gestures: names of the classes, in the order of their labels; None for those of IntelliRehabDS.
-        contrastive_weight: weight of InfoNCE in the loss; the cross-entropy of the classes has the rest.
-        weights: file of weights; None for random ones.
-        weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
-    """
+    """A classifier whose scores are cosines between a movement and the prompts of its gestures."""
 
     name: str = "clip_gesture"
     size: ClipSize = ClipSize.tiny

@@ -33,19 +33,7 @@ def _act_out(fault: str, device: FakeDevice, text: str) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class FakeModel:
-    """A model of known cost: base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
-
-    Args:
-        weight_bytes: memory of the weights.
-        bytes_per_pixel: memory of a forward pass for each pixel of the batch; a backward pass takes twice as much.
-        noise: relative standard deviation of a call's time.
-        stairs: largest relative deviation of a size from the formula, the same each time that it is measured.
-        waits: whether a forward pass synchronizes inside.
-        cold_seconds: extra device time of a pass whose inputs and weights are not in the cache.
-        faults: largest number of pixels in a batch without the fault, by fault: `oom` (out of memory), `fail` (an
-            exception), `lost` (an error that leaves the device unusable), `hang`, `kill` and `crash` (SIGKILL or
-            SIGSEGV to the process).
-    """
+    """A model of known cost: base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise."""
 
     name: str = "fake"
     base_seconds: float = 1e-3

@@ -37,16 +37,7 @@ _SET_BY_PERFEXP = ("accumulative_counts", "loss_scale", "dtype")
 
 @dataclass(kw_only=True, eq=False)
 class Mmseg:
-    """A model that a configuration of mmsegmentation describes.
-
-    Args:
-        config: name of one of mmsegmentation's own configurations, or path of a file.
-        output: output of an inference: `raw`, the scores of the decode head (mmsegmentation's mode `tensor`), or
-            `predict`, resized to the image and reduced to classes, as its users get them.
-        optimizer: `own`, with the configuration's optimizer and schedule; or `mode`, that of the mode. A plan replaces
-            None by `mode` if `mode.train` has a schedule, checkpoints or other settings that `own` does not take.
-        options: further settings of the configuration, by dotted keys.
-    """
+    """A model that a configuration of mmsegmentation describes."""
 
     name: str
     config: str

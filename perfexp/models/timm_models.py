@@ -24,9 +24,6 @@ _LOADING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_o
 class Timm:
     """A classifier that timm builds.
 
-    Args:
-        name: timm's name of the architecture, also with the prefix `timm:`.
-
     Raises:
         UserError: `kwargs` would load weights.
     """

@@ -32,13 +32,7 @@ _RECOMMENDED = ("DEFAULT", "torchvision")
 
 @dataclass(kw_only=True, eq=False)
 class Torchvision:
-    """A model that torchvision builds.
-
-    Args:
-        weights: None for random ones; `DEFAULT`, `torchvision` or the name of one of torchvision's sets, which it
-            downloads; otherwise a file.
-        weights_dir: folder of weight files; without `weights`, the file there with the model's name is used.
-    """
+    """A model that torchvision builds."""
 
     name: str
     weights: str | None = None

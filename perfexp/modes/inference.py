@@ -11,12 +11,7 @@ from perfexp.modes import State, Step
 
 
 class Inference:
-    """Forward passes without autograd.
-
-    Args:
-        trained: whether the weights are those that the run's training ended with, instead of those that were loaded.
-        batch_size: batch sizes of inference in the plan; None for those of all phases.
-    """
+    """Forward passes without autograd."""
 
     def __init__(self, *, trained: bool = False, batch_size: Any = None) -> None:
         self.trained = trained

@@ -40,21 +40,7 @@ _POSSIBLE = {
 
 @dataclass(kw_only=True, eq=False)
 class Train:
-    """Training steps, with an optimizer's `name` (`sgd`, `adam`, `adamw`) and arguments in torch (`lr`, …).
-
-    Args:
-        warmup_steps: steps in which the learning rate grows linearly.
-        warmup_epochs: length of the linear warm-up in epochs.
-        decay_epochs: epochs between two decays of `schedule=step`, each by `decay_factor`.
-        clip_grad_norm: largest norm of all gradients together; None for any.
-        ema: decay of a moving average of the weights, which is evaluated and saved in their place.
-        eval_every: epochs between two evaluations; None for one after the last epoch, or with `patience` after each.
-        patience: evaluations without a better accuracy after which the training ends; None for all epochs.
-        log_every: steps between two losses of an epoch's mean; None for the loss of its last step.
-        save_every: epochs between two checkpoints with the epoch's number; None for none.
-        resume_from: file of a checkpoint to continue.
-        batch_size: batch sizes of training in the plan; None for those of all phases.
-    """
+    """Training steps, with an optimizer's `name` (`sgd`, `adam`, `adamw`) and arguments in torch (`lr`, …)."""
 
     optimizer: dict[str, Any]
     schedule: Schedule = Schedule.constant

@@ -29,14 +29,7 @@ from perfexp.sweep import Oom
 
 @dataclass(kw_only=True)
 class Gpu:
-    """The device to measure on.
-
-    Attributes:
-        match: regular expression that the name reported by the driver must contain.
-        count: number of devices of each node, each with a process (rank) and a batch of its own.
-        nodes: number of nodes of a job of SLURM that measure together; None for this host alone.
-        port: port of the first host at which the ranks meet; None for a free one.
-    """
+    """The device to measure on."""
 
     _target_: str = MISSING
     name: str = MISSING
@@ -67,19 +60,7 @@ class ClusterGpu:
 
 @dataclass(kw_only=True)
 class Cluster:
-    """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to what the site calls that GPU.
-
-    Attributes:
-        time_limit: limit of a job as in `sbatch --time` (minutes, `HH:MM:SS`, `D-HH:MM:SS`); null for the partition's.
-        cpus_per_gpu: CPUs for each GPU of a run, or for a run without one.
-        memory: memory for each node, as in `sbatch --mem`.
-        modules: modules that a job loads.
-        setup: shell lines that a job runs before perfexp.
-        container: image that apptainer runs perfexp in.
-        scratch: folder on the node for temporary files.
-        options: further options of sbatch.
-        gpus: requests by kind of GPU; an empty mapping accepts every kind, as GRES of that type.
-    """
+    """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to what the site calls that GPU."""
 
     name: str = MISSING
     partition: str | None = None

@@ -189,14 +189,7 @@ class Profiler:
     `chosen`, `command`, `outputs` and `collect` run in the process that waits for the worker, and must not import
     torch; `watching` and `observations` run in the worker.
 
-    Args:
-        warmup: calls before the profiled ones.
-        modules: whether the modules of the model have ranges too.
-        all_points: whether each timed point has a profile; otherwise only the first one of each phase.
-
     Attributes:
-        steps: number of profiled calls.
-        top: rows of the tables of kernels and operators in the record.
         times: whether the run is timed too.
         needs_nvidia: whether it profiles NVIDIA GPUs only.
     """

@@ -100,14 +100,7 @@ _QUERY_SECONDS = 120.0
 
 @dataclass(kw_only=True)
 class Ncu(Profiler):
-    """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Profiler`.
-
-    Args:
-        metrics: counters; by default the chip's counters for a roofline.
-        sections: further sections of ncu (`SpeedOfLight`, `Occupancy`, …).
-        cache_control: cache state before each replay: `all` (flushed) or `none` (unchanged).
-        tool: path of ncu; None searches for it.
-    """
+    """Nsight Compute on exactly one call (profiler=ncu); common arguments as in `Profiler`."""
 
     name: str = "ncu"
     metrics: Sequence[str] | None = None

@@ -43,15 +43,7 @@ _RANGES = "_ranges.csv"
 
 @dataclass(kw_only=True)
 class Nsys(Profiler):
-    """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Profiler`.
-
-    Args:
-        trace: traced interfaces (`nsys profile --trace`).
-        sample: sampling of instruction pointers (`none`, `process-tree`, …).
-        cpuctxsw: recording of thread switches (`none`, `process-tree`, …).
-        reports: reports of `nsys stats` to write as CSV.
-        tool: path of nsys; None searches for it.
-    """
+    """Nsight Systems on calls after a warm-up (profiler=nsys); common arguments as in `Profiler`."""
 
     name: str = "nsys"
     steps: int = 3
