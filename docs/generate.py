@@ -31,9 +31,10 @@ import perfexp.records.diagnostics
 import perfexp.records.quantities
 import perfexp.records.record
 import perfexp.records.sweep_record
-from perfexp.cli.conf_files import comment_of, flat
+from perfexp.cli.conf_files import comment_of
 from perfexp.cli.keys import Key, keys
 from perfexp.cli.usage import COMMANDS
+from perfexp.plan.override_keys import flat
 from perfexp.records import quantities
 from perfexp.records.diagnostics import DIAGNOSTICS, Severity
 from perfexp.records.quantities import QUANTITIES, TIMES

@@ -38,7 +38,7 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
         ("label_smoothing", "  mode.train.label_smoothing: 0  # share of each target"),
         ("execution.compile", "  execution.compile: null  # mode of torch.compile"),
         ("optimizer", "  mode.train.optimizer: required  # name of an optimizer"),
-        ("gpu.count", "gpu.count=2: devices, each with a batch of its own"),
+        ("gpu.count", "  gpu.count: 1  # number of devices; each has its own process (a rank)"),
         ("gpu.count=4", "  gpu.count: 1  # number of devices"),
     ],
 )
@@ -99,7 +99,7 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
             "batch_size=max",
             "  batch_size: 1  # samples per call and device, max for the largest that fits,",
         ),
-        ("resume", "resume=DIR: measure what a run or sweep lacks"),
+        ("resume", "  resume: null  # folder of a run or sweep to continue; what it lacks"),
         ("probes.layers", "  probes.layers: false  # time of each layer"),
         ("stopping.max_seconds=3", "  stopping.max_seconds: "),
     ],

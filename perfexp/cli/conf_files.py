@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from perfexp.plan.override_keys import flat
 
 
 def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
@@ -23,15 +25,6 @@ def config_values(conf: Path) -> dict[str, Any]:
     """Return the values of config.yaml by key (`probes.layers`), without groups and Hydra's own."""
     content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
     return flat({key: content[key] for key in content if key not in ("defaults", "hydra")})
-
-
-def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings by dotted key."""
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        is_section = isinstance(value, Mapping)
-        values |= flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
-    return values
 
 
 def comment_of(file: Path) -> str:

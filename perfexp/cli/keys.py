@@ -6,23 +6,19 @@ import dataclasses
 import enum
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import MISSING
 
-from perfexp.cli.conf_files import config_values, flat
+from perfexp.cli.conf_files import config_values
 from perfexp.plan import plan_fields, schema
-
-#: Schemas whose keys do not follow the name of their group.
-_PREFIXES = {"plan": "", "mode/train": "mode.train.", "mode/inference": "mode.inference."}
+from perfexp.plan.override_keys import flat
 
 
-@dataclass(frozen=True, kw_only=True)
-class Key:
+class Key(NamedTuple):
     """A key of the configuration as users type it.
 
     Attributes:
@@ -34,35 +30,34 @@ class Key:
     kind: Any
     default: str
     meaning: str
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...]
 
 
 def keys(conf: Path) -> dict[str, list[Key]]:
-    """Return the keys of each schema (`plan`, `gpu`, `model/timm`); KeyError for one without a description."""
-    schemas = {
-        f"{group.removeprefix('schema/')}/{name}".removeprefix("schema/"): node
-        for group, name, node in schema.settings()
-    }
-    described = descriptions()
-    return {
-        name: list(_keys(conf, name, node, described[name]))
-        for name, node in {"plan": plan_fields.PlanSchema, **schemas}.items()
-    }
+    """Return the keys of each schema; KeyError for one without a description."""
+    meanings, found = descriptions(), dict[str, list[Key]]()
+    for name, (prefix, node) in schemas().items():
+        fields = {key: (kind, default) for key, kind, default in keys_of_schema(node, prefix)}
+        if name == "plan":
+            for key, value in _values(conf).items():
+                fields[key] = fields.get(key, (type(value),))[0], default_text(value)
+            fields["resume"] = str | None, "null"
+        options = tuple(options_of(conf, name)) if "/" in name else ()
+        found[name] = [
+            Key(key, kind, default, meanings[key], options)
+            for key, (kind, default) in fields.items()
+        ]
+    return found
 
 
-def _keys(conf: Path, schema: str, node: type, meanings: dict[str, str]) -> Iterator[Key]:
-    fields = {key: (kind, default) for key, kind, default in keys_of_schema(node)}
-    if schema == "plan":
-        for key, value in _values(conf).items():
-            kind, _ = fields.get(key, (type(value), None))
-            fields[key] = kind, value
-    prefix = _PREFIXES.get(schema, f"{schema.partition('/')[0]}.")
-    options = tuple(options_of(conf, schema)) if "/" in schema else ()
-    for key, (kind, default) in fields.items():
-        is_section = dataclasses.is_dataclass(kind) and default is None
-        text = "" if is_section else default_text(default)
-        name, meaning = prefix + key, meanings[key]
-        yield Key(name=name, kind=kind, default=text, meaning=meaning, options=options)
+def schemas() -> dict[str, tuple[str, type]]:
+    """Return the prefix of the keys and the class of each schema (`plan`, `gpu`, `model/timm`)."""
+    found: dict[str, tuple[str, type]] = {"plan": ("", plan_fields.PlanSchema)}
+    for group, option, node in schema.settings():
+        name = f"{group}/{option}".removeprefix("schema/")
+        # settings of a mode are those of its phases
+        found[name] = f"{name.replace('mode/', 'mode.').partition('/')[0]}.", node
+    return found
 
 
 def _values(conf: Path) -> dict[str, Any]:
@@ -88,27 +83,26 @@ def lines(conf: Path) -> dict[str, list[str]]:
     }
 
 
-def descriptions() -> dict[str, dict[str, str]]:
-    """Return the meaning of each key, by schema."""
+def descriptions() -> dict[str, str]:
+    """Return the meaning of each key."""
     text = (files("perfexp.plan") / "key_descriptions.yaml").read_text(encoding="utf-8")
-    content: dict[str, dict[str, str]] = yaml.safe_load(text)
+    content: dict[str, str] = yaml.safe_load(text)
     return content
 
 
-def keys_of_schema(node: type, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Key, type and default of every field of a schema, nested schemas included."""
+def keys_of_schema(node: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Key, type and default as text of every field of a schema, nested schemas included."""
     hints = typing.get_type_hints(node)
     for field in dataclasses.fields(node):
-        if field.name == "_target_":
-            continue
-        kind = hints[field.name]
-        default = field.default if field.default is not dataclasses.MISSING else MISSING
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        nested = dataclasses.is_dataclass(kind)
-        yield f"{prefix}{field.name}", kind, None if nested else default
-        if nested:
-            yield from keys_of_schema(kind, f"{prefix}{field.name}.")
+        key, kind = f"{prefix}{field.name}", hints[field.name]
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            yield key, kind, ""
+            yield from keys_of_schema(kind, f"{key}.")
+        elif field.default_factory is not dataclasses.MISSING:
+            yield key, kind, default_text(field.default_factory())
+        elif field.name != "_target_":
+            is_required = field.default is dataclasses.MISSING
+            yield key, kind, default_text(MISSING if is_required else field.default)
 
 
 def default_text(value: Any) -> str:

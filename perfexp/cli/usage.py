@@ -82,8 +82,6 @@ OLD_COMMANDS = {
     "job-output": ("cluster", "logs"),
     "cancel": ("cluster", "cancel"),
 }
-#: Settings of the overview, and what they do.
-_SETTINGS = dict(re.findall(r"^  (\S+=.*?)  +(.+)$", _OVERVIEW, re.MULTILINE))
 #: Argument of `perfexp help` for all options and keys.
 _KEYS = "keys"
 #: Start of the further lines of a key, below its meaning.
@@ -149,9 +147,6 @@ def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> 
         yield f"Options of the group {key} ({key}=NAME --cfg job prints the keys of one, help keys all):"
         for name, place in sorted(options[key].items()):
             yield _filled(f"  {name}".ljust(width), [comment_of(place)])
-    for words, about in _SETTINGS.items():
-        if key in re.findall(r"\S+(?==)", words) and not words.startswith("probes."):
-            yield f"{words}: {about}"
     for name, lines in keys.lines(conf).items() if key not in options else ():
         if f".{name}".endswith(f".{key}") or name.startswith(f"{key}."):
             yield from map(_wrapped, lines)
