@@ -156,7 +156,7 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
             ranges[span, PROCESS].append(load)
     sums = [(name, together(loads)) for name, loads in kernels.items()]
     by_time = sorted(sums, key=lambda part: (-part[1].seconds, part[0]))
-    labels = kernel_names.labels([name for name, _ in by_time])
+    labels = kernel_names.numbered(kernel_names.short(name) for name, _ in by_time)
     roofline = _roofline(
         title,
         peaks,
