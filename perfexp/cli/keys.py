@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import typing
 from collections.abc import Iterator
 from importlib.resources import files
@@ -52,12 +51,12 @@ def keys(conf: Path) -> dict[str, list[Key]]:
 
 def schemas() -> dict[str, tuple[str, type]]:
     """Return the prefix of the keys and the class of each schema (`plan`, `gpu`, `model/timm`)."""
-    found: dict[str, tuple[str, type]] = {"plan": ("", plan_fields.PlanSchema)}
-    for group, option, node in schema.settings():
-        name = f"{group}/{option}".removeprefix("schema/")
-        # settings of a mode are those of its phases
-        found[name] = f"{name.replace('mode/', 'mode.').partition('/')[0]}.", node
-    return found
+    # settings of a mode are those of its phases
+    of_groups = {
+        name: (f"{name.replace('mode/', 'mode.').partition('/')[0]}.", node)
+        for name, node in schema.settings().items()
+    }
+    return {"plan": ("", plan_fields.PlanSchema), **of_groups}
 
 
 def _values(conf: Path) -> dict[str, Any]:
@@ -107,25 +106,22 @@ def keys_of_schema(node: type, prefix: str = "") -> Iterator[tuple[str, Any, str
 
 def default_text(value: Any) -> str:
     """Return a default as the documentation shows it."""
-    if value == MISSING:
-        return "required"
-    if value is None:
-        return "null"
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if isinstance(value, bool):
-        value = str(value).lower()
-    if isinstance(value, dict):
-        return "{}" if not value else "set by the option"
-    if isinstance(value, list):
-        value = (
-            "["
-            + ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in value)
-            + "]"
-        )
-    if isinstance(value, float):
-        value = f"{value:g}"
-    return f"`{value}`"
+    match value:
+        case None:
+            return "null"
+        case dict() if not value:
+            return "{}"
+        case "???":
+            return "required"
+        case list():
+            text = f"[{','.join(default_text(one).strip('`') for one in value)}]"
+        case bool():
+            text = str(value).lower()
+        case float():
+            text = f"{value:g}"
+        case _:
+            text = str(value)
+    return f"`{text}`"
 
 
 def options_of(conf: Path, schema: str) -> list[str]:

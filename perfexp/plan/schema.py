@@ -142,22 +142,19 @@ _NAMES: dict[str, Any] = {
 
 
 @cache
-def settings() -> tuple[tuple[str, str, type], ...]:
-    """Return all settings classes, each with its config group and name."""
-    generated = []
-    for name, target in TARGETS.items():
-        group, _, option = name.partition("/")
-        generated.append((f"schema/{group}", option, _settings_class(name, target)))
-    return ("schema", "gpu", Gpu), ("schema", "cluster", Cluster), *generated
+def settings() -> dict[str, type]:
+    """Return the settings class of each schema (`gpu`, `model/timm`)."""
+    generated = {name: _settings_class(name, target) for name, target in TARGETS.items()}
+    return {"gpu": Gpu, "cluster": Cluster, **generated}
 
 
-def with_earlier_names(group: str, node: type) -> type:
-    """Return a settings class that also has the earlier names of its keys, which users' files may have."""
-    keys = {one.name for one in fields(node)}
+def with_earlier_names(name: str, node: type) -> type:
+    """Return a schema's settings class with the earlier names of its keys, too, which users' files may have."""
+    keys, group = {one.name for one in fields(node)}, name.partition("/")[0]
     earlier: list[Any] = []
     for old, new in old_names.NAMES.items():
         owner, _, key = old.rpartition(".")
-        if owner and f"schema/{owner}" == group and new.removeprefix(f"{owner}.") in keys:
+        if owner == group and new.removeprefix(f"{owner}.") in keys:
             earlier.append((key, Any, field(default=None)))
     return make_dataclass(node.__name__, earlier, bases=(node,), kw_only=True) if earlier else node
 
