@@ -28,7 +28,7 @@ from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 _WORD = re.compile(r"[A-Za-z0-9_][\w .+:%()-]*")
 #: A configuration of mmsegmentation is code: one of its own may be repeated, a path must be typed.
 _CONFIG = "model.config"
-#: Keys with code, or with what is read, written or downloaded outside the run's folder, which must be typed.
+#: Keys with code, or with files that are read, written or downloaded outside the run's folder, which must be typed.
 _TYPED = {
     *(
         "profiler.reports",

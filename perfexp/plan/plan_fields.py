@@ -19,7 +19,7 @@ FORMAT, FIRST_FORMAT = 4, 2
 
 
 class DeviceLock(StrEnum):
-    """What to do while another process measures on the device."""
+    """Reaction to another process that measures on the device."""
 
     wait = "wait"
     fail = "fail"
@@ -33,7 +33,7 @@ class ProcessStart(StrEnum):
 
 
 class HostSharing(StrEnum):
-    """What other runs do on this host at the same time; `hydra/launcher=local` sets it."""
+    """Other runs on this host at the same time; `hydra/launcher=local` sets it."""
 
     none = "none"
     turns = "turns"
@@ -42,7 +42,7 @@ class HostSharing(StrEnum):
 
 @dataclass(kw_only=True)
 class Probes:
-    """What is measured besides times."""
+    """Measurements besides the times."""
 
     call_times: bool = True
     loaded_clock: bool = True

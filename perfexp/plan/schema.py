@@ -60,7 +60,7 @@ class ClusterGpu:
 
 @dataclass(kw_only=True)
 class Cluster:
-    """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to what the site calls that GPU."""
+    """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to the name of that GPU at the site."""
 
     name: str = MISSING
     partition: str | None = None

@@ -336,7 +336,7 @@ def _odd_text(key: Key, odd: Odd) -> str:
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
-    """What the values are, whom their intervals hold for, and on which device."""
+    """The kinds of the values, the scope of their intervals, and the device."""
     kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
     of = f" of {scope}" if (scope := wording.scope(table)) else ""
     return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"

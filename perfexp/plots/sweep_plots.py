@@ -59,7 +59,7 @@ class _Run(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str, str]:
-        """What its ratio is known by: number, phase and kind of time."""
+        """The identity of its ratio: number, phase and kind of time."""
         return self.child.job, self.phase, self.kind
 
     @property
