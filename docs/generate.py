@@ -1,8 +1,9 @@
 """Write the reference pages that follow from the code: `python docs/generate.py`; `--check` only compares.
 
-Types, defaults and options come from the code and conf/; the sentences come from
-docs/reference/descriptions.yaml and perfexp/plan/key_descriptions.yaml.
-A key without a sentence, and a sentence without a key, is an error.
+Types, defaults and options come from the code and conf/. Sentences on record fields come from
+docs/reference/descriptions.yaml, on keys from perfexp/plan/key_descriptions.yaml, on options from
+the comments at the top of their files.
+A field or a key without a sentence is an error.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ import yaml
 
 import perfexp
 import perfexp.commands
-import perfexp.plan.plan_fields
-import perfexp.plan.schema
 import perfexp.records.diagnostics
 import perfexp.records.quantities
 import perfexp.records.record
 import perfexp.records.sweep_record
-from perfexp.cli.group_keys import default_text, descriptions, keys_of_schema, options_of
+from perfexp.cli.conf_files import comment_of
+from perfexp.cli.keys import Key, keys
 from perfexp.cli.usage import COMMANDS
 from perfexp.records import quantities
 from perfexp.records.diagnostics import DIAGNOSTICS, Severity
@@ -51,10 +51,7 @@ GROUPS = [
 
 
 #: Key with the name of an option, which the option sets; a model's name may be the user's choice.
-_OWN_NAME = re.compile(r"`(?!model\.)\w+\.name`")
-#: A key's name, default and meaning, in Markdown.
-Row = tuple[str, str, str]
-
+_OWN_NAME = re.compile(r"(?!model\.)\w+\.name")
 _CONFIGURATION = """# Configuration keys
 
 Set a key as `key=value` on the command line. A list is `[1,8]`, and a key of a group is
@@ -106,7 +103,7 @@ def pages() -> dict[Path, str]:
     """The text of each generated page by its path."""
     described = yaml.safe_load((REFERENCE / "descriptions.yaml").read_text(encoding="utf-8"))
     made = {
-        "configuration.md": configuration(descriptions(), described["options"]),
+        "configuration.md": configuration(),
         "record.md": record(described["record"]),
         "diagnostics.md": diagnostics(),
         "commands.md": commands(),
@@ -133,106 +130,46 @@ def record_schema() -> str:
 # Configuration
 
 
-def configuration(described: dict[str, dict[str, str]], options: dict[str, dict[str, str]]) -> str:
-    """Every option and key of the configuration, by group.
-
-    Args:
-        described: sentence by key, by schema.
-        options: sentence by option, by group.
-    """
-    schemas = {
-        f"{group.removeprefix('schema/')}/{name}": node
-        for group, name, node in perfexp.plan.schema.settings()
-    }
-    schemas |= {name: schemas.pop(f"schema/{name}") for name in ("gpu", "cluster")}
-    plan = described.pop("plan")
-    rows = _key_rows(perfexp.plan.plan_fields.PlanSchema, plan, "", conf=_top_level())
-    parts = [_CONFIGURATION, _keys_table(_typed_by_users(rows))]
+def configuration() -> str:
+    """Every option and key of the configuration, by group."""
+    schemas = keys(CONF)
+    parts = [_CONFIGURATION, _keys_table(schemas["plan"])]
     for group in GROUPS:
-        parts += [f"## Group `{group}`\n", _options_list(group, options.get(group, {}))]
-        sections = _group_rows(group, schemas, described)
-        for names, group_rows in sections.items():
-            every = not names or len(names) == len(options[group])
+        parts += [f"## Group `{group}`\n", _options_list(group)]
+        num_options = len(list((CONF / group).glob("*.yaml")))
+        for names, shared in _shared_keys(group, schemas).items():
+            every = not names or len(names) == num_options
             title = "" if every else f" of {', '.join(f'`{name}`' for name in names)}"
-            parts += [f"### Keys{title}\n", _keys_table(group_rows)]
-    if described:
-        raise Stale(f"descriptions of unknown schemas: {sorted(described)}")
+            parts += [f"### Keys{title}\n", _keys_table(shared)]
     return "\n".join(parts)
 
 
-def _group_rows(
-    group: str, schemas: dict[str, type], described: dict[str, dict[str, str]]
-) -> dict[tuple[str, ...], list[Row]]:
-    """Rows of a group by the options that share them; no options where every option has them."""
-    owners: dict[Row, list[str]] = {}
-    for schema, node in schemas.items():
-        if schema.split("/")[0] != group:
-            continue
-        names = options_of(CONF, schema)
-        prefix = "mode.train." if schema == "mode/train" else f"{group}."
-        rows = _typed_by_users(_key_rows(node, described.pop(schema), prefix))
-        if names == ["fake"]:
-            continue  # scripted, for tests
-        for row in rows:
-            owners.setdefault(row, []).extend(() if schema in ("gpu", "cluster") else names)
-    sections: dict[tuple[str, ...], list[Row]] = {}
-    for row, names in owners.items():
-        sections.setdefault(tuple(names), []).append(row)
+def _shared_keys(group: str, schemas: dict[str, list[Key]]) -> dict[tuple[str, ...], list[Key]]:
+    """Keys of a group by the options that share them; no options where every option has them."""
+    owners: dict[Key, list[str]] = {}
+    for schema, of_schema in schemas.items():
+        if schema.split("/")[0] != group or of_schema[0].options == ("fake",):
+            continue  # the fake model is scripted, for tests
+        for key in of_schema:
+            owners.setdefault(key._replace(options=()), []).extend(key.options)
+    sections: dict[tuple[str, ...], list[Key]] = {}
+    for key, names in owners.items():
+        sections.setdefault(tuple(names), []).append(key)
     return sections
 
 
-def _typed_by_users(rows: Iterable[Row]) -> list[Row]:
-    """Rows without the keys that perfexp writes into a plan, and without the names that options give themselves."""
-    return [
-        row
-        for row in rows
-        if not row[2].endswith("written by perfexp") and not _OWN_NAME.fullmatch(row[0])
-    ]
-
-
-def _top_level() -> dict[str, Any]:
-    """Values of config.yaml, which override those of the schema."""
-    content = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
-    train = yaml.safe_load((CONF / "mode" / "train.yaml").read_text(encoding="utf-8"))["train"][
-        "optimizer"
-    ]
-    defaults = {
-        key: value
-        for entry in content["defaults"]
-        if isinstance(entry, dict)
-        for key, value in entry.items()
-    }
-    defaults = {key: value for key, value in defaults.items() if key in GROUPS}
-    optimizer = {f"mode.train.optimizer.{key}": value for key, value in train.items()}
-    return {
-        **_flat({key: content[key] for key in content if key not in ("defaults", "hydra")}),
-        **defaults,
-        **optimizer,
-    }
-
-
-def _key_rows(
-    node: type, described: dict[str, str], prefix: str, *, conf: dict[str, Any] | None = None
-) -> list[Row]:
-    """Key, default and meaning of every key of a schema."""
-    rows, left = [], dict(described)
-    known = {key: (kind, default) for key, kind, default in keys_of_schema(node)}
-    for key, value in (conf or {}).items():  # the optimizer's keys and the experiment
-        known.setdefault(key, (type(value), value))
-    for key in _ordered(known):
-        kind, default = known[key]
-        if key not in left:
-            raise Stale(f"no description of {prefix}{key}")
-        meaning = _with_choices(_sentence(left.pop(key)), kind)
-        if conf and key in GROUPS:
-            meaning += f" ([options](#group-{key}))"
-        elif dataclasses.is_dataclass(kind):
+def _keys_table(of_schema: Sequence[Key]) -> str:
+    by_name = {key.name: key for key in of_schema}
+    rows = []
+    for key in (by_name[name] for name in _ordered(by_name)):
+        meaning = _with_choices(_sentence(key.meaning), key.kind)
+        if key.name in GROUPS:
+            meaning += f" ([options](#group-{key.name}))"
+        elif dataclasses.is_dataclass(key.kind):
             continue  # the rows of its keys follow
-        shown = default_text((conf or {}).get(key, default))
-        rows.append((f"`{prefix}{key}`", shown, meaning))
-    if left:
-        raise Stale(f"descriptions of unknown keys: {[prefix + key for key in left]}")
-    return rows
+        if not meaning.endswith("written by perfexp") and not _OWN_NAME.fullmatch(key.name):
+            rows.append((f"`{key.name}`", key.default, meaning))
+    return _table(("Key", "Default", "Meaning"), rows)
 
 
 def _with_choices(meaning: str, kind: Any) -> str:
@@ -245,13 +182,9 @@ def _with_choices(meaning: str, kind: Any) -> str:
     return f"{meaning}: {', '.join(choices)}"
 
 
-def _keys_table(rows: Iterable[Row]) -> str:
-    return _table(("Key", "Default", "Meaning"), rows)
-
-
-def _ordered(keys: Iterable[str]) -> list[str]:
+def _ordered(names: Iterable[str]) -> list[str]:
     """The keys, each below the key that it belongs to."""
-    known = list(keys)
+    known = list(names)
     rank = {key: index for index, key in reversed(list(enumerate(known)))}
     return sorted(known, key=lambda key: [rank.get(part, len(known)) for part in _parents(key)])
 
@@ -261,25 +194,11 @@ def _parents(key: str) -> list[str]:
     return [".".join(parts[: index + 1]) for index in range(len(parts))]
 
 
-def _options_list(group: str, described: dict[str, str]) -> str:
+def _options_list(group: str) -> str:
     if group == "gpu":
         return "Each option is a device; [GPU data sheets](gpus.md) lists them.\n"
-    names = {path.stem for path in (CONF / group).glob("*.yaml")}
-    if names != set(described):
-        different = sorted(names ^ set(described))
-        raise Stale(f"options of {group} that differ between conf/ and descriptions: {different}")
-    return "\n".join(f"* `{name}`: {described[name]}" for name in sorted(names)) + "\n"
-
-
-def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat.update(
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
-    return flat
+    files = sorted((CONF / group).glob("*.yaml"))
+    return "\n".join(f"* `{file.stem}`: {comment_of(file)}" for file in files) + "\n"
 
 
 # Record

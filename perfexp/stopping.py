@@ -143,27 +143,6 @@ class Precision:
 
     A series without an interval at `max_seconds` gets overtime until it has one: up to the same
     time again or 2 s, whichever is longer.
-
-    Args:
-        target: relative half-width to reach.
-        min_seconds: minimum time after the warm-up, in seconds.
-        max_seconds: maximum time after the warm-up, including untimed parts such as filling a queue
-            or flushing caches.
-        tail_percentile: highest percentile that justifies overtime. The series must lack samples
-            for its part of an interval over all processes, and be able to take them in overtime.
-        max_calls: maximum calls after the warm-up.
-        min_calls: minimum calls after the warm-up, regardless of time.
-        warmup_calls: minimum warm-up calls.
-        warmup_seconds: minimum warm-up time, including earlier blocks at the point.
-        min_effective: minimum effective samples in all processes together. Each process needs at
-            least 10.
-        processes: minimum number of measuring processes, unless the plan sets `processes`.
-        most_processes: maximum number of processes; null for `processes`.
-        budget_seconds: measurement time, process starts included, after which no process is added.
-            Until then processes are added while the half-width of the mean over processes exceeds
-            `target`.
-        steady: device state to wait for before each point's series.
-        steady_seconds: maximum wait for this state.
     """
 
     target: float = 0.01

@@ -6,8 +6,10 @@ import inspect
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -15,14 +17,16 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from perfexp.cli import keys
 from perfexp.cli.overrides import parsed
 from perfexp.errors import UserError
 from perfexp.host import installation
 from perfexp.host.gpu_sheets import GpuFacts
-from perfexp.plan import config, plan_file, schema, validation
+from perfexp.plan import config, plan_fields, plan_file, schema, validation
 from perfexp.records import old_names
 
 CONF = installation.conf_dir()
+ROOT = Path(__file__).parents[1]
 OPTIONS = [
     (path.parent.name, path.stem)
     for path in sorted(CONF.glob("*/*.yaml"))
@@ -105,6 +109,56 @@ def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(name):
                 else parameter.default
             )
             assert node[key] == default or (unset and default is None), key
+
+
+def test_each_key_has_exactly_one_description():
+    known = {key.name for of_schema in keys.keys(CONF).values() for key in of_schema}
+    assert set(keys.descriptions()) == known
+    lines = (ROOT / "perfexp/plan/key_descriptions.yaml").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line[0] != "#"]) == len(known)
+
+
+def test_a_description_is_one_short_text():
+    texts = keys.descriptions().values()
+    assert [text for text in texts if len(text.split()) > 26] == []
+    assert [text for text in texts if text.endswith(".") or ". " in text] == []
+
+
+def test_a_file_of_conf_does_not_describe_its_keys():
+    """Comments beside values explain choices of experiments and data sheets; launchers have no schema."""
+    explained = ("experiment", "gpu")
+    files = [path for path in CONF.rglob("*.yaml") if path.parent.name not in explained]
+    commented = [
+        f"{path.name}: {line}"
+        for path in files
+        if "hydra" not in path.relative_to(CONF).parts
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.match(r"[^#]*:.*\s#\s", line)
+    ]
+    assert len(files) > 50
+    assert commented == []
+
+
+def test_no_docstring_describes_a_key():
+    """Docstrings of the schemas, and of the code that their values go to, leave keys to their description."""
+    classes = {plan_fields.PlanSchema, schema.Gpu, schema.Cluster}
+    for target in schema.TARGETS.values():
+        module, _, name = target.rpartition(".")
+        classes.add(getattr(importlib.import_module(module), name))
+    for owner in set(classes):
+        hints = get_type_hints(owner) if is_dataclass(owner) else {}
+        classes |= {kind for kind in hints.values() if is_dataclass(kind)}
+        classes |= {base for base in owner.__mro__ if base.__module__.startswith("perfexp.")}
+    described = {key.rpartition(".")[2] for key in keys.descriptions()}
+    listed = [
+        f"{owner.__name__}.{key}"
+        for owner in classes
+        for text in (owner.__doc__, owner.__init__.__doc__)
+        for key in re.findall(r"^ +(\w+): ", text or "", re.MULTILINE)
+        if key in described
+    ]
+    assert len(classes) > 35
+    assert listed == []
 
 
 def test_the_schemas_are_made_without_torch():

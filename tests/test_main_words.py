@@ -31,14 +31,14 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
     [
         (
             "profiler.trace",
-            "  profiler.trace: [cuda,cudnn,nvtx,osrt]  # APIs to trace; must include cuda",
+            "  profiler.trace: [cuda,cudnn,nvtx,osrt]  # APIs to trace (nsys profile",
         ),
         ("mode.train.schedule", "  mode.train.schedule: constant  # how the learning rate changes"),
         ("stopping.measure", "  stopping.measure: 20  # measured calls (fixed)"),
         ("label_smoothing", "  mode.train.label_smoothing: 0  # share of each target"),
         ("execution.compile", "  execution.compile: null  # mode of torch.compile"),
         ("optimizer", "  mode.train.optimizer: required  # name of an optimizer"),
-        ("gpu.count", "gpu.count=2: devices, each with a batch of its own"),
+        ("gpu.count", "  gpu.count: 1  # number of devices; each has its own process (a rank)"),
         ("gpu.count=4", "  gpu.count: 1  # number of devices"),
     ],
 )
@@ -73,9 +73,7 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
     assert dispatch(["help", "keys"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert (
-        "    energy_seconds: null    # minimum length of the energy windows; null is 1 s," in lines
-    )
+    assert "  probes.energy_seconds: null  # least total length of the energy windows in" in lines
     assert [line for line in lines if line.startswith("  device_lock: wait")]
     assert any("wide" not in line and "ocrnet_hrnetw48" in line for line in lines)
 
@@ -99,10 +97,10 @@ def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(
         ("undecided", "undecided: the ratio's interval lies neither"),
         (
             "batch_size=max",
-            "  batch_size: 1             # samples per call, or a list [1,8,64]; max is the",
+            "  batch_size: 1  # samples per call and device, max for the largest that fits,",
         ),
-        ("resume", "resume=DIR: measure what a run or sweep lacks"),
-        ("probes.layers", "  probes.layers: false           # time of each layer"),
+        ("resume", "  resume: null  # folder of a run or sweep to continue; what it lacks"),
+        ("probes.layers", "  probes.layers: false  # time of each layer"),
         ("stopping.max_seconds=3", "  stopping.max_seconds: "),
     ],
 )

@@ -214,12 +214,7 @@ def test_every_setting_of_ones_own_run_is_repeated(offer, options):
     )
     plain = compose(["model=fake", "gpu=fake", "tracking=none", *options])
     found = [text for section in sections for text in leaves(plain[section], f"{section}.")]
-    of_train = {
-        key.name
-        for *place, node in schema.settings()
-        for key in fields(node)
-        if place == ["schema/mode", "train"]
-    }
+    of_train = {key.name for key in fields(schema.settings()["mode/train"])}
     found += [
         (f"mode.train.{key}", 1) for key in of_train - {"_target_", "resume_from", "optimizer"}
     ]

@@ -42,21 +42,6 @@ _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
 class Forced:
     """Computes convolutions by a named algorithm.
 
-    Args:
-        on_unsupported: policy for layers that the algorithm cannot compute.
-        workspace_bytes: limit for cuDNN's memory beyond a call's tensors, or None.
-        backward_data: cuDNN algorithm for input gradients; None for the default that matches
-            `name`.
-        backward_filter: cuDNN algorithm for weight gradients; None for the default that matches
-            `name`.
-        max_error: largest relative L2 error of `fastest` against float64; None for the data type's
-            usual error.
-        reuse: whether `fastest` reuses choices from earlier runs.
-        cache_dir: folder for the choices of `fastest`; None for the user's cache.
-        verify: whether to profile a call for the kernels that cuDNN ran.
-        layers: algorithm (or `default`) by layer name or pattern, for example `layer1.*`; see
-            `choose`.
-
     Raises:
         UserError: there is no such algorithm, or a setting is invalid.
     """

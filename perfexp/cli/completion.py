@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from perfexp.cli.conf_files import config_values, options_below
 from perfexp.cli.flags import (
     CONFIG_DIR,
     DRY_RUN,
@@ -15,7 +16,7 @@ from perfexp.cli.flags import (
     VERBOSE,
     flag_values,
 )
-from perfexp.cli.usage import COMMANDS, config_lines, options_below
+from perfexp.cli.usage import COMMANDS
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import installation
 from perfexp.models import torchvision_names
@@ -107,7 +108,7 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
         return [f"{key}={start}{comma}{name}" for name in names]
     if word.startswith("-"):
         return _FLAGS
-    keys = [f"{name}=" for name in (*options, *config_lines(conf), "resume")]
+    keys = [f"{name}=" for name in (*options, *config_values(conf), "resume")]
     return keys if before else [*COMMANDS, *keys]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 
+from perfexp.cli.conf_files import config_values, options_below
 from perfexp.cli.flags import (
     CONFIG_DIR,
     DRY_RUN,
@@ -19,7 +20,7 @@ from perfexp.cli.flags import (
     VERBOSE,
     flag_values,
 )
-from perfexp.cli.usage import COMMANDS, config_lines, options_below
+from perfexp.cli.usage import COMMANDS
 from perfexp.errors import nearest
 from perfexp.host import installation
 from perfexp.models import torchvision_names
@@ -29,27 +30,16 @@ from perfexp.plan.hydra_errors import OF_TORCH
 SWITCHES, _VALUED = {*VERBOSE, DRY_RUN, OVERWRITE, JSON, REQUEUE}, {MAX_JOBS, OF_SWEEP, PARENT}
 for _action in get_args_parser()._actions:
     (SWITCHES if _action.nargs == 0 else _VALUED).update(_action.option_strings)
-#: Keys of perfexp by the names that other tools use.
-_KEYS = {
-    "batch": "batch_size",
-    "b": "batch_size",
-    "bs": "batch_size",
-    "size": "input_size",
-    "image_size": "input_size",
+#: Keys, each with its names in other tools.
+_ALIASES = {
+    "batch_size": "batch b bs",
+    "input_size": "size image_size img_size resolution",
+    "gpu": "device",
+    "precision": "dtype",
+    "model": "arch net",
+    "output_dir": "output out o",
 }
-_KEYS |= {
-    "img_size": "input_size",
-    "resolution": "input_size",
-    "device": "gpu",
-    "dtype": "precision",
-}
-_KEYS |= {
-    "arch": "model",
-    "net": "model",
-    "output": "output_dir",
-    "out": "output_dir",
-    "o": "output_dir",
-}
+_KEYS = {alias: key for key, aliases in _ALIASES.items() for alias in aliases.split()}
 #: Options by the names that torch gives them, if there is one for each.
 _VALUES = {
     "cuda": "auto",
@@ -63,7 +53,7 @@ def command(arguments: Sequence[str]) -> list[str] | None:
     options = options_below(
         [installation.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]
     )
-    keys = {*options, *config_lines(installation.conf_dir())}
+    keys = {*options, *config_values(installation.conf_dir())}
     words, translated = iter(arguments), list[str | None]()
     for word in words:
         if word in _VALUED:

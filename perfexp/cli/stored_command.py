@@ -16,19 +16,19 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from perfexp.cli.group_keys import keys_of_schema
+from perfexp.cli.keys import keys_of_schema, schemas
 from perfexp.cli.overrides import alternatives, parsed, refuse_length
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 from perfexp.models import mmseg_names, torchvision_names
-from perfexp.plan import config, plan_fields, schema
+from perfexp.plan import config
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 
 #: A value that refers to nothing outside: a number, a size, an option of a library.
 _WORD = re.compile(r"[A-Za-z0-9_][\w .+:%()-]*")
 #: A configuration of mmsegmentation is code: one of its own may be repeated, a path must be typed.
 _CONFIG = "model.config"
-#: Keys with code, or with what is read, written or downloaded outside the run's folder, which must be typed.
+#: Keys with code, or with files that are read, written or downloaded outside the run's folder, which must be typed.
 _TYPED = {
     *(
         "profiler.reports",
@@ -63,7 +63,12 @@ class Offer:
     @cached_property
     def keys(self) -> set[str]:
         """Keys of the schema and of the options' files whose values are plain."""
-        of_schema = {key for prefix, node in _schemas() for key in _plain_fields(node, prefix)}
+        of_schema = {
+            key
+            for prefix, node in schemas().values()
+            for key, kind, _ in keys_of_schema(node, prefix)
+            if _is_plain_type(kind) or key in ("input_size", "batch_size")
+        }
         return of_schema | {
             key for _, _, prefix, node in self._files for key in _plain_keys(node, prefix)
         }
@@ -160,22 +165,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, str):
         return _WORD.fullmatch(value) is not None and ".." not in value
     return value is None or isinstance(value, bool | int | float)
-
-
-def _schemas() -> Iterator[tuple[str, type]]:
-    yield "", plan_fields.PlanSchema
-    for group, name, node in schema.settings():
-        place = group.partition("/")[2] or name
-        yield (
-            f"{place}.{name}." if place == "mode" else f"{place}.",
-            node,
-        )  # a mode's settings are those of its phases
-
-
-def _plain_fields(node: type, prefix: str) -> Iterator[str]:
-    for key, kind, _ in keys_of_schema(node, prefix):
-        if _is_plain_type(kind) or key in ("input_size", "batch_size"):
-            yield key
 
 
 def _is_plain_type(hint: Any) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from perfexp.cli import terms
+from perfexp.cli.conf_files import comment_of, config_values, options_below
 from perfexp.errors import UserError, did_you_mean
 
 #: Width of a terminal, in characters.
@@ -82,14 +82,10 @@ OLD_COMMANDS = {
     "job-output": ("cluster", "logs"),
     "cancel": ("cluster", "cancel"),
 }
-#: Settings of the overview, and what they do.
-_SETTINGS = dict(re.findall(r"^  (\S+=.*?)  +(.+)$", _OVERVIEW, re.MULTILINE))
 #: Argument of `perfexp help` for all options and keys.
 _KEYS = "keys"
-#: A line of config.yaml: its key, below a section or not, and whether it has a default.
-_LINE = re.compile(r"( *)(\w+):( *[^# ])?.*")
-#: Columns of a default and its comment.
-_INDENT = " " * len("  percentiles: [50, 95, 99] ") + "# "
+#: Start of the further lines of a key, below its meaning.
+_INDENT = " " * 6 + "# "
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -109,45 +105,15 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
         return "\n".join(_details(options, folders[0]))
     if topic and not topic.startswith("-"):
         return _topic(topic, options, folders[0])
-    lines = config_lines(folders[0])
-    sections = {key.partition(".")[0] for key in lines if "." in key}
-    names = [key for key in lines if "." not in key and key not in sections]
+    names = [key for key in config_values(folders[0]) if "." not in key]
     return _OVERVIEW.format(
         groups=_filled("Groups: ", sorted(options)), keys=_filled("Keys: ", names)
     )
 
 
-def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
-    """Return the options of each group in some folders, with their files."""
-    options: dict[str, dict[str, Path]] = {}
-    for folder in folders:
-        for file in sorted(folder.glob("*/*.yaml")):
-            options.setdefault(file.parent.name, {})[file.stem] = file
-    return options
-
-
-def config_lines(conf: Path) -> dict[str, str]:
-    """Return the lines of config.yaml by key (`probes.layers`), sections included, without groups and Hydra's own."""
-    lines, section = dict[str, str](), ""
-    for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
-        if match := _LINE.fullmatch(line):
-            section = section if match[1] else match[2]
-            if section not in ("defaults", "hydra"):
-                lines[f"{section}.{match[2]}" if match[1] else match[2]] = line
-    return lines
-
-
-def comment_of(file: Path) -> str:
-    """Return the comment at the top of an option's file."""
-    lines = takewhile(
-        lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines()
-    )
-    return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))
-
-
 def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> str:
     """The meaning of a key, a code or a term of the tables; raises UserError for anything else."""
-    from perfexp.cli.group_keys import group_keys  # the overview does without
+    from perfexp.cli import keys  # the overview does without
     from perfexp.records.diagnostics import DIAGNOSTICS, MERGED, meanings
 
     topic = MERGED.get(topic, topic)
@@ -163,7 +129,7 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
         return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
     if key_lines:
         return "\n".join(key_lines)
-    known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS, *group_keys(conf)))
+    known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS, *keys.lines(conf)))
     hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
     raise UserError(
         " ".join(
@@ -173,38 +139,30 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
 
 
 def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
-    """Yield the options of a group, or the keys of that name or section, with defaults and comments."""
-    from perfexp.cli.group_keys import group_keys  # the overview does without
+    """Yield the options of a group, or the keys of that name or section, with defaults and meanings."""
+    from perfexp.cli import keys  # the overview does without
 
     if key in options:
         width = max(map(len, options[key])) + 4
         yield f"Options of the group {key} ({key}=NAME --cfg job prints the keys of one, help keys all):"
         for name, place in sorted(options[key].items()):
             yield _filled(f"  {name}".ljust(width), [comment_of(place)])
-    for words, about in _SETTINGS.items():
-        if key in re.findall(r"\S+(?==)", words) and not words.startswith("probes."):
-            yield f"{words}: {about}"
-    top = {
-        name: [f"  {name}:{line.partition(':')[2]}"] for name, line in config_lines(conf).items()
-    }
-    for name, lines in {**top, **(group_keys(conf) if key not in options else {})}.items():
+    for name, lines in keys.lines(conf).items() if key not in options else ():
         if f".{name}".endswith(f".{key}") or name.startswith(f"{key}."):
             yield from map(_wrapped, lines)
 
 
 def _details(options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
-    """All groups with their options, and all keys with their defaults and comments."""
-    from perfexp.cli.group_keys import group_keys  # the overview does without
+    """All groups with their options, and all keys with their defaults and meanings."""
+    from perfexp.cli import keys  # the overview does without
 
     yield "Groups (group=option; perfexp list GROUP explains the options):"
     width = max(map(len, options)) + 4
     yield from (
         _filled(f"  {name}".ljust(width), sorted(options[name])) for name in sorted(options)
     )
-    yield "\nKeys with their defaults (key=value, or section.key=value):"
-    yield from (_wrapped(f"  {line}") for line in config_lines(conf).values())
-    yield "\nKeys of groups (group.key=value), with the options that have them:"
-    yield from (_wrapped(line) for lines in group_keys(conf).values() for line in lines)
+    yield "\nKeys with their defaults (key=value), and the options that have them:"
+    yield from (_wrapped(line) for lines in keys.lines(conf).values() for line in lines)
 
 
 def _filled(title: str, names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,8 @@ import typer
 import yaml
 
 from perfexp.cli.composition import compose
-from perfexp.cli.usage import comment_of, config_lines, options_below
+from perfexp.cli.conf_files import comment_of, options_below
+from perfexp.cli.keys import keys
 from perfexp.commands import list_runs
 from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit, group_folders
 from perfexp.errors import UserError, did_you_mean
@@ -90,16 +91,14 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
             f"group '{name}' not found; for a model's layers: perfexp list algorithms {name}"
         )
     group = next((group for group in groups if name in (group, f"{group}s", f"{group}es")), None)
-    lines = {
-        key: line for key, line in config_lines(folders[0]).items() if key.startswith(f"{name}.")
-    }
-    if lines:
-        keys = {key: line.partition(":")[2].strip() for key, line in lines.items()}
+    section = [key for key in keys(folders[0])["plan"] if key.name.startswith(f"{name}.")]
+    if section and name not in groups:
+        values = {key.name: f"{key.default:<7} {key.meaning}".replace("`", "") for key in section}
         options = {group: list(groups[group])} if group else {}
-        texts = [
-            f"options of the group {group}: {', '.join(names)}" for group, names in options.items()
-        ]
-        emit({**keys, **options}, [*_key_lines(keys), *texts], as_json=as_json)
+        width = max(map(len, values)) + 2
+        texts = [f"{key:<{width}}{text}" for key, text in values.items()]
+        texts += [f"options of the group {one}: {', '.join(of)}" for one, of in options.items()]
+        emit({**values, **options}, texts, as_json=as_json)
         return
     if group is None:
         raise UserError(f"group '{name}' not found. {did_you_mean(name, groups)}")
@@ -113,14 +112,6 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
         [*texts, *([textwrap.fill(by_name, _WIDTH)] if others else [])],
         as_json=as_json,
     )
-
-
-def _key_lines(keys: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each key with its default and its comment."""
-    width = max(map(len, keys)) + 2
-    for key, about in keys.items():
-        default, _, comment = (part.strip() for part in about.partition("#"))
-        yield f"{key:<{width}}{default:<7}{comment}".rstrip()
 
 
 def _about(file: Path) -> str:

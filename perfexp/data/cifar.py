@@ -28,14 +28,6 @@ class Cifar(Loading):
     Training images are shuffled, cropped with a border of four black pixels and mirrored at random.
     All images are normalized with the training images' mean and standard deviation. Raises
     `UserError` if files are missing or have another format.
-
-    Args:
-        root: folder of the files, or its parent.
-        classes: 10 or 100; the files may name fewer.
-        download: whether to download the published archive into `root` if files are missing.
-        workers: number of processes that prepare images; 0 prepares them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker prepares ahead.
     """
 
     labelled = True

@@ -30,12 +30,6 @@ class Clips(Loading):
     A video is cut into clips with a fixed number of frames. A shorter video repeats its last frame;
     a shorter rest is left out. Frames are resized and cropped at their center. There are no labels.
     Raises `UserError` if the folder cannot be read or has no images.
-
-    Args:
-        frames: frames per clip.
-        workers: number of processes that load clips; 0 loads them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker loads ahead.
     """
 
     labelled = False

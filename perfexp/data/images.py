@@ -30,11 +30,6 @@ class Images(Loading):
     It has a subfolder per class, or `train` and `val` with such subfolders, or just images.
     Training images are shuffled, cropped at random and mirrored. In evaluation they keep their
     order and center. Raises `UserError` if the folder cannot be read or has no images.
-
-    Args:
-        workers: number of processes that load images; 0 loads them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker loads ahead.
     """
 
     root: str

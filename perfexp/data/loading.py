@@ -120,13 +120,7 @@ class Order(Sampler[int]):
 
 @dataclass(kw_only=True, eq=False)
 class Loading:
-    """Base class of data loaded by processes; raises `UserError` if a number is too small.
-
-    Args:
-        workers: number of processes that load samples; 0 loads them between the model's calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker loads ahead.
-    """
+    """Base class of data loaded by processes; raises `UserError` if a number is too small."""
 
     workers: int = 2
     pin_memory: bool = False

@@ -53,15 +53,6 @@ class Skeletons(Loading):
     training subjects' mean and standard deviation. Unusable files are left out. Raises `UserError`
     for fewer than two subjects.
 
-    Args:
-        gestures: number of gestures; file names number them from 0.
-        joints: joints per skeleton; a frame has three columns per joint.
-        val_subjects: held-out subjects; None for every fifth subject.
-        workers: number of processes that prepare batches; 0 prepares them between the model's
-            calls.
-        pin_memory: whether batches are in pinned memory, for asynchronous copies.
-        prefetch_factor: batches that each worker prepares ahead.
-
     Attributes:
         problems: a line about each unusable file, for example with too few columns.
     """

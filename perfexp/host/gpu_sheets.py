@@ -17,16 +17,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(kw_only=True)
 class GpuFacts:
-    """Data-sheet figures of one device, dense (without structured sparsity).
-
-    Attributes:
-        compute_capability: NVIDIA's number, or AMD's gfx name.
-        peak_flops_per_second: peak rate by data type (`fp32`, `tf32`, `fp16`, …); operations per second for integers.
-        memory_bytes: nominal size; the driver's own figure differs a little.
-        power_watts: limit of the board.
-        sources: documents, with the facts that each of them gives.
-        notes: variants, divided-out factors, uncertain facts.
-    """
+    """Data-sheet figures of one device, dense (without structured sparsity)."""
 
     product: str | None = None
     architecture: str | None = None

@@ -48,13 +48,7 @@ class Backbone(StrEnum):
 
 @dataclass(kw_only=True)
 class Precision:
-    """Number formats for a model's computations.
-
-    Attributes:
-        storage: data type of parameters and inputs (`float32`, `float16`, `bfloat16`).
-        tf32: whether float32 matrix products and convolutions may use TF32; None leaves torch's
-            flags unchanged.
-    """
+    """Number formats for a model's computations."""
 
     name: str
     storage: str = "float32"
@@ -64,14 +58,7 @@ class Precision:
 
 @dataclass(kw_only=True)
 class Ddp:
-    """Settings of torch's DistributedDataParallel, under torch's names. None means torch's default.
-
-    Attributes:
-        broadcast_buffers: whether each forward pass starts by copying the first rank's buffers.
-            None is torch's default (true); for mmsegmentation models it is mmengine's default
-            (false).
-        bucket_cap_mb: gradient bucket size, MiB.
-    """
+    """Settings of torch's DistributedDataParallel, under torch's names. None means torch's default."""
 
     broadcast_buffers: bool | None = None
     bucket_cap_mb: float | None = None
@@ -82,14 +69,7 @@ class Ddp:
 
 @dataclass(kw_only=True)
 class Execution:
-    """How torch runs the model.
-
-    Attributes:
-        compile: torch.compile mode (`default`, `reduce-overhead`, `max-autotune`), or None for
-            eager execution.
-        cuda_graph: whether the call is captured as a CUDA graph and replayed.
-        deterministic: whether to set torch.use_deterministic_algorithms and cudnn.deterministic.
-    """
+    """How torch runs the model."""
 
     compile: str | None = None
     channels_last: bool = False

@@ -53,18 +53,7 @@ _SHAPES = {
 
 @dataclass(kw_only=True, eq=False)
 class ClipGesture:
-    """A classifier with cosines between a movement and the gesture prompts as scores.
-
-    Args:
-        joints: joints per skeleton; a frame has three columns per joint.
-        frames: frames per clip, for `backbone=image`.
-        gestures: class names in label order; None for IntelliRehabDS.
-        contrastive_weight: weight of InfoNCE in the loss. Class cross-entropy has the remaining
-            weight.
-        weights: weight file; None for random weights.
-        weights_dir: folder with weight files. Without `weights`, the file with the model's name is
-            used.
-    """
+    """A classifier with cosines between a movement and the gesture prompts as scores."""
 
     name: str = "clip_gesture"
     size: ClipSize = ClipSize.tiny

@@ -36,19 +36,6 @@ class FakeModel:
     """A model with known cost.
 
     A call takes base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
-
-    Args:
-        weight_bytes: memory for the weights.
-        bytes_per_pixel: memory for a forward pass, per pixel in the batch. A backward pass needs
-            twice as much.
-        noise: relative standard deviation of call times.
-        stairs: largest relative deviation from the formula at a size. It is the same in each
-            measurement.
-        waits: whether a forward pass synchronizes inside.
-        cold_seconds: extra device time if inputs and weights are not in the cache.
-        faults: largest number of pixels in a batch without the fault. Faults are `oom` (out of
-            memory), `fail` (an exception), `lost` (an error that leaves the device unusable),
-            `hang`, `kill` (SIGKILL) and `crash` (SIGSEGV).
     """
 
     name: str = "fake"

@@ -37,18 +37,7 @@ _SET_BY_PERFEXP = ("accumulative_counts", "loss_scale", "dtype")
 
 @dataclass(kw_only=True, eq=False)
 class Mmseg:
-    """A model described by an mmsegmentation configuration.
-
-    Args:
-        config: name of a configuration in mmsegmentation, or path to a file.
-        output: inference output. `raw` is the decode head's scores (mmsegmentation's mode
-            `tensor`). `predict` resizes them to the image and reduces them to classes, as users get
-            them.
-        optimizer: `own` for the configuration's optimizer and schedule, or `mode` for the mode's. A
-            plan replaces None with `mode` if `mode.train` has settings that `own` does not accept,
-            such as a schedule or checkpoints.
-        options: further configuration settings, by dotted key.
-    """
+    """A model described by an mmsegmentation configuration."""
 
     name: str
     config: str

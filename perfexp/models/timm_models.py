@@ -24,9 +24,6 @@ _LOADING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_o
 class Timm:
     """A classifier built by timm.
 
-    Args:
-        name: timm's architecture name, also with the prefix `timm:`.
-
     Raises:
         UserError: `kwargs` would load weights.
     """

@@ -32,14 +32,7 @@ _RECOMMENDED = ("DEFAULT", "torchvision")
 
 @dataclass(kw_only=True, eq=False)
 class Torchvision:
-    """A model built by torchvision.
-
-    Args:
-        weights: None for random weights. `DEFAULT`, `torchvision` or the name of a torchvision
-            weight set is downloaded. Anything else is a file.
-        weights_dir: folder with weight files. Without `weights`, the file with the model's name is
-            used.
-    """
+    """A model built by torchvision."""
 
     name: str
     weights: str | None = None

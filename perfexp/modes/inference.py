@@ -11,13 +11,7 @@ from perfexp.modes import State, Step
 
 
 class Inference:
-    """Forward passes without autograd.
-
-    Args:
-        trained: whether to use the weights from the end of this run's training instead of the
-            loaded weights.
-        batch_size: the plan's inference batch sizes; None for the batch sizes shared by all phases.
-    """
+    """Forward passes without autograd."""
 
     def __init__(self, *, trained: bool = False, batch_size: Any = None) -> None:
         self.trained = trained

@@ -40,26 +40,7 @@ _POSSIBLE = {
 
 @dataclass(kw_only=True, eq=False)
 class Train:
-    """Training steps.
-
-    Args:
-        optimizer: `name` (`sgd`, `adam`, `adamw`) and torch's arguments, for example `lr`.
-        warmup_steps: steps with a linearly growing learning rate.
-        warmup_epochs: length of the linear warm-up in epochs.
-        decay_epochs: epochs between two decays by `decay_factor`, for `schedule=step`.
-        clip_grad_norm: largest norm of all gradients together; None for no limit.
-        ema: decay of a moving average of the weights. The average is evaluated and saved instead of
-            the weights.
-        eval_every: epochs between evaluations. None evaluates after the last epoch, or after each
-            if `patience` is set.
-        patience: number of evaluations without better accuracy that ends training; None for all
-            epochs.
-        log_every: steps between the losses in an epoch's mean; None for the last step's loss.
-        save_every: epochs between checkpoints with the epoch's number; None for no such
-            checkpoints.
-        resume_from: checkpoint file to continue from.
-        batch_size: the plan's training batch sizes; None for the batch sizes shared by all phases.
-    """
+    """Training steps."""
 
     optimizer: dict[str, Any]
     schedule: Schedule = Schedule.constant

@@ -341,8 +341,9 @@ def register(scratch: Path | None = None, models: Mapping[str, Any] | None = Non
     """Register with Hydra the schemas, models without a file, and the resolvers of folders."""
     store = ConfigStore.instance()
     store.store(group="schema", name="plan", node=ConfigSchema)
-    for group, name, node in schema.settings():
-        store.store(group=group, name=name, node=schema.with_earlier_names(group, node))
+    for name, node in schema.settings().items():
+        group, _, option = f"schema/{name}".rpartition("/")
+        store.store(group=group, name=option, node=schema.with_earlier_names(name, node))
     for model, node in (models or {}).items():
         store.store(group="model", name=model, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)

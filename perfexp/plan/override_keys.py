@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from perfexp.plan.plan_file import NOT_MEASURED
+#: Keys that concern output, appearance or profiling, and not the measurement.
+NOT_MEASURED = (
+    *("profiler", "output_dir", "speed_dir", "export", "compare", "stage", "tracking", "quiet"),
+    *(
+        "choices",
+        "command",
+        "uid",
+        "format",
+        "timeout_seconds",
+        "device_lock",
+        "host_sharing",
+        "cluster",
+    ),
+)
 
 
 def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
@@ -35,3 +49,12 @@ def is_measured(argument: str) -> bool:
 def key_of(argument: str) -> str:
     """Return the key of an override, without `+` and `~`."""
     return argument.lstrip("+~").partition("=")[0]
+
+
+def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by dotted key; an empty mapping is a value."""
+    values: dict[str, Any] = {}
+    for key, value in plain.items():
+        is_section = isinstance(value, Mapping) and value
+        values |= flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return values

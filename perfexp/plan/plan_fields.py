@@ -19,7 +19,7 @@ FORMAT, FIRST_FORMAT = 4, 2
 
 
 class DeviceLock(StrEnum):
-    """What to do while another process measures on the device."""
+    """Reaction to another process that measures on the device."""
 
     wait = "wait"
     fail = "fail"
@@ -33,7 +33,7 @@ class ProcessStart(StrEnum):
 
 
 class HostSharing(StrEnum):
-    """What other runs do on this host at the same time; `hydra/launcher=local` sets it."""
+    """Other runs on this host at the same time; `hydra/launcher=local` sets it."""
 
     none = "none"
     turns = "turns"
@@ -42,17 +42,7 @@ class HostSharing(StrEnum):
 
 @dataclass(kw_only=True)
 class Probes:
-    """What is measured besides times.
-
-    Attributes:
-        call_times: latency, device time and phases of a call; without them the rate alone, in a loop of calls.
-        loaded_clock: SM clock and power of an NVIDIA board, read while it works off blocks of its own time.
-        work: MACs, FLOPs and bytes of a call, counted without the device.
-        energy_seconds: least length of the windows together; None for 1 s, or 5 s if times are to be precise to 0.5 %.
-        ceilings: rates that the device reaches by matrix products and copies; measured once and cached.
-        scaling: several ranks compared with one.
-        correctness: outputs compared with those in fp32, without compiler, CUDA graph and other layouts.
-    """
+    """Measurements besides the times."""
 
     call_times: bool = True
     loaded_clock: bool = True
@@ -67,36 +57,21 @@ class Probes:
 
 @dataclass(kw_only=True)
 class Export:
-    """Files for other tools besides a run's own.
-
-    Attributes:
-        vendor_json: figures and record in one file, `benchmark_VENDOR_TIME.json`.
-    """
+    """Files for other tools besides a run's own."""
 
     vendor_json: bool = False
 
 
 @dataclass(kw_only=True)
 class Compare:
-    """How the runs of a sweep are compared.
-
-    Attributes:
-        baseline: number of the run that the others are compared with, or a value of its axes; None for the first one.
-            It stands for all runs that differ from it only in mode, input size or batch size.
-    """
+    """How the runs of a sweep are compared."""
 
     baseline: str | None = None
 
 
 @dataclass(kw_only=True)
 class PlanSchema:
-    """The configuration of one run as users write it. Nodes that select code are mappings with a `_target_`.
-
-    Attributes:
-        choices: option chosen in each group.
-        sources: SHA-256 of the user's own code by file; see `perfexp.plan.sources`.
-        uid: identity of the run, which the manifest of its folder repeats.
-    """
+    """The configuration of one run as users write it. Nodes that select code are mappings with a `_target_`."""
 
     model: Any = MISSING
     algorithm: Any = MISSING

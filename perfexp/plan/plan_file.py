@@ -14,23 +14,10 @@ import yaml
 from perfexp.errors import UserError
 from perfexp.host import credentials, untrusted
 from perfexp.plan.config import Plan, typed
+from perfexp.plan.override_keys import NOT_MEASURED, flat
 from perfexp.plan.plan_fields import FIRST_FORMAT, FORMAT
 from perfexp.records import old_names
 
-#: Keys that concern output, appearance or profiling, and not the measurement.
-NOT_MEASURED = (
-    *("profiler", "output_dir", "speed_dir", "export", "compare", "stage", "tracking", "quiet"),
-    *(
-        "choices",
-        "command",
-        "uid",
-        "format",
-        "timeout_seconds",
-        "device_lock",
-        "host_sharing",
-        "cluster",
-    ),
-)
 #: Texts about a data sheet's figures: another wording of them is the same plan.
 _REMARKS = ("gpu.facts.sources", "gpu.facts.notes")
 #: Characters of a value that are shown where two plans differ.
@@ -115,7 +102,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
     A key that an older format lacks did not exist then: it had the default that it has now, unless a command sets it.
     """
-    before, after, command = _flat(old), _flat(new), new.get("command") or ()
+    before, after, command = flat(old), flat(new), new.get("command") or ()
     version = old.get("format", 1)  # a record may hold anything
     is_older = not isinstance(version, int) or version < new.get("format", FORMAT)
     added = {key for key in after.keys() - before.keys() if is_older and not _is_set(key, command)}
@@ -159,13 +146,3 @@ def _is_set(key: str, command: Iterable[str]) -> bool:
     return "experiment" in typed or any(
         f"{key}.".startswith(f"{one}.") for one in typed if "." in one or one == key
     )
-
-
-def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in plain.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

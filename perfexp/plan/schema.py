@@ -29,14 +29,7 @@ from perfexp.sweep import Oom
 
 @dataclass(kw_only=True)
 class Gpu:
-    """The device to measure on.
-
-    Attributes:
-        match: regular expression that the name reported by the driver must contain.
-        count: number of devices of each node, each with a process (rank) and a batch of its own.
-        nodes: number of nodes of a job of SLURM that measure together; None for this host alone.
-        port: port of the first host at which the ranks meet; None for a free one.
-    """
+    """The device to measure on."""
 
     _target_: str = MISSING
     name: str = MISSING
@@ -67,19 +60,7 @@ class ClusterGpu:
 
 @dataclass(kw_only=True)
 class Cluster:
-    """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to what the site calls that GPU.
-
-    Attributes:
-        time_limit: limit of a job as in `sbatch --time` (minutes, `HH:MM:SS`, `D-HH:MM:SS`); null for the partition's.
-        cpus_per_gpu: CPUs for each GPU of a run, or for a run without one.
-        memory: memory for each node, as in `sbatch --mem`.
-        modules: modules that a job loads.
-        setup: shell lines that a job runs before perfexp.
-        container: image that apptainer runs perfexp in.
-        scratch: folder on the node for temporary files.
-        options: further options of sbatch.
-        gpus: requests by kind of GPU; an empty mapping accepts every kind, as GRES of that type.
-    """
+    """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to the name of that GPU at the site."""
 
     name: str = MISSING
     partition: str | None = None
@@ -161,22 +142,19 @@ _NAMES: dict[str, Any] = {
 
 
 @cache
-def settings() -> tuple[tuple[str, str, type], ...]:
-    """Return all settings classes, each with its config group and name."""
-    generated = []
-    for name, target in TARGETS.items():
-        group, _, option = name.partition("/")
-        generated.append((f"schema/{group}", option, _settings_class(name, target)))
-    return ("schema", "gpu", Gpu), ("schema", "cluster", Cluster), *generated
+def settings() -> dict[str, type]:
+    """Return the settings class of each schema (`gpu`, `model/timm`)."""
+    generated = {name: _settings_class(name, target) for name, target in TARGETS.items()}
+    return {"gpu": Gpu, "cluster": Cluster, **generated}
 
 
-def with_earlier_names(group: str, node: type) -> type:
-    """Return a settings class that also has the earlier names of its keys, which users' files may have."""
-    keys = {one.name for one in fields(node)}
+def with_earlier_names(name: str, node: type) -> type:
+    """Return a schema's settings class with the earlier names of its keys, too, which users' files may have."""
+    keys, group = {one.name for one in fields(node)}, name.partition("/")[0]
     earlier: list[Any] = []
     for old, new in old_names.NAMES.items():
         owner, _, key = old.rpartition(".")
-        if owner and f"schema/{owner}" == group and new.removeprefix(f"{owner}.") in keys:
+        if owner == group and new.removeprefix(f"{owner}.") in keys:
             earlier.append((key, Any, field(default=None)))
     return make_dataclass(node.__name__, earlier, bases=(node,), kw_only=True) if earlier else node
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,18 +26,21 @@ from perfexp.records.diagnostics import Severity
 from perfexp.records.units import digits
 from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.peaks import NAMES
-from perfexp.roofline.placement import Limit, Roofline, Row, shares_of, together
+from perfexp.roofline.placement import Limit, Roofline, Row
 from perfexp.roofline.sentences import meaning, pretty
 from perfexp.summaries.subject import one_line
-from perfexp.tables.layer_groups import NUMBER, name_of_all
 
 _COLORS = dict(zip(Limit, (PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[3], GREY), strict=True))
-#: Style of ceilings that work uses, and of others; of measured ceilings, and of text.
+#: Looks of ceilings that work uses, of others, of measured ones, and of the ridge.
 _USED, _UNUSED = {"color": "#202020", "linewidth": 2.0}, {"color": GREY, "linewidth": 1.2}
 _MEASURED = {"linestyle": (0, (5, 3)), "zorder": 2, **_UNUSED}
-_WORDS = {"textcoords": "offset points", "fontsize": 10, "path_effects": HALO}
-#: Marker area in square points: for a part without time, the addition for 100 % of the time, and
-#: for other rows.
+_RIDGE = {"color": DARK, "linestyle": ":", "linewidth": 1.2, "zorder": 1.5}
+#: Looks of markers by the level of their rows, and of a part's place by its L2 bytes.
+_PART = {"marker": "o", "markeredgecolor": "white", "markeredgewidth": 0.8, "alpha": 0.6}
+_RANGE = {"marker": "D", "markerfacecolor": "white", "markeredgecolor": "black"}
+_TOTAL = {"marker": "*", "color": "black", "markeredgecolor": "white"}
+_BY_L2 = {"marker": "o", "markersize": 5, "markerfacecolor": "white", "markevery": [0]}
+#: Area of a marker in square points: of a part without time, on top of it for all of the time, and of other rows.
 _MIN_AREA, _FULL_AREA = 28, 2400
 _AREAS = {"range": 60, "total": 190}
 #: Maximum number of parts and ranges with a number, and the minimum time share for a number.
@@ -60,124 +62,50 @@ _AXES = (0.078, 0.125, 0.597, 0.765)
 def compose(roofline: Roofline) -> Any:
     """Return the figure, 1200 × 800 pixels."""
     figure = new_figure(8)
-    axes, parts, ranges = figure.add_axes(_AXES), _parts(roofline), _ranges(roofline)
+    axes, parts, total = figure.add_axes(_AXES), _slowest(roofline.parts), roofline.total
+    worthy = [row for row in parts if row.time_share >= _WORTH_A_NUMBER]
+    # a range of all the time has the place of the total
+    ranges = [row for row in _slowest(roofline.ranges) if row.time_share < 0.999]
+    ranges = [row for row in ranges if row.time_share >= _WORTH_A_NUMBER][:_MAX_RANGES]
+    numbered = [*ranges, *(worthy[:_MAX_NUMBERED] or parts[:3])]
     _scales(axes, roofline)
     _ceilings(axes, roofline)
-    slow = [row for row in parts if row.time_share >= _WORTH_A_NUMBER]
-    for row in slow if roofline.peaks.l2_bytes_per_second else ():
+    for row in worthy if roofline.peaks.l2_bytes_per_second else ():
         if row.load.l2_intensity:
-            places, rates = (
-                [row.load.l2_intensity, row.load.intensity],
-                [row.load.flops_per_second] * 2,
-            )
-            axes.plot(places, rates, color=_COLORS[row.limit], linewidth=0.7, alpha=0.5)
-            ring = {
-                "markersize": 5,
-                "markerfacecolor": "white",
-                "label": "at its intensity by L2 bytes",
-            }
-            axes.plot(
-                places[:1],
-                rates[:1],
-                color=_COLORS[row.limit],
-                marker="o",
-                linestyle="none",
-                **ring,
-            )
+            look = {"color": _COLORS[row.limit], "linewidth": 0.7, "label": "by L2 bytes", **_BY_L2}
+            places = [row.load.l2_intensity, row.load.intensity]
+            axes.plot(places, [row.load.flops_per_second] * 2, **look)
     for row in parts:
-        disc = {
-            "color": _COLORS[row.limit],
-            "markeredgecolor": "white",
-            "markeredgewidth": 0.8,
-            "alpha": 0.6,
-        }
-        _marker(axes, roofline, row, marker="o", zorder=4, **disc)
+        _marker(axes, roofline, row, color=_COLORS[row.limit], zorder=4, **_PART)
     for row in ranges:
-        _marker(
-            axes,
-            roofline,
-            row,
-            marker="D",
-            markerfacecolor="white",
-            markeredgecolor="black",
-            zorder=5,
-        )
-    if roofline.total.has_place and len(roofline.parts) > 1:
-        star = {"marker": "*", "color": "black", "markeredgecolor": "white"}
-        _marker(axes, roofline, roofline.total, zorder=6, **star)
-        axes.plot([], [], linestyle="none", markersize=12, label="total", **star)
-    rows = [*ranges, *(slow[:_MAX_NUMBERED] or parts[:3])]
-    _numbers(axes, rows)
-    _legend(axes, roofline, rows)
+        _marker(axes, roofline, row, zorder=5, **_RANGE)
+    if total.has_place and len(roofline.parts) > 1:
+        _marker(axes, roofline, total, zorder=6, **_TOTAL)
+        axes.plot([], [], linestyle="none", markersize=12, label="total", **_TOTAL)
+    _numbers(axes, numbered)
+    _legend(axes, roofline, numbered)
     caption_of(figure, caption(roofline))
     return figure
 
 
-def _parts(roofline: Roofline) -> list[Row]:
-    """Return parts with a position, slowest first.
-
-    Layers with the same work are merged under the first layer's number.
-    """
-    groups: dict[object, list[Row]] = {}
-    for row in roofline.parts:
-        work = (
-            tuple((row.load.flops or {}).items()),
-            row.load.dram_bytes,
-            NUMBER.sub("0", row.label),
-        )
-        groups.setdefault(work if roofline.analytic else row.number, []).append(row)
-    rows = [_merged(group, roofline) for group in groups.values() if group[0].has_place]
-    return sorted(rows, key=lambda row: -row.time_share)
-
-
-def _merged(rows: Sequence[Row], roofline: Roofline) -> Row:
-    if len(rows) == 1:
-        return rows[0]
-    load, label = (
-        together(row.load for row in rows),
-        f"{name_of_all([row.label for row in rows])} ×{len(rows)}",
-    )
-    share = sum(row.time_share for row in rows)
-    return replace(
-        rows[0], label=label, load=load, shares=shares_of(load, roofline.peaks), time_share=share
-    )
-
-
-def _ranges(roofline: Roofline) -> list[Row]:
-    """Return the longest ranges, except those that cover all of the time."""
-    ranges = [
-        row
-        for row in roofline.ranges
-        if row.has_place and _WORTH_A_NUMBER <= row.time_share < 0.999
-    ]
-    return sorted(ranges, key=lambda row: -row.time_share)[:_MAX_RANGES]
+def _slowest(rows: Iterable[Row]) -> list[Row]:
+    """The rows with a place, the slowest first."""
+    return sorted((row for row in rows if row.has_place), key=lambda row: -row.time_share)
 
 
 def _scales(axes: Any, roofline: Roofline) -> None:
-    """Scale the axes to all parts and ranges, and to the ceilings in use with their ridges."""
-    peaks = roofline.peaks
-    loads = [
-        row.load for row in (*roofline.parts, *roofline.ranges, roofline.total) if row.has_place
-    ]
+    """Scale the axes to all rows, and to the ceilings in use with their ridges."""
+    peaks, rows = roofline.peaks, (*roofline.parts, *roofline.ranges, roofline.total)
+    loads = [row.load for row in rows if row.has_place]
+    slopes = [rate for rate in (peaks.dram_bytes_per_second, peaks.l2_bytes_per_second) if rate]
     used = [height for _, height, is_used in _levels(roofline) if is_used]
-    slopes = [
-        slope for slope in (peaks.dram_bytes_per_second or 1.0, peaks.l2_bytes_per_second) if slope
-    ]
     x = [height / slope for height in (used[0], used[-1]) for slope in slopes]
-    x += [
-        one
-        for load in loads
-        for one in (load.intensity, load.l2_intensity if len(slopes) > 1 else None)
-        if one
-    ]
+    x += [load.intensity or 0.0 for load in loads]
+    x += [load.l2_intensity for load in loads if load.l2_intensity and len(slopes) > 1]
     y = [*used, used[-1] / 10, *(load.flops_per_second or 0.0 for load in loads)]
     left, bottom = (max(min(places), max(places) / _DEPTH) / _MARGIN for places in (x, y))
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=(left, 2 * _MARGIN * max(x)),
-        ylim=(bottom, _MARGIN * max(y)),
-    )
+    right, top = 2 * _MARGIN * max(x), _MARGIN * max(y)
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     style(axes)
     axes.set_xlabel("arithmetic intensity (FLOP per byte of DRAM)", fontsize=13)
     axes.set_ylabel("achieved rate (FLOP/s)", fontsize=13)
@@ -195,61 +123,41 @@ def _ceilings(axes: Any, roofline: Roofline) -> None:
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     memory, highest = peaks.dram_bytes_per_second or 1.0, levels[0][1]
 
-    def level(height: float) -> tuple[tuple[float, float], tuple[float, float]]:
-        return (height / memory, height), (right, height)
-
-    def slope(rate: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    def ends(rate: float, unit: str) -> list[tuple[float, float]]:
+        if unit == "FLOP/s":
+            return [(rate / memory, rate), (right, rate)]
         start = max(left, bottom / rate)
-        return (start, start * rate), (highest / rate, highest)
+        return [(start, start * rate), (highest / rate, highest)]
 
-    for name, height, is_used in levels:
-        if is_used or height < top:
-            _ceiling(
-                axes,
-                f"{name} {pretty(height, 'FLOP/s', stated=True)}",
-                level(height),
-                is_used=is_used,
-            )
-    l2 = peaks.l2_bytes_per_second
-    _ceiling(axes, f"DRAM {pretty(memory, 'B/s', stated=True)}", slope(memory), is_below=bool(l2))
-    if l2:
-        _ceiling(axes, f"L2 {pretty(l2, 'B/s', stated=True)}", slope(l2))
+    lines = [
+        (name, height, "FLOP/s", used) for name, height, used in levels if used or height < top
+    ]
+    lines += [("DRAM", memory, "B/s", True), ("L2", peaks.l2_bytes_per_second or 0.0, "B/s", True)]
+    for name, rate, unit, is_used in lines:
+        if rate:
+            words = f"{name} {pretty(rate, unit, stated=True)}"
+            _ceiling(axes, words, ends(rate, unit), _USED if is_used else _UNUSED)
     for kind, rate in peaks.measured.items():
-        stated, unit = (
-            (memory, "B/s") if kind == "dram" else (peaks.flops_per_second.get(kind), "FLOP/s")
-        )
-        if not _is_equal(rate, stated):
+        unit = "B/s" if kind == "dram" else "FLOP/s"
+        if not _is_equal(rate, memory if kind == "dram" else peaks.flops_per_second.get(kind)):
             name = f"measured: {NAMES.get(kind, kind.upper())} {pretty(rate, unit, stated=True)}"
-            ends = slope(rate) if kind == "dram" else level(rate)
-            axes.plot(*zip(*ends, strict=True), label=name, **_MEASURED)
-    if peaks.dram_bytes_per_second:
-        height = next(height for _, height, is_used in levels if is_used)
-        look = {
-            "color": DARK,
-            "linestyle": ":",
-            "linewidth": 1.2,
-            "label": f"ridge: {digits(height / memory)} FLOP/B",
-        }
-        axes.plot([height / memory] * 2, [bottom, height], zorder=1.5, **look)
+            axes.plot(*zip(*ends(rate, unit), strict=True), label=name, **_MEASURED)
+    height = next(height for _, height, is_used in levels if is_used)
+    name = f"ridge: {digits(height / memory)} FLOP/B"
+    axes.plot([height / memory] * 2, [bottom, height], label=name, **_RIDGE)
 
 
 def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
-    """Return names, heights and use of compute ceilings, highest first.
-
-    Equal ceilings are merged.
-    """
-    peaks = roofline.peaks
-    flops = roofline.total.load.flops or {
-        kind: 1.0 for row in roofline.parts for kind in row.load.flops or {}
-    }
-    used = {ceiling[0] for kind, amount in flops.items() if amount and (ceiling := peaks.of(kind))}
-    used = used or {ceiling[0] for ceiling in [peaks.reference] if ceiling}
+    """Names, heights and use of the compute ceilings, the highest first; equal ones are merged."""
+    peaks, rows = roofline.peaks, (roofline.total, *roofline.parts)
+    work = [item for row in rows for item in (row.load.flops or {}).items()]
+    ceilings = [peaks.of(kind) for kind, amount in work if amount]
+    used = {ceiling[0] for ceiling in ceilings or [peaks.reference] if ceiling}
     merged: dict[float, list[str]] = {}
     for name, height in sorted(peaks.flops_per_second.items(), key=lambda item: -item[1]):
         if name in used or name not in _RARE:
-            merged.setdefault(
-                next((one for one in merged if _is_equal(one, height)), height), []
-            ).append(name)
+            equal = next((one for one in merged if _is_equal(one, height)), height)
+            merged.setdefault(equal, []).append(name)
     return [
         (" = ".join(NAMES[name] for name in names), height, bool(used & set(names)))
         for height, names in merged.items()
@@ -260,26 +168,15 @@ def _is_equal(one: float, other: float | None) -> bool:
     return other is not None and abs(one - other) <= _EQUAL * other
 
 
-def _ceiling(
-    axes: Any, name: str, ends: Any, *, is_used: bool = True, is_below: bool = False
-) -> None:
-    """Draw a line with its name: at the right end of a horizontal line, at the start of a slope."""
-    look = _USED if is_used else _UNUSED
+def _ceiling(axes: Any, name: str, ends: Any, look: dict[str, Any]) -> None:
+    """Draw a line with its name above it: of a level one at the right end, of a slope at the start."""
     axes.plot(*zip(*ends, strict=True), zorder=2, **look)
     (x0, y0), (x1, y1) = axes.transData.transform(ends)
-    angle, beside = math.atan2(y1 - y0, x1 - x0), -4 if is_below else 4
-    place, along, align = (ends[0], 20, "left") if angle else (ends[1], -4, "right")
-    shift = (
-        along * math.cos(angle) - beside * math.sin(angle),
-        along * math.sin(angle) + beside * math.cos(angle),
-    )
-    turned = {
-        "rotation": math.degrees(angle),
-        "rotation_mode": "anchor",
-        "ha": align,
-        "color": look["color"],
-    }
-    axes.annotate(name, place, shift, va="top" if is_below else "bottom", **turned, **_WORDS)
+    angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
+    place, shift, align = (ends[0], (10, 16), "left") if angle else (ends[1], (-4, 4), "right")
+    turned = {"rotation": angle, "rotation_mode": "anchor", "ha": align, "color": look["color"]}
+    words = {"textcoords": "offset points", "fontsize": 10, "path_effects": HALO}
+    axes.annotate(name, place, shift, **turned, **words)
 
 
 def _place(axes: Any, row: Row) -> tuple[float, float]:
@@ -299,9 +196,8 @@ def _marker(axes: Any, roofline: Roofline, row: Row, **look: Any) -> None:
     x, y = _place(axes, row)
     figures = [f"{title} {text}" for title, text in figures_of(roofline, row).items()]
     words = title_of(f"{row.number} {row.label}", row.where, *figures, meaning(roofline, row))
-    axes.plot(
-        [x], [y], linestyle="none", markersize=_size(row), url=f"#{row.number}", **look, **words
-    )
+    look |= {"linestyle": "none", "markersize": _size(row), "url": f"#{row.number}", **words}
+    axes.plot([x], [y], **look)
 
 
 def _numbers(axes: Any, rows: Sequence[Row]) -> None:
@@ -317,14 +213,14 @@ def _numbers(axes: Any, rows: Sequence[Row]) -> None:
     # from left to right, so that growing text only reaches later numbers
     for x, y, number in sorted(placed):
         for index, (start, height, text) in enumerate(texts):
-            if abs(height - y) < _HIGH and x < start + _WIDE * len(text):
+            if abs(height - y) < _HIGH and x < start + _WIDE * (len(text) + 1):
                 texts[index] = start, height, f"{text}, {number}"
                 break
         else:
             texts.append((x, y, number))
+    look = {"va": "center", "weight": "bold", "fontsize": 10, "path_effects": HALO, "zorder": 8}
     for x, y, text in texts:
-        look = {"va": "center", "weight": "bold", "fontsize": 10, "path_effects": HALO}
-        axes.annotate(text, (x, y), xycoords="figure points", zorder=8, **look)
+        axes.annotate(text, (x, y), xycoords="figure points", **look)
 
 
 def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
@@ -338,11 +234,10 @@ def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
             words = f"{roofline.noun} {limit.value}: {sum(own):.0%} of the time"
             axes.plot([], [], "o", color=color, alpha=0.7, label=words)
     for row in rows:
+        is_range = row.level == "range"
+        look = _RANGE if is_range else {**_PART, "color": _COLORS[row.limit]}
+        name = row.name.rsplit("/", 1)[-1] if is_range else row.label
         share = f"{row.time_share:.0%}" if row.time_share >= 0.095 else f"{row.time_share:.1%}"
-        name, look = row.label, {"marker": "o", "color": _COLORS[row.limit], "alpha": 0.7}
-        if row.level == "range":
-            name = row.name.rsplit("/", 1)[-1]
-            look = {"marker": "D", "markerfacecolor": "white", "markeredgecolor": "black"}
         words = f"{row.number}  {share}  {cut(one_line(name), _NAME_LENGTH)}"
         axes.plot([], [], linestyle="none", label=plain(words), **look)
     legend(axes, width=_LEGEND_WIDTH, fontsize=8.5, title="area: share of the time")

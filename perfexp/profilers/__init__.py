@@ -201,14 +201,7 @@ class Profiler:
     `chosen`, `command`, `outputs` and `collect` run in the process that waits for the worker, and
     must not import torch. `watching` and `observations` run in the worker.
 
-    Args:
-        warmup: calls before the profiled calls.
-        modules: whether the model's modules have ranges too.
-        all_points: whether to profile each timed point; otherwise only the first point per phase.
-
     Attributes:
-        steps: number of profiled calls.
-        top: rows in the record's kernel and operator tables.
         times: whether the run is timed too.
         needs_nvidia: whether only NVIDIA GPUs can be profiled.
     """

@@ -107,12 +107,6 @@ class Ncu(Profiler):
     """Nsight Compute on exactly one call (profiler=ncu).
 
     See `Profiler` for the common arguments.
-
-    Args:
-        metrics: counters; None for the chip's roofline counters.
-        sections: further ncu sections, for example `SpeedOfLight` or `Occupancy`.
-        cache_control: cache state before each replay: `all` (flushed) or `none` (unchanged).
-        tool: path of ncu; None searches for it.
     """
 
     name: str = "ncu"

@@ -46,13 +46,6 @@ class Nsys(Profiler):
     """Nsight Systems on calls after a warm-up (profiler=nsys).
 
     See `Profiler` for the common arguments.
-
-    Args:
-        trace: traced interfaces (`nsys profile --trace`).
-        sample: sampling of instruction pointers, for example `none` or `process-tree`.
-        cpuctxsw: recording of thread switches, for example `none` or `process-tree`.
-        reports: `nsys stats` reports to write as CSV.
-        tool: path of nsys; None searches for it.
     """
 
     name: str = "nsys"
@@ -250,7 +243,9 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         or "no data was collected" in said.lower()
         or "not collected" in said.lower()
     ):
-        return ProfilerFailed("nsys saw no cudaProfilerStart: nothing was recorded; see details/run.log.")
+        return ProfilerFailed(
+            "nsys saw no cudaProfilerStart: nothing was recorded; see details/run.log."
+        )
     why = tools.reason(said, _COMPLAINTS) or "without a message"
     return ProfilerFailed(f"nsys left no profile: {why}; see details/run.log.")
 

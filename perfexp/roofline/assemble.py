@@ -137,11 +137,8 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
     counted = [count(launch) for launch in table.launches]
     _check_metrics(table, counted)
     _check_peaks(table, peaks)
-    works = [
-        (launch, work, _load(work, peaks))
-        for launch, work in zip(table.launches, counted, strict=True)
-    ]
-    complete = [(launch, work, load) for launch, work, load in works if load]
+    works = zip(table.launches, counted, strict=True)
+    complete = [(launch, work, load) for launch, work in works if (load := _load(work, peaks))]
     if not complete:
         raise UserError(
             f"{table.source}: no launch has its time, its FLOPs and its bytes. Is the file complete?"
@@ -154,14 +151,12 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
             ranges["/".join(launch.stack[: depth + 1]), THREAD].append(load)
         for span in dict.fromkeys(launch.spans):
             ranges[span, PROCESS].append(load)
-    sums = [(name, together(loads)) for name, loads in kernels.items()]
-    by_time = sorted(sums, key=lambda part: (-part[1].seconds, part[0]))
-    labels = kernel_names.labels([name for name, _ in by_time])
+    parts = [(name, "", together(loads)) for name, loads in kernels.items()]
     roofline = _roofline(
         title,
         peaks,
         together(load for *_, load in complete),
-        [(name, label, "", load) for (name, load), label in zip(by_time, labels, strict=True)],
+        sorted(parts, key=lambda part: (-part[2].seconds, part[0])),
         [(path, owner, together(loads)) for (path, owner), loads in ranges.items()],
         [
             (launch.kernel, "/".join((*launch.stack, *launch.spans)), load)
@@ -176,7 +171,7 @@ def _roofline(
     title: str,
     peaks: Peaks,
     total: Load,
-    parts: Iterable[tuple[str, str, str, Load]],
+    parts: Sequence[tuple[str, str, Load]],
     ranges: Iterable[tuple[str, str, Load]],
     launches: Iterable[tuple[str, str, Load]] = (),
     *,
@@ -184,37 +179,36 @@ def _roofline(
 ) -> Roofline:
     """A roofline without notes.
 
-    Parts have name, label, place and load, the slowest first; ranges name, owner, load; launches kernel, ranges, load.
+    Parts have name, place and load, the slowest first; ranges name, owner, load; launches kernel, ranges, load.
     """
 
-    def row(level: str, name: str, label: str, where: str, load: Load, number: str = "") -> Row:
-        share, shares = load.seconds / total.seconds, shares_of(load, peaks)
+    def row(level: str, number: str, label: str, name: str, where: str, load: Load) -> Row:
         return Row(
             level=level,
-            name=name,
+            number=number,
             label=label,
+            name=name,
             where=where,
             load=load,
-            shares=shares,
-            time_share=share,
-            number=number,
+            shares=shares_of(load, peaks),
+            time_share=load.seconds / total.seconds,
         )
 
-    level = "layer" if is_analytic else "kernel"
-    rows = tuple(row(level, *part, str(number)) for number, part in enumerate(parts, 1))
+    level, short = ("layer", str) if is_analytic else ("kernel", kernel_names.short)
+    labels = kernel_names.numbered(short(name) for name, *_ in parts)
+    rows = tuple(
+        row(level, str(n), label, *part)
+        for n, (label, part) in enumerate(zip(labels, parts, strict=True), 1)
+    )
     part_of = {row.name: row for row in rows}
     return Roofline(
         title=title,
         peaks=peaks,
         parts=rows,
-        ranges=tuple(
-            row("range", path, path, owner, load, f"R{n}")
-            for n, (path, owner, load) in enumerate(ranges, 1)
-        ),
-        total=row("total", "total", "total", "", total),
+        ranges=tuple(row("range", f"R{n}", one[0], *one) for n, one in enumerate(ranges, 1)),
+        total=row("total", "", "total", "total", "", total),
         launches=tuple(
-            row("launch", name, part_of[name].label, where, load, part_of[name].number)
-            for name, where, load in launches
+            row("launch", part_of[one[0]].number, part_of[one[0]].label, *one) for one in launches
         ),
         analytic=is_analytic,
     )
@@ -223,24 +217,26 @@ def _roofline(
 def _load(work: Counted, peaks: Peaks) -> Load | None:
     """The work of a launch, shares of a peak as rates; None where a quantity is missing."""
     seconds, flops, moved = work.seconds, work.flops, work.dram_bytes
-    flops_basis, bytes_basis = (
-        Basis.instructions if work.estimated else Basis.counted,
-        Basis.counted,
-    )
-    if seconds and flops is None and work.sm_share is not None and peaks.reference:
-        flops, flops_basis = (
-            {"fp32": work.sm_share * peaks.reference[1] * seconds},
-            Basis.percentage,
-        )
-    if seconds and moved is None and work.dram_share is not None and peaks.dram_bytes_per_second:
-        moved, bytes_basis = (
-            work.dram_share * peaks.dram_bytes_per_second * seconds,
-            Basis.percentage,
-        )
-    if not seconds or flops is None or moved is None:
+    if not seconds:
         return None
-    load = Load(seconds=seconds, flops=flops, dram_bytes=moved, l2_bytes=work.l2_bytes)
-    return replace(load, flops_basis=flops_basis, bytes_basis=bytes_basis)
+    flops_basis = Basis.instructions if work.estimated else Basis.counted
+    bytes_basis = Basis.counted
+    if flops is None and work.sm_share is not None and peaks.reference:
+        flops_basis = Basis.percentage
+        flops = {"fp32": work.sm_share * peaks.reference[1] * seconds}
+    if moved is None and work.dram_share is not None and peaks.dram_bytes_per_second:
+        bytes_basis = Basis.percentage
+        moved = work.dram_share * peaks.dram_bytes_per_second * seconds
+    if flops is None or moved is None:
+        return None
+    return Load(
+        seconds=seconds,
+        flops=flops,
+        dram_bytes=moved,
+        l2_bytes=work.l2_bytes,
+        flops_basis=flops_basis,
+        bytes_basis=bytes_basis,
+    )
 
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
@@ -312,16 +308,11 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[pass_of(line)].append(line)
-    names = [_layer(line) for line in timed]
-    layers = zip(names, kernel_names.numbered(names), map(pass_of, timed), timed, strict=True)
     roofline = _roofline(
         title,
         peaks,
         _analytic(lines, formats, algorithm),
-        [
-            (name, label, which, _analytic([line], formats, algorithm))
-            for name, label, which, line in layers
-        ],
+        [(_layer(line), pass_of(line), _analytic([line], formats, algorithm)) for line in timed],
         [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()],
         is_analytic=True,
     )

@@ -1,16 +1,12 @@
-"""Short labels of kernels, distinct where kernels share a short name."""
+"""Short labels of kernels, with a number where kernels share a short name."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable
 
-#: Longer template arguments are less readable than a number.
-_MAX_ENDING = 24
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
-_NAMESPACES = re.compile(r"(?:\w+::)+")
-_CAST = re.compile(r"\((?:unsigned |signed )?[a-z]+(?: [a-z]+)*\)(?=[-\w])")
 #: Names of functors in template arguments, and the general ones among them.
 _HINT = re.compile(r"\w*Functor\w*|launch_\w*|\w*(?:_kernel_cuda|_kernel_impl|Ops|Op)")
 _GENERAL = (
@@ -44,20 +40,7 @@ def _outside(text: str, opening: str, closing: str) -> str:
     return outside
 
 
-def labels(names: Sequence[str]) -> list[str]:
-    """Distinct short labels of distinct kernels: `gemm<…, 4>`, `gemm<…, 8>`, or `gemm`, `gemm #2` in their order."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for name in names:
-        groups[short(name)].append(name)
-    endings = {
-        name: end
-        for group in groups.values()
-        for name, end in zip(group, _endings(group), strict=True)
-    }
-    return numbered([short(name) + endings[name] for name in names])
-
-
-def numbered(texts: Sequence[str]) -> list[str]:
+def numbered(texts: Iterable[str]) -> list[str]:
     """The same texts, repetitions with a number: `conv1`, `conv1 #2`."""
     counts = Counter[str]()
     result = []
@@ -65,40 +48,6 @@ def numbered(texts: Sequence[str]) -> list[str]:
         counts[text] += 1
         result.append(f"{text} #{counts[text]}" if counts[text] > 1 else text)
     return result
-
-
-def _endings(group: Sequence[str]) -> list[str]:
-    """The shortest ends of the template arguments that differ; empty where none is short."""
-    arguments = [_template_arguments(name) for name in group]
-    for count in range(1, max(map(len, arguments)) + 1 if len(group) > 1 else 1):
-        ends = [_end(own, count) for own in arguments]
-        if max(map(len, ends)) > _MAX_ENDING:
-            break
-        if len(set(ends)) == len(ends):
-            return ends
-    return [""] * len(group)
-
-
-def _end(arguments: Sequence[str], count: int) -> str:
-    omitted = ["…"] if len(arguments) > count else []
-    return f"<{', '.join([*omitted, *arguments[-count:]])}>" if arguments else ""
-
-
-def _template_arguments(name: str) -> list[str]:
-    """The arguments of a kernel's own template, `float` and `4` of `void ns::kernel<float, (int)4>(T1 *)`."""
-    head, bracket, rest = _ANONYMOUS.sub("", name).partition("<")
-    if not bracket or "(" in _CAST.sub("", head):
-        return []
-    depth, arguments = 1, [""]
-    for character in rest:
-        depth += (character in "<(") - (character in ">)")
-        if not depth:
-            break
-        if depth == 1 and character == ",":
-            arguments.append("")
-        else:
-            arguments[-1] += character
-    return [_CAST.sub("", _NAMESPACES.sub("", argument)).strip() for argument in arguments]
 
 
 def cut(label: str, length: int) -> str:

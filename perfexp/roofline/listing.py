@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from perfexp.errors import UserError
 from perfexp.host import untrusted
-from perfexp.roofline.numbers import decimal_mark, factor, number
+from perfexp.roofline.numbers import factor, is_of_locale, number
 
 #: Metrics that the "details" page shows under a label.
 _LABELS = {
@@ -152,10 +152,7 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
     for rows in _tables(lines[start + 1 :], delimiter, header, source, first=start + 2):
         cells = list(_long(rows) if _VALUE in header else _wide(header, rows))
         names = {cell.name for cell in cells} - {""}
-        # spreadsheets whose locale has a decimal comma separate columns by semicolons
-        negative += _add(
-            listing, cells, set(filter(wanted, names)), "," if delimiter == ";" else "."
-        )
+        negative += _add(listing, cells, set(filter(wanted, names)))
         listing.names |= names
         tables += bool(cells)
     if not listing.launches:
@@ -173,19 +170,12 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
     return listing
 
 
-def _add(
-    listing: Listing, cells: Sequence[_Cell], needed: Collection[str], otherwise: str
-) -> list[str]:
+def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str]) -> list[str]:
     """Add the launches of a table, and return its values below zero with their places."""
-    usual = (
-        decimal_mark((cell.text for cell in cells if "__" in cell.name), otherwise=otherwise)
-        or otherwise
-    )
-    mark = decimal_mark((cell.text for cell in cells if cell.name in needed), otherwise=usual)
-    if mark is None:
+    if other := next((one for one in cells if "__" in one.name and is_of_locale(one.text)), None):
         raise UserError(
-            f"{listing.source} writes some numbers with a decimal comma and others with a decimal point, so none can "
-            "be trusted. Export it again with LC_ALL=C, and do not fix it in a spreadsheet."
+            f"{_place(listing, other)} is '{other.text.strip()}': a decimal comma, or groups of another locale. Export "
+            f"it again with LC_ALL=C: {EXPORT}"
         )
     launches, negative = dict[tuple[str, ...], Launch](), list[str]()
     for cell in cells:
@@ -200,7 +190,7 @@ def _add(
             listing.product = listing.product or cell.text.strip()
         if cell.name not in needed:
             continue
-        value, scale = number(cell.text, mark), factor(cell.unit)
+        value, scale = number(cell.text), factor(cell.unit)
         if value is None and cell.text.strip()[:1].isdigit():
             raise UserError(
                 f"{_place(listing, cell)} is '{cell.text.strip()}', not a number. {_AGAIN}"

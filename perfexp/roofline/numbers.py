@@ -1,13 +1,13 @@
-"""Numbers as any locale writes them and units as ncu writes them, converted to SI."""
+"""Numbers and units as ncu writes them, converted to SI; a decimal comma is recognized, never guessed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-#: Separators of groups of three digits besides point and comma: spaces of any width, apostrophes.
-_GROUPING = re.compile("[\\s\u00a0\u2009\u202f'\u2019]")
-_NUMBER = re.compile(r"[+-]?(?=.*\d)[\d.,]+(?:[eE][+-]?\d+)?")
+#: A number with a decimal point, with or without commas between groups of three digits.
+_NUMBER = re.compile(r"[+-]?(?=\.?\d)(?:[1-9]\d{0,2}(?:,\d{3})+|\d*)(?:\.\d*)?(?:[eE][+-]?\d+)?")
+#: A number of another locale: `27,90`, `1.234,5`, `1 234`, `1'234`.
+_OF_LOCALE = re.compile(r"[+-]?\d[\d\s.'\u2019]*(?:,\d+|[\s'\u2019]\d{3}(?:\.\d+)?)")
 _UNIT = re.compile(
     r"(?P<seconds>[nuµμm]?)(?:seconds?|sec|s)|(?P<bytes>(?:[kmgtp]i?)?)(?:bytes?|b)"
     r"|(?P<count>[kmgtp]?)(?:hertz|hz|instructions|inst|flops?|ops?|cycles?)"
@@ -18,42 +18,15 @@ _LARGE |= {f"{prefix}i": 1024.0**power for power, prefix in enumerate("kmgtp", s
 _PLAIN = {"": 1.0, "1": 1.0, "#": 1.0, "%": 0.01, "percent": 0.01}
 
 
-def decimal_mark(cells: Iterable[str], *, otherwise: str = ".") -> str | None:
-    """Detect the decimal mark of the numbers among some texts; None where they contradict one another.
-
-    `1.234,5` and `0,5` have a comma, `1,234.5` and `0.5` a point; `1,234` is ambiguous, `otherwise` if all are.
-    """
-    marks = {mark for cell in cells if (mark := _mark(_GROUPING.sub("", cell)))}
-    return None if len(marks) > 1 else next(iter(marks), otherwise)
+def number(cell: str) -> float | None:
+    """Parse a number, with or without commas between its groups of digits; None for any other text."""
+    text = cell.strip()
+    return float(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
 
 
-def _mark(text: str) -> str | None:
-    if not _NUMBER.fullmatch(text):
-        return None
-    points, commas = text.count("."), text.count(",")
-    if points and commas:
-        return max(".,", key=text.rfind)
-    if points > 1 or commas > 1:
-        return "," if points else "."
-    if not (points or commas):
-        return None
-    mark = "." if points else ","
-    whole, _, rest = text.lstrip("+-").partition(mark)
-    is_group = (
-        len(rest) == 3 and rest.isdigit() and 1 <= len(whole) <= 3 and not whole.startswith("0")
-    )
-    return None if is_group else mark
-
-
-def number(cell: str, mark: str = ".") -> float | None:
-    """Parse a number, with or without grouped digits; None for any other text."""
-    text = _GROUPING.sub("", cell)
-    if not _NUMBER.fullmatch(text):
-        return None
-    try:
-        return float(text.replace("," if mark == "." else ".", "").replace(",", "."))
-    except ValueError:
-        return None
+def is_of_locale(cell: str) -> bool:
+    """Whether a text is a number with a decimal comma, or with other signs between its groups of digits."""
+    return number(cell) is None and _OF_LOCALE.fullmatch(cell.strip()) is not None
 
 
 def factor(unit: str) -> float | None:

@@ -32,7 +32,7 @@ def pretty(value: float, unit: str, *, stated: bool = False, significant: int = 
 
 
 def meaning(roofline: Roofline, row: Row) -> str:
-    """One sentence on what limits a row of a roofline."""
+    """One sentence on the limit of a row of a roofline."""
     if row is roofline.total:
         return _summary(roofline)
     binds, share = row.binds, row.share

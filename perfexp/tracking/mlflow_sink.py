@@ -51,16 +51,6 @@ class MlflowSink(Tracker):
 
     The run of a record, found by its uid, is completed and updated; nothing is stored twice. Parameters, which MLflow
     never changes, and a description or a name that a person changed stay.
-
-    Args:
-        uri: database (`sqlite:///FILE`, `postgresql://…`) or server (`http://…`). By default `MLFLOW_TRACKING_URI`, or
-            else `outputs/mlflow.db` of the working directory.
-        run_name: name of the run, or of a sweep whose runs keep theirs. By default what differs from other runs.
-        description: text above the results, of each run and of a sweep.
-        tags: further tags of each run and of a sweep.
-        experiment: name of the experiment. By default `MLFLOW_EXPERIMENT_NAME`, the plan's stage, or `perfexp`.
-        request_timeout_seconds: limit of one request to a server, which is tried twice.
-        deadline_seconds: limit of sending one run or one sweep, waiting for other processes included.
     """
 
     def __init__(

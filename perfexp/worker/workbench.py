@@ -316,7 +316,9 @@ class Workbench:
         what = f"left out, since unusable: {files}; the first: {problems[0]}"
         return [
             diagnostics.make(
-                "data_incomplete", what=what, advice="repair or remove the files that details/run.log lists"
+                "data_incomplete",
+                what=what,
+                advice="repair or remove the files that details/run.log lists",
             )
         ]
 

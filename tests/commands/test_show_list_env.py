@@ -179,7 +179,7 @@ def test_list_alone_names_all_groups(capsys):
 def test_list_probes_names_the_keys_of_the_section(capsys):
     assert commands.run(["list", "probes"]) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.split()[:2] == ["probes.layers", "false"]
+    assert first.split()[:2] == ["probes.call_times", "true"]
     assert last == "options of the group probe: none"
     assert commands.run(["list", "probes", "--json"]) == 0
     assert "probes.energy" in json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Numbers in any locale, units in any spelling."""
+"""Numbers with a decimal point, those of other locales, and units in any spelling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfexp.roofline.numbers import decimal_mark, factor, number
+from perfexp.roofline.numbers import factor, is_of_locale, number
 
 UNITS = {
     "second": 1.0, "s": 1.0, "msecond": 1e-3, "ms": 1e-3, "usecond": 1e-6, "us": 1e-6, "µs": 1e-6, "nsecond": 1e-9,
@@ -27,44 +27,46 @@ def test_a_unit_that_is_not_known_is_not_guessed(unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "mark"),
+    ("text", "value"),
     [
-        (["1,234.5"], "."),
-        (["1.234,5"], ","),
-        (["27.90", "3"], "."),
-        (["27,90", "1.234"], ","),
-        (["1.234.567"], ","),
-        (["1,234,567"], "."),
-        (["0.123"], "."),
-        (["0,123"], ","),
-        (["1234,567"], ","),
-        (["1 234,5"], ","),
-        (["1.5e3"], "."),
-        (["1,234"], "."),
-        (["n/a", ""], "."),
-        (["1.5", "1,5"], None),
+        ("1,234.5", 1234.5),
+        ("1,234,567", 1234567),
+        ("1,234", 1234),
+        ("27.90", 27.9),
+        ("0.123", 0.123),
+        (".5", 0.5),
+        ("1.5e3", 1500),
+        ("-1000", -1000),
+        (" 3 ", 3),
     ],
 )
-def test_all_numbers_of_a_file_say_together_what_the_decimal_mark_is(
-    cells: list[str], mark: str | None
-) -> None:
-    assert decimal_mark(cells) == mark
+def test_a_number_has_a_decimal_point_and_may_have_groups(text: str, value: float) -> None:
+    assert number(text) == value
+    assert not is_of_locale(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["27,90", "0,123", "1.234,5", "1234,567", "1 234,5", "1 500 500", "1\u202f234", "1'234.5"],
+)
+def test_a_number_of_another_locale_is_not_guessed(text: str) -> None:
+    assert number(text) is None
+    assert is_of_locale(text)
 
 
 @pytest.mark.parametrize("text", ["n/a", "", "(1, 2, 3)", "Tesla T4", "nan", "-", "1e"])
 def test_what_is_no_number_is_none(text: str) -> None:
     assert number(text) is None
+    assert not is_of_locale(text)
 
 
-@given(
-    st.decimals(min_value=0, max_value=10**12, places=2),
-    st.sampled_from([(",", "."), (".", ","), ("\u202f", ",")]),
-)
-def test_a_number_survives_its_grouping(value: object, signs: tuple[str, str]) -> None:
-    group, mark = signs
-    text = f"{value:,.2f}".replace(",", "_").replace(".", mark).replace("_", group)
-    assert decimal_mark([text]) == mark
-    assert number(text, mark) == pytest.approx(float(str(value)))
+@given(st.decimals(min_value=0, max_value=10**12, places=2))
+def test_a_number_survives_its_grouping_and_is_refused_with_that_of_another_locale(
+    value: object,
+) -> None:
+    text = f"{value:,.2f}"
+    assert number(text) == pytest.approx(float(str(value)))
+    assert is_of_locale(text.replace(",", "_").replace(".", ",").replace("_", "."))
 
 
 @given(st.sampled_from(sorted(UNITS)), st.sampled_from(sorted(UNITS)))

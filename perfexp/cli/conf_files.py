@@ -1,0 +1,35 @@
+"""Files of conf/ as text: options of the groups, their comments, and the values of config.yaml, without Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perfexp.plan.override_keys import flat
+
+
+def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
+    """Return the options of each group in some folders, with their files."""
+    options: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        for file in sorted(folder.glob("*/*.yaml")):
+            options.setdefault(file.parent.name, {})[file.stem] = file
+    return options
+
+
+def config_values(conf: Path) -> dict[str, Any]:
+    """Return the values of config.yaml by key (`probes.layers`), without groups and Hydra's own."""
+    content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
+    return flat({key: content[key] for key in content if key not in ("defaults", "hydra")})
+
+
+def comment_of(file: Path) -> str:
+    """Return the comment at the top of an option's file."""
+    lines = takewhile(
+        lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines()
+    )
+    return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))

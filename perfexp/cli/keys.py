@@ -1,0 +1,138 @@
+"""Keys of the configuration: type, default, meaning and options of each one, for help and reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf import MISSING
+
+from perfexp.cli.conf_files import config_values
+from perfexp.plan import plan_fields, schema
+from perfexp.plan.override_keys import flat
+
+
+class Key(NamedTuple):
+    """A key of the configuration as users type it.
+
+    Attributes:
+        default: default as users type it; empty for a section.
+        options: options of the group that have the key; empty for all.
+    """
+
+    name: str
+    kind: Any
+    default: str
+    meaning: str
+    options: tuple[str, ...]
+
+
+def keys(conf: Path) -> dict[str, list[Key]]:
+    """Return the keys of each schema; KeyError for one without a description."""
+    meanings, found = descriptions(), dict[str, list[Key]]()
+    for name, (prefix, node) in schemas().items():
+        fields = {key: (kind, default) for key, kind, default in keys_of_schema(node, prefix)}
+        if name == "plan":
+            for key, value in _values(conf).items():
+                fields[key] = fields.get(key, (type(value),))[0], default_text(value)
+            fields["resume"] = str | None, "null"
+        options = tuple(options_of(conf, name)) if "/" in name else ()
+        found[name] = [
+            Key(key, kind, default, meanings[key], options)
+            for key, (kind, default) in fields.items()
+        ]
+    return found
+
+
+def schemas() -> dict[str, tuple[str, type]]:
+    """Return the prefix of the keys and the class of each schema (`plan`, `gpu`, `model/timm`)."""
+    # settings of a mode are those of its phases
+    of_groups = {
+        name: (f"{name.replace('mode/', 'mode.').partition('/')[0]}.", node)
+        for name, node in schema.settings().items()
+    }
+    return {"plan": ("", plan_fields.PlanSchema), **of_groups}
+
+
+def _values(conf: Path) -> dict[str, Any]:
+    """Return the values of config.yaml, the default option of each group, and the default optimizer."""
+    content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
+    groups = [entry for entry in content["defaults"] if isinstance(entry, dict)]
+    chosen = {key: name for entry in groups for key, name in entry.items() if " " not in key}
+    mode = yaml.safe_load((conf / "mode" / "train.yaml").read_text(encoding="utf-8"))
+    optimizer = flat(mode["train"]["optimizer"], "mode.train.optimizer.")
+    return {**config_values(conf), **chosen, **optimizer}
+
+
+def lines(conf: Path) -> dict[str, list[str]]:
+    """Return the lines of each key, with default, meaning and options; several if options differ."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for key in (key for of_schema in keys(conf).values() for key in of_schema):
+        default = f": {key.default}" if key.default else ""
+        text = f"  {key.name}{default}  # {key.meaning}".replace("`", "")
+        found.setdefault(key.name, {}).setdefault(text, []).extend(key.options)
+    return {
+        key: [f"{text} ({', '.join(options)})" if options else text for text, options in of.items()]
+        for key, of in found.items()
+    }
+
+
+def descriptions() -> dict[str, str]:
+    """Return the meaning of each key."""
+    text = (files("perfexp.plan") / "key_descriptions.yaml").read_text(encoding="utf-8")
+    content: dict[str, str] = yaml.safe_load(text)
+    return content
+
+
+def keys_of_schema(node: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Key, type and default as text of every field of a schema, nested schemas included."""
+    hints = typing.get_type_hints(node)
+    for field in dataclasses.fields(node):
+        key, kind = f"{prefix}{field.name}", hints[field.name]
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            yield key, kind, ""
+            yield from keys_of_schema(kind, f"{key}.")
+        elif field.default_factory is not dataclasses.MISSING:
+            yield key, kind, default_text(field.default_factory())
+        elif field.name != "_target_":
+            is_required = field.default is dataclasses.MISSING
+            yield key, kind, default_text(MISSING if is_required else field.default)
+
+
+def default_text(value: Any) -> str:
+    """Return a default as the documentation shows it."""
+    match value:
+        case None:
+            return "null"
+        case dict() if not value:
+            return "{}"
+        case "???":
+            return "required"
+        case list():
+            text = f"[{','.join(default_text(one).strip('`') for one in value)}]"
+        case bool():
+            text = str(value).lower()
+        case float():
+            text = f"{value:g}"
+        case _:
+            text = str(value)
+    return f"`{text}`"
+
+
+def options_of(conf: Path, schema: str) -> list[str]:
+    """Options of a group that have a schema's keys, those that build on another option included."""
+    group, _, name = schema.partition("/")
+    found: list[str] = []
+    files = sorted((conf / group).glob("*.yaml"))
+    for _ in range(2):
+        for path in files:
+            text = path.read_text(encoding="utf-8")
+            bases = [f"/schema/{schema}@", *(f"/{group}/{base}@" for base in found)]
+            if any(base in text for base in bases) and path.stem not in found:
+                found.append(path.stem)
+    return sorted(found) or [name]
