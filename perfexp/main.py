@@ -295,7 +295,7 @@ class _Application:
         try:
             outcome = driver.run(assignment, self.console)
         except Exception as error:
-            outcome = as_perfexp_error(error, assignment.folder)
+            outcome = as_perfexp_error(error, RunPaths(assignment.folder).log)
         except KeyboardInterrupt:
             with (
                 suppress(UserError),

@@ -314,8 +314,8 @@ def test_train_inference_has_both_phases_of_each_point():
 
 def test_a_plan_is_the_same_after_writing_and_reading(tmp_path):
     plain = plan("model=alexnet", "batch_size=[1,2]", "input_size=512x1024")
-    (tmp_path / "details" / "plan.yaml").write_bytes(plan_file.to_yaml(plain))
-    assert plan_file.read(tmp_path / "details" / "plan.yaml") == plain
+    (tmp_path / "plan.yaml").write_bytes(plan_file.to_yaml(plain))
+    assert plan_file.read(tmp_path / "plan.yaml") == plain
 
 
 def test_the_hash_of_a_plan_changes_with_what_is_measured_only():

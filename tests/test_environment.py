@@ -75,7 +75,7 @@ def test_governors_are_those_of_all_cores(tmp_path):
 def test_a_folder_of_another_power_limit_is_refused(tmp_path, monkeypatch):
     bench = object.__new__(Workbench)
     bench.paths = SimpleNamespace(
-        environment=tmp_path / "details" / "environment.json", points=None, root=tmp_path
+        environment=tmp_path / "environment.json", points=None, root=tmp_path
     )
     monkeypatch.setattr(workbench, "read_points", lambda path: ["a point"])
     stored = {"environment": {"device": {"power_limit_watts": 700.0}}, "doubts": []}

@@ -47,7 +47,7 @@ def point(batch_size):
 
 
 def test_a_line_that_lacks_its_newline_only_is_kept_by_the_next_one(tmp_path):
-    file = tmp_path / "details" / "points.jsonl"
+    file = tmp_path / "points.jsonl"
     append_line(file, point_to_line(point(1)))
     append_line(file, point_to_line(point(2)))
     os.truncate(file, file.stat().st_size - 1)
@@ -182,7 +182,7 @@ def test_a_kill_while_results_are_replaced_loses_neither_the_old_ones_nor_the_ne
         "model.faults.hang=5000",
         "timeout_seconds=10",
     ]
-    finished = Path("x/.replacement/points.jsonl")
+    finished = Path("x/.replacement/details/points.jsonl")
     with processes.start(*again) as process:
         while (
             not any(one.status is Status.OK for one in read_points(finished))

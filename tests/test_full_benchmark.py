@@ -194,7 +194,7 @@ def test_a_damaged_file_is_a_line_and_a_warning(benchmark):
         if doubt.code == "data_incomplete"
     ]
     assert "left out, since unusable: 1 file; the first: " in warning.message
-    assert line in (benchmark.root / "x/run.log").read_text()
+    assert line in (benchmark.root / "x/details/run.log").read_text()
 
 
 @pytest.mark.slow

@@ -225,6 +225,7 @@ def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, m
     monkeypatch.setattr(supervisor, "prepare", lambda *_: "hash")
     monkeypatch.setattr(supervisor, "_one_worker", lambda _, what: workers.append(what) or ending)
     job = supervisor.Job(Assignment(plan=plan, plain={}, folder=tmp_path, name="run"))
+    job.paths.create()
     job.prepare()
     for replicate in range(2):
         supervisor.measure(job, replicate)
@@ -283,7 +284,7 @@ def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn
     with Path("x/fake_default_overall.csv").open() as file:
         assert [row["batch_size"] for row in csv.DictReader(file)] == ["1", "2"]
     assert record.plan["batch_size"] == "max"
-    assert plan_file.plan_hash(plan_file.read(Path("x/plan.yaml"))) == record.plan_hash
+    assert plan_file.plan_hash(plan_file.read(Path("x/details/plan.yaml"))) == record.plan_hash
 
     capsys.readouterr()
     assert commands.run(["status", "x"]) == 0
@@ -296,14 +297,14 @@ def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on_with_the_trials_that_it_has(run):
     _, _, [record] = run.shared(*SEARCH, "output_dir=x")
-    lines = Path("x/points.jsonl").read_bytes().splitlines(keepends=True)
-    assert is_trial(read_points(Path("x/points.jsonl"))[1].key)
-    Path("x/points.jsonl").write_bytes(b"".join(lines[:2]))
+    lines = Path("x/details/points.jsonl").read_bytes().splitlines(keepends=True)
+    assert is_trial(read_points(Path("x/details/points.jsonl"))[1].key)
+    Path("x/details/points.jsonl").write_bytes(b"".join(lines[:2]))
     Path("x/record.json").unlink()
     _, _, [again] = run(*SEARCH, "output_dir=x")
     assert batches(again) == batches(record)
-    assert Path("x/points.jsonl").read_bytes().splitlines(keepends=True)[:2] == lines[:2]
-    assert len(read_points(Path("x/points.jsonl"))) == len(lines)
+    assert Path("x/details/points.jsonl").read_bytes().splitlines(keepends=True)[:2] == lines[:2]
+    assert len(read_points(Path("x/details/points.jsonl"))) == len(lines)
 
 
 @pytest.mark.parametrize(

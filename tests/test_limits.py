@@ -263,7 +263,7 @@ def test_expected_points_that_are_something_else_are_unreadable_to_status(
     "text", ["a: [" + "1, " * 2_000_000 + "1]", "a: " + "9" * 5000, "[" * 5000, "a: \x00"]
 )
 def test_a_file_that_is_no_plan_is_unreadable_to_status(tmp_path, capsys, text):
-    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "details").mkdir(parents=True)
     (tmp_path / "x" / "details" / "plan.yaml").write_text(text)
     assert commands.run(["status", str(tmp_path)]) == 1
     told = capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_sizes_and_batch_sizes_make_points_in_one_worker(run):
         ("train", (64, 96), 4),
         ("inference", (64, 96), 4),
     ]
-    assert Path("x/run.log").read_text().count("perfexp.worker.entry") == 1
+    assert Path("x/details/run.log").read_text().count("perfexp.worker.entry") == 1
 
 
 def test_the_scripted_truth_is_what_is_reported(run):
@@ -120,7 +120,7 @@ def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
         "ttfp/first_call",
         "ttfp/second_call",
     } <= parts
-    assert Path("x/run.log").read_text().count("--what=ttfp") == 1
+    assert Path("x/details/run.log").read_text().count("--what=ttfp") == 1
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_predictio
 def test_replicates_are_fresh_processes(run):
     _, _, [record] = run(*FAKE, "processes=3", "output_dir=x")
     assert [point.key.replicate for point in record.points] == [0, 1, 2]
-    assert Path("x/run.log").read_text().count("perfexp.worker.entry") == 3
+    assert Path("x/details/run.log").read_text().count("perfexp.worker.entry") == 3
 
 
 def test_a_point_without_memory_is_a_result_and_the_next_one_goes_on(run):
@@ -269,15 +269,19 @@ def test_the_batch_that_fits_is_measured_if_that_is_set(run):
         point.key for point in record.points
     ]
 
-    lines = Path("x/points.jsonl").read_bytes().splitlines(keepends=True)
+    lines = Path("x/details/points.jsonl").read_bytes().splitlines(keepends=True)
     last = [line for line in lines if b"shrunk_from" not in line]
     assert len(lines) - len(last) >= 2
-    Path("x/points.jsonl").write_bytes(b"".join(last))  # as if it had been interrupted before them
+    Path("x/details/points.jsonl").write_bytes(
+        b"".join(last)
+    )  # as if it had been interrupted before them
     Path("x/record.json").unlink()
     _, _, [again] = run(*settings)
     assert {point.key for point in again.points} == {point.key for point in record.points}
     assert [point.facts["shrunk_from"] for point in again.points if "shrunk_from" in point.facts]
-    assert {point.key for point in again.points} <= set(Expected.load(Path("x/expected.json")).keys)
+    assert {point.key for point in again.points} <= set(
+        Expected.load(Path("x/details/expected.json")).keys
+    )
 
 
 def test_where_not_even_one_sample_fits_that_is_told(run):
@@ -294,7 +298,7 @@ def test_what_is_larger_than_what_had_no_memory_is_not_tried(run):
         "ok",
     ]
     failed = [
-        point for point in read_points(Path("x/points.jsonl")) if point.key.batch_size > 1
+        point for point in read_points(Path("x/details/points.jsonl")) if point.key.batch_size > 1
     ]  # as measured
     for place, point in enumerate(failed):
         smaller = [

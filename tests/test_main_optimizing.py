@@ -87,7 +87,9 @@ def test_a_sweeper_that_optimizes_gets_the_seconds_of_a_call(search, tmp_path):
         pytest.approx(rows(record)[0].time.median.value) for record in of_runs
     ]
     assert (tmp_path / "s" / "optimization_results.yaml").read_text() == "best_value: 1\n"
-    assert "hydra_plugins.search.Search" in (tmp_path / "s" / "details" / "multirun.yaml").read_text()
+    assert (
+        "hydra_plugins.search.Search" in (tmp_path / "s" / "details" / "multirun.yaml").read_text()
+    )
 
 
 def test_maximize_means_samples_per_second_and_each_direction_has_a_figure(search):

@@ -131,7 +131,7 @@ def test_points_cut_off_by_a_crash_are_left_out():
 
 
 def test_a_line_after_a_torn_one_is_not_lost(tmp_path):
-    file = tmp_path / "details" / "points.jsonl"
+    file = tmp_path / "points.jsonl"
     append_line(file, point_to_line(point(1)))
     with file.open("ab") as torn:
         torn.write(point_to_line(point(2))[:30])
@@ -140,14 +140,14 @@ def test_a_line_after_a_torn_one_is_not_lost(tmp_path):
 
 
 def test_what_has_no_result_is_missing(tmp_path):
-    file = tmp_path / "details" / "points.jsonl"
+    file = tmp_path / "points.jsonl"
     assert missing([key(1), key(2)], file) == [key(1), key(2)]
     append_line(file, point_to_line(point(1)))
     assert missing([key(1), key(2)], file) == [key(2)]
 
 
 def test_replicates_are_different_points(tmp_path):
-    file = tmp_path / "details" / "points.jsonl"
+    file = tmp_path / "points.jsonl"
     append_line(file, point_to_line(point(1)))
     assert missing([key(1, replicate=1)], file) == [key(1, replicate=1)]
 

@@ -10,12 +10,16 @@ from perfexp.records.folders import below
 from perfexp.records.paths import RunPaths
 
 OLD = {
-    "points.jsonl": b"1\n",
+    "details/points.jsonl": b"1\n",
     "record.json": b"{}",
     "time.png": b"p",
     "checkpoints/net_images_best.pt": b"w",
 }
-NEW = {"points.jsonl": b"2\n", "record.json": b"[]", "checkpoints/other_images_best.pt": b"v"}
+NEW = {
+    "details/points.jsonl": b"2\n",
+    "record.json": b"[]",
+    "checkpoints/other_images_best.pt": b"v",
+}
 
 
 class Killed(BaseException):

@@ -87,7 +87,7 @@ def test_predictions_are_in_files_of_their_own_and_never_among_results(sparse):
     keys = {point.key for point in record.points}
     assert {point.key for point in read_points(sparse / "details" / "points.jsonl")} == keys
     assert set(Expected.load(sparse / "details" / "expected.json").keys) == keys
-    assert {"predicted.jsonl", "fake_default_predicted.csv"} <= {
+    assert {"details/predicted.jsonl", "fake_default_predicted.csv"} <= {
         artifact.path for artifact in record.artifacts
     }
     first = json.loads(lines.splitlines()[1])

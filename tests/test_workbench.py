@@ -91,8 +91,8 @@ def plan():
 def paths(tmp_path):
     return SimpleNamespace(
         root=tmp_path,
-        points=tmp_path / "details" / "points.jsonl",
-        environment=tmp_path / "details" / "environment.json",
+        points=tmp_path / "points.jsonl",
+        environment=tmp_path / "environment.json",
     )
 
 

@@ -97,7 +97,7 @@ def _saved(runs: Sequence[Run], ended: Ended) -> Iterator[tuple[Run, Record]]:
             if run.has_results:
                 yield run, run.save()
         except Exception as error:
-            ended(run.assignment, as_perfexp_error(error, run.assignment.folder.absolute()))
+            ended(run.assignment, as_perfexp_error(error, run.paths.log))
 
 
 def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended: Ended) -> None:
@@ -110,7 +110,7 @@ def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended
             try:
                 run.publish(record, results)
             except Exception as error:
-                outcome = as_perfexp_error(error, run.assignment.folder.absolute())
+                outcome = as_perfexp_error(error, run.paths.log)
             del left[0]
             ended(run.assignment, outcome)
     finally:

@@ -116,8 +116,8 @@ def _quoted(override: str) -> str:
     return "Quote texts with other characters, as in 'key=\"a=b\"' and 'key=[\"a#b\",c]'."
 
 
-def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpError:
-    """Return the error to print for an exception; an unexpected one leaves a crash report in the folder.
+def as_perfexp_error(error: Exception, log: Path | None = None) -> PerfexpError:
+    """Return the error to print for an exception; an unexpected one leaves a crash report in the log.
 
     An interrupt among its causes is raised again.
     """
@@ -131,7 +131,7 @@ def as_perfexp_error(error: Exception, folder: Path | None = None) -> PerfexpErr
         return disk_error(error)
     if isinstance(error, MemoryError):
         return PerfexpError(f"The host ran out of memory. {error}".rstrip())
-    return crash_report.failure(error, folder)
+    return crash_report.failure(error, log)
 
 
 def why_not_imported(error: BaseException) -> str:

@@ -40,11 +40,6 @@ class Torch(Profiler):
     """torch.profiler on a few calls after a warm-up (profiler=torch).
 
     See `Profiler` for the common arguments.
-
-    Args:
-        memory: whether to record allocations over time.
-        shapes: whether to record input shapes.
-        stacks: whether to record Python lines.
     """
 
     name: str = "torch"

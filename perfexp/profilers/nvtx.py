@@ -20,9 +20,6 @@ class Nvtx(Profiler):
     """Marks one untimed call after the warm-up (profiler=nvtx).
 
     See `Profiler` for the common arguments.
-
-    Args:
-        step: number of the marked call after the warm-up, from 1.
     """
 
     name: str = "nvtx"

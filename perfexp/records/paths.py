@@ -115,10 +115,10 @@ class _Folder:
     lock: Path
     in_words: str
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_older: bool = False) -> None:
         self.root = root.absolute()
         self.details = self.root / DETAILS
-        is_older = any((self.root / name).exists() for name in (MANIFEST, PLAN, POINTS))
+        is_older |= any((self.root / name).exists() for name in (MANIFEST, PLAN, POINTS))
         if is_older or self.details.is_symlink():  # a link may lead anywhere
             self.details = self.root
         self.manifest = self.details / MANIFEST
@@ -278,8 +278,8 @@ class RunPaths(_Folder):
 
     in_words = "into"
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
+    def __init__(self, root: Path, *, is_older: bool = False) -> None:
+        super().__init__(root, is_older=is_older)
         self.record = self.root / "record.json"
         self.report = self.root / "report.md"
         self.plan = self.details / PLAN
@@ -302,7 +302,7 @@ class RunPaths(_Folder):
 
     def replacement(self) -> RunPaths:
         """Return the inner folder that `--overwrite` measures into; it shares log and lock."""
-        inner = RunPaths(self.root / REPLACEMENT)
+        inner = RunPaths(self.root / REPLACEMENT, is_older=self.details == self.root)
         refuse_link(inner.root)
         inner.log = inner.lock = self.log
         return inner
@@ -345,7 +345,8 @@ class RunPaths(_Folder):
     def _is_result(self, name: str) -> bool:
         """Return whether a run leaves a file with this name; its log is excluded as its lock."""
         own = {path.name for path in (*self.usual, self.refusal) if path.name != self.log.name}
-        return is_own_place(name) and (name in own or is_artifact(Path(name).name))
+        file = Path(name).name
+        return is_own_place(name) and (file in own or is_artifact(file))
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
         """Return a CSV path, for example `MODEL_ALGORITHM_overall.csv`."""

@@ -46,7 +46,7 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
         "ranges",
     )
     assert names == {"train.nsys-rep", *(f"train_{report}.csv" for report in reports)}
-    listed = set(json.loads(Path("x/manifest.json").read_text())["files"])
+    listed = set(json.loads(Path("x/details/manifest.json").read_text())["files"])
     assert {path.name for path in Path("x").iterdir()} <= listed
     facts = point.facts["profile"]
     assert facts["kernels"][0] == {
@@ -74,7 +74,7 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
     assert command[9] == f"--output={Path('x/.profile/train').absolute()}"
     assert command[11:14] == ["-P", "-m", "perfexp.worker.entry"]
     assert "--profile=0" in command
-    log = Path("x/run.log").read_text()
+    log = Path("x/details/run.log").read_text()
     assert log.index("--what=timed") < log.index("--profile=0")
 
 
@@ -99,10 +99,10 @@ def test_ranges_hold_what_other_threads_launched(run, nsys):
 def test_a_profile_that_is_there_is_not_made_again(run, nsys):
     tool = nsys()
     run(*FAKE, "profiler=nsys")
-    points = Path("x/points.jsonl").read_bytes()
+    points = Path("x/details/points.jsonl").read_bytes()
     run(*FAKE, "profiler=nsys")
     assert sum(call[0] == "profile" for call in tool.calls) == 1
-    assert Path("x/points.jsonl").read_bytes() == points
+    assert Path("x/details/points.jsonl").read_bytes() == points
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_ncu_counts_one_whole_step_with_what_the_chip_has(run, ncu):
     assert Path("x/train_ncu.csv").read_text().startswith('"ID"')
     drawn = {f"train_ncu_roofline.{kind}" for kind in ("png", "svg", "csv")}
     assert drawn <= {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
-    assert drawn <= set(json.loads(Path("x/manifest.json").read_text())["files"])
+    assert drawn <= set(json.loads(Path("x/details/manifest.json").read_text())["files"])
     assert "ncu 2025.3.0.0 profiled 1 call after 20 warm-up calls" in printed
     command = next(
         call for call in tool.calls if any(text.startswith("--export=") for text in call)
@@ -346,9 +346,9 @@ def test_a_processor_is_told_before_a_tool_that_would_not_help(run, monkeypatch,
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": (), "ncu": ()})
     run(*FAKE)
-    environment = json.loads(Path("x/environment.json").read_text())
+    environment = json.loads(Path("x/details/environment.json").read_text())
     environment["environment"]["device"] = {"kind": "cpu", "name": "AMD EPYC"}
-    Path("x/environment.json").write_text(json.dumps(environment))
+    Path("x/details/environment.json").write_text(json.dumps(environment))
     code, printed, [record] = run(*FAKE, f"profiler={profiler}")
     point = profile_of(record)
     assert (code, record.status, point.status) == (1, Status.OK, Status.UNSUPPORTED)
@@ -434,7 +434,7 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(
     assert point.error.endswith("the files of the earlier profile are unchanged")
     assert content_of("x") == files
     assert "train.nsys-rep" in {artifact.path for artifact in record.artifacts}
-    lines = Path("x/points.jsonl").read_text().splitlines()
+    lines = Path("x/details/points.jsonl").read_text().splitlines()
     assert [json.loads(line)["key"]["phase"] for line in lines] == ["train", "train_profile"]
 
 
@@ -527,7 +527,7 @@ def test_what_perfexp_did_not_write_is_not_replaced_by_a_profile(run, nsys):
     assert (code, profile_of(record).status) == (1, Status.FAILED)
     assert "train_cuda_gpu_kern_sum.csv would be overwritten" in profile_of(record).error
     assert mine.read_text() == "mine"
-    assert mine.name not in json.loads(Path("x/manifest.json").read_text())["files"]
+    assert mine.name not in json.loads(Path("x/details/manifest.json").read_text())["files"]
     assert not [call for call in tool.calls if call[0] == "profile"]
     mine.unlink()
     _, _, [record] = run(*FAKE, "profiler=nsys")
@@ -605,7 +605,7 @@ def test_a_roofline_does_not_replace_what_perfexp_did_not_write(run, ncu):
     )
     assert doubt.help == "move it away and repeat the command"
     assert Path("x/train_ncu_roofline.png").read_text() == "mine"
-    listed = json.loads(Path("x/manifest.json").read_text())["files"]
+    listed = json.loads(Path("x/details/manifest.json").read_text())["files"]
     assert not [name for name in listed if "roofline" in name]
     Path("x/train_ncu_roofline.png").unlink()
     _, _, [record] = run(*FAKE, "profiler=ncu")

@@ -69,7 +69,7 @@ def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
     assert "self per call" in printed
     assert "self: on the CPU, without the operators that it calls" in printed
     assert "\n## Profile\n" in Path("x/report.md").read_text()
-    listed = set(json.loads(Path("x/manifest.json").read_text())["files"])
+    listed = set(json.loads(Path("x/details/manifest.json").read_text())["files"])
     assert {path.name for path in Path("x").iterdir()} <= listed
 
 

@@ -90,7 +90,13 @@ def test_an_srun_that_starts_nothing_or_loses_a_node_is_reported(job, rank):
     job.chmod(0o755)
     assert run("") == (
         1,
-        [{"event": "failed", "message": "srun ended with code 5; see details/run.log", "status": "killed"}],
+        [
+            {
+                "event": "failed",
+                "message": "srun ended with code 5; see details/run.log",
+                "status": "killed",
+            }
+        ],
     )
 
 

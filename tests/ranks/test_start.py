@@ -161,7 +161,9 @@ if number == 1: sys.exit(3)
 time.sleep(600)
 """)
     assert code == 1
-    assert told == [{"event": "failed", "message": "rank 1 of 2 ended with code 3; see details/run.log"}]
+    assert told == [
+        {"event": "failed", "message": "rank 1 of 2 ended with code 3; see details/run.log"}
+    ]
 
 
 @pytest.mark.slow
