@@ -370,7 +370,7 @@ class Trial:
 
     def folders(self) -> list[Path]:
         """The folders of runs that there are."""
-        return sorted(file.parent for file in self.run.rglob("run.log"))
+        return sorted(file.parent.parent for file in self.run.rglob("run.log"))
 
     def _look(self) -> None:
         """Remember every result that is final, and see that none which was is gone."""
@@ -519,7 +519,9 @@ class Trial:
                 f"{folder.name}: points without a line",
             )
             known = set(RunPaths(folder).claimed())
-            litter = [path.name for path in folder.iterdir() if path.name not in known]
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            names = [path.relative_to(folder).as_posix() for path in files]
+            litter = [name for name in names if name not in known]
             self._check(not litter, f"{folder.name}: nobody knows of {litter}")
         if self.course.jobs:
             sweep = Sweep.load(self.run)
@@ -535,7 +537,7 @@ class Trial:
         self._check("Traceback" not in printed, "a traceback was printed by the resumed run")
 
     def _resumption(self, arguments: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        begun = (self.run / ("sweep.json" if self.course.jobs else "plan.yaml")).exists()
+        begun = (self.run / ("sweep.json" if self.course.jobs else "details/plan.yaml")).exists()
         if begun and self.random.random() < 0.5:
             places = (
                 text for text in arguments if text.startswith("data.root=")

@@ -167,7 +167,7 @@ def test_a_module_that_is_not_supported_is_one_line(capfd):
     ]
     assert line.startswith("warning: inference · 32 · batch 1")
     assert "sample_shape(input_size)" in line
-    assert "RuntimeError" in Path("run", "run.log").read_text()
+    assert "RuntimeError" in Path("run", "details", "run.log").read_text()
 
 
 def test_runs_are_loaded_as_tables():

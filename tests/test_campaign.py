@@ -109,7 +109,7 @@ def test_a_resumed_sweep_keeps_its_store_wherever_it_is_resumed(
         assert sweep("here", *BEGIN, *typed) == ("", {(uri, experiment)})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://another:5000")
     assert sweep("there", "resume=../here/s") == ("", {(uri, experiment)})
-    assert sweep("there", "resume=../here/s/0_1") == ("", {(uri, experiment)})
+    assert sweep("there", "resume=../here/s/0-b1") == ("", {(uri, experiment)})
     other = f"sqlite:///{tmp_path}/there/other.db"
     assert sweep("there", "resume=../here/s", "tracking.uri=sqlite:///other.db") == (
         "",
@@ -151,8 +151,8 @@ def test_a_folder_of_somebody_else_does_not_choose_a_store(sweep, tmp_path):
     summary.uid, summary.store = "another", "http://evil:1\x1b[31m"
     summary.command += ["tracking.uri=http://evil:1"]
     (tmp_path / "here" / "s" / "sweep.json").write_bytes(summary.to_json())
-    shutil.rmtree(tmp_path / "here" / "s" / "0_1")
-    shutil.rmtree(tmp_path / "here" / "s" / "1_2")
+    shutil.rmtree(tmp_path / "here" / "s" / "0-b1")
+    shutil.rmtree(tmp_path / "here" / "s" / "1-b2")
     told, sent = sweep("there", "resume=../here/s")
     assert sent == {(f"sqlite:///{tmp_path}/there/outputs/mlflow.db", None)}
     assert "are in http://evil:1 [31m; the others" in told
@@ -190,6 +190,7 @@ def test_a_run_that_is_unsupported_is_called_so_and_nothing_else(tmp_path, capsy
 
 def test_a_process_that_was_forked_in_between_does_not_keep_the_lock_of_a_sweep(tmp_path):
     paths, (receive, send) = SweepPaths(tmp_path), os.pipe()
+    paths.create()
     with paths.locked():
         if not (child := os.fork()):
             os.read(receive, 1)
@@ -202,6 +203,7 @@ def test_a_process_that_was_forked_in_between_does_not_keep_the_lock_of_a_sweep(
 
 def test_a_lock_that_cannot_be_written_is_named(tmp_path):
     paths = RunPaths(tmp_path)
+    paths.create()
     paths.lock.symlink_to("/dev/null")
     with pytest.raises(UserError, match=f"{paths.lock} can't be written"), paths.locked():
         pass

@@ -79,7 +79,9 @@ def test_what_a_crash_left_of_a_file_that_was_being_written_is_removed(tmp_path)
     (tmp_path / ".mine.abc_1234").write_text("")
     (tmp_path / ".record.json.backup-of-mine").write_text("")
     paths.remove_leftovers()
-    assert {path.name for path in tmp_path.iterdir()} == {
+    (paths.details / ".plan.yaml.abc_1234").write_text("{")
+    paths.remove_leftovers()
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
         "manifest.json",
         ".mine.abc_1234",
         ".record.json.backup-of-mine",
@@ -155,7 +157,9 @@ def test_what_is_written_is_readable_as_the_umask_says(tmp_path, umask):
         append_line(paths.points, b"{}\n")
     finally:
         os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in paths.root.iterdir()} == {0o666 & ~umask}
+    assert {path.stat().st_mode & 0o777 for path in paths.root.rglob("*") if path.is_file()} == {
+        0o666 & ~umask
+    }
 
 
 @pytest.mark.slow
@@ -173,7 +177,7 @@ def test_a_kill_while_results_are_replaced_loses_neither_the_old_ones_nor_the_ne
         "output_dir=x",
     ]
     assert main([*command, "input_size=16"]) == 0
-    names = ("record.json", "points.jsonl", "plan.yaml", "time.png")
+    names = ("record.json", "details/points.jsonl", "details/plan.yaml", "time.png")
     before = {name: Path("x", name).read_bytes() for name in names}
     again = [
         "--overwrite",

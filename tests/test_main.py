@@ -22,22 +22,24 @@ def test_one_command_leaves_record_table_picture_and_report(run, drawn, tmp_path
     assert code == 0
     assert record.status is Status.OK
     names = {path.name for path in (tmp_path / "here").iterdir()}
-    files = ("points.jsonl", "record.json", "environment.json", "run.log", "manifest.json")
-    assert {"plan.yaml", "expected.json", *files} <= names
-    assert {"fake_default_overall.csv", "report.md", "time.png"} <= names
+    assert names == {"record.json", "fake_default_overall.csv", "report.md", "time.png", "details"}
+    details = {path.name for path in (tmp_path / "here" / "details").iterdir()}
+    files = ("points.jsonl", "environment.json", "run.log", "manifest.json")
+    assert details == {"plan.yaml", "expected.json", *files}
     assert "simulated" in printed
 
 
 def test_every_file_that_a_run_writes_is_in_its_manifest(run, tmp_path):
     run.shared(*FAKE, "output_dir=x")
     listed = set(json.loads((tmp_path / "x" / "details" / "manifest.json").read_text())["files"])
-    assert {path.name for path in (tmp_path / "x").iterdir()} == listed
+    files = (path for path in (tmp_path / "x").rglob("*") if path.is_file())
+    assert {path.relative_to(tmp_path / "x").as_posix() for path in files} == listed
 
 
 def test_without_an_output_folder_a_run_gets_one_of_its_own(run, tmp_path):
     run(*FAKE)
     run(*FAKE)
-    folders = list((tmp_path / "outputs").glob("*/*-fake-default-inference*"))
+    folders = list((tmp_path / "outputs").glob("*/*-fake-b1*"))
     assert len(folders) == 2
 
 

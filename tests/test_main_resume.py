@@ -42,7 +42,7 @@ def test_another_plan_in_the_same_folder_is_refused_with_what_differs(run):
 def test_a_plan_that_was_changed_on_disk_is_not_run(tmp_path):
     from perfexp.worker.entry import main as worker
 
-    plan = tmp_path / "details" / "plan.yaml"
+    plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump({"model": {"_target_": "os.system"}}))
     assert worker([str(tmp_path), "--plan-sha256", "0" * 64]) == 2
 
@@ -133,7 +133,7 @@ def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
 def test_names_and_tags_in_a_store_are_repeated_and_its_address_is_not(tmp_path):
     texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
     content = {"format": plan_fields.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
-    (tmp_path / "details" / "plan.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(content))
     arguments, _ = with_resumed([f"resume={tmp_path}"])
     assert [text for text in arguments if "tracking" in text] == texts
 

@@ -19,8 +19,8 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 #: Commands, and a folder of theirs with a report.
 REPORTED = [
-    ((*FAKE, "-m", "batch_size=1,2", "output_dir=s"), "s/1_2"),
-    ((*FAKE, "experiment=all", "model=fake", "output_dir=s"), "s/1_inference"),
+    ((*FAKE, "-m", "batch_size=1,2", "output_dir=s"), "s/1-b2"),
+    ((*FAKE, "experiment=all", "model=fake", "output_dir=s"), "s/1-inference"),
     ((*FAKE, "-m", "experiment=quick", "batch_size=1,2", "sweep.num_sizes=2"), "outputs/2_quick"),
     ((*FAKE, "output_dir=x"), "x"),
 ]
@@ -168,11 +168,10 @@ def test_overwrite_may_measure_other_points_than_there_were(run):
 def test_overwrite_of_a_run_that_is_refused_keeps_what_was_there(run, tmp_path):
     folder = tmp_path / "x"
     run.shared(*FAKE, "output_dir=x")
-    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "run.log"}
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "run.log"]
+    before = {file: file.read_bytes() for file in files}
     assert run("--overwrite", *FAKE, "gpu=h100", "output_dir=x")[0] == 2
-    assert {
-        file.name: file.read_bytes() for file in folder.iterdir() if file.name != "run.log"
-    } == before
+    assert {file: file.read_bytes() for file in files} == before
     code, text, _ = run(*FAKE, "output_dir=x")
     assert code == 0
     assert "Nothing is left to measure" in text
@@ -212,7 +211,7 @@ def test_two_runs_of_a_sweep_never_share_a_folder(run, tmp_path, monkeypatch, fl
         )[0]
         == 0
     )
-    assert {path.parent.name for path in tmp_path.rglob("plan.yaml")} == {
+    assert {path.parent.parent.name for path in tmp_path.rglob("plan.yaml")} == {
         "fake_default_same",
         "fake_default_same-2",
     }
@@ -266,15 +265,15 @@ def test_a_stage_swept_over_models_has_a_folder_for_each(run, tmp_path):
 def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     before = Sweep.load(tmp_path / "s")
-    points = (tmp_path / "s" / "1_2" / "details" / "points.jsonl").read_bytes()
+    points = (tmp_path / "s" / "1-b2" / "details" / "points.jsonl").read_bytes()
     for name in ("points.jsonl", "record.json"):
-        (tmp_path / "s" / "0_1" / name).unlink()
+        (tmp_path / "s" / "0-b1" / name).unlink()
     code, _, records = run("resume=s")
     after = Sweep.load(tmp_path / "s")
     assert code == 0
     assert (after.uid, len(after.children)) == (before.uid, 2)
     assert {record.sweep.uid for record in records} == {before.uid}
-    assert (tmp_path / "s" / "1_2" / "details" / "points.jsonl").read_bytes() == points
+    assert (tmp_path / "s" / "1-b2" / "details" / "points.jsonl").read_bytes() == points
 
 
 @pytest.mark.slow
@@ -338,21 +337,21 @@ def test_settings_that_are_on_or_off_are_named_as_they_are_typed(run):
 def test_a_dry_run_counts_what_is_missing_and_changes_nothing(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     for name in ("points.jsonl", "record.json"):
-        (tmp_path / "s" / "0_1" / name).unlink()
+        (tmp_path / "s" / "0-b1" / name).unlink()
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     code, printed, _ = run("resume=s", "--dry-run")
     assert code == 0
     assert "batch_size=1-fake-default-inference: 1 point" in printed
     assert "batch_size=2-fake-default-inference: nothing is left to measure" in printed
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
-    assert run(*FAKE, "batch_size=3", "output_dir=s/1_2", "--dry-run")[0] == 2
+    assert run(*FAKE, "batch_size=3", "output_dir=s/1-b2", "--dry-run")[0] == 2
 
 
 @pytest.mark.slow
 def test_a_run_of_a_sweep_that_an_experiment_makes_is_resumed_alone(run, tmp_path):
     run("experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s")
     sweep = (tmp_path / "s" / "sweep.json").read_bytes()
-    folder = tmp_path / "s" / "0_train"
+    folder = tmp_path / "s" / "0-train"
     (folder / "details" / "points.jsonl").unlink()
     code, _, records = run(f"resume={folder}")
     assert code == 0

@@ -524,7 +524,7 @@ def test_the_folder_of_a_stage_names_the_device_that_auto_finds(run, monkeypatch
         f"outputs/1_sanity/vgg16_default_{folder}/"
         in run("model=vgg16", "experiment=sanity", "--dry-run")[1]
     )
-    assert naming.child_folder(None, Path("s"), 3, {"gpu": "auto"}) == Path(f"s/3_{folder}")
+    assert naming.child_folder(None, Path("s"), 3, {"gpu": "auto"}) == Path(f"s/3-{folder}")
 
 
 def test_a_refused_run_leaves_what_was_there_before(run, tmp_path):

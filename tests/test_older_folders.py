@@ -14,10 +14,15 @@ COMMAND = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_s
 
 @pytest.fixture
 def older(tmp_path, monkeypatch, finished):
-    """A run in the folder `x` as a version without a plan format left it: no format, no expected.json."""
+    """A run in the folder `x` as a version without a plan format left it: all at the top, no expected.json."""
     monkeypatch.chdir(tmp_path)
     assert finished(*COMMAND, "output_dir=x").copied(tmp_path).code == 0
     folder = tmp_path / "x"
+    for file in (folder / "details").iterdir():
+        file.rename(folder / file.name)
+    (folder / "details").rmdir()
+    manifest = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(manifest.replace("details/", ""))
     (folder / "expected.json").unlink()
     plan = yaml.safe_load((folder / "plan.yaml").read_text())
     del plan["format"]
@@ -46,6 +51,7 @@ def test_it_is_measured_again_with_overwrite(older):
     assert main([*COMMAND, "output_dir=x", "--overwrite"]) == 0
     assert yaml.safe_load((older / "plan.yaml").read_text())["format"] == 4
     assert Record.load(older).status is Status.OK
+    assert not (older / "details").exists()
 
 
 def test_its_results_are_still_read(older, tmp_path, capsys):

@@ -95,7 +95,7 @@ def test_results_never_go_where_a_closed_stdout_was(tmp_path):
     """The lowest free descriptor is the next one that is opened: nothing that is printed may end in a file."""
     code, _ = shell(f"{UNDRAWN} {FAKE} >&-", tmp_path)
     assert code == 0
-    for file in ("points.jsonl", "record.json", "run.log"):
+    for file in ("details/points.jsonl", "record.json", "details/run.log"):
         assert "1 point" not in (tmp_path / "x" / file).read_text()
 
 

@@ -48,6 +48,8 @@ def disk_error(error: OSError) -> PerfexpError:
         and error.filename
         and not (folder := Path(error.filename).parent).is_dir()
     ):
+        while not folder.parent.is_dir():
+            folder = folder.parent
         return PerfexpError(
             f"The output folder {folder} is gone: it was removed while perfexp measured into it. "
             "Repeat the command to measure everything again."

@@ -119,6 +119,7 @@ def campaign(tmp_path, make_record, monkeypatch):
     ]
     sweep = Sweep(uid="s", name="batch_size", started=EARLIER, children=children, jobs=9)
     (tmp_path / "sweep.json").write_bytes(sweep.to_json())
+    (tmp_path / "details").mkdir()
     for number, failing in ((0, None), (1, {224: Status.FAILED})):
         record = make_record(failing=failing)
         (tmp_path / str(number)).mkdir()
@@ -209,7 +210,7 @@ def test_a_foreign_jobs_file_cancels_only_jobs_of_the_sweeps_name(campaign, monk
 
 def test_output_is_read_from_the_sweeps_own_folder(campaign, capsys):
     _, folder = campaign
-    SweepPaths(folder).job_logs.mkdir()
+    SweepPaths(folder).job_logs.mkdir(parents=True, exist_ok=True)
     foreign = SubmittedRun(run=2, job="../../7_2", gpu="x", submitted=EARLIER)
     job_states.append(SweepPaths(folder), [foreign])
     (folder / "details" / "jobs" / "7_2.out").write_text("hello\x1b[2J")
@@ -451,7 +452,7 @@ def test_a_failed_sbatch_leaves_a_sweep_only_if_it_had_begun_before(run, monkeyp
     )
     if not is_new:
         assert run(*sweep)[0] == 0
-        for folder in (run.folder / "s").glob("1_*"):
+        for folder in (run.folder / "s").glob("1-*"):
             shutil.rmtree(folder)
     code, printed, _ = run(*sweep, "hydra/launcher=slurm")
     assert (code, bool(calls)) == (1, True), printed
@@ -707,7 +708,7 @@ def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
     (folder / "broken" / "details" / "jobs.jsonl").touch()
     files = [folder / "broken" / "sweep.json", folder / "sweep.json"]
     monkeypatch.setattr(cluster, "below", lambda *_, **__: files)
-    SweepPaths(folder).job_logs.mkdir()
+    SweepPaths(folder).job_logs.mkdir(parents=True, exist_ok=True)
     (folder / "details" / "jobs" / "7_2.out").write_text("hello")
     assert command(["cluster", "logs", str(folder / "2")]) == 0
     assert "hello" in capsys.readouterr().out

@@ -85,11 +85,11 @@ def test_a_sweep_runs_as_an_array_and_a_failed_run_fails_in_slurm(cluster, sweep
     assert [found[run].state for run in (0, 1)] == ["done", "failed"]
     assert "pixels are more than 1000000" in found[1].why
     assert [state_of(cluster, found[run].job) for run in (0, 1)] == ["COMPLETED", "FAILED"]
-    record = Record.load(sweep.folder / "0_1")
+    record = Record.load(sweep.folder / "0-b1")
     assert record.environment["job"]["id"] == found[0].job
     assert record.environment["job"]["constraint"] == "gpul40s"
     assert record.sweep.uid == Sweep.load(sweep.folder).uid
-    assert command(["cluster", "logs", str(sweep.folder / "1_64")]) == 0
+    assert command(["cluster", "logs", str(sweep.folder / "1-b64")]) == 0
     assert "not measured" in capsys.readouterr().out
 
 
@@ -117,7 +117,7 @@ def test_a_run_that_is_missing_is_submitted_again_alone(each_cluster, sweep):
     assert sweep("batch_size=1,2,3,64", "model.faults.fail=1000000")[0] == 1
     before = [
         (sweep.folder / name / "details" / "points.jsonl").read_bytes()
-        for name in ("0_1", "1_2", "2_3")
+        for name in ("0-b1", "1-b2", "2-b3")
     ]
     code, printed = sweep("batch_size=1,2,3,64", "model.faults.fail=1000000")
     assert code == 1
@@ -125,7 +125,7 @@ def test_a_run_that_is_missing_is_submitted_again_alone(each_cluster, sweep):
     assert ": 1 run on gpu=fake" in printed
     assert before == [
         (sweep.folder / name / "details" / "points.jsonl").read_bytes()
-        for name in ("0_1", "1_2", "2_3")
+        for name in ("0-b1", "1-b2", "2-b3")
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_process_that_ends_hard_or_a_cancelled_element_is_reported(each_cluste
 def test_a_run_that_is_warned_of_its_limit_is_queued_again_and_loses_no_point(each_cluster, sweep):
     sizes = ("sweep=sizes", "sweep.num_sizes=60", "batch_size=1,2", "processes=1")
     assert sweep(*sizes, "hydra.launcher.wait=false")[0] == 0
-    points = sweep.folder / "0_1" / "details" / "points.jsonl"
+    points = sweep.folder / "0-b1" / "details" / "points.jsonl"
     until(lambda: points.is_file() and points.read_bytes().count(b"\n") >= 3)
     job = states(sweep.folder)[0].job
     each_cluster.call("scancel", "--batch", "--signal=USR2", job)
@@ -162,8 +162,8 @@ def test_a_run_that_is_warned_of_its_limit_is_queued_again_and_loses_no_point(ea
     assert 3 <= early.count(b"\n") < 60
     until(lambda: is_done(sweep.folder), 240)
     assert points.read_bytes().startswith(early)
-    assert len(keys_of(sweep.folder / "0_1")) == 60
-    assert Record.load(sweep.folder / "0_1").environment["job"]["restarts"] >= 1
+    assert len(keys_of(sweep.folder / "0-b1")) == 60
+    assert Record.load(sweep.folder / "0-b1").environment["job"]["restarts"] >= 1
 
 
 @pytest.mark.slow
@@ -203,17 +203,17 @@ def test_a_kind_of_gpu_that_nobody_has_is_refused(each_cluster, sweep):
 def test_a_run_goes_on_elsewhere_when_its_node_goes_down(each_cluster, sweep):
     sizes = ("sweep=sizes", "sweep.num_sizes=20", "batch_size=1,2", "processes=1")
     assert sweep(*sizes, "hydra.launcher.wait=false")[0] == 0
-    points = sweep.folder / "0_1" / "details" / "points.jsonl"
+    points = sweep.folder / "0-b1" / "details" / "points.jsonl"
     until(lambda: points.is_file() and points.read_bytes().count(b"\n") >= 3)
     node = states(sweep.folder)[0].node
     each_cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     until(lambda: states(sweep.folder)[0].state == "pending")
     early = points.read_bytes()
-    until(lambda: not RunPaths(sweep.folder / "0_1").in_use())
+    until(lambda: not RunPaths(sweep.folder / "0-b1").in_use())
     resume(node)
     until(lambda: is_done(sweep.folder), 240)
     assert points.read_bytes().startswith(early)
-    assert len(keys_of(sweep.folder / "0_1")) == 20
+    assert len(keys_of(sweep.folder / "0-b1")) == 20
 
 
 @pytest.mark.slow

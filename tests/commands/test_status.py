@@ -583,7 +583,7 @@ def test_a_run_that_a_worker_refused_is_told_with_the_reason_and_misses_nothing(
 
 def test_a_refused_run_among_interleaved_ones_is_told_once(tmp_path, capsys):
     fake = (*FAKE, "+gpu.script.lock_name=perfexp-test-status", "device_lock=fail", "processes=2")
-    for name in ("0_1", "1_2"):
+    for name in ("0-b1", "1-b2"):
         (tmp_path / "s" / name).mkdir(parents=True)
         (tmp_path / "s" / name / "notes.txt").touch()
     with lock.held("perfexp-test-status", wait=False, purpose="something else", waiting=print):
