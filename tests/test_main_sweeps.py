@@ -266,7 +266,7 @@ def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     before = Sweep.load(tmp_path / "s")
     points = (tmp_path / "s" / "1-b2" / "details" / "points.jsonl").read_bytes()
-    for name in ("points.jsonl", "record.json"):
+    for name in ("details/points.jsonl", "record.json"):
         (tmp_path / "s" / "0-b1" / name).unlink()
     code, _, records = run("resume=s")
     after = Sweep.load(tmp_path / "s")
@@ -336,7 +336,7 @@ def test_settings_that_are_on_or_off_are_named_as_they_are_typed(run):
 
 def test_a_dry_run_counts_what_is_missing_and_changes_nothing(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
-    for name in ("points.jsonl", "record.json"):
+    for name in ("details/points.jsonl", "record.json"):
         (tmp_path / "s" / "0-b1" / name).unlink()
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     code, printed, _ = run("resume=s", "--dry-run")

@@ -375,7 +375,7 @@ def test_a_password_is_not_written_anywhere(run, tmp_path):
     assert code == 3
     assert "perfexp sync" in printed  # the server does not answer; how to send it later
     assert "s3cr3t" not in printed
-    for file in (tmp_path / "x").iterdir():
+    for file in filter(Path.is_file, (tmp_path / "x").rglob("*")):
         assert b"s3cr3t" not in file.read_bytes(), file.name
     assert record.status is Status.OK
 
@@ -393,7 +393,7 @@ def test_a_password_is_not_written_anywhere(run, tmp_path):
     ],
 )
 def test_a_folder_from_elsewhere_chooses_no_code(run, tmp_path, command, told):
-    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "details").mkdir(parents=True)
     (tmp_path / "x" / "details" / "plan.yaml").write_text(
         yaml.safe_dump({"format": FORMAT} | ({"command": command} if command else {}))
     )
@@ -528,7 +528,7 @@ def test_the_folder_of_a_stage_names_the_device_that_auto_finds(run, monkeypatch
 
 
 def test_a_refused_run_leaves_what_was_there_before(run, tmp_path):
-    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "details").mkdir(parents=True)
     (tmp_path / "x" / "details" / "points.jsonl").write_text("")
     assert run("model=fake", "gpu=h100", "tracking=none", "output_dir=x")[0] == 2
     assert (tmp_path / "x" / "details" / "points.jsonl").exists()

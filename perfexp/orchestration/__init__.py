@@ -1,1 +1,1 @@
-"""From a plan to a record: one run, sweeps, replicates, and the supervision of worker processes."""
+"""From plan to record: single runs, sweeps, replicates, and supervision of worker processes."""

@@ -1,4 +1,4 @@
-"""A/B run: processes of two plans in turn, A B B A …, until their comparison has a verdict or the time is over."""
+"""A/B run: alternating processes for two plans, until their comparison is decided or time is up."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from perfexp.summaries.analysis import Analysis
 
 
 class AbRun:
-    """Two assignments of a sweep, measured in turn.
+    """Two runs measured in turn, for example A B, B A, A B.
 
     Attributes:
-        exit_codes: codes of the runs that have ended; the greatest one counts.
+        exit_codes: exit codes of ended runs; the greatest counts.
 
     Args:
-        settings: how the runs are compared; without measures the most exact time of each point decides.
-        max_seconds: no process begins that would probably end later.
+        settings: how to compare the runs. Without measures, the most precise time at each point
+            decides.
+        max_seconds: time limit; no process starts that would probably end later.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class AbRun:
         self._max_seconds, self._start = max_seconds, time.monotonic()
 
     def measure(self, assignments: Sequence[Assignment]) -> None:
-        """Measure until there is a verdict; finished points are recorded before a KeyboardInterrupt is raised."""
-        results = Console(quiet=True, out=io.StringIO())  # the table of the sweep has them
+        """Measure until there is a verdict.
+
+        Finished points are recorded before KeyboardInterrupt is raised.
+        """
+        results = Console(quiet=True, out=io.StringIO())  # the sweep's table shows them
         driver.measure(assignments, self._console, self._ended, turns=self._turns, results=results)
 
     def _turns(self, runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
@@ -64,14 +68,19 @@ class AbRun:
                 return
 
     def _is_over(self, runs: Sequence[Run], processes: int, next_end: float) -> bool:
-        """Look at the results of some processes of each run; the next pair would end at `next_end`."""
+        """Return whether measuring ends, judged by the results so far.
+
+        Args:
+            processes: number of processes that each run should have.
+            next_end: estimated end of the next pair, on the monotonic clock.
+        """
         records = [run.assembled() for run in runs]
         measured = min(len(_replicates(record)) for record in records)
         for run in runs:
             if run.assignment.sweep:
                 run.assignment.sweep.level = sequential.level(measured)
         if any(len(_replicates(record)) < processes for record in records):
-            return True  # the report of the run has the reason
+            return True  # the run's report has the reason
         sides = [
             Side.of(name, name, [Analysis.of(one)])
             for name, one in zip("AB", records, strict=False)
@@ -82,7 +91,7 @@ class AbRun:
             return True
         if (
             measured > processes or processes < sequential.LEAST
-        ):  # a continued run was looked at before
+        ):  # a continued run was judged with this many processes before
             return is_late
         self._console.note(_look(processes, pairs))
         is_decided = all(pair.verdict is not Verdict.UNDECIDED for pair in pairs)
@@ -99,14 +108,14 @@ class AbRun:
 
 
 def _replicates(record: Record) -> set[int]:
-    """Processes that have measured every point; a failed point counts for none."""
+    """Return the replicates that have measured every point successfully."""
     points = [point for point in record.points if point.key.is_timed]
     lacking = {point.key.replicate for point in points if point.status is not Status.OK}
     return {point.key.replicate for point in points} - lacking
 
 
 def _look(processes: int, pairs: Sequence[Compared]) -> str:
-    """Result of a look in a line."""
+    """Return an interim result in one line."""
     of_each = f"{processes} processes of each"
     if len(pairs) == 1:
         ratio, verdict = comparison_table.ratio_of(pairs[0]), comparison_table.verdict_of(pairs[0])

@@ -1,4 +1,7 @@
-"""Container: the command line that runs perfexp in an image which the user named; nothing of the image is trusted."""
+"""Containers: the command that runs perfexp in an image named by the user.
+
+Images are not trusted.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,18 @@ from perfexp.errors import UserError
 from perfexp.host import locks
 
 ENGINES = ("docker", "podman")
-#: Limit on one query of an engine.
+#: Limit for one engine query.
 _QUERY_SECONDS = 60.0
-#: Limits of containers with GPUs: page-locked memory for transfers, and the stack of NCCL's threads.
+#: Limits for containers with GPUs: page-locked memory for transfers, and NCCL's thread stacks.
 _LIMITS = ("--ulimit=memlock=-1", "--ulimit=stack=67108864")
 
 
 def engine_path(name: str | None) -> str:
-    """Return the program of an engine, by default the first that is installed; raises UserError without one."""
+    """Return a container engine's program, by default the first that is installed.
+
+    Raises:
+        UserError: no engine is installed.
+    """
     names = (name,) if name else ENGINES
     found = next((path for one in names if (path := shutil.which(one))), None)
     if found is None:
@@ -31,7 +38,11 @@ def engine_path(name: str | None) -> str:
 
 
 def image_digest(engine: str, image: str) -> str:
-    """Return the digest of an image that is on this machine; raises UserError if there is none."""
+    """Return the digest of a local image.
+
+    Raises:
+        UserError: this machine has no such image.
+    """
     if image.startswith("-"):
         raise UserError(
             f"--image {image}: this is an option of the engine, not the name of an image."
@@ -60,10 +71,11 @@ def command(
     readable: Sequence[Path],
     has_gpus: bool,
 ) -> list[str]:
-    """Return the command that runs perfexp with these arguments in an image.
+    """Return the command that runs perfexp with the given arguments in an image.
 
-    It has the user's rights, no network, and of this machine's files only `writable` and `readable`, under their own
-    paths, and the locks that keep two measurements off one device.
+    The container has the user's rights and no network. It sees `writable` and `readable` under
+    their own paths, and the device locks, which keep measurements apart; it sees no other host
+    files.
     """
     is_podman = Path(engine).name == "podman"
     gpus = (
@@ -97,7 +109,7 @@ def command(
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command with this process's terminal, and return its exit code."""
+    """Run a command on this process's terminal and return its exit code."""
     try:
         return subprocess.run(list(argv), check=False).returncode
     except OSError as error:

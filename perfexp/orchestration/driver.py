@@ -1,4 +1,4 @@
-"""Driver: measure one run, or the processes of several runs in turns, so that drifts do not affect one run alone."""
+"""Driver: measure one run, or several runs' processes in turns, so that drift affects all runs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from perfexp.records.record import Record
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
 
-#: Called with each run that has ended, and its record or the error that ended it.
+#: Callback for each run that has ended, with its record or the error that ended it.
 Ended = Callable[[Assignment, Record | PerfexpError], None]
-#: Yields the next run with its replicate, or with None for all replicates. Failed runs are taken out of the sequence.
+#: Yields the next run with its replicate, or with None for all replicates. Failed runs disappear
+#: from the sequence that it gets.
 Turns = Callable[[Sequence[Run]], Iterator[tuple[Run, int | None]]]
 
 
 def run(
     assignment: Assignment, console: Console, measure_here: Callable[[], None] | None = None
 ) -> Record:
-    """Measure a plan, and return its record, which has been written, sent and shown.
+    """Measure a plan.
 
     Finished points are in the record before an error or KeyboardInterrupt is raised.
 
     Args:
-        measure_here: measures in this process; None for workers.
+        measure_here: measures in this process; None to use workers.
+
+    Returns:
+        The record, already written, sent and shown.
     """
     outcomes: list[Record | PerfexpError] = []
     measure(
@@ -53,16 +57,17 @@ def measure(
     results: Console | None = None,
     measure_here: Callable[[], None] | None = None,
 ) -> None:
-    """Measure the first replicate of every run, then the second, …, each round in an order of its own.
+    """Measure each run's first replicate, then the second, and so on.
 
-    `ended` is called with each run that has ended. Finished points are recorded before a KeyboardInterrupt is raised.
+    Each round has its own order. Finished points are recorded before KeyboardInterrupt is raised.
 
     Args:
-        turns: another order, which decides itself when it ends.
-        results: console for the results of the runs, by default the same as for their progress.
-        measure_here: measures the one run in this process; None for workers.
+        ended: called with each run that has ended.
+        turns: another order, which also decides when to stop.
+        results: console for results; by default, the console for progress.
+        measure_here: measures the only run in this process; None to use workers.
     """
-    # workers look for interrupts; a call in this process has to be interrupted itself
+    # waits for workers check for interrupts; a call in this process must be interruptible itself
     waiting = nullcontext if measure_here else interrupts.held
     with ExitStack() as stack:
         runs: list[Run] = []
@@ -91,7 +96,7 @@ def measure(
 
 
 def _saved(runs: Sequence[Run], ended: Ended) -> Iterator[tuple[Run, Record]]:
-    """Save the records of runs with results; of one that cannot be saved the points are on disk."""
+    """Save the records of runs with results. If saving fails, the points remain on disk."""
     for run in runs:
         try:
             if run.has_results:
@@ -101,7 +106,10 @@ def _saved(runs: Sequence[Run], ended: Ended) -> Iterator[tuple[Run, Record]]:
 
 
 def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended: Ended) -> None:
-    """Publish records, and call `ended` with each; after an interrupt the others are not published."""
+    """Publish records and call `ended` with each.
+
+    After an interrupt the remaining records are not published.
+    """
     left = list(saved)
     try:
         while left:
@@ -119,7 +127,10 @@ def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended
 
 
 def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
-    """One replicate of every run in each round, in a shuffled order, until all are precise; a single run as a whole."""
+    """Yield each run once per round, in shuffled order, until all runs are precise enough.
+
+    A single run is measured as a whole.
+    """
     if len(runs) == 1:
         yield runs[0], None
     else:
@@ -148,7 +159,7 @@ def _measure(run: Run, measure: Callable[[], None], runs: list[Run], ended: Ende
     except PerfexpError as error:
         run.ended_by(error)
         runs.remove(run)
-        with suppress(Exception):  # what ended the run is reported
+        with suppress(Exception):  # the error that ended the run is reported
             if run.has_results:
                 run.publish(run.save())
         ended(run.assignment, error)

@@ -1,4 +1,4 @@
-"""Dry run: print the points, estimated time and folder of a command without measuring or creating anything."""
+"""Dry run: print a command's points, estimated time and folder without creating anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfexp.reports.console import Console
 from perfexp.reports.run_status import counted_points, measured_seconds
 from perfexp.summaries.subject import one_line, subject
 
-#: A sweep of more runs is summed up.
+#: Larger sweeps are summarized in one line.
 _MOST_LINES = 20
 
 
@@ -27,10 +27,12 @@ def show(
     *,
     is_here: bool = True,
 ) -> None:
-    """Print points, time and folder of one run, or of the runs of a sweep; warn of a missing energy meter.
+    """Print points, time and folder for a run or for a sweep's runs.
+
+    Also warn about missing energy meters.
 
     Args:
-        is_here: whether this machine would measure, so that its meters are those of the run.
+        is_here: whether this machine would measure, so that its meters count.
     """
     left, times = zip(*map(_left, assignments), strict=True)
     estimated = [seconds for seconds in times if seconds is not None]
@@ -67,7 +69,10 @@ def show(
 
 
 def _why_no_energy(plan: config.Plan) -> str:
-    """Why the device has no meter; empty if it has one, or nothing is known without the device."""
+    """Return why the device has no meter.
+
+    Empty if it has a meter, or if that is unknown without starting the device.
+    """
     if not str(plan.gpu["_target_"]).startswith(
         tuple(f"perfexp.devices.{kind}." for kind in ("auto", "cpu", "cuda"))
     ):
@@ -78,7 +83,10 @@ def _why_no_energy(plan: config.Plan) -> str:
 
 
 def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:
-    """List the points without a result, and estimate their time, from the run's own results if it has any."""
+    """Return the points without a result, and their estimated time.
+
+    Earlier results from the same run improve the estimate.
+    """
     keys, points = assignment.plan.keys(), RunPaths(assignment.folder).points
     left = keys if assignment.overwrites else missing(keys, points)
     return left, assignment.seconds(left, measured_seconds(read_points(points)))

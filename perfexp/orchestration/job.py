@@ -1,4 +1,4 @@
-"""Job: measure one plan in workers, then assemble, write, send and show its record."""
+"""Run of one plan: measure it in workers, then assemble, write, send and show its record."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ _Made = TypeVar("_Made")
 
 
 class ProgressRelay:
-    """Listener of a worker's events.
+    """Listener that forwards a worker's events to the progress display.
 
     Args:
-        points: file of the results so far.
+        points: file with the results so far.
         begun: called when the first measurement begins.
-        follow: called with the point of a training after each epoch, with that epoch alone.
+        follow: called after each training epoch, with a point that holds only that epoch.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class ProgressRelay:
                 self._epoch_seconds = []
                 self._progress.epochs(0, self._count, "", None)
         elif event["event"] == "done":
-            self._progress.done(event["status"], result)  # only the display knows why
+            self._progress.done(event["status"], result)
 
     def _train(self, training: Point) -> None:
-        """Show an epoch that has ended, and have it sent."""
+        """Show an epoch that has ended, and send it."""
         epoch = training.epochs[-1]
         self._epoch_seconds.append(epoch.total_seconds)
         left_seconds = statistics.mean(self._epoch_seconds) * (self._count - epoch.number)
@@ -131,7 +131,10 @@ class ProgressRelay:
             self._follow(training)
 
     def _planned(self, key: Key) -> Key:
-        """The key under which a point was planned: its batch may have been found since."""
+        """Return the key under which a point was planned.
+
+        A batch search may have changed its batch.
+        """
         unknown = msgspec.structs.replace(key, batch_size=LARGEST)
         return unknown if key not in self._keys and unknown in self._keys else key
 
@@ -139,13 +142,13 @@ class ProgressRelay:
         whole = self._assignment.whole
         is_known = self._seconds or not (
             whole and whole.seconds
-        )  # other runs are a better guide than the plan
+        )  # other runs predict better than the plan
         self._progress.remaining(
             self._assignment.seconds(self._left, self._seconds) if is_known else None
         )
 
     def _result(self, key: Key) -> str:
-        """The median of a point by all processes so far; empty if it failed."""
+        """Return a point's median over all processes so far; empty if it failed."""
         points, planned = read_points(self._points), without_replicate(key)
         self._seconds = measured_seconds(points)
         is_ok = any(one.key == key and one.status is Status.OK for one in points)
@@ -159,7 +162,7 @@ class ProgressRelay:
 
 
 class Run(supervisor.Job):
-    """One assignment in progress: a context manager that is measured replicate by replicate."""
+    """An assignment in progress: a context manager that is measured replicate by replicate."""
 
     def __init__(self, assignment: Assignment, console: Console) -> None:
         super().__init__(assignment)
@@ -170,7 +173,11 @@ class Run(supervisor.Job):
         self._measured: set[int] = set()
 
     def __enter__(self) -> Self:
-        """Prepare the folder; raises PerfexpError if the plan cannot be measured, or not in this folder."""
+        """Prepare the folder.
+
+        Raises:
+            PerfexpError: the plan cannot be measured, or not in this folder.
+        """
         paths, assignment = self.paths, self.assignment
         sweep = assignment.sweep.uid if assignment.sweep else None
         paths.create(sweep=sweep)
@@ -205,12 +212,12 @@ class Run(supervisor.Job):
         self._stack.__exit__(*failure)
 
     def _withdraw(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """Remove the folder if the user has to change something before anything can be measured."""
+        """Remove the folder if nothing can be measured until the user changes something."""
         if (self._is_refused or _is_refusal(error)) and not self.has_results:
             self.paths.withdraw()
 
     def _announce(self, progress: Progress) -> None:
-        """Print the header once a worker is ready: it may refuse to start."""
+        """Print the header once a worker is ready, since it may refuse to start."""
         if self._is_announced:
             progress.begun()
             return
@@ -235,9 +242,15 @@ class Run(supervisor.Job):
             )
 
     def measure(self, replicate: int | None = None) -> None:
-        """Measure the points without a result, of all replicates or that of this number.
+        """Measure points without a result.
 
-        Finished points are on disk before PerfexpError (a worker refused to start) or KeyboardInterrupt is raised.
+        Finished points are on disk before an exception is raised.
+
+        Args:
+            replicate: number of the only replicate to measure; None for all.
+
+        Raises:
+            PerfexpError: a worker refused to start.
         """
         whole = self.assignment.whole
         every = supervisor.replicates(self.timed)
@@ -255,17 +268,15 @@ class Run(supervisor.Job):
             for number in numbers:
                 supervisor.measure(self, number)
                 self._measured.add(number)
-            every = supervisor.replicates(self.timed)  # further ones may have been chosen
+            every = supervisor.replicates(self.timed)  # results may have added replicates
             if not every or every[-1] in numbers:
                 supervisor.profile(self)
 
     def further(self) -> int | None:
-        """The number of another replicate that the results so far ask for; None if they are precise enough."""
+        """Return the next replicate that the results call for; None if they are precise enough."""
         if not self.plan.is_adaptive:
             return None
-        with suppress(
-            PerfexpError
-        ):  # what can't be read or written is reported when the record is saved
+        with suppress(PerfexpError):  # saving the record reports read and write errors
             self.extend()
         return next(
             (
@@ -277,40 +288,43 @@ class Run(supervisor.Job):
         )
 
     def ended_by(self, error: PerfexpError) -> None:
-        """Remember the error that ended the measurement: the folder of a run that was refused is removed."""
+        """Remember the error that ended the measurement: refused runs leave no folder."""
         self._is_refused = _is_refusal(error)
 
     def add_processes(self, processes: int) -> None:
-        """Have the run measured by more processes than so far, by this many in all."""
+        """Raise the run's number of processes to `processes`."""
         self.assignment.plain = with_processes(self.plain, processes)
         self.assignment.plan = config.typed(self.assignment.plain)
         self.prepare()
 
     def _following(self, left: Sequence[Key]) -> AbstractContextManager[Callable[[Point], None]]:
-        """A context in which the epochs of a training are sent as they come, if it is all that the run measures."""
+        """Return a context that sends training epochs as they come.
+
+        It does nothing unless a single training is all that the run measures.
+        """
         plan, first = self.plan, [key for key in self.timed if not key.replicate]
         if not (plan.epochs and len(first) == 1 and first[0] in left):
             return nullcontext(lambda _: None)
         try:
             tracker: Tracker = config.build(plan.tracking)
-        except PerfexpError:  # sending the record reports it
+        except PerfexpError:  # sending the record later reports the error
             return nullcontext(lambda _: None)
         return tracker.following(self.assembled)
 
     @property
     def has_results(self) -> bool:
-        """Whether any point has a result."""
+        """Return whether any point has a result."""
         return bool(read_points(self.paths.points))
 
     def assembled(self) -> Record:
-        """The record of what has been measured so far, on disk only after `save`.
+        """Return the record of all measurements so far. Only `save` writes it to disk.
 
         Points without a result are `interrupted`.
         """
         points, ended = _merged(supervisor.results(self)), timestamp()
         facts, doubts = supervisor.recorded_environment(self)
         before = None
-        with suppress(UserError):  # the run of an earlier record keeps its identity and its sweep
+        with suppress(UserError):  # a continued run keeps its identity and its sweep
             before = Record.load(self.paths.root)
         record = Record(
             uid=before.uid if before else self.paths.uid or uuid.uuid4().hex,
@@ -322,7 +336,7 @@ class Run(supervisor.Job):
             started=min((point.started for point in points if point.started), default=ended),
             ended=before.ended
             if before and before.points == points
-            else ended,  # nothing was measured this time
+            else ended,  # keep the earlier end if nothing was measured this time
             command=self.plain["command"],
             plan=self.plain,
             plan_hash=plan_file.plan_hash(self.plain),
@@ -336,14 +350,18 @@ class Run(supervisor.Job):
         return record
 
     def save(self) -> Record:
-        """Write the record, before anything that can fail without loss; raises PerfexpError if it can't be written."""
+        """Write the record, before any step that can fail without losing results.
+
+        Raises:
+            PerfexpError: the record cannot be written.
+        """
         self.extend()
         record = self.assembled()
         if any(
             point.key not in self._before and point.status is not Status.INTERRUPTED
             for point in record.points
         ):
-            machine_priors.add(record)  # a folder may be somebody else's
+            machine_priors.add(record)  # only results measured now: a folder may be foreign
         try:
             write_atomically(self.paths.record, record.to_json())
             if self.plan.is_sparse:
@@ -352,23 +370,30 @@ class Run(supervisor.Job):
         except OSError as error:
             raise disk_error(error) from error
         self.paths = RunPaths(self.assignment.folder)
-        if self.plan.is_sparse:  # on disk with the artifacts, when it is published
+        if self.plan.is_sparse:  # `publish` writes these diagnostics to disk
             record.doubts += self._optional(
                 "The curves could not be checked for stairs", partial(_stairs, record)
             )
         return record
 
     def publish(self, record: Record, console: Console | None = None) -> Record:
-        """Write tables and plots of a saved record, send it, and show it, by default on the console of the run."""
+        """Write tables and plots for a saved record, send the record and show it.
+
+        Args:
+            console: where to show it; by default the run's console.
+        """
         console, analysis = console or self._console, Analysis.of(record)
-        with interrupts.held():  # a library that is interrupted during its import stays broken
+        with interrupts.held():  # an interrupted import leaves a library broken
             self._write_files(analysis, console)
         link = self._send(analysis, console)
         show_results(analysis, self.assignment, console, tracking=link)
         return record
 
     def _optional(self, what: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
-        """Make something beside the record, which is on disk; a failure is reported and loses nothing else."""
+        """Run an optional step after the record is on disk.
+
+        A failure is reported and loses nothing else.
+        """
         try:
             return action(self.paths.root)
         except Exception as error:
@@ -410,12 +435,12 @@ class Run(supervisor.Job):
 
 
 def _stairs(record: Record, folder: Path) -> list[Diagnostic]:
-    """Return the notes on measured values of a sparse sweep that are far from a smooth curve."""
+    """Return notes on measured values in a sparse sweep that are far from a smooth curve."""
     return [doubt for curve in corpus.of_record(record, folder) for doubt in lookup.stairs(curve)]
 
 
 def _forecasts(record: Record, folder: Path) -> list[Forecast]:
-    """Predict the unmeasured points of a sparse sweep, with the runs beside it as calibration."""
+    """Predict a sparse sweep's unmeasured points, calibrated with neighboring runs."""
     return predictions.of_record(
         record, corpus.of_record(record, folder), corpus.Corpus(corpus.sibling_curves(folder))
     )
@@ -424,7 +449,10 @@ def _forecasts(record: Record, folder: Path) -> list[Forecast]:
 def show_results(
     analysis: Analysis, assignment: Assignment, console: Console, *, tracking: str | None = None
 ) -> None:
-    """Print the results of a run, those of a run of a sweep in a line: the sweep's table and link come at its end."""
+    """Print a run's results.
+
+    Within a sweep they take one line: the sweep's table and link follow at its end.
+    """
     sweep = assignment.sweep
     if sweep is None:
         console.show(analysis, assignment.folder, tracking=tracking)
@@ -436,7 +464,7 @@ def show_results(
 
 
 def _remove_empty(replacement: RunPaths) -> None:
-    """Remove a folder in which `--overwrite` has measured nothing."""
+    """Remove a replacement folder if `--overwrite` has measured nothing."""
     if not read_points(replacement.points):
         replacement.remove()
 
@@ -446,7 +474,7 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str]:
-    """Warn of failures of the same combination in earlier stages, which are likely to happen again."""
+    """Yield warnings about earlier failures of the same combination, since they tend to recur."""
     for before in earlier_stages(stage, folder):
         try:
             record = Record.load(before)
@@ -461,7 +489,7 @@ def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str
 
 @contextmanager
 def _logged(paths: RunPaths) -> Iterator[None]:
-    """Write the traceback of an exception in this block to run.log; report a disk that cannot be written as such."""
+    """Log tracebacks from the `with` block to run.log. Report an unwritable disk as such."""
     try:
         yield
     except Exception as error:
@@ -471,7 +499,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         with (
             suppress(OSError),
             untrusted.open_append(paths.log) as log,
-        ):  # a full disk has no room for it
+        ):  # a full disk has no room for the traceback
             log.write(story)
         if isinstance(error, OSError):
             raise disk_error(error) from error
@@ -479,14 +507,17 @@ def _logged(paths: RunPaths) -> Iterator[None]:
 
 
 def exit_code(record: Record) -> int:
-    """Return 1 if a requested measurement or profile failed, otherwise 0; profiles of earlier commands do not count."""
+    """Return 1 if a requested measurement or profile failed, otherwise 0.
+
+    Profiles from earlier commands do not count.
+    """
     is_requested = bool(profiler_settings(record.plan.get("profiler") or {"name": "none"}))
     is_made = all(point.status is Status.OK for point in record.points if is_profile(point.key))
     return 0 if record.status is Status.OK and (is_made or not is_requested) else 1
 
 
 def _merged(points: list[Point]) -> list[Point]:
-    """Add metrics and diagnostics of layers and profiles to the timed points."""
+    """Add metrics and diagnostics from layers and profiles to their timed points."""
     by_key = {point.key: point for point in points}
     for other in points:
         point = by_key.get(
@@ -496,7 +527,7 @@ def _merged(points: list[Point]) -> list[Point]:
             codes = {doubt.code for doubt in point.doubts if doubt.rule.shared}
             names = {
                 metric.name for metric in point.metrics
-            }  # a point from a record has them already
+            }  # points from a record already have these metrics
             point.metrics += [metric for metric in other.metrics if metric.name not in names]
             point.doubts += [
                 one for one in other.doubts if one.code not in codes and one not in point.doubts

@@ -1,4 +1,4 @@
-"""Machine priors: how much processes differ on this device, by its earlier runs."""
+"""Machine priors: how much processes differ on this device, learned from its earlier runs."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from perfexp.records.summary import SINGLES, rows
 from perfexp.statistics.moderated import Component
 from perfexp.statistics.prior import Prior
 
-#: Class of a figure, its variance between processes, and the degrees of freedom of that.
+#: A figure's class, its variance between processes, and that variance's degrees of freedom.
 _Figure = tuple[str, Annotated[float, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(gt=0)]]
-#: Number of figures of a class that are remembered, the newest.
+#: Limit on cached figures per class; the newest are used.
 _MOST_FIGURES = 100
-#: Kinds of devices of which a machine has one; others have a UUID.
+#: Device kinds that a machine has only once; other devices have a UUID.
 _SINGLE = ("cpu", "mps", "fake")
 
 
 def known_of(record: Record) -> dict[str, Prior]:
-    """Return the priors of a record's device, by class: as the runs before it and its sweep refine them."""
+    """Return priors by class for a record's device, refined by earlier runs outside its sweep."""
     return known(_cache(record), fact_at(record.environment, "device.kind"), without=_group(record))
 
 
 def add(record: Record) -> None:
-    """Cache the figures of a record that several processes measured, for later runs."""
+    """Cache a record's figures for later runs, if several processes measured them."""
     if (cache := _cache(record)) and (shown := _shown(record)):
         cache.add(f"{_group(record)}/{record.uid}", shown)
         cache.remove(list(cache.entries())[:-_MOST_FIGURES])
 
 
 def _group(record: Record) -> str:
-    """The runs that are measured together, which say nothing of each other."""
+    """Return the group of runs that are measured together and must not inform each other."""
     return record.sweep.uid if record.sweep else record.uid
 
 
@@ -50,7 +50,11 @@ def _cache(record: Record) -> JsonCache | None:
 
 
 def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> dict[str, Prior]:
-    """Return the priors of a kind of device by class, as the figures in the cache of one device refine them."""
+    """Return priors by class for a kind of device, refined by one device's cached figures.
+
+    Args:
+        without: group of runs to ignore.
+    """
     figures: dict[str, list[Component]] = {}
     for uid, shown in cache.entries().items() if cache else ():
         try:
@@ -67,7 +71,7 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
 
 
 def _shown(record: Record) -> list[_Figure]:
-    """Return the figures that several processes measured without disturbance."""
+    """Return figures that several processes measured without disturbance."""
     return [
         (priors.class_of(name, row.bound_by), one.own.variance, one.own.degrees)
         for row in rows(record)
@@ -78,12 +82,12 @@ def _shown(record: Record) -> list[_Figure]:
 
 
 def cache_of(facts: Mapping[str, Any], device: str, driver: str | None) -> JsonCache:
-    """Return the cache of a device.
+    """Return a device's cache.
 
     Args:
-        facts: facts of the machine, as in a record's environment.
-        device: UUID of a GPU, or the CPU's product name.
-        driver: version of the GPU's driver.
+        facts: machine facts, as in a record's environment.
+        device: GPU UUID, or CPU product name.
+        driver: GPU driver version.
     """
     torch = fact_at(dict(facts), "packages.torch")
     return JsonCache(

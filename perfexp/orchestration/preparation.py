@@ -1,4 +1,4 @@
-"""Preparation: the assignment of a run, and its folder, which has to have the same plan; results measured again go."""
+"""Preparation: a run's assignment and its folder, which must hold the same plan or none."""
 
 from __future__ import annotations
 
@@ -36,11 +36,14 @@ from perfexp.reports.run_status import median_seconds, seconds_left
 
 @dataclass(kw_only=True)
 class Assignment:
-    """One run to be measured, of a sweep or alone; `number` is its position in the sweep, from 1.
+    """A run to measure, alone or within a sweep.
 
     Attributes:
-        is_sent: whether the tracker has taken the record; valid after the run.
-        overwrites: whether earlier results in the folder are removed first.
+        begun: called when the first measurement begins.
+        whole: progress of the sweep, or of all processes measured in turn; None for a single run.
+        number: position in the sweep, from 1.
+        is_sent: whether the tracker accepted the record; valid after the run.
+        overwrites: whether to remove earlier results in the folder first.
     """
 
     plan: config.Plan
@@ -55,11 +58,16 @@ class Assignment:
     overwrites: bool = False
 
     def seconds(self, left: Collection[Key], measured: Sequence[float] = ()) -> float | None:
-        """Estimate the time of points without a result, from the wall times of measured ones; None if unknown."""
+        """Estimate the time for points without a result; None if unknown.
+
+        Args:
+            left: points without a result.
+            measured: wall times of measured points.
+        """
         return seconds_left(left, median_seconds(measured) if measured else self.plan.point_seconds)
 
 
-#: Key of the number of processes.
+#: Configuration key for the number of processes.
 _PROCESSES = "processes"
 #: Results that stay when a command is repeated; the others are measured again.
 _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
@@ -68,10 +76,16 @@ _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 def prepare(
     paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again: Collection[Key]
 ) -> str:
-    """Write plan.yaml and expected.json, and forget failed points of the same plan; returns the plan's SHA-256.
+    """Write plan.yaml and expected.json, and forget failed points from the same plan.
 
-    The results of profiles that are made `again` stay until there are new ones. Raises UserError if the folder has
-    another plan, or a record that would be lost.
+    Args:
+        again: profiles to repeat; their results stay until there are new results.
+
+    Returns:
+        The plan's SHA-256.
+
+    Raises:
+        UserError: the folder has another plan, or a record that would be lost.
     """
     refuse_other_plan(paths, plain)
     if paths.record.exists():
@@ -90,9 +104,9 @@ def prepare(
 
 
 def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point]) -> None:
-    """Write expected.json: the points of the plan, and those that its sweep has chosen by the results so far."""
+    """Write expected.json: the plan's points, including points chosen by the results so far."""
     keys = plan.keys(results)
-    if not config.build(plan.profiler).times:  # earlier times count as well
+    if not config.build(plan.profiler).times:  # points timed earlier count, too
         keys = list(dict.fromkeys([*(point.key for point in results), *keys]))
     write_atomically(
         paths.expected, Expected(keys=keys, point_seconds=plan.point_seconds).to_json()
@@ -100,7 +114,7 @@ def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point
 
 
 def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
-    """Whether the folder of a run has its record, and a result for each point that would not be measured again."""
+    """Return whether a run's folder has its record and a final result for each point."""
     try:
         results = run_status.results(untrusted.read_bytes(paths.points))
         everything = plan.keys(read_points(paths.points))
@@ -111,7 +125,11 @@ def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
 
 
 def _recover_points(paths: RunPaths, plan_hash: str) -> None:
-    """Append results that only the record has; raises UserError if the record cannot be read: it would be lost."""
+    """Append results that only the record has.
+
+    Raises:
+        UserError: the record cannot be read and would be lost.
+    """
     try:
         record = Record.load(paths.record)
     except UserError as error:
@@ -126,7 +144,7 @@ def _recover_points(paths: RunPaths, plan_hash: str) -> None:
 
 
 def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
-    """Select profiles to make again: failed ones, and those of other settings or with missing files."""
+    """Return profiles to repeat: failed, made with other settings, or with missing files."""
     results, settings = read_points(paths.points), profiler_settings(plan.profiler)
     keys = plan.profile_keys(results)
     return frozenset(
@@ -146,7 +164,10 @@ def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, A
 
 
 def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
-    """Yield the lines of points.jsonl that stay, byte for byte; layers and profile share the fate of their point."""
+    """Yield the lines in points.jsonl that stay, byte for byte.
+
+    If a point is forgotten, so are its layers and its profile.
+    """
     for line in untrusted.read_bytes(paths.points).split(b"\n"):
         for point in points_from_lines(line):
             if forgotten.isdisjoint((point.key, timed_key(point.key), profiled_key(point.key))):
@@ -154,7 +175,7 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a profiler's node as JSON values; nothing for profiler=none."""
+    """Return the settings in a profiler's node as JSON values; empty for profiler=none."""
     return (
         {}
         if node.get("name") == "none"
@@ -163,7 +184,10 @@ def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_of_perfexp(paths: RunPaths) -> bool:
-    """Whether the identity in a manifest is that of the run or sweep beside it; data sets have manifests, too."""
+    """Return whether a manifest belongs to the run or sweep beside it.
+
+    Other software writes manifests, too, for example for data sets.
+    """
     identities: set[str | None] = set()
     for file in (paths.record, SweepPaths(paths.root).summary):
         with suppress(OSError, ValueError, msgspec.MsgspecError, RecursionError):
@@ -178,7 +202,7 @@ class _Identity(msgspec.Struct):
 
 
 def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
-    """Whether a folder has another plan, or one that cannot be read."""
+    """Return whether a folder has another plan, or a plan that cannot be read."""
     try:
         refuse_other_plan(paths, plain)
     except UserError:
@@ -187,24 +211,31 @@ def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
 
 
 def with_processes(plain: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """Return a plan, and its command, with another number of processes."""
+    """Return a plan, including its command, with another number of processes."""
     others = [text for text in plain["command"] if text.lstrip("+").partition("=")[0] != _PROCESSES]
     return {**plain, _PROCESSES: processes, "command": [*others, f"{_PROCESSES}={processes}"]}
 
 
 def _with_fewer_processes(paths: RunPaths, plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A plan with the number of processes of the folder's plan, if that is lower: more of them continue a run."""
+    """Return the plan with the folder's number of processes, if that is lower.
+
+    More processes continue a run.
+    """
     before = plan_file.read(paths.plan).get(_PROCESSES) if paths.plan.exists() else None
     is_lower = type(before) is int and 0 < before < (plain.get(_PROCESSES) or 0)
     return {**plain, _PROCESSES: before} if is_lower else plain
 
 
 class OtherCode(UserError):
-    """A folder has results of other code of the user's."""
+    """A folder has results from other user code."""
 
 
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
-    """Raise UserError if a folder has another plan, or one of another format, as data: nothing of either is built."""
+    """Compare a folder's plan with this plan, as data: nothing in either plan is built.
+
+    Raises:
+        UserError: the folder has another plan, or a plan in another format.
+    """
     if not paths.plan.exists():
         return
     before, now = plan_file.read_to_resume(paths.plan), _with_fewer_processes(paths, plain)

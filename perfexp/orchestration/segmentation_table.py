@@ -1,4 +1,4 @@
-"""Segmentation table: the numbers of GPUs and the final table of experiment=segmentation_table."""
+"""Segmentation table: GPU counts and the final table for experiment=segmentation_table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfexp.summaries.subject import one_line
 from perfexp.summaries.wording import rate_text, with_width
 from perfexp.tables import speed_files
 
-#: Devices that are not GPUs.
+#: Configured devices that are not GPUs.
 _NO_GPUS = ("cpu", "mps", "fake")
 _COUNT = "gpu.count"
 _SYNTHETIC = (
@@ -41,18 +41,18 @@ _PROSE = ("model", "speed file", "remarks")
 
 
 class SegmentationTable:
-    """The Hydra callback of conf/experiment/segmentation_table.yaml; an exception in it becomes a warning.
+    """Hydra callback for conf/experiment/segmentation_table.yaml. Its exceptions become warnings.
 
     Args:
-        register: OmegaConf's function that registers a resolver. `${perfexp_cards:GPU}` are the numbers of GPUs of
-            the sweep; registering it from the file is early enough, and happens only if the file is chosen.
+        register: OmegaConf's function that registers a resolver. `${perfexp_cards:GPU}` resolves to
+            the sweep's GPU counts. It is registered only if this experiment is chosen.
     """
 
     def __init__(self, *, register: Callable[..., None]) -> None:
         register("perfexp_cards", counts, replace=True)
 
     def on_multirun_start(self, config: Any, **_: Any) -> None:
-        """Announce what is skipped before anything is measured."""
+        """Announce skipped runs before anything is measured."""
         keys = (text.lstrip("+").partition("=")[0] for text in config.hydra.overrides.task)
         if _COUNT not in keys and "," not in (counts(config.gpu.name)):
             _console(config).note(
@@ -60,12 +60,12 @@ class SegmentationTable:
             )
 
     def on_multirun_end(self, config: Any, **_: Any) -> None:
-        """Show the table; the sweep's own summary comes after it."""
+        """Show the table. The sweep's own summary follows it."""
         if (folder := SweepRun.folder) is None:
             return
         try:
             sweep = Sweep.load(folder)
-        except UserError:  # no run has ended: replicates of several runs are interleaved
+        except UserError:  # replicates of several runs are interleaved, so no run has ended yet
             return
         if (table := trainings(sweep, folder, sweep.records(folder))) is not None:
             _console(config).show_grid("training of segmentation models", table)
@@ -79,7 +79,7 @@ class SegmentationTable:
 
 
 def counts(gpu: str) -> str:
-    """Return the numbers of GPUs of the sweep: `1`, or `1,8` if more than one is visible here."""
+    """Return the sweep's GPU counts, e.g. `1`, or `1,8` if 8 GPUs are visible."""
     visible = 1 if gpu in _NO_GPUS else worker_query.visible_gpus()
     return f"1,{visible}" if visible > 1 else "1"
 
@@ -95,7 +95,11 @@ def _console(config: Any) -> Any:
 
 
 def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
-    """Return the trainings of a sweep, whose folder is `folder`; None if it has none."""
+    """Return a table of the sweep's trainings; None if there are none.
+
+    Args:
+        folder: the sweep's folder.
+    """
     lines: list[dict[str, str]] = []
     for child, one in SweepAnalysis.of(sweep, records).runs:
         if one is not None:

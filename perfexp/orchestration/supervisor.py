@@ -1,4 +1,4 @@
-"""Supervisor: have workers measure the points of a plan, and give every point a result even if a worker dies."""
+"""Supervisor: workers measure a plan's points; every point gets a result even if a worker dies."""
 
 from __future__ import annotations
 
@@ -53,24 +53,26 @@ from perfexp.records.record import (
     without_replicate,
 )
 
-#: Statuses that another process would end with as well.
+#: Statuses that another process would get, too.
 _LASTING = (Status.UNSUPPORTED, Status.OOM, Status.OOM_PREDICTED)
-#: Argument of a worker that measures its own start.
+#: Argument for a worker that measures its own cold start.
 _COLD_START = "--what=ttfp"
-#: Workers in a row that a signal may end without a result before the points are abandoned.
+#: Limit on consecutive workers killed by a signal without a result; then points are abandoned.
 _STARTS = 2
 
 Listener = Callable[[Event], None]
 
 
 class Job:
-    """The points of a run to measure, by the results so far in its folder, and the plan that they are of.
+    """A run's plan, and the points to measure given the results in its folder.
 
     Attributes:
-        again: profiles with a result, which stays until there is a new one.
-        refusal: why the measurement was abandoned; None if it was not.
-        keys: points by how they are measured: timed, layers, ttfp (cold starts), and trials whether a batch fits.
-        profiles: profiles, each in a process of its own after everything else.
+        again: profiles to repeat. Their results stay until there are new results.
+        refusal: why the measurement was abandoned, e.g. a worker refused to start; None if it was
+            not.
+        keys: points by how they are measured: `timed`, `layers`, `ttfp` (cold starts) and `trials`
+            (whether a batch fits).
+        profiles: profiles, each in its own process after everything else.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -79,7 +81,11 @@ class Job:
         self.refusal: str | None = None
 
     def prepare(self) -> None:
-        """Write the plan, and choose the points to measure; raises UserError if the folder has another plan."""
+        """Write the plan and choose the points to measure.
+
+        Raises:
+            UserError: the folder has another plan.
+        """
         self.plan, self.plain = self.assignment.plan, self.assignment.plain
         self.keys: dict[str, list[Key]] = {"timed": []}
         self.profiler: Profiler = config.build(self.plan.profiler)
@@ -89,11 +95,14 @@ class Job:
 
     @property
     def timed(self) -> list[Key]:
-        """Timed points."""
+        """Return the timed points."""
         return self.keys["timed"]
 
     def extend(self) -> None:
-        """Take over the points that are chosen by the results so far; earlier profiles count as well."""
+        """Update the points to those chosen by the results so far.
+
+        Earlier profiles stay included.
+        """
         plan, results, before = self.plan, self.measured(), self.timed
         finished = [point.key for point in results]
         self.profiles = plan.profile_keys(results) or list(filter(is_profile, finished))
@@ -108,7 +117,7 @@ class Job:
                 keys[:] = [key for key in keys if key in finished]
         elif (
             before and before != self.timed and not plan.is_sparse
-        ):  # `perfexp status` counts what was chosen
+        ):  # `perfexp status` counts chosen points
             write_expected(self.paths, plan, results)
 
     def measured(self) -> list[Point]:
@@ -116,16 +125,17 @@ class Job:
         return read_points(self.paths.points)
 
     def left(self) -> list[Key]:
-        """Return the points without a result, and the profiles that are made again."""
+        """Return points without a result, and profiles to repeat."""
         planned = [key for what in ("timed", "ttfp", "layers") for key in self.keys[what]]
         left = missing([*planned, *self.profiles], self.paths.points)
         return left + [key for key in self.profiles if key in self.again and key not in left]
 
 
 def replicates(timed: Iterable[Key]) -> list[int]:
-    """Return the numbers of replicates in measuring order: the first one, which may have more points, among the others.
+    """Return replicate numbers in measuring order.
 
-    It comes before them if it alone trains: the others may infer with its weights.
+    If the first replicate has more points than others, it is placed in the middle. It stays first
+    if only it trains: the others may infer with its weights.
     """
     timed = list(timed)
     points = Counter(key.replicate for key in timed)
@@ -138,7 +148,13 @@ def replicates(timed: Iterable[Key]) -> list[int]:
 
 
 class _Ending(NamedTuple):
-    """The end of a worker, with the status of points without a result and the point in progress, if there was one."""
+    """How a worker ended.
+
+    Attributes:
+        status: status for points without a result.
+        text: the reason.
+        current: the point in progress, if any.
+    """
 
     status: Status
     text: str
@@ -146,10 +162,13 @@ class _Ending(NamedTuple):
 
 
 def measure(job: Job, replicate: int) -> None:
-    """Measure the points of one replicate that have no result; interrupts take effect while waiting for a worker.
+    """Measure a replicate's points that have no result.
 
-    Finished points are on disk before KeyboardInterrupt or PerfexpError (a worker refused to start, a result cannot be
-    written) is raised.
+    Interrupts take effect while waiting for a worker. Finished points are on disk before an
+    exception is raised.
+
+    Raises:
+        PerfexpError: a worker refused to start, or a result cannot be written.
     """
     with interrupts.held():
         for what in ("timed", "layers", "ttfp"):
@@ -159,9 +178,9 @@ def measure(job: Job, replicate: int) -> None:
 
 
 def profile(job: Job) -> None:
-    """Make the missing and outdated profiles, after everything has been timed.
+    """Make missing and outdated profiles, after everything has been timed.
 
-    A profiler that fails affects its profile only. Exceptions are those of `measure`.
+    If a profiler fails, only its profile is affected. Exceptions are the same as in `measure`.
     """
     job.extend()
     with interrupts.held():
@@ -171,10 +190,11 @@ def profile(job: Job) -> None:
 
 
 def results(job: Job) -> list[Point]:
-    """Return a result for every point in plan order; points without one are `interrupted`, with the reason.
+    """Return a result for every point, in plan order.
 
-    Points with the batch that fits (sweep.oom=shrink) follow those of the plan, as do points out of memory of a batch
-    that fitted before (batch_size=max).
+    Points without a result are `interrupted`, with the reason. Two kinds of points follow the
+    plan's points: smaller batches that fit instead (sweep.oom=shrink), and points that ran out of
+    memory although their batch fitted before (batch_size=max).
     """
     measured = {point.key: point for point in job.measured()}
     reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
@@ -196,7 +216,7 @@ def _measure(job: Job, what: str, replicate: int) -> None:
     while left := _left(job, what, replicate):
         if (
             what == "timed" and job.keys["trials"]
-        ):  # a batch of these points is not known yet, or not any more
+        ):  # some points need a batch search first, or again
             _measure(job, "trials", replicate)
             continue
         if failed := failures(left, job.measured()):
@@ -215,13 +235,16 @@ def _measure(job: Job, what: str, replicate: int) -> None:
 
 def _left(job: Job, what: str, replicate: int) -> list[Key]:
     job.extend()
-    if what == "trials":  # by whichever process is the first
+    if what == "trials":  # any replicate's process makes them
         return job.keys[what]
     return missing([key for key in job.keys[what] if key.replicate == replicate], job.paths.points)
 
 
 def _pass_over(job: Job, what: str, replicate: int) -> None:
-    """Give points that another process could not measure for lasting reasons the same status, cold starts included."""
+    """Fail points in advance if the same point failed in another process for lasting reasons.
+
+    For example, points out of memory need no second attempt. This includes cold starts.
+    """
     failed = {
         without_replicate(point.key): point for point in job.measured() if point.status in _LASTING
     }
@@ -238,7 +261,10 @@ def _pass_over(job: Job, what: str, replicate: int) -> None:
 
 
 def _profiled(job: Job, key: Key) -> Point:
-    """Make a profile in a folder of its own, whose files replace those of an earlier pass if there are any."""
+    """Make a profile in a separate folder.
+
+    Its files, if any, replace the files from earlier passes.
+    """
     point = Point(key=key, status=Status.OK, started=timestamp())
     timed = next((other for other in job.measured() if other.key == profiled_key(key)), None)
     if job.profiler.times and (timed is None or timed.status is not Status.OK):
@@ -265,7 +291,7 @@ def _profiled(job: Job, key: Key) -> Point:
 
 
 def _attempt(point: Point, action: Callable[[], None]) -> None:
-    """Do something for a profile; an error becomes the status of its point."""
+    """Run a profiling step; turn an error into its point's status."""
     try:
         action()
     except Unsupported as error:
@@ -280,7 +306,10 @@ def _attempt(point: Point, action: Callable[[], None]) -> None:
 
 
 def _keep_files(job: Job, point: Point, place: Place) -> None:
-    """Move the files of a new pass to those of the run; without any, those of the earlier pass stay."""
+    """Move a new profile's files into the run's folder.
+
+    Without new files the earlier files stay.
+    """
     root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
     if point.status is Status.OK or facts.get("files"):
         made = [path for path in outputs if path.is_file()]
@@ -327,7 +356,7 @@ def _run_profiler(job: Job, point: Point, place: Place) -> None:
 
 
 def recorded_environment(job: Job) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """Return the recorded environment and its diagnostics; nothing if no worker has begun."""
+    """Return the recorded environment and its diagnostics; empty if no worker has begun."""
     try:
         return environment.load(job.paths.environment)
     except UserError:
@@ -337,11 +366,14 @@ def recorded_environment(job: Job) -> tuple[dict[str, Any], list[Diagnostic]]:
 def _one_worker(
     job: Job, what: Sequence[str], prefix: Sequence[str] = (), profile: dict[str, Any] | None = None
 ) -> _Ending:
-    """Start a worker and wait for its end; raises PerfexpError if it refuses its work.
+    """Start a worker and wait until it ends.
 
     Args:
-        prefix: command of a profiler.
-        profile: dictionary for the worker's report on its profile.
+        prefix: profiler command.
+        profile: dictionary to fill with the worker's report on its profile.
+
+    Raises:
+        PerfexpError: the worker refused its work.
     """
     command = [
         *prefix,
@@ -379,7 +411,7 @@ def _one_worker(
 
 
 def _judged(heard: Heard) -> tuple[Status, str]:
-    """Return the status of a point during which a worker ended, and the reason."""
+    """Return status and reason for the point during which a worker ended."""
     if heard.termination:
         status, why = (
             (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
@@ -407,7 +439,7 @@ def _append(paths: RunPaths, points: Iterable[Point]) -> None:
 
 
 def _replace(job: Job, point: Point) -> None:
-    """Append a result, or replace the result of the same key atomically."""
+    """Append a result, or atomically replace an earlier result with the same key."""
     if all(other.key != point.key for other in job.measured()):
         _append(job.paths, [point])
         return

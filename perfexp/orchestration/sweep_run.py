@@ -1,4 +1,4 @@
-"""Sweep run: the bookkeeping of a sweep over several runs (`-m`), from its first job to its table and plot."""
+"""Sweep run: bookkeeping for a sweep over several runs (`-m`), from first job to table and plot."""
 
 from __future__ import annotations
 
@@ -29,26 +29,30 @@ from perfexp.summaries.analysis import SweepAnalysis
 from perfexp.summaries.subject import subject
 from perfexp.tracking import Tracker
 
-#: Characters of a store's address that are shown.
+#: Shown length of a store's address, in characters.
 _LONGEST = 200
-#: Entries of the user's cache: the store is not read from the sweep's folder, which somebody else may have made.
+#: Entries in the user's cache. The store is not read from the sweep's folder, which another user
+#: may have made.
 _SWEEPS, _STORE = "sweeps", "store"
-#: Names of a plan by which `perfexp status` arranges runs.
+#: Plan names by which `perfexp status` arranges runs.
 _OPTIONS = ("model", "algorithm", "mode", "precision")
-#: File with the best values that a sweeper has found, by the name that Hydra's sweepers give it.
+#: File with a sweeper's best values, under the name that Hydra's sweepers use.
 OPTIMUM = "optimization_results.yaml"
 
 
 class SweepRun:
-    """A sweep in progress; raises `UserError` if the folder holds another sweep.
+    """A sweep in progress.
 
     Attributes:
-        folder: folder of the last sweep that this process started, for Hydra's callbacks.
+        folder: folder of the last sweep that this process started, for Hydra callbacks.
 
     Args:
-        axes: keys of the overrides that vary.
+        axes: override keys that vary.
         jobs: number of runs; None if unknown.
-        multirun: Hydra's configuration of the sweep, as YAML.
+        multirun: Hydra's sweep configuration, as YAML.
+
+    Raises:
+        UserError: the folder holds another sweep.
     """
 
     folder: ClassVar[Path | None] = None
@@ -80,7 +84,11 @@ class SweepRun:
         self.whole = Whole(self.sweep.jobs)
 
     def begin(self) -> None:
-        """Create the folder and lock the sweep; raises UserError if it cannot be written, or is in use."""
+        """Create the folder and lock the sweep.
+
+        Raises:
+            UserError: the folder cannot be written or is in use.
+        """
         self.paths.create(uid=self.sweep.uid)
         with ExitStack() as stack:
             stack.enter_context(self.paths.locked())
@@ -93,12 +101,16 @@ class SweepRun:
         SweepRun.folder = self.paths.root
 
     def add(self, file: Path) -> None:
-        """Copy a file of the sweeper into the folder."""
+        """Copy one of the sweeper's files into the folder."""
         self.paths.claim(target := self.paths.root / file.name)
         write_atomically(target, file.read_bytes())
 
     def _before(self, command: Sequence[str]) -> Sweep | None:
-        """Return the sweep in the folder, which is continued; raises UserError if it is another one."""
+        """Return the sweep in the folder, to be continued, if any.
+
+        Raises:
+            UserError: the folder holds another sweep.
+        """
         if not self.paths.summary.exists():
             return None
         sweep = Sweep.load(self.paths.root)
@@ -109,7 +121,7 @@ class SweepRun:
         if (
             not measures_the_same(sweep.command, _as_stored(command, sweep.command))
             or orders[0] != orders[1]
-        ):  # runs are numbered by the order
+        ):  # the order numbers the runs
             keys = ", ".join(differing_keys(sweep.command, command))
             raise UserError(
                 f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. Choose another output_dir, "
@@ -119,7 +131,11 @@ class SweepRun:
         return sweep
 
     def refuse_other_runs(self, folder: Path) -> None:
-        """Raise UserError if a folder, such as a stage's, holds a run that this sweep did not begin."""
+        """Check that a run's folder, e.g. in a stage, belongs to this sweep if it exists.
+
+        Raises:
+            UserError: the folder holds a run that this sweep did not begin.
+        """
         if (
             folder.parent.absolute() != self.paths.root
             and folder.exists()
@@ -130,7 +146,11 @@ class SweepRun:
             )
 
     def accept(self, assignment: Assignment) -> None:
-        """Take tracker, points and estimated time from the first valid run; raises UserError if its settings clash."""
+        """Take tracker, points and estimated time from the first valid run.
+
+        Raises:
+            UserError: the run's settings clash.
+        """
         if self._tracker is not None:
             return
         plan = assignment.plan
@@ -151,7 +171,7 @@ class SweepRun:
             self._header = None
 
     def _settle_store(self, tracker: Tracker) -> None:
-        """Remember a store that was chosen just now; warn if the store differs from the sweep's."""
+        """Remember a newly chosen store; warn if the store differs from the sweep's."""
         uri = tracker.settings.get("uri")
         if uri is None or any(axis.partition(".")[0] == "tracking" for axis in self.axes):
             return
@@ -168,14 +188,14 @@ class SweepRun:
             )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
-        """Return the description of the sweep for a run's record."""
+        """Return the sweep's description for a run's record."""
         directory = _relative(self.paths.root, folder)
         return SweepMembership(
             uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory
         )
 
     def plan(self, assignments: Sequence[Assignment]) -> None:
-        """Enter the runs that are going to be measured, before the first of them begins."""
+        """Enter all runs to measure, before the first run begins."""
         self.sweep.planned = [
             self._planned(one, one.sweep) for one in assignments if one.sweep is not None
         ]
@@ -194,9 +214,9 @@ class SweepRun:
         )
 
     def expect(self, assignments: Sequence[Assignment]) -> None:
-        """Enter runs that other processes are going to measure; those that have ended stay as they are.
+        """Enter runs that other processes will measure. Runs that have ended stay unchanged.
 
-        The folders are those composed here: processes measure into the folders that the sweep names.
+        Folders are those composed here: the other processes measure into the folders named here.
         """
         self._is_refused = False
         before = {child.job: child for child in self.sweep.children}
@@ -244,20 +264,23 @@ class SweepRun:
         self.ended(self.membership(job, axes, folder), naming.run_name((), axes), folder, error)
 
     def close(self) -> bool:
-        """Sum up in table, plot, tracker and console; returns whether all succeeded.
+        """Finish the sweep: write the table and the plot, publish the summary and show it.
 
-        A failure here loses nothing. A sweep whose runs were all refused leaves nothing.
+        A failure here loses no results. If all runs were refused, the folder is removed.
+
+        Returns:
+            Whether everything succeeded.
         """
         with self._stack:
             return self._close()
 
     def withdraw(self) -> None:
-        """Remove a sweep that this command began and of which no job is in the queue."""
+        """Remove a sweep that this command began, unless a job of it is queued."""
         if not self.paths.jobs.exists():
             self.paths.withdraw()
 
     def unlock(self) -> None:
-        """Leave the folder to others; what is measured in it by other processes goes on."""
+        """Release the folder. Other processes may continue to measure in it."""
         self._stack.close()
 
     def _close(self) -> bool:
@@ -274,7 +297,7 @@ class SweepRun:
         whole = SweepAnalysis.of(self.sweep, self.sweep.records(self.paths.root))
         link, is_complete = None, True
         try:
-            with interrupts.held():  # a library that is interrupted during its import stays broken
+            with interrupts.held():  # an interrupted import leaves a library broken
                 self._write()
                 run_files.write_sweep(whole, self.paths.root)
             if self._tracker is not None:
@@ -294,14 +317,22 @@ def _relative(target: Path, start: Path) -> str:
 
 
 def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> None:
-    """Cache the store of a sweep for resuming it from elsewhere; another folder with its uid is a copy, or foreign."""
+    """Cache a sweep's store, so that the sweep can resume from another working directory.
+
+    The key includes the folder: another folder with the same uid is a copy, or foreign.
+    """
     JsonCache(cache_folder(_SWEEPS), {"sweep": sweep, "folder": str(folder.resolve())}).add(
         _STORE, dict(settings)
     )
 
 
 def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[str, str]:
-    """Return the cached store of a sweep, for its folder or a run's, as overrides by key; typed keys prevail."""
+    """Return a sweep's cached store as overrides by key. Typed keys take precedence.
+
+    Args:
+        folder: the sweep's folder, or a run's folder in it.
+        typed: keys on the command line.
+    """
     places = (folder.resolve(), folder.resolve().parent)
     identities = ({"sweep": sweep, "folder": str(place)} for place in places)
     entries = (JsonCache(cache_folder(_SWEEPS), identity).find(_STORE) for identity in identities)
@@ -317,6 +348,9 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
 
 
 def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:
-    """A command without the precision that a stored one leaves to its default, which the plans of its runs name."""
+    """Remove the precision from a command if the stored command leaves it to its default.
+
+    The runs' plans name it in any case.
+    """
     is_named = any(key_of(text) == "precision" for text in stored)
     return [text for text in command if is_named or key_of(text) != "precision"]

@@ -1,4 +1,4 @@
-"""Conversations with a worker: its events until it has ended, and its answers about this machine or a plan."""
+"""Conversations with workers: their events, and their answers about this machine or a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfexp.records.paths import RunPaths
 
 #: Limit for one part of a survey: a first import of torch from a slow disk takes a minute.
 _SILENCE_SECONDS = 180.0
-#: Activities while the parts of a survey are determined, for error messages.
+#: Activity during each survey part, for error messages.
 _DOING = {
     "boards": "querying NVML",
     "torch": "importing torch",
@@ -31,10 +31,13 @@ _DOING = {
 
 
 class Heard(NamedTuple):
-    """How a conversation ended: the worker's exit code, or minus the number of the signal that ended it.
+    """How a conversation with a worker ended.
 
-    A worker that was terminated has the reason, as a verb and its object; `garbled` if its message cannot be read.
-    `last` has the last event of each kind.
+    Attributes:
+        code: the worker's exit code; a negative signal number if a signal ended it.
+        last: the last event of each kind.
+        termination: why the worker was terminated, as a verb phrase; None if it was not.
+        garbled: whether its message could not be read.
     """
 
     code: int
@@ -44,24 +47,25 @@ class Heard(NamedTuple):
 
     @property
     def ending(self) -> str:
-        """How the worker ended, as a verb and its object."""
+        """Return how the worker ended, as a verb phrase."""
         if self.termination is None and self.code < 0:
             return f"was ended by {signal_name(-self.code)}"
         return self.termination or f"ended with code {self.code}"
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal."""
+    """Return a signal's name."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def listen(
     process: WorkerProcess, silence_seconds: float | None, take: Callable[[Event], None]
 ) -> Heard:
-    """Pass on the events of a worker until it has ended, and end what it started.
+    """Pass on a worker's events until it has ended, then end its child processes.
 
     Args:
-        silence_seconds: longest time without an event, or None for any.
+        silence_seconds: longest time without an event; None for no limit.
+        take: called with each event.
     """
     last: dict[str, Event] = {}
     termination, garbled = None, False
@@ -81,7 +85,7 @@ def listen(
 
 
 def error_of(event: Event) -> PerfexpError:
-    """Return the error of a worker that refused or failed, by its event."""
+    """Return a worker's error from the event that reports it."""
     return (UserError if event.get("exit_code") == UserError.exit_code else PerfexpError)(
         event["message"]
     )
@@ -94,9 +98,11 @@ def _ask(
     imports: Sequence[str] | None = None,
     waiting: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], dict[str, Event], str | None]:
-    """Start a worker with a log file, and return its answers by name, and the last event of each kind.
+    """Start a worker with a log file and collect its answers.
 
-    If the worker has not finished, how it ended comes third.
+    Returns:
+        Answers by name, the last event of each kind, and how the worker ended. The last is None if
+        the worker finished normally.
     """
     parts: dict[str, Any] = {}
 
@@ -118,7 +124,7 @@ def _ask(
 
 @contextmanager
 def _scratch() -> Iterator[RunPaths]:
-    """Yield a run's folder that is removed afterward."""
+    """Yield a temporary run folder."""
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         paths = RunPaths(Path(folder))
         paths.details.mkdir()
@@ -126,12 +132,15 @@ def _scratch() -> Iterator[RunPaths]:
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
-    """Return a worker's answer about a plan; raises PerfexpError if it ends without one.
+    """Return a worker's answer about a plan.
 
     Args:
         plain: plan as plain data.
         what: `algorithms` or `memory`.
-        waiting: called with the reason why the worker waits.
+        waiting: called with the reason when the worker waits.
+
+    Raises:
+        PerfexpError: the worker ended without an answer.
     """
     if config.typed(plain).seeks_batch:
         raise UserError("batch_size=max is found by trials on the device: set batch_size=N.")
@@ -151,10 +160,14 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
 
 
 def survey(index: int | None) -> dict[str, Any]:
-    """Determine the measuring equipment of this machine: `parts` by name as far as they are known, and `failure`.
+    """Determine this machine's measuring equipment.
 
-    A failure is None, or its `text` and the part `during` which it happened. Clocks are those of the CUDA device of
-    this index, if any.
+    Args:
+        index: CUDA device for the clock test; None for no test.
+
+    Returns:
+        `parts`, the known parts by name, and `failure`. A failure is None, or its `text` and the
+        part `during` which it happened.
     """
     command = worker_command("--what=survey", *([] if index is None else [f"--gpu-index={index}"]))
     try:
@@ -172,7 +185,11 @@ def survey(index: int | None) -> dict[str, Any]:
 
 @cache
 def visible_gpus() -> int:
-    """Count the CUDA devices that `CUDA_VISIBLE_DEVICES` leaves; raises PerfexpError if that is impossible."""
+    """Count the CUDA devices that `CUDA_VISIBLE_DEVICES` leaves visible.
+
+    Raises:
+        PerfexpError: they cannot be counted.
+    """
     surveyed = survey(None)
     cuda = surveyed["parts"].get("cuda", {})
     if "devices" not in cuda:

@@ -384,4 +384,4 @@ class SweepPaths(_Folder):
             UserError: it is a link, which may lead anywhere.
         """
         refuse_link(self.job_logs)
-        self.job_logs.mkdir(exist_ok=True)
+        self.job_logs.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Console: headers, progress and results; tables and colors on a terminal, plain lines elsewhere."""
+"""Console: headers, progress and results.
+
+Tables and colors on a terminal, plain lines elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +33,28 @@ from perfexp.summaries.remarks import Raised, failures, raised_diagnostics
 from perfexp.summaries.subject import distinguishing, headline, label, one_line, subject
 from perfexp.summaries.wording import median_text
 
-#: Width for files and pipes: their lines are not broken. COLUMNS does not count: a parent with readline exports it.
+#: Width for files and pipes, whose lines are not broken. `COLUMNS` is ignored, because a parent
+#: with readline exports it.
 _ENDLESS = 10_000
-#: Width of the prose in a file.
+#: Prose width in files.
 _PAGE = 100
-#: Colors of lines that begin with a severity.
+#: Colors for lines that begin with a severity.
 _STYLES = {"error": "red", "warning": "yellow"}
 
 
 class Console:
-    """Reports on stdout, errors on stderr; the arguments may replace the streams and the terminal's width.
+    """Reports on stdout, errors on stderr.
 
-    Lines are plain (no colors, no bar) if stdout is not a terminal, with `NO_COLOR`, and with quiet, which leaves out
-    everything but results, errors, warnings, failures and paths. Verbose prints all sections of a record instead of
-    the answer and one warning. `page` is the width of lines of prose, if it is not that of the tables.
+    Lines are plain (no colors, no bar) if stdout is not a terminal, if `NO_COLOR` is set, or if
+    `quiet` is set.
+
+    Args:
+        quiet: print only results, errors, warnings, failures and paths.
+        verbose: print all sections, instead of the short answer and the first warning.
+        out: replacement for stdout.
+        err: replacement for stderr.
+        width: terminal width, in characters.
+        page: width for prose, if it differs from the table width.
     """
 
     def __init__(
@@ -75,14 +86,24 @@ class Console:
         seconds: float | None,
         keys: Sequence[Key] = (),
     ) -> None:
-        """Print the subject of a run, the number of its points, and the estimated duration, None if it is not known."""
+        """Print a run's subject, its points and the estimated duration.
+
+        Args:
+            points: the number of points, in words.
+            seconds: estimated duration; None if unknown.
+        """
         if not self.quiet:
             self._headed = headline(subject(plan, environment), keys)
             self._line(self._headed, style="bold")
             self._line(f"{points}, {_how_long(seconds)}", indent=2)
 
     def sweep_header(self, sweep: Sweep, *, points: str, seconds: float | None) -> None:
-        """Print the size of a sweep, with the points of a run, and the estimated duration of all, None if unknown."""
+        """Print a sweep's size, the points per run and the estimated duration.
+
+        Args:
+            points: the number of points per run, in words.
+            seconds: estimated duration for all runs; None if unknown.
+        """
         if not self.quiet:
             self._line(f"sweep over {one_line(sweep.name)}", style="bold")
             runs = units.counted(sweep.jobs, "run") if sweep.jobs else "runs"
@@ -95,23 +116,27 @@ class Console:
     def progress(
         self, clock: Callable[[], float] = time.monotonic, whole: Whole | None = None
     ) -> Progress:
-        """Return a bar or lines for the events of one run, as a context manager; `whole` is its sweep."""
+        """Return a context manager that shows one run's events as a bar or as lines.
+
+        Args:
+            whole: the sweep that the run belongs to, if any.
+        """
         return Progress(
             self._out, self._err, plain=self.plain, quiet=self.quiet, clock=clock, whole=whole
         )
 
     def show(self, analysis: Analysis, folder: Path, *, tracking: str | None = None) -> None:
-        """Print the results of a run, its folder, and the lines that lead to it in the tracking store."""
+        """Print a run's results, its folder, and how to find it in the tracking store."""
         self._place(folder, self.results(analysis), tracking)
 
     def show_in_sweep(
         self, analysis: Analysis, folder: Path, *, number: int, runs: int | None, name: str
     ) -> None:
-        """Print the results of a run of a sweep, whose table follows: in a line, but all of them if verbose or quiet.
+        """Print one sweep run's results: a single line, or everything if verbose or quiet.
 
         Args:
-            number: position of the run in its sweep, from 1.
-            runs: how many runs the sweep has; None if unknown.
+            number: the run's position in its sweep, from 1.
+            runs: number of runs in the sweep; None if unknown.
         """
         if self._verbose or self.quiet:
             self.show(analysis, folder)
@@ -121,7 +146,11 @@ class Console:
             )
 
     def results(self, analysis: Analysis) -> int:
-        """Print the results of a run with its errors, warnings and failures; return how many warnings it leaves out."""
+        """Print a run's results with its errors, warnings and failures.
+
+        Returns:
+            Number of warnings left out.
+        """
         if self._verbose and not self.quiet:
             self.show_sections(sections(analysis))
             return 0
@@ -139,7 +168,11 @@ class Console:
     def show_sweep(
         self, whole: SweepAnalysis, folder: Path | None, *, tracking: str | None = None
     ) -> None:
-        """Print the results of a sweep, a line for each run; `folder` is None if it left none."""
+        """Print a sweep's results, one line per run.
+
+        Args:
+            folder: the sweep's folder; None if there is none.
+        """
         self.show_sections(of_sweep(whole, is_brief=not self._verbose))
         more = self._raised(sweep_summary.raised(whole))
         self.show_lines(NOT_MEASURED, sweep_summary.child_failures(whole), style="red")
@@ -147,14 +180,14 @@ class Console:
             self._place(folder, more, tracking)
 
     def show_grid(self, title: str, grid: Grid | None, *, not_measured: Sequence[str] = ()) -> None:
-        """Print any table below its title, at most as wide as the terminal, and failures below it."""
+        """Print a table below its title, at most as wide as the terminal, and failures below it."""
         self.show_sections([Section(one_line(title), grid or ())])
         self.show_lines(NOT_MEASURED, not_measured, style="red")
 
     def show_lines(
         self, title: str, lines: Sequence[str], *, style: str = "", indent: int = 2
     ) -> None:
-        """Print a title and lines below it; nothing without lines."""
+        """Print a title and lines below it. Without lines, print nothing."""
         if lines and title:
             self._line(title, style=f"bold {style}".strip())
         for line in filter(None, lines):
@@ -175,7 +208,7 @@ class Console:
         self._err.print(Text.assemble((f"{severity}: ", f"bold {color}"), lines), soft_wrap=True)
 
     def show_sections(self, parts: Iterable[Section]) -> None:
-        """Print sections; the title of the first one only if a header has not printed it."""
+        """Print sections. The first title is left out if a header has already printed it."""
         for number, (title, content) in enumerate(parts):
             title = "" if not number and title == self._headed else title
             if isinstance(content, Commands):
@@ -200,7 +233,11 @@ class Console:
                 )
 
     def _raised(self, diagnostics: Sequence[Raised]) -> int:
-        """Print errors and the first warning with their help, or all if quiet or verbose; return how many are left."""
+        """Print errors, and the first warning with its help; print all if quiet or verbose.
+
+        Returns:
+            Number of warnings left out.
+        """
         shown = [raised for raised in diagnostics if not raised.worst.is_note]
         errors = sum(raised.worst.severity == "error" for raised in shown)
         most = len(shown) if self.quiet or self._verbose else errors + 1
@@ -221,7 +258,10 @@ class Console:
         self._out.print(Padding(words, (0, 0, 0, indent), expand=False), width=self._page)
 
     def _place(self, folder: Path, more: int, tracking: str | None) -> None:
-        """Print the folder with what shows more, and a link: no line is broken, so that a terminal copies it whole."""
+        """Print the folder with the command that shows more, and the tracking links.
+
+        Lines are not broken, so that a terminal copies them whole.
+        """
         place = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
         warnings = f" ({units.counted(more, 'more warning')})" if more else ""
         hint = "" if self.quiet or self._verbose else f"perfexp show -v{warnings}"
@@ -230,7 +270,10 @@ class Console:
 
 
 def lines_of(show: Callable[[Console], object]) -> list[str]:
-    """Return what a function prints on a console, as plain lines: prose of at most 100 characters, and whole tables."""
+    """Return what a function prints on a console, as plain lines.
+
+    Prose is at most 100 characters wide; tables are not cut.
+    """
     out = io.StringIO()
     show(Console(out=out, page=_PAGE))
     return [line.rstrip() for line in out.getvalue().splitlines()]
@@ -243,7 +286,7 @@ def _how_long(seconds: float | None) -> str:
 
 
 def _stream(stream: TextIO, *, plain: bool, width: int | None) -> rich.console.Console:
-    """A rich console that leaves texts as they are; characters that the stream cannot encode become `?`."""
+    """Return a rich console that leaves texts unchanged. Unencodable characters become `?`."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
     return rich.console.Console(

@@ -1,4 +1,4 @@
-"""The sections of a record as a page of Markdown: report.md, and the tracking store's description of a run."""
+"""Record sections as a Markdown page: report.md, and run descriptions in tracking stores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.grid import Commands, Grid, Section, escape_markdown
 from perfexp.summaries.subject import one_line
 
-#: Characters of a line of code, and of one word in it.
+#: Longest code line, and longest word in it, in characters.
 _CODE_WIDTH, _LONGEST_WORD = 76, 68
 
 
 def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
-    """Return all sections of a record.
+    """Return a record's sections as a page.
 
     Args:
-        plots: names of the files of the plots beside the page, which follow the first section.
+        plots: file names of plots beside the page; they follow the first section.
     """
     (title, content), *others = sections(analysis, is_whole=True)
     parts = map(section, others)
@@ -36,13 +36,13 @@ def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
 
 
 def comparison(compared: Comparison) -> str:
-    """Return the whole comparison."""
+    """Return a whole comparison as a page."""
     parts = comparison_table.sections(compared, has_kernels=True)
     return "\n".join(["# Comparison\n", *map(section, parts)])
 
 
 def section(part: Section) -> str:
-    """Return a section, which ends in a line break."""
+    """Return a section as Markdown, with a final line break."""
     title = escape_markdown(part.title[:1].upper() + part.title[1:])
     heading = f"## {title}\n\n" if title else ""
     if isinstance(part.content, Grid):
@@ -53,7 +53,7 @@ def section(part: Section) -> str:
 
 
 def _list(lines: Iterable[str]) -> str:
-    """Lines as a list; one that begins with a space continues the line before it."""
+    """Return lines as a list. A line that begins with a space continues the previous line."""
     items: list[str] = []
     for line in lines:
         if line.startswith(" ") and items:
@@ -64,14 +64,14 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def code(command: str) -> str:
-    """Return a command line as a block of code that fits a page and can be pasted into a shell."""
+    """Return a command as a code block that fits the page and can be pasted into a shell."""
     try:
         words = shlex.split(one_line(command))
     except ValueError:  # a foreign record may hold anything
         words = [one_line(command)]
     lines = [""]
     for word in words:
-        # a shell joins the pieces of a word: it removes the backslash and the line break after it
+        # a shell joins the pieces, since it removes a backslash with the line break after it
         for index, start in enumerate(range(0, max(len(word), 1), _LONGEST_WORD)):
             piece = shlex.quote(word[start : start + _LONGEST_WORD])
             if index:

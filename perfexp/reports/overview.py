@@ -1,4 +1,4 @@
-"""The tables of a record for readers, narrowed to the fields that vary and the figures that exist."""
+"""Record tables for readers, narrowed to fields that vary and figures that exist."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import distinguishing, field_text, label, varying
 from perfexp.tables import convolutions
 
-#: Prefix of metrics of several ranks.
+#: Prefix of multi-rank metrics.
 _RANKS = "ranks/"
-#: Shares of a step that several ranks lose, and what remains.
+#: Shares of a step lost to multi-rank training, and the share that remains.
 _LOSSES = (quantities.COMMUNICATION, quantities.STATISTICS, quantities.CONTENTION)
 _SHARES = (quantities.EFFICIENCY, *_LOSSES)
-#: Facts of clock and power under load: title, factor and unit.
+#: Clock and power under load: title, factor and unit by fact.
 _LOADS = {
     "loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"),
     "loaded_power_watts": ("power", 1.0, "W"),
 }
-#: A board's power may be an average over up to this long.
+#: Longest period over which a board averages its power.
 _AVERAGED_SECONDS = 1.0
-#: Figures of an epoch besides its duration and those of custom metrics, with their titles.
+#: Epoch figures other than duration and custom metrics, with their titles.
 _OF_EPOCH = {
     "samples_per_second": "samples/s",
     "loss": "loss",
     "accuracy": "accuracy",
     "learning_rate": "learning rate",
 }
-#: Names of the times of one measurement.
+#: Captions for a measurement's times.
 CAPTIONS = {
     name: time.caption if name.startswith("device") else name
     for name, time in quantities.TIMES.items()
@@ -46,7 +46,7 @@ _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
 def brief_points(rows: Sequence[Row]) -> Grid:
-    """Return a row for each of several points: time, throughput, memory, and how it ended."""
+    """Return a row per point: time, throughput, memory, and how it ended."""
     kinds = wording.time_kinds(rows)
     columns = [
         *key_columns(rows),
@@ -68,7 +68,10 @@ def _common_columns(rows: Sequence[Row]) -> Iterator[Column]:
 
 
 def points(analysis: Analysis) -> Grid:
-    """Return the main table: point, time, requested percentiles, throughput, memory, processes, and how it ended."""
+    """Return the main table, with a row per point.
+
+    Its columns are point, time, requested percentiles, throughput, memory, processes and remarks.
+    """
     rows = analysis.rows
     kinds = wording.time_kinds(rows)
     services = _distinct(row.service_kind for row in rows)
@@ -114,13 +117,13 @@ def points(analysis: Analysis) -> Grid:
 
 
 def _other_time(row: Row, name: str) -> str:
-    """A time with its interval, of a row whose main time is another one."""
+    """Return a time with its interval, unless it is the row's main time."""
     time = row.times.get(name)
     return wording.interval_or_about(time.median) if time and row.time_kind != name else ""
 
 
 def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
-    """Why a percentile has no interval at some points."""
+    """Yield why a percentile has no interval at some points."""
     intervals = [(row, interval) for row in rows if (interval := row.percentile(number))]
     missing = [
         row.times[row.service_kind or ""] for row, interval in intervals if interval.low is None
@@ -135,7 +138,7 @@ def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
-    """Return the time of each phase of a call; None if no call was split into two phases or more."""
+    """Return the time per phase of a call; None if no call was split into two or more phases."""
     split = [row for row in rows if len(row.phases) > 1]
     if not split:
         return None
@@ -159,7 +162,7 @@ def _phase_text(row: Row, name: str) -> str:
 
 
 def epochs(record: Record) -> Grid | None:
-    """Return the figures of each epoch of each training; None without epochs."""
+    """Return figures for each training epoch; None without epochs."""
     trained = [(point.key, epoch) for point in record.points for epoch in point.epochs]
     if not trained:
         return None
@@ -183,7 +186,7 @@ def _epoch_text(epoch: Epoch, name: str) -> str:
 
 
 def metrics(analysis: Analysis) -> Grid:
-    """Return the other metrics, with notes on them; a grid without columns if there are none."""
+    """Return the other metrics, with notes. The grid has no columns if there are no metrics."""
     rows, kinds = analysis.rows, wording.time_kinds(analysis.rows)
     others = [
         metric for row in rows for metric in row.metrics if not quantities.of(metric).is_apart
@@ -207,7 +210,10 @@ def metrics(analysis: Analysis) -> Grid:
 
 
 def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
-    """Why metrics are missing, each reason once, and at how many of the points; none that a warning has."""
+    """Return why metrics are missing: each reason once, with the number of points it affects.
+
+    Reasons that a warning already gives are left out.
+    """
     warned = {
         reason
         for row in rows
@@ -231,9 +237,9 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
 
 
 def loads(record: Record) -> list[str]:
-    """Return clock and power during the device's own times, medians over all processes.
+    """Return clock and power while the device works, as medians over all processes.
 
-    Powers of processes whose device worked for less time than a board averages over are left out.
+    Boards report average power, so power is left out if a process kept its device busy too briefly.
     """
     pooled: dict[tuple[Key, str], dict[str, list[float]]] = {}
     for point in record.points:
@@ -267,9 +273,9 @@ def _busy_seconds(point: Point, name: str) -> float:
 
 
 def ranks(record: Record) -> list[str]:
-    """Return the scope of the figures of several ranks, and a sentence for each point that they measured.
+    """Return the scope of multi-rank figures, and a sentence per point with rates and shares.
 
-    It has the rates together and of each, and shares with intervals. Nothing for a run without ranks.
+    Rates are for all ranks together and for each rank. Shares have intervals. Empty without ranks.
     """
     if "ranks" not in record.environment:
         return []
@@ -339,13 +345,13 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
 
 
 def key_columns(rows: Iterable[Row]) -> list[Column]:
-    """Return columns of the key's fields that vary; size and batch size if none does."""
+    """Return columns for key fields that vary; size and batch size if none does."""
     keys = [row.key for row in rows]
     return _columns_of(keys, distinguishing(keys))
 
 
 def remarks(row: Row) -> str:
-    """Return how a point ended unless it ended well, and the codes of its errors and warnings."""
+    """Return the codes of a point's errors and warnings, behind its status if it failed."""
     ending = [] if row.status is Status.OK else [row.status.value]
     return ", ".join([*ending, *wording.codes(row.doubts)])
 

@@ -1,4 +1,4 @@
-"""Progress of a run, drawn only when a worker sends an event: nothing runs in this process while a call is timed."""
+"""Run progress, drawn only when a worker event arrives: nothing runs here while calls are timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from perfexp.summaries.subject import one_line
 
 
 class Whole:
-    """Progress of a sweep of `total` runs; the time left follows from the mean of the runs that have been measured."""
+    """Progress of a whole sweep.
+
+    The remaining time follows from the mean duration of the measured runs.
+
+    Args:
+        total: number of runs; None if unknown.
+        noun: word for a run.
+    """
 
     def __init__(
         self, total: int | None, *, noun: str = "run", clock: Callable[[], float] = time.monotonic
@@ -25,39 +32,39 @@ class Whole:
         self.total, self.number = total, 0
         self._noun, self._clock, self._name = noun, clock, ""
         self._start, self._is_measured = clock(), False
-        #: Whether the current run is not that of the processes before.
+        #: Whether the current run differs from the previous processes' run.
         self.is_another = True
-        self.seconds: list[float] = []  # of the runs that have been measured
-        #: Estimate for one run, used until one has been measured.
+        self.seconds: list[float] = []  # durations of measured runs
+        #: Estimated duration of a run, used until the first run has been measured.
         self.estimated_seconds: float | None = None
 
     def begin(self, number: int, name: str) -> None:
-        """Start the run with this number, from 1, which ends the one before."""
+        """Start run `number`, counted from 1, which ends the previous run."""
         now = self._clock()
         self.is_another = (number, name) != (self.number, self._name)
-        if self._is_measured:  # a run that was complete, or is refused, does not count
+        if self._is_measured:  # runs that were complete before, or refused, do not count
             self.seconds.append(now - self._start)
         self.number, self._name, self._start, self._is_measured = number, name, now, False
 
     def measure(self) -> None:
-        """Mark the current run as one with something to measure."""
+        """Mark the current run as having something to measure."""
         self._is_measured = True
 
     @property
     def counts_runs(self) -> bool:
-        """Whether it is made of runs, and not of processes that measure some of a run."""
+        """Return whether it counts runs, not processes that each measure part of a run."""
         return self._noun == "run"
 
     @property
     def text(self) -> str:
-        """`run 3 of 110: NAME`."""
+        """Return the current run's position and name, e.g. `run 3 of 110: NAME`."""
         return (
             f"{self._noun} {self.number}{f' of {self.total}' if self.total else ''}: {self._name}"
         )
 
     @property
     def left_text(self) -> str:
-        """Estimated time for the rest; empty if unknown."""
+        """Return the estimated remaining time; empty if unknown."""
         seconds = sum(self.seconds) / len(self.seconds) if self.seconds else self.estimated_seconds
         if self.total is None or seconds is None:
             return ""
@@ -66,10 +73,11 @@ class Whole:
 
 
 class Progress:
-    """Follows a worker's events, which arrive between timed blocks.
+    """Progress display for a worker's events, which arrive between timed blocks.
 
-    On a terminal a bar is drawn when an event arrives, and only then: no thread refreshes it. Elsewhere (`plain`) each
-    finished point is a line; with `quiet` only the cause of a wait is one, on `err`.
+    On a terminal a bar is drawn only when an event arrives: no thread refreshes it. Elsewhere
+    (`plain`) each finished point is a line. With `quiet` only the cause of a wait is printed, on
+    `err`.
     """
 
     def __init__(
@@ -102,12 +110,20 @@ class Progress:
             self._bar.stop()
 
     def started(self, total: int, finished: int = 0) -> None:
-        """A worker runs; of `total` points some are `finished` from the start."""
+        """Note that a worker runs.
+
+        Args:
+            total: number of points.
+            finished: points that already have a result.
+        """
         self._total, self._finished = total, finished
         self._draw("loading")
 
     def begun(self) -> None:
-        """A measurement of the run begins: without a bar, a line names the run of a sweep if it is another one."""
+        """Note that measuring begins.
+
+        Without a bar, print a line when another run of a sweep begins.
+        """
         if self._whole:
             self._whole.measure()
         if self._whole and self._whole.is_another and self._plain and not self._quiet:
@@ -118,12 +134,12 @@ class Progress:
         self._left_seconds, self._updated = seconds, self._clock()
 
     def point(self, key_text: str) -> None:
-        """A point begins."""
+        """Show that a point begins."""
         self._key = key_text
         self._draw(key_text)
 
     def epochs(self, done: int, total: int, figures: str, left_seconds: float | None) -> None:
-        """Epochs of the current point are done: they have a bar of their own, with the figures of the last one.
+        """Show finished epochs in a second bar, with the last epoch's figures.
 
         It is drawn with the next event.
         """
@@ -134,24 +150,27 @@ class Progress:
         )
 
     def block(self, text: str) -> None:
-        """A block of a point begins; the text names what it times."""
+        """Show what is timed next within the current point."""
         self._draw(": ".join(filter(None, (self._key, text))))
 
     def waiting(self, text: str) -> None:
-        """The worker waits for another process; the text names the cause, and no time is left that would count down."""
+        """Show why the worker waits for another process, without a remaining time."""
         self._left_seconds = None
         self._draw(text)
         if self._plain:
             self._print(text)
 
     def result(self, text: str) -> None:
-        """A part of the current point has a result, which stays on the console as a line."""
+        """Print a partial result for the current point; the line stays on the console."""
         self.block(text if self._epochs is None else "")
         if not self._quiet:
             self._print(text)
 
     def done(self, status: str, result: str) -> None:
-        """The current point is done; the result is its time. The reasons of others stand below the results."""
+        """Show that the current point is done, with its time.
+
+        Failure reasons are printed later, below the results.
+        """
         self._finished += 1
         if self._epochs is not None:
             self._bar.remove_task(self._epochs)
@@ -167,7 +186,7 @@ class Progress:
 
     @property
     def left_text(self) -> str:
-        """Estimated time for the rest of the run; empty if unknown, or exceeded."""
+        """Return the run's estimated remaining time; empty if unknown or exceeded."""
         return (
             ""
             if self._left_seconds is None
@@ -202,7 +221,7 @@ def _left(seconds: float) -> str:
 def _bar(
     console: rich.console.Console, clock: Callable[[], float], *, disable: bool
 ) -> rich.progress.Progress:
-    """A bar that disappears at the end and draws itself only on `refresh`."""
+    """Return a bar that draws only on `refresh` and disappears at the end."""
     what = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return rich.progress.Progress(
         rich.progress.BarColumn(bar_width=20),

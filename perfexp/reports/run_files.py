@@ -1,4 +1,4 @@
-"""The files of a record and of a sweep for readers: CSV, PNG and Markdown."""
+"""Files that people read, for runs and sweeps: CSV tables, PNG plots and Markdown reports."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ from perfexp.tables import convolutions, csv_tables, flat, layer_tables, speed_f
 def write(
     analysis: Analysis, paths: RunPaths, forecasts: Sequence[Forecast] = ()
 ) -> list[Artifact]:
-    """Write tables, plots, report and speed files of a run, and return all of its files; raises `OSError`.
+    """Write a run's tables, plots, report and speed files.
 
     Args:
-        forecasts: predictions of a sparse sweep, for files of their own and the plot.
+        forecasts: predictions from a sparse sweep, for their own files and for the plot.
+
+    Returns:
+        All run files, including earlier ones such as the plan and the log.
+
+    Raises:
+        OSError: a file cannot be written.
     """
     record = analysis.record
     kinds = {
@@ -48,7 +54,10 @@ def write(
 def _contents(
     analysis: Analysis, paths: RunPaths, forecasts: Sequence[Forecast]
 ) -> Iterator[tuple[Path, str, bytes | None]]:
-    """Yield path, kind and content of the tables, the plots and the report; None for a content that does not exist."""
+    """Yield path, kind and content for tables, plots and the report.
+
+    The content is None if there is nothing to write.
+    """
     record, about = analysis.record, analysis.about
     tables = {
         "overall": flat.overall(analysis),
@@ -79,7 +88,11 @@ def _contents(
 
 
 def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
-    """Write the table and the plot of a sweep; raises `OSError` if the folder cannot be written."""
+    """Write a sweep's table and plot, and return all its files.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     paths = SweepPaths(folder)
     write_atomically(paths.table, csv_tables.to_csv(flat.sweep(whole)))
     if png := _png(sweep_plots.plot(whole)):
@@ -97,7 +110,10 @@ def _artifacts(kinds: Mapping[Path, str], root: Path) -> list[Artifact]:
 
 
 def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
-    """Files of profilers; a record is data, so only files in the manifest count as this run's."""
+    """Return profiler files that belong to this run.
+
+    A record is data, so only files in the manifest count.
+    """
     claimed = set(paths.claimed())
     return [
         paths.root / name

@@ -1,4 +1,4 @@
-"""Run status: the progress of runs, from their results and expected points; every remaining time comes from here."""
+"""Run status: progress from results and expected points. All remaining times come from here."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ from perfexp.records.sweep_record import PlannedRun
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import Subject, one_line, subject
 
-#: Seconds until torch has been imported, until a process that is forked then has made its first call, and of a cold
-#: start.
+#: Typical seconds for importing torch, from fork to first call, and for a cold start.
 _IMPORT_SECONDS, _START_SECONDS, _COLD_START_SECONDS = 5.0, 1.5, 5.0
-#: Seconds of timing a point's layers, and of a profile.
+#: Typical seconds for timing a point's layers, and for a profile.
 _LAYERS_SECONDS, _PROFILE_SECONDS = 4.0, 60.0
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """A line of points.jsonl without its samples, which are most of it."""
+    """A line from points.jsonl without its samples, which take up most of it."""
 
     key: Key
     status: Status
@@ -44,7 +43,7 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
-    """Wall time of each timed point that succeeded."""
+    """Return the wall time of each timed point that succeeded."""
     return [
         result.wall_seconds
         for result in results
@@ -53,12 +52,15 @@ def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
 
 
 def median_seconds(seconds: Sequence[float]) -> float | None:
-    """Median, or None of nothing."""
+    """Return the median, or None for an empty sequence."""
     return statistics.median(seconds) if seconds else None
 
 
 def counted_points(*runs: Iterable[Key]) -> str:
-    """Return the timed points of all runs: `1 point in 3 processes`, `10 points, 3 of them in 3 processes`."""
+    """Return the number of timed points across runs, and their processes, in words.
+
+    For example `1 point in 3 processes` or `10 points, 3 of them in 3 processes`.
+    """
     processes = Counter(
         (run, without_replicate(key))
         for run, keys in enumerate(runs)
@@ -74,7 +76,15 @@ def counted_points(*runs: Iterable[Key]) -> str:
 
 
 def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | None:
-    """Estimate the time of measuring points, loading and cold starts included, by that of one; None if unknown."""
+    """Estimate the time to measure points, including loading and cold starts.
+
+    Args:
+        left: points without a result.
+        point_seconds: time per timed point; None if unknown.
+
+    Returns:
+        Seconds; None if unknown.
+    """
     timed = [key for key in left if key.is_timed]
     layers = [key for key in left if is_layers(key)]
     num_profiles = sum(map(is_profile, left))
@@ -95,12 +105,14 @@ _TIMED, _COLD_START, _LAYERS, _PROFILE = "timed", "first prediction", "layers", 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The progress of one run, whose points and time per timed point, as its settings limit it, are None if unknown.
+    """The progress of one run.
 
     Attributes:
+        expected: the run's points; None if unknown.
+        point_seconds: time per timed point, as limited by the run's settings; None if unknown.
         running: whether a process is measuring the run.
         refusal: why the run was refused before any measurement; None if it was not.
-        planned: entry in the run's sweep, if it has not begun.
+        planned: entry in the run's sweep, if the run has not begun.
     """
 
     folder: Path
@@ -114,24 +126,24 @@ class Run:
 
     @cached_property
     def about(self) -> Subject:
-        """Names of model, algorithm, mode and precision."""
+        """Return the names of model, algorithm, mode and precision."""
         return subject(self.plan)
 
     @property
     def gpu(self) -> str:
-        """Name of the device in the configuration."""
+        """Return the configured device's name."""
         node = self.plan.get("gpu")
         return one_line(str((node.get("name") if isinstance(node, Mapping) else node) or "unknown"))
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """Numbers of points of some runs; those of refused runs are not counted.
+    """Point counts across runs. Points in refused runs do not count.
 
     Attributes:
-        points: numbers by kind of point and status; None counts points without a result.
-        is_known: whether the expected points of all runs are known.
-        left_seconds: estimated time of the points without a result; None if unknown.
+        points: counts by kind of point and status. Status None counts points without a result.
+        is_known: whether all runs' expected points are known.
+        left_seconds: estimated time for points without a result; None if unknown.
     """
 
     points: dict[str, Counter[Status | None]] = field(default_factory=lambda: defaultdict(Counter))
@@ -141,23 +153,23 @@ class Tally:
     left_seconds: float | None = 0.0
 
     def add_seconds(self, seconds: float | None) -> None:
-        """Add the estimated time of a run; the sum is unknown once one is."""
+        """Add a run's estimated time. The sum becomes unknown as soon as a summand is."""
         is_known = self.left_seconds is not None and seconds is not None
         self.left_seconds = (self.left_seconds or 0.0) + (seconds or 0.0) if is_known else None
 
     @property
     def complete(self) -> bool:
-        """Whether every expected point is known and has succeeded."""
+        """Return whether all expected points are known and have succeeded."""
         statuses = set().union(*self.points.values())
         return statuses <= {Status.OK} and self.is_known and not (self.running or self.refused)
 
     def by_status(self) -> dict[str, int]:
-        """Numbers of timed points, profiles and other points by status."""
+        """Return counts by status, for timed points, profiles and other points together."""
         total = sum(self.points.values(), Counter[Status | None]())
         return {status.value if status else "missing": count for status, count in total.items()}
 
     def __str__(self) -> str:
-        """`97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
+        """Return the tally in words, e.g. `97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
         main = (
             self.points[_TIMED]
             if self.points[_TIMED] or not self.is_known
@@ -184,12 +196,19 @@ class Tally:
 
 
 def results(text: bytes) -> dict[Key, Result]:
-    """Parse points.jsonl; raises `UserError` for a line before the last one that cannot be read."""
+    """Parse points.jsonl.
+
+    Raises:
+        UserError: a line before the last cannot be read.
+    """
     return {result.key: result for result in points_from_lines(text, Result)}
 
 
 def refusal(path: Path) -> str | None:
-    """Read `refused.txt`: why the last worker of a run refused to start or to go on; None if it did not."""
+    """Read why a run's last worker refused to start or continue, from `refused.txt`.
+
+    None if it did not refuse.
+    """
     try:
         return one_line(untrusted.read_bytes(path).decode(errors="replace").strip()) or None
     except OSError:
@@ -197,7 +216,10 @@ def refusal(path: Path) -> str | None:
 
 
 class Pace:
-    """Time per timed point: measured in the same run, limited by its settings, or measured in other runs."""
+    """Time per timed point.
+
+    It is measured in the same run, or limited by the run's settings, or measured in other runs.
+    """
 
     def __init__(self, runs: Sequence[Run]) -> None:
         seconds: dict[tuple[Subject, str] | None, list[float]] = {}
@@ -207,14 +229,14 @@ class Pace:
         self._medians = {kind: median_seconds(values) for kind, values in seconds.items()}
 
     def seconds_planned(self, run: Run, planned: PlannedRun) -> float | None:
-        """Estimate the time of a run that has not begun; None if it is unknown."""
+        """Estimate the time for a run that has not begun; return None if unknown."""
         point_seconds = self._medians.get((run.about, run.gpu)) or self._medians.get(None)
         if planned.seconds is not None or point_seconds is None:
             return planned.seconds
         return _IMPORT_SECONDS + _START_SECONDS + planned.points.get(_TIMED, 0) * point_seconds
 
     def seconds_left(self, run: Run, left: Collection[Key]) -> float | None:
-        """Estimate the time of points without a result; None if it is unknown."""
+        """Estimate the time for points without a result; return None if unknown."""
         candidates = (
             median_seconds(measured_seconds(run.results.values())),
             run.point_seconds,
@@ -226,7 +248,7 @@ class Pace:
 
 
 def tally(runs: Sequence[Run], pace: Pace) -> Tally:
-    """Count the points of some runs."""
+    """Count points across runs."""
     total = Tally()
     for run in runs:
         if run.refusal is not None:
@@ -249,7 +271,10 @@ def tally(runs: Sequence[Run], pace: Pace) -> Tally:
 
 
 def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
-    """Tabulate the runs of a folder: models down, algorithms across; precision, mode and device if they vary."""
+    """Tabulate a folder's runs: models down, algorithms across.
+
+    Precision, mode and device appear only if they vary.
+    """
     rows: dict[tuple[str, ...], dict[str, list[Run]]] = {}
     fields = [
         name

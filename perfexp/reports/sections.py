@@ -1,4 +1,4 @@
-"""Sections: the parts of a record in their order, for the console, report.md, the HTML page and the tracking store."""
+"""Record sections in their order, for the console, report.md, the HTML page and tracking stores."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from perfexp.summaries.remarks import failures, raised_diagnostics, scaling_line
 from perfexp.summaries.subject import label, one_line, varying
 from perfexp.tables import convolutions, layer_tables
 
-#: Layers of a roofline.
+#: Layer limit for a roofline table.
 _MOST_LAYERS = 15
-#: Texts of facts whose names end in these units, up to a number that no machine has.
+#: Formats for facts, by the unit that ends their name, up to an implausible value.
 _MOST = 1e18
 _FORMATS: dict[str, Callable[[float], str]] = {
     "bytes": units.format_bytes,
@@ -37,7 +37,7 @@ NOT_MEASURED = "not measured"
 
 
 def brief(analysis: Analysis) -> list[Section]:
-    """Return the answer: figures in lines, or a row for each of several points, and what was asked for besides."""
+    """Return the short answer: figures for one point or a row per point, and extra results."""
     table, record = analysis.rows, analysis.record
     figures = (
         _figures(table[0], analysis.percentiles)
@@ -60,7 +60,7 @@ def brief(analysis: Analysis) -> list[Section]:
 
 
 def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
-    """The figures of one measurement, a line each."""
+    """Return one measurement's figures, one line each."""
     parts = {name: [wording.interval_or_about(time.median)] for name, time in row.times.items()}
     parts.pop("throughput", None)
     for number in percentiles:
@@ -81,7 +81,7 @@ def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
 
 
 def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
-    """The batch sizes of points that differ in nothing else."""
+    """Return the rows as candidates if they differ in batch size only, otherwise nothing."""
     if varying(row.key for row in table) != ("batch_size",):
         return []
     return [
@@ -91,7 +91,7 @@ def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
 
 
 def _asked(analysis: Analysis) -> Iterator[str]:
-    """Lines on what a run was asked for besides the times."""
+    """Yield lines on requested results other than times, e.g. epochs and cold starts."""
     for point in analysis.record.points:
         if point.epochs:
             yield f"epoch {point.epochs[-1].number}: {wording.epoch_text(point.epochs[-1])}"
@@ -101,14 +101,14 @@ def _asked(analysis: Analysis) -> Iterator[str]:
         yield f"algorithm coverage  {' … '.join(texts)}"
     own = [point for point in analysis.record.points if not point.key.replicate]
     for text in convolutions.sentences(msgspec.structs.replace(analysis.record, points=own)):
-        yield text.partition(";")[0]  # the rest says how that was measured
+        yield text.partition(";")[0]  # the rest explains how it was measured
 
 
 def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
-    """Return the parts of a record that say something.
+    """Return a record's sections, without empty ones.
 
     Args:
-        is_whole: whether ceilings, environment and command belong to them.
+        is_whole: whether to include ceilings, environment and command.
     """
     table, record, title = analysis.rows, analysis.record, analysis.headline
     parts = [
@@ -143,7 +143,10 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
 
 
 def of_sweep(whole: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
-    """Return the parts of a sweep before its diagnostics and failures: a row for each run, and the best of them."""
+    """Return a sweep's sections up to its diagnostics and failures.
+
+    They hold a row per run, verdicts and the best run.
+    """
     verdicts = sweep_verdicts.of_sweep(whole)
     setting = list(filter(None, [sweep_summary.setting(whole.analyses)]))
     parts = [Section(sweep_summary.headline(whole.sweep), setting)]
@@ -155,7 +158,11 @@ def of_sweep(whole: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
 
 
 def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator[Section]:
-    """A table; the figures of a single row are lines, and so are those that all rows share, if it is split."""
+    """Yield a table as sections. A single row becomes lines.
+
+    Args:
+        is_split: whether to show figures that all rows share as lines, too.
+    """
     if grid is None:
         return
     lines, rest = grid.common() if is_split or len(grid.lines) == 1 else ([], grid)
@@ -186,7 +193,7 @@ def _profile(record: Record) -> Iterator[Section]:
 
 
 def _rooflines(record: Record) -> Iterator[Section]:
-    """The longest layers of each phase with their shares of the ceilings, if those are known."""
+    """Yield the longest layers of each phase with their shares of the ceilings, if known."""
     if not any(is_layers(point.key) for point in record.points):
         return
     try:
@@ -201,7 +208,7 @@ def _rooflines(record: Record) -> Iterator[Section]:
 
 
 def _environment(record: Record) -> list[str]:
-    """How the run ended, and the most important facts of the environment; record.json has the rest."""
+    """Return how the run ended and the main environment facts; record.json has the rest."""
     environment = record.environment
     facts: dict[str, Any] = {
         "status": record.status.value,
@@ -238,7 +245,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _again(record: Record) -> Iterator[Section]:
-    """A command that measures the run alone into a new folder."""
+    """Yield the command that measures this run alone, into a new folder."""
     overrides = [
         text for text in record.command if text.lstrip("+").partition("=")[0] != "output_dir"
     ]

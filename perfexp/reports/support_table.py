@@ -1,4 +1,4 @@
-"""Tables of the algorithms that support a model's convolutions, from `perfexp.worker.entry.algorithms`."""
+"""Tables of the algorithms that support a model's convolutions, from `perfexp.worker.answers`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from perfexp.summaries.subject import number_format, one_line
 #: JSON values.
 Survey = Mapping[str, Any]
 
-#: What stands for an algorithm that can't compute a layer.
+#: Cell for an algorithm that can't compute a layer.
 NOT = "–"
 _PASSES = {"forward": "fwd", "backward_data": "data", "backward_filter": "filter"}
-#: Layers that are named for a reason before the rest is counted.
+#: Layers named per reason; the rest is counted.
 _NAMED = 3
-#: Columns before those of the algorithms.
+#: Columns before the algorithm columns.
 _ABOUT = 3
 
 
 def subject(survey: Survey) -> str:
-    """Return model, phase, size, precision and device of a survey in one line."""
+    """Return a survey's model, phase, size, precision and device in one line."""
     height, width = survey["input_size"]
     size = height if height == width else f"{height}x{width}"
     parts = (survey["model"], survey["phase"], size, f"batch {survey['batch_size']}")
@@ -31,7 +31,10 @@ def subject(survey: Survey) -> str:
 
 
 def table(survey: Survey) -> Grid:
-    """Return a row for each layer, or for its passes of the same support, with a column for each algorithm."""
+    """Return the support table, with a row per layer and a column per algorithm.
+
+    If passes differ in support, a layer has several rows.
+    """
     rows: list[tuple[str, ...]] = []
     for layer in survey["layers"]:
         about = (_layer_name(layer), shape_text(layer))
@@ -51,7 +54,7 @@ def table(survey: Survey) -> Grid:
 
 
 def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
-    """The passes of a layer by their support, a cell for each algorithm."""
+    """Group a layer's passes by their support, with one cell per algorithm."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for which in next(iter(algorithms.values())):
         cells = tuple(_cell(name, answers[which]) for name, answers in algorithms.items())
@@ -60,7 +63,11 @@ def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
 
 
 def refusals(survey: Survey, *, every: bool) -> Grid:
-    """Return unsupported layers, grouped by reason; `every` names each layer."""
+    """Return unsupported layers, grouped by reason.
+
+    Args:
+        every: whether to name all layers, not only the first few.
+    """
     found = []
     for layer, algorithm, answers in _answers(survey):
         reasons: dict[str, list[str]] = {}
@@ -103,7 +110,11 @@ def _cell(algorithm: str, answer: Mapping[str, Any]) -> str:
 
 
 def shape_text(layer: Mapping[str, Any]) -> str:
-    """Return `64→128 3×3 s2 56×56`: channels, kernel, stride, dilation and groups unless 1, input size."""
+    """Return a layer's shape, e.g. `64→128 3×3 s2 56×56`.
+
+    The parts are channels, kernel, stride, dilation, groups and input size; stride, dilation and
+    groups are left out if they are 1.
+    """
     how = layer["convolution"]
     words = [f"{how['in_channels']}→{how['out_channels']}", "×".join(map(str, how["kernel"]))]
     for letter, (down, across) in (("s", how["stride"]), ("d", how["dilation"])):
@@ -124,7 +135,7 @@ def _passes_text(passes: Sequence[str]) -> str:
 
 
 def _notes(survey: Survey) -> Iterator[str]:
-    """Yield the meaning of the table's words, and the survey's diagnostics."""
+    """Yield explanations for the table's words, and the survey's diagnostics."""
     if "guess" in survey["algorithms"]:
         yield "guess: what cuDNN's heuristic ranks first"
     yield "shape: channels, kernel, s: stride, d: dilation, g: groups, height × width of the inputs"
@@ -140,7 +151,10 @@ def _notes(survey: Survey) -> Iterator[str]:
 
 
 def _reasons(found: Iterable[tuple[str, str, str]], *, every: bool) -> Grid:
-    """Algorithms, reasons and layers as a table: algorithms that refuse the same layers for a reason share a line."""
+    """Return algorithms, reasons and layers as a table.
+
+    Algorithms that refuse the same layers for the same reason share a line.
+    """
     grouped: dict[tuple[str, str], list[str]] = {}
     for algorithm, reason, layer in found:
         grouped.setdefault((algorithm, reason), []).append(layer)

@@ -1,4 +1,4 @@
-"""Tracking stores: finished records are sent to them."""
+"""Tracking stores, which receive finished records."""
 
 from __future__ import annotations
 
@@ -11,34 +11,48 @@ from perfexp.summaries.analysis import Analysis, SweepAnalysis
 
 
 class Tracker:
-    """Base of the objects that a `tracking` node of the configuration builds; sends nothing."""
+    """Base class for the `tracking` node of the configuration; sends nothing."""
 
     @property
     def settings(self) -> dict[str, str]:
-        """Values of the node that identify the store from another folder, without credentials; empty for none."""
+        """Return the settings that identify the store from another folder, without credentials.
+
+        Empty if there is no store.
+        """
         return {}
 
     def following(
         self, record: Callable[[], Record]
     ) -> AbstractContextManager[Callable[[Point], None]]:
-        """A context for one training; gives a function that takes the point after each epoch, with that epoch alone.
+        """Return a context that covers one training.
+
+        It gives a function to call after each epoch, with a point that holds only that epoch.
 
         Args:
-            record: function that returns the record of the run as it is now; another thread calls it.
+            record: returns the run's record in its current state; called from another thread.
         """
         return nullcontext(lambda _: None)
 
     def publish(self, analysis: Analysis, folder: Path) -> str | None:
-        """Send a finished record of any status, with the artifacts in its folder; sending it again changes nothing.
+        """Send a finished record of any status, with the artifacts in its folder.
 
-        Returns lines for the console that lead to it; raises `PerfexpError` if it could not be sent.
+        Sending the same record again changes nothing.
+
+        Returns:
+            Console lines that say where to find the run in the store.
+
+        Raises:
+            PerfexpError: the record could not be sent.
         """
         return None
 
     def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str | None:
-        """Send the summary of a sweep, finished or not, as `publish` does; its runs are sent on their own."""
+        """Send a sweep summary, finished or not, as `publish` does.
+
+        Its runs are sent separately.
+        """
         return None
 
 
 class NoTracking(Tracker):
-    """Records stay on disk only (tracking=none)."""
+    """Tracker for `tracking=none`: records stay on disk only."""

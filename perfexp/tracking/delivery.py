@@ -1,4 +1,4 @@
-"""Deliveries: requests to the process that sends. It waits for its imports, so that nothing heavy is imported here."""
+"""Deliveries: requests to the sending process. No heavy imports, so that it starts quickly."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import msgspec
 
-#: Experiment of a plan without a stage.
+#: Experiment for plans without a stage.
 DEFAULT_EXPERIMENT = "perfexp"
 
 
 class Figure(NamedTuple):
-    """One value of a metric `GROUP/NAME_UNIT`, at the step of its `Quantity` and the end of its point or epoch.
+    """One value of a metric `GROUP/NAME_UNIT`.
 
-    The time comes from the record alone: a store keeps one of several values with the same name, step and time.
+    It has its `Quantity`'s step and its epoch's or point's end time. The time comes from the record
+    alone: if name, step and time are equal, a store keeps one value.
     """
 
     name: str
@@ -25,7 +26,12 @@ class Figure(NamedTuple):
 
 
 class Dataset(msgspec.Struct, kw_only=True, frozen=True):
-    """The data that a model got, `synthetic 224 b8`; `context` is `training` or `inference`, `source` is JSON."""
+    """A model's input data, e.g. `synthetic 224 b8`.
+
+    Attributes:
+        source: settings that define the data, as JSON.
+        context: `training` or `inference`.
+    """
 
     name: str
     digest: str
@@ -34,10 +40,12 @@ class Dataset(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Upload(msgspec.Struct, kw_only=True, frozen=True):
-    """A file to send, to an artifact folder or to none (""), under a name of letters, digits and `._-`.
+    """A file to send.
 
     Attributes:
-        source: absolute path of the file; None for a file that is made of `content`.
+        source: absolute path to the file; None if the file is made from `content`.
+        folder: artifact folder; "" for the top level.
+        name: artifact name, from letters, digits and `._-`.
     """
 
     source: str | None
@@ -50,10 +58,13 @@ class Payload(msgspec.Struct, kw_only=True):
     """One MLflow run.
 
     Attributes:
-        identity: tags that identify the run; `tags` has others, `first_tags` those that a person may extend.
-        status: `FINISHED`, `FAILED`, `KILLED`; `SCHEDULED` or, of a training, `RUNNING` while the outcome is open.
-        started: date and time, ISO 8601, as of `ended`.
-        parent: the sweep's own run, as it is created if it is missing.
+        identity: tags that identify the run.
+        first_tags: tags that a person may extend; set once.
+        tags: all other tags.
+        status: `FINISHED`, `FAILED` or `KILLED`. While the outcome is open, `SCHEDULED`, or
+            `RUNNING` during training.
+        started: date and time, ISO 8601, like `ended`.
+        parent: the sweep's own run, as created if missing.
         children: nested runs, for example one for each phase and batch size.
     """
 
@@ -78,8 +89,8 @@ class Request(msgspec.Struct, kw_only=True, tag=True):
     """A request to a store.
 
     Attributes:
-        request_timeout_seconds: limit of one request to a server, which is tried twice.
-        deadline_seconds: limit of the whole, waiting for other processes included.
+        request_timeout_seconds: limit per server request. A failed request is tried once more.
+        deadline_seconds: limit for the whole delivery, including waits for other processes.
     """
 
     uri: str
@@ -87,12 +98,16 @@ class Request(msgspec.Struct, kw_only=True, tag=True):
     deadline_seconds: float
 
     def to_line(self) -> bytes:
-        """Return one line of JSON, in which any file name is possible."""
+        """Return one JSON line. Escapes keep any file name valid."""
         return json.dumps(msgspec.to_builtins(self)).encode() + b"\n"
 
 
 class Delivery(Request):
-    """A payload and its destination; `artifacts` is a URI for a new experiment, None if the server decides."""
+    """A payload and its destination.
+
+    Attributes:
+        artifacts: artifact URI for a new experiment; None if the server decides.
+    """
 
     experiment: str
     artifacts: str | None
@@ -100,23 +115,23 @@ class Delivery(Request):
 
 
 class Epochs(Delivery):
-    """Epochs of a training under way, which are sent now and then, without an answer."""
+    """Epochs from a training in progress, sent from time to time without an answer."""
 
 
 class Fetch(Request):
-    """The record of a stored run, or the records of a stored sweep, to copy into an existing folder."""
+    """A request for the records of a stored run or sweep, to copy into an existing folder."""
 
     run_id: str
     folder: str
 
 
 def from_line(line: bytes) -> Delivery | Epochs | Fetch:
-    """Return the request of a line."""
+    """Decode a request from one line."""
     return msgspec.convert(json.loads(line), Delivery | Epochs | Fetch)
 
 
 def to_ms(date: str | None) -> int | None:
-    """Return an ISO 8601 date as milliseconds since 1970; None if it is not a date."""
+    """Convert an ISO 8601 date to milliseconds since 1970; return None if it is not a date."""
     try:
         return max(round(datetime.fromisoformat(date or "").timestamp() * 1e3), 0)
     except (ValueError, OverflowError):

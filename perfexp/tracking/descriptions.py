@@ -1,4 +1,4 @@
-"""Descriptions of runs and sweeps in a tracking store: tags, and Markdown of limited length."""
+"""Descriptions for runs and sweeps in a tracking store: tags, and length-limited Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfexp.summaries.grid import Commands, Section, escape_markdown
 from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.tracking.store import NAME_LENGTH, TAG_LENGTH, allowed, clean, signed
 
-#: Tags of facts, and their places in the environment; the first place with a value counts.
+#: Fact tags, and their places in the environment; the first place with a value counts.
 _FACTS = {
     "driver": ("device.driver", "device.driver_version"),
     "cuda": ("device.cuda", "torch.cuda"),
@@ -30,21 +30,24 @@ _FACTS = {
     "mlflow.user": ("user",),
     "mlflow.source.git.commit": ("git.commit",),
 }
-#: Beginnings of tags, and tags, that a user's own ones cannot have.
+#: Tag prefixes, and tags, that users cannot set.
 _RESERVED, _TAKEN = ("mlflow.", "perfexp."), (*_FACTS, "gpu", "cpu")
-#: Lines of a table that are tried until a description is short enough; head and rule are among them.
+#: Table lengths to try until a description is short enough, in lines with header and rule.
 _TABLE_LINES = (100, 50, 25, 12, 6, 3)
-#: Length of a word that fits on a page of MLflow, and one character of Markdown.
+#: Longest word that fits on an MLflow page, and the pattern for one Markdown character.
 _WORD, _CHARACTER = 60, re.compile(r"\\.|&\w+;|.")
 
 
 def safe_uid(text: str) -> str:
-    """A uid that is safe in a query; it comes from a file that anybody may have written."""
+    """Return a uid that is safe inside a query.
+
+    Uids come from files that anybody may have written.
+    """
     return safe_name(text)[:NAME_LENGTH]
 
 
 def point_tags(analysis: Analysis, notes: Mapping[str, str]) -> dict[str, str]:
-    """Tags for some points of a run: how they ended, their diagnostics, `notes` on their metrics, and the machine."""
+    """Return tags for a run's points: statuses, diagnostics, metric `notes` and machine facts."""
     record = analysis.record
     statuses = Counter(row.status.value for row in analysis.rows)
     device = "cpu" if fact_at(record.environment, "device.kind") == "cpu" else "gpu"
@@ -63,7 +66,7 @@ def point_tags(analysis: Analysis, notes: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_tags(plan: dict[str, Any]) -> dict[str, str]:
-    """Return `tracking.tags` of a plan; a record may come from anywhere, so that names are checked again."""
+    """Return `tracking.tags` from a plan. Names are checked again, since records may be foreign."""
     own = fact_at(plan, "tracking.tags")
     texts = (
         {str(name): text for name, text in own.items() if text is not None}
@@ -76,30 +79,30 @@ def own_tags(plan: dict[str, Any]) -> dict[str, str]:
 
 
 def sweep_tags(first: Record) -> dict[str, str]:
-    """Return the tags that a sweep has of its first run: the user, the commit, and the user's own ones."""
+    """Return a sweep's tags from its first run: user, commit and the user's own tags."""
     facts = {name: fact(first.environment, name) for name in _FACTS if name.startswith("mlflow.")}
     return facts | own_tags(first.plan)
 
 
 def tag_fault(name: str) -> str | None:
-    """Why a user's tag cannot have this name; None if it can."""
+    """Return why users cannot set a tag with this name; None if they can."""
     if name.startswith(_RESERVED) or name in _TAKEN:
         return "perfexp and MLflow set tags of this name"
     return None if name == allowed(name) else "use letters, digits, spaces and _-.:"
 
 
 def tags(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return texts as tags; one without text is left out."""
+    """Return texts as tags, without empty texts."""
     return {name: clean(text, TAG_LENGTH) for name, text in texts.items() if text}
 
 
 def reasons(by_name: Mapping[str, str]) -> str:
-    """Join reasons with the names that they belong to."""
+    """Join reasons, each behind its name."""
     return "; ".join(f"{name}: {reason}" for name, reason in by_name.items())
 
 
 def fact(environment: dict[str, Any], name: str) -> str:
-    """Return the fact of an environment that a tag shows; empty if it is unknown."""
+    """Return the environment fact that a tag shows; empty if unknown."""
     return _first(environment, _FACTS[name])
 
 
@@ -109,7 +112,7 @@ def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
 
 
 def of_run(analysis: Analysis, skipped: Mapping[str, str]) -> str:
-    """Describe a run: the report, and the files that were skipped, with the reasons."""
+    """Describe a run: its report, and the skipped files with their reasons."""
     page = markdown.markdown(analysis).removeprefix(
         "# "
     )  # MLflow's page has the run's name as its title
@@ -118,7 +121,7 @@ def of_run(analysis: Analysis, skipped: Mapping[str, str]) -> str:
 
 
 def of_points(part: Analysis) -> str:
-    """Describe some points of a run by their figures; the report is with the run."""
+    """Describe some points by their figures. The full report is with the run."""
     return _note(
         {},
         overview.points(part).markdown(),
@@ -127,7 +130,7 @@ def of_points(part: Analysis) -> str:
 
 
 def of_sweep(whole: SweepAnalysis) -> str:
-    """Describe a sweep: how many runs have ended, their results, and the command that repeats it."""
+    """Describe a sweep: how many runs have ended, their results, and the command to repeat it."""
     again = Commands([shlex.join(["python", "-m", "perfexp", *whole.sweep.command])])
     return _note(
         whole.analyses[0].record.plan if whole.analyses else {},
@@ -144,14 +147,14 @@ def _parts(*parts: Section) -> Iterator[str]:
 
 
 def _note(plan: dict[str, Any], *blocks: str) -> str:
-    """Paragraphs below `tracking.description` of a plan."""
+    """Join paragraphs, below the plan's `tracking.description`."""
     own = escape_markdown(str(fact_at(plan, "tracking.description") or ""))
     text = "\n\n".join(block.strip("\n") for block in (own, *blocks) if block)
     return signed(fitted(breakable(text), TAG_LENGTH - 50))
 
 
 def breakable(text: str) -> str:
-    """Let a browser break the long words of a Markdown text; lines of code and tables are short already."""
+    """Let browsers break long words in Markdown. Code and table lines are short already."""
     lines = text.split("\n")
     return "\n".join(
         line if line.startswith(("|", "    ")) else re.sub(r"\S+", _broken, line) for line in lines
@@ -159,14 +162,17 @@ def breakable(text: str) -> str:
 
 
 def _broken(word: re.Match[str]) -> str:
-    """A word with zero-width spaces where a browser may break it."""
+    """Insert zero-width spaces into a word where a browser may break it."""
     characters = _CHARACTER.findall(word[0])
     pieces = (characters[start : start + _WORD] for start in range(0, len(characters), _WORD))
     return "&#8203;".join(map("".join, pieces))
 
 
 def fitted(text: str, length: int) -> str:
-    """Shorten a Markdown text: long tables lose their last lines and give their number, the rest is cut."""
+    """Shorten Markdown to a maximum length.
+
+    Long tables lose their last lines and state how many; any other excess is cut off.
+    """
     blocks = clean(text, len(text) + length).split("\n\n")
     for most in _TABLE_LINES if len(text) > length else ():
         text = "\n\n".join(_shortened(block, most) for block in blocks)

@@ -1,4 +1,4 @@
-"""Figures: the metrics of a run, and the best ones of a sweep or of a run with several phases and batch sizes."""
+"""Figures: a run's metrics, and the best metrics across several runs, phases or batch sizes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from perfexp.tracking.delivery import Figure, to_ms
 from perfexp.tracking.descriptions import reasons
 from perfexp.tracking.store import NAME_LENGTH, allowed
 
-#: Times of a call that can be best.
+#: Call times that `best` ranks.
 _TIMES = (*DEVICE_TIMES, "latency")
-#: Endings of the names of an interval's parts: of a median, and of any metric.
+#: Name endings of interval bounds: for medians, and for any metric.
 _MEDIAN_INTERVAL = re.compile(r"/ci_(low_ms|high_ms|half_width_percent)$")
 _INTERVAL = re.compile(r"_(low|high)$")
 
 
 def metric_part(text: str) -> str:
-    """A part of a metric's name; a slash in it would open another group."""
+    """Return one part of a metric name. A slash would open another group, so it becomes a dot."""
     return allowed(text.replace("/", "."))
 
 
 def of(
     found: Iterable[Charted], time_ms: Callable[[Charted], int]
 ) -> tuple[list[Figure], dict[str, str]]:
-    """Return the figures that a store takes, and tags: why others are dropped, and which ones are estimated."""
+    """Return the figures that a store accepts, and tags with notes on them.
+
+    The tags list dropped metrics with reasons, and metrics that are estimated.
+    """
     sent: dict[tuple[str, int], Figure] = {}
     dropped: dict[str, str] = {}
     estimated: dict[str, None] = {}
@@ -66,7 +69,10 @@ def of(
 
 
 def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
-    """The parts of intervals that end before their metric: a store would show them beside another point's value."""
+    """Return interval bounds whose last step comes before the last step of their metric.
+
+    A store would show such bounds beside another point's value.
+    """
     last: dict[str, int] = {}
     for name, step in sent:
         last[name] = max(step, last.get(name, step))
@@ -75,10 +81,10 @@ def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def times(record: Record) -> Callable[[Charted], int]:
-    """Return a function with the end of a quantity's epoch or point; that of the record for a point without a start.
+    """Return a function that maps a quantity to the end time of its epoch or point.
 
-    A point ends with its last process: a store shows the latest value, so figures with further processes replace those
-    without.
+    Points without a start get the record's end. With several processes a point ends with the last.
+    A store shows the latest value, so figures from more processes replace figures from fewer.
     """
     ends: dict[tuple[object, int | None], int] = {}
     for point in record.points:
@@ -91,10 +97,12 @@ def times(record: Record) -> Callable[[Charted], int]:
 
 
 def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
-    """Return the ends of a training's epochs by number, as if it had begun with its point and earlier ones took time.
+    """Return a training's epoch end times by epoch number, in ms since 1970.
+
+    They are computed as if training began at the point's start, after `seconds` of earlier epochs.
 
     Args:
-        seconds: duration of earlier epochs, which the point does not have.
+        seconds: duration of earlier epochs, which the point does not contain.
     """
     ends = accumulate((one.total_seconds for one in point.epochs), initial=seconds)
     next(ends)
@@ -105,7 +113,7 @@ def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
 
 
 def best(table: Sequence[Row]) -> Iterator[Charted]:
-    """Yield the best figures of each phase: the smallest median of each time, and the largest rate."""
+    """Yield the best figures per phase: the smallest median of each time, and the largest rate."""
     phases = dict.fromkeys(row.key.phase for row in table)
     for phase in phases:
         of_phase = [row for row in table if row.key.phase == phase]
@@ -137,12 +145,15 @@ def best(table: Sequence[Row]) -> Iterator[Charted]:
 
 
 def winner(whole: SweepAnalysis) -> dict[str, str]:
-    """Return tags of the fastest runs of a sweep, by the verdicts of its table.
+    """Return tags that name a sweep's fastest runs, by the verdicts in its table.
 
-    `perfexp.best` names the fastest run, `perfexp.best_ties` the others that are not shown to be slower, and
-    `perfexp.best_by` the metric that decides. `perfexp.best_undecided` names the runs of which no verdict is decided.
-    Where points or models differ in their winners, they follow in parentheses. A sweep whose runs have no point in
-    common has no tags.
+    * `perfexp.best`: the fastest run.
+    * `perfexp.best_ties`: other runs, not shown to be slower.
+    * `perfexp.best_by`: the metric that decides.
+    * `perfexp.best_undecided`: runs without a decided verdict.
+
+    If the winner depends on the point or model, each text names its points or models in
+    parentheses. There are no tags if the runs share no point.
     """
     found = sweep_verdicts.winners(whole)
     fields = varying(one.key for one in found)
@@ -174,7 +185,10 @@ def winner(whole: SweepAnalysis) -> dict[str, str]:
 
 
 def _joined(name: str, places: Mapping[str, Collection[str]], num_points: int) -> str:
-    """Texts with the places where they are true, unless that is everywhere."""
+    """Join texts, each with the places where it holds.
+
+    Texts that hold everywhere have no places.
+    """
     return " | ".join(
         text if name == "best_by" or len(where) == num_points else f"{text} ({', '.join(where)})"
         for text, where in places.items()
@@ -190,7 +204,10 @@ def _metric(measure: str) -> str:
 
 
 def _axes(every: Mapping[str, str], of_winner: Winner) -> str:
-    """The axes of a group, without its model if each model has a winner; the value alone of a single option's axis."""
+    """Return a group's axes as text.
+
+    The model is left out if each model has its own winner. A single option shows its value alone.
+    """
     axes = {
         axis: text for axis, text in every.items() if not (of_winner.model and axis in MODEL_AXES)
     }

@@ -1,4 +1,4 @@
-"""MLflow sink: the tracking store of a command, and the process that sends to it. No MLflow here."""
+"""MLflow sink: a command's tracking store, and the process that sends to it. No MLflow here."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ from perfexp.tracking.delivery import Delivery, Epochs, Fetch, Payload, Request
 from perfexp.tracking.descriptions import reasons, tag_fault
 from perfexp.tracking.store import TrackingFailed, clean
 
-#: Limit on the last delivery of a training that was interrupted, and on the end of a killed process.
+#: Limit for the last delivery after an interrupted training, and for a killed process to end.
 _END_SECONDS = 5.0
 #: MLflow reads these settings from the environment only.
 _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a server may name an hour
-    "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",  # records and credentials are for the server that was named
+    "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",  # records and credentials go to the named server only
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-#: Stores that missed a deadline in this process: a sweep of 100 runs does not wait 100 times.
+#: Stores that missed a deadline in this process: a sweep with 100 runs must not wait 100 times.
 _late: set[str] = set()
 
 
 class DeadlineMissed(TrackingFailed):
-    """There was no answer before the deadline."""
+    """No answer arrived before the deadline."""
 
 
 class MlflowSink(Tracker):
-    """A tracking store of MLflow; raises `UserError` if no such store can exist, or a limit is not positive.
+    """An MLflow tracking store.
 
-    The run of a record, found by its uid, is completed and updated; nothing is stored twice. Parameters, which MLflow
-    never changes, and a description or a name that a person changed stay.
+    A record's run is found by its uid and updated, so nothing is stored twice. MLflow never changes
+    parameters. A name or description that a person has edited stays.
+
+    Raises:
+        UserError: MLflow supports no such store, or a limit is not positive.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class MlflowSink(Tracker):
         for name, seconds in limits.items():
             if not (0 < seconds < math.inf):
                 raise UserError(f"tracking.{name}={seconds:g}: set a positive number of seconds.")
-        # the payload takes name, description and tags from the record, so that `perfexp sync` sends the same ones
+        # payloads read name, description and tags from the record: `perfexp sync` sends the same
         if tags is not None and not isinstance(tags, Mapping):
             raise UserError(
                 f"tracking.tags={tags}: give names with values, tracking.tags={{team:vision}}."
@@ -98,7 +101,7 @@ class MlflowSink(Tracker):
 
         def follow(point: Point) -> None:
             nonlocal training, seconds
-            with suppress(Exception):  # sending the record reports it
+            with suppress(Exception):  # sending the record later reports the failure
                 training = training or payload.of_training(record(), point)
                 epochs = msgspec.structs.replace(
                     training, figures=payload.epochs_of(point, seconds)
@@ -108,7 +111,7 @@ class MlflowSink(Tracker):
 
         try:
             yield follow
-        except BaseException:  # the run would stay open if no record follows
+        except BaseException:  # without a record the run would stay open
             if training is not None:
                 last = msgspec.structs.replace(training, figures=[], status="KILLED")
                 with suppress(TrackingFailed):
@@ -118,7 +121,7 @@ class MlflowSink(Tracker):
             raise
 
     def publish(self, analysis: Analysis, folder: Path) -> str:
-        start_sender()  # it imports MLflow in the meantime
+        start_sender()  # imports MLflow while the payload is built
         return self._send(payload.of_run(analysis, folder), self._again(folder))
 
     def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str:
@@ -127,13 +130,24 @@ class MlflowSink(Tracker):
     def publish_comparison(
         self, comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path
     ) -> str:
-        """Send a comparison with the files in its folder; raises `TrackingFailed`."""
+        """Send a comparison with the files in its folder.
+
+        Raises:
+            TrackingFailed: the comparison could not be sent.
+        """
         return self._send(
             payload.of_comparison(comparison, records, folder), "The comparison itself is complete"
         )
 
     def fetch(self, run_id: str, folder: Path) -> list[Path]:
-        """Copy the record of a stored run, or the records of a stored sweep, into an empty folder; return the files."""
+        """Copy the record of a stored run, or all records of a stored sweep, into an empty folder.
+
+        Returns:
+            Paths to the copied files.
+
+        Raises:
+            UserError: the records could not be read.
+        """
         file = store.database(self.uri)
         if file is not None and not file.is_file():
             raise UserError(f"There is no tracking store {file}; name one with --uri.")
@@ -158,7 +172,7 @@ class MlflowSink(Tracker):
         )
 
     def _send(self, content: Payload, remedy: str) -> str:
-        """Send a payload; an error is one message with the failure and the remedy."""
+        """Send a payload. Raise an error with the failure and its remedy in one message."""
         try:
             if self.uri in _late:
                 raise TrackingFailed(
@@ -193,9 +207,10 @@ def _reason(error: Exception) -> str:
 
 
 class SenderProcess:
-    """A process that sends; it stays for the next delivery, since importing MLflow takes seconds.
+    """A process that sends.
 
-    It has a session of its own: Ctrl-C reaches it through this process only.
+    It stays alive between deliveries, since importing MLflow takes seconds. It runs in its own
+    session, so Ctrl-C does not reach it directly: the parent ends it.
     """
 
     def __init__(self) -> None:
@@ -210,7 +225,7 @@ class SenderProcess:
         )
 
     def put(self, request: Request) -> None:
-        """Write a request; the process reads at once."""
+        """Write a request, without waiting: the process reads continuously."""
         assert self.process.stdin is not None
         self.process.stdin.write(request.to_line())
         self.process.stdin.flush()
@@ -218,7 +233,9 @@ class SenderProcess:
     def answer(self) -> dict[str, Any]:
         """Return the answer to a request.
 
-        Raises `DeadlineMissed` if the process has ended at its deadline, `TrackingFailed` if it has ended otherwise.
+        Raises:
+            DeadlineMissed: the process was terminated at its deadline.
+            TrackingFailed: the process ended for another reason.
         """
         assert self.process.stdout is not None
         if line := self.process.stdout.readline():
@@ -232,7 +249,7 @@ class SenderProcess:
         )
 
     def kill(self) -> None:
-        """Kill the process and everything that it started."""
+        """Kill the process and all its children."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -243,22 +260,26 @@ class SenderProcess:
                     stream.close()
 
 
-#: The sending process of this one, once something was sent.
+#: This process's sending process, once started.
 _sender: SenderProcess | None = None
 
 
 def deliver(request: Request) -> str:
-    """Pass a request to the sending process, whose start is not part of the deadline; return the lines of its answer.
+    """Pass a request to the sending process and return the lines of its answer.
 
-    Raises `DeadlineMissed` if it takes longer, `LockTimeout` if another process creates runs in the same database, and
-    `TrackingFailed` if it could not be sent.
+    Starting that process does not count toward the deadline.
+
+    Raises:
+        DeadlineMissed: sending took longer than the deadline.
+        LockTimeout: another process is creating runs in the same database.
+        TrackingFailed: the request failed for another reason.
     """
     sender = start_sender()
     try:
         with suppress(BrokenPipeError):  # it has ended; the answer says why
             sender.put(request)
         answer = sender.answer()
-    except BaseException:  # Ctrl-C, too: a late answer must not be taken for the next one
+    except BaseException:  # also after Ctrl-C: a late answer must not pass for the next answer
         end_sender()
         raise
     if "link" in answer:
@@ -267,7 +288,7 @@ def deliver(request: Request) -> str:
 
 
 def start_sender() -> SenderProcess:
-    """Start the sending process, unless it runs; it is ready some seconds later."""
+    """Start the sending process unless it already runs. It is ready some seconds later."""
     global _sender
     if _sender is not None and _sender.process.poll() is not None:
         end_sender()
@@ -277,7 +298,7 @@ def start_sender() -> SenderProcess:
 
 @atexit.register
 def end_sender() -> None:
-    """End the sending process, if there is one."""
+    """Terminate the sending process, if any."""
     global _sender
     if _sender is not None:
         sender, _sender = _sender, None

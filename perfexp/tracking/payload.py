@@ -27,23 +27,26 @@ from perfexp.tracking.descriptions import reasons, safe_uid
 from perfexp.tracking.figures import metric_part
 from perfexp.tracking.store import NAME_LENGTH, TAG_LENGTH, clean
 
-#: Artifact folders of a run; files of any other kind lie next to them.
+#: A run's artifact folders; files of any other kind lie next to them.
 FOLDERS = ("config", "data", "plots", "tables", "profiles", "logs")
-#: Larger files stay on disk: a copy of a sparse file could fill the store.
+#: Larger files stay on disk: a copied sparse file could fill the store.
 _MAX_FILE_BYTES = 2 << 30
-#: Most nested runs for sizes; each takes some 50 ms to send.
+#: Limit on nested runs for sizes; each takes some 50 ms to send.
 _MOST_SIZES = 64
-#: Name of the table of a run's points.
+#: File name of the table with a run's points.
 _TABLE = "points.json"
 _log = logging.getLogger(__name__)
 
 
 def of_run(analysis: Analysis, folder: Path) -> Payload:
-    """A record as an MLflow run, with a nested run for each phase and batch size if it has several."""
+    """Return a record as an MLflow run.
+
+    If the run has several phases or batch sizes, each becomes a nested run.
+    """
     record, parts = analysis.record, point_runs(analysis)
     found = charted(parts[0]) if len(parts) == 1 else figures.best(analysis.rows)
     metrics, notes = figures.of(found, figures.times(record))
-    own = Artifact(path="record.json", kind="data")  # it is written last and need not name itself
+    own = Artifact(path="record.json", kind="data")  # the record does not list itself
     others = [artifact for artifact in record.artifacts if artifact.path != own.path]
     files, skipped = sendable([*others, own], folder)
     for path, reason in skipped.items():
@@ -75,7 +78,7 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
 
 
 def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
-    """Return the summary of a sweep as the parent run of its runs."""
+    """Return a sweep's summary as the parent run for its runs."""
     sweep, records = whole.sweep, [one.record for one in whole.analyses]
     paths = SweepPaths(folder)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
@@ -105,7 +108,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
         figures=metrics,
         params=run_params.of_sweep(sweep, records)
         if is_whole
-        else {},  # a parameter is never changed
+        else {},  # MLflow never changes a parameter
         tags=descriptions.tags(tags),
         first_tags=first_tags,
         note=descriptions.of_sweep(whole),
@@ -116,11 +119,13 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
 def of_comparison(
     comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path
 ) -> Payload:
-    """A comparison as an MLflow run: each ratio at the step of its point, verdicts, and tags of the runs of all sides.
+    """Return a comparison as an MLflow run: ratios, verdict counts, and tags that name the runs.
+
+    Each ratio has its point's number as its step.
 
     Args:
-        records: the records of each side, the baseline first.
-        folder: folder of the comparison's files.
+        records: records per side, the baseline first.
+        folder: the comparison's folder.
     """
     whole = [record for side in records for record in side]
     ended = max(record.ended or record.started for record in whole)
@@ -168,7 +173,7 @@ def of_comparison(
 
 
 def of_training(record: Record, point: Point) -> Payload:
-    """A training under way without its figures, for the run that `of_run` completes."""
+    """Return a training in progress, without figures, for the run that `of_run` later completes."""
     return Payload(
         name=_name(run_names.of_run(record, [point.key])),
         experiment=_experiment(record),
@@ -180,15 +185,20 @@ def of_training(record: Record, point: Point) -> Payload:
 
 
 def epochs_of(point: Point, seconds: float) -> list[Figure]:
-    """Return the figures of a point's epochs; earlier ones, which the point does not have, took some seconds."""
+    """Return figures for a point's epochs.
+
+    Args:
+        seconds: duration of earlier epochs, which the point does not contain.
+    """
     ends = figures.ends_of_epochs(point, seconds)
     return figures.of(of_epochs(point), lambda one: ends[one.step])[0]
 
 
 def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
-    """A nested run for each phase and batch size if there are several, and one for each size of those with several.
+    """Return nested runs, so that filters find a measurement by size, batch size and phase.
 
-    A filter finds a measurement by its size, batch size and phase wherever it was measured.
+    If there are several phases or batch sizes, each gets a run. Within them, each of several sizes
+    gets a run, unless there would be more than `_MOST_SIZES` runs.
     """
     known = [part for part in parts if part.batch_size != LARGEST]
     sizes = [one for part in known for one in by_size(part)]
@@ -222,7 +232,7 @@ def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
 
 
 def _parent(record: Record) -> Payload | None:
-    """The sweep's run with the facts that one of its children has."""
+    """Return the sweep's run, with the facts that a single child knows."""
     if record.sweep is None:
         return None
     return Payload(
@@ -251,10 +261,12 @@ def _experiment(record: Record) -> str:
 
 
 def run_status(statuses: Collection[Status]) -> str:
-    """MLflow's status for a run and its points, or for the runs of a sweep.
+    """Return MLflow's status for a run's points, or for a sweep's runs.
 
-    FINISHED: something was measured, and the rest cannot be (too little memory, a size that the model refuses).
-    KILLED: somebody ended it early. FAILED: everything else, including a run without a single figure.
+    * FINISHED: something was measured, and the rest is impossible (e.g. out of memory, or a size
+      that the model refuses).
+    * KILLED: somebody stopped it early.
+    * FAILED: everything else, including a run without a single figure.
     """
     if {Status.INTERRUPTED, Status.KILLED} & set(statuses):
         return "KILLED"
@@ -264,7 +276,10 @@ def run_status(statuses: Collection[Status]) -> str:
 
 
 def sweep_status(sweep: Sweep) -> str:
-    """MLflow's status for a sweep: SCHEDULED while runs may still come; RUNNING would outlive a killed sweep."""
+    """Return MLflow's status for a sweep: SCHEDULED while runs may still follow.
+
+    RUNNING would outlive a killed sweep.
+    """
     if sweep.jobs is not None and len(sweep.children) < sweep.jobs:
         return "KILLED" if sweep.ended else "SCHEDULED"
     return run_status([child.status for child in sweep.children])
@@ -274,13 +289,14 @@ def sweep_status(sweep: Sweep) -> str:
 
 
 def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[str, str]]:
-    """Return a table as a file, in the form of `mlflow.log_table`, and the tag that lists it; nothing without lines.
+    """Return a table as a file in the format of `mlflow.log_table`, and the tag that lists it.
 
-    MLflow groups the rows of several runs by the first column, and compares the second one.
+    Nothing without lines. MLflow groups rows across runs by the first column and compares the
+    second.
     """
     lines = [
         line for line in lines if line.get("batch_size") != LARGEST
-    ]  # a point whose batch is searched for
+    ]  # leave out points whose batch is still being searched for
     if not lines:
         return [], {}
     lines = [{"point": _point(line), "median_ms": line.get("median_ms"), **line} for line in lines]
@@ -298,7 +314,10 @@ def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[st
 
 
 def _point(line: Mapping[str, Cell]) -> str:
-    """The identity of a line among those of other runs; in a sweep's table with the name of its run."""
+    """Return a line's point as text that matches across runs.
+
+    In a sweep's table the run comes first.
+    """
     parts = (line.get(name) for name in ("run", "phase", "input_size", "batch_size", "precision"))
     return " · ".join(one_line(str(part)) for part in parts if part is not None)
 
@@ -308,10 +327,10 @@ def _cell(cell: Cell) -> Cell:
 
 
 def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
-    """Files of a run or a sweep to send, and why others are skipped, by their names in the record.
+    """Return the files to send, and reasons for skipped files, keyed by path in the record.
 
-    The record is data and can name anything. `plots/a b.png` of the kind `plots` becomes `plots/a-b.png`; deeper
-    folders become part of the name.
+    The record is data and can name anything. For example, `plots/a b.png` with kind `plots` becomes
+    `plots/a-b.png`; deeper folders become part of the name.
     """
     uploads: dict[str, Upload] = {}
     skipped: dict[str, str] = {}
@@ -335,7 +354,10 @@ def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload],
 
 
 def _refusal(path: str, folder: Path) -> str | None:
-    """Why a file is not sent, or None. Nothing outside the run's folder is sent, and no link to it."""
+    """Return why a file is not sent, or None.
+
+    Links, and files outside the run's folder, are never sent.
+    """
     root = folder.resolve()
     source = root / path
     try:

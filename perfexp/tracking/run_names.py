@@ -1,4 +1,4 @@
-"""Names of runs in lists, which show about 17 characters: short, and what differs between runs comes first."""
+"""Run names for lists, which show about 17 characters: short, with what differs first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut
 from perfexp.summaries.subject import EXECUTION_KEYS, one_line, subject
 
-#: Longest name that perfexp makes; a user's may be longer.
+#: Longest generated name; names set by users may be longer.
 LENGTH = 24
-#: Characters that are left of a shortened word, and of one that distinguishes the runs of a sweep.
+#: Minimum length of a shortened word, and of a shortened word that tells a sweep's runs apart.
 _SHORTEST, _SHORTEST_AXIS = 5, 11
-#: Part of a name by the axis of a sweep that it shows; other axes have a word of their own.
+#: Name part that shows each sweep axis; other axes have their own word.
 _PARTS = {
     axis: axis
     for axis in ("model", "algorithm", "mode", "precision", "execution", "input_size", "batch_size")
@@ -24,7 +24,7 @@ _PARTS |= {
     "mode.train.batch_size": "batch_size",
     "mode.inference.batch_size": "batch_size",
 }
-#: Nouns of a sweep's axes in its name where they are not the part's name with an s.
+#: Irregular plurals: nouns for sweep axes other than the part's name with an s.
 _NOUNS = {"input_size": "sizes", "batch_size": "batches", "gpu": "GPUs", "gpu.count": "GPU counts"}
 #: Further axes that a name shows by value only.
 _PLAIN = ("gpu", "experiment")
@@ -32,7 +32,7 @@ _PLAIN = ("gpu", "experiment")
 _USUAL = ("default", USUAL_PRECISION, "eager")
 _INFERENCE = "inf"
 _MODES = {"inference": _INFERENCE, "train_inference": "tr+inf"}
-#: Settings of the execution by the words that names have.
+#: Short words for execution settings.
 _EXECUTIONS = {
     "compile=default": "compile",
     "compile=max-autotune": "autotune",
@@ -45,24 +45,29 @@ _EXECUTIONS = {
 
 
 def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
-    """Return the name of a run, `vgg16 winograd 224 b8`: the user's own, or its words as far as they fit.
+    """Return a run's name, e.g. `vgg16 winograd 224 b8`.
+
+    A name set by the user wins. Otherwise the name holds as many words as fit.
 
     Args:
-        keys: the points that the name describes, by default all.
+        keys: points that the name describes; all by default.
     """
-    own = "" if record.sweep else of_user(record)  # in a sweep it is the name of the whole
+    own = "" if record.sweep else of_user(record)  # in a sweep, the user names the whole sweep
     return own or _fitted(_words(record, list(keys) or _timed(record)), _axes(record))
 
 
 def of_part(record: Record, keys: Sequence[Key]) -> str:
-    """Return the name of one phase and batch size of a run: `b8 train resnet50 224`."""
+    """Return the name for one phase and batch size, e.g. `b8 train resnet50 224`."""
     words = _words(record, keys)
     words["mode"] = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
     return _fitted(words, _axes(record), [words["batch_size"], words["mode"]])
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
-    """Return the name of a sweep: its axes with the number of their values, `3 models × 2 algorithms`, and the rest."""
+    """Return a sweep's name: its axes with their value counts, then the words that all runs share.
+
+    For example `3 models × 2 algorithms`.
+    """
     values: dict[str, set[str]] = {}
     for child in sweep.children:
         for axis, value in child.axes.items():
@@ -75,17 +80,17 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
 
 
 def of_unfinished_sweep(record: Record) -> str:
-    """Return the name of a run's sweep until its summary is sent: `models × algorithms`."""
+    """Return the name for a run's sweep until its summary is sent, e.g. `models × algorithms`."""
     return of_user(record) or _of_axes(dict.fromkeys(_axes(record), ""), [record]) or "sweep"
 
 
 def of_user(record: Record) -> str:
-    """Return `tracking.run_name` of a record's plan, or an empty text."""
+    """Return `tracking.run_name` from a record's plan, or an empty string."""
     return one_line(str(fact_at(record.plan, "tracking.run_name") or ""))
 
 
 def shape(keys: Sequence[Key]) -> str:
-    """Return sizes and batch sizes of some points: `224x224 b8`, `160x160-320x320 b1-64`."""
+    """Return input and batch sizes, e.g. `224x224 b8` or `160x160-320x320 b1-64`."""
     sizes = ["x".join(map(str, key.input_size)) for key in sorted(keys, key=lambda key: key.pixels)]
     return f"{_range(sizes)} {_batches(keys)}".strip()
 
@@ -99,7 +104,7 @@ def _timed(record: Record) -> list[Key]:
 
 
 def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
-    """The axes with the numbers of their values, where they are known, and what all records share."""
+    """Return the axes with their value counts, if known, and the words that all records share."""
     nouns = []
     for axis, count in counts.items():
         part = _part(axis)
@@ -115,7 +120,7 @@ def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
 
 
 def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
-    """The words of a run by the part of its name, the most telling first."""
+    """Return a run's words, keyed by name part, most informative first."""
     about = subject(record.plan)
     return {
         "model": about.model,
@@ -129,19 +134,19 @@ def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
 
 
 def _execution(text: str) -> str:
-    """The settings that differ from the usual execution, `nhwc+graph`; `eager` without."""
+    """Return the settings that differ from default execution, e.g. `nhwc+graph`, or `eager`."""
     words = [_EXECUTIONS.get(word, word) for word in text.split(", ") if word != "eager"]
     return "+".join(words) or "eager"
 
 
 def _part(axis: str) -> str | None:
-    """The part of a name that shows an axis; None if it has a word of its own."""
+    """Return the name part that shows an axis; None if the axis has its own word."""
     group, _, key = axis.partition(".")
     return "execution" if group == "execution" and key in EXECUTION_KEYS else _PARTS.get(axis)
 
 
 def _batches(keys: Sequence[Key]) -> str:
-    """The range of batch sizes, which ends with `max` while the largest one is searched for."""
+    """Return the batch-size range, which ends with `max` during a search for the largest batch."""
     in_order = sorted(keys, key=lambda key: (key.batch_size == LARGEST, key.batch_size))
     return f"b{_range([key.batch_label for key in in_order])}" if keys else ""
 
@@ -151,7 +156,10 @@ def _range(sorted_texts: Sequence[str]) -> str:
 
 
 def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
-    """The words that no axis shows; inference, the usual mode, comes last and goes first."""
+    """Return the words that no axis shows.
+
+    Inference is the usual mode, so its word comes last and is dropped first.
+    """
     shown = set(map(_part, axes))
     rest = [
         word for part, word in words.items() if part not in shown and word and word not in _USUAL
@@ -160,7 +168,7 @@ def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
 
 
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
-    """The words of a sweep's axes."""
+    """Return the words for a sweep's axes."""
     names = {axis: "" if axis in _PLAIN else f"{axis.rpartition('.')[2]}=" for axis in axes}
     return [
         words[part] if (part := _part(axis)) else one_line(names[axis] + axes[axis])
@@ -169,7 +177,10 @@ def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
 
 
 def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[str] = ()) -> str:
-    """Join words; the last long ones are shortened first, then left out, so that numbers remain."""
+    """Join words into a name of at most `LENGTH` characters.
+
+    Long words are shortened, starting with the last, and then left out, so that numbers remain.
+    """
     varying, fixed = [*first, *_varying(words, axes)], _fixed(words, axes)
     texts = {
         word: word
@@ -194,7 +205,7 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
 
 
 def _with(text: str, words: Iterable[str]) -> str:
-    """A text with the words that fit behind it."""
+    """Append to a text those words that fit."""
     for word in words if text else ():
         text = f"{text} {word}" if len(text) + 1 + len(word) <= LENGTH else text
     return text

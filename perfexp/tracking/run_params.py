@@ -1,4 +1,7 @@
-"""Parameters and datasets of runs: what a person chooses or groups by; the whole plan is an artifact."""
+"""Run parameters and datasets: settings people choose or group by.
+
+The whole plan is an artifact.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from perfexp.tracking.delivery import Dataset
 from perfexp.tracking.descriptions import fact
 from perfexp.tracking.store import NAME_LENGTH, PARAM_LENGTH, allowed, clean
 
-#: Most parameters of a run: pages and comparisons list all of them.
+#: Parameter limit per run: pages and comparisons list all of them.
 MOST = 25
-#: Groups of the configuration whose option is a parameter.
+#: Configuration groups whose chosen option is a parameter.
 _GROUPS = ("stopping", "data")
-#: Keys that other parameters show.
+#: Keys that other parameters already show.
 _SHOWN = (
     *(
         "model",
@@ -37,7 +40,7 @@ _SHOWN = (
     ),
     *_GROUPS,
 )
-#: Groups of keys that concern no measurement.
+#: Key groups that do not affect measurements.
 _NOT_MEASURED = (
     *(
         "tracking",
@@ -52,12 +55,12 @@ _NOT_MEASURED = (
     ),
     *("timeout_seconds", "resume", "cluster", "hydra"),
 )
-#: Longest source of a dataset that every store accepts.
+#: Longest dataset source that every store accepts, in characters.
 _SOURCE_LENGTH = 16_000
 
 
 def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
-    """Return the parameters of some points: subject, sizes, device and libraries."""
+    """Return parameters for some points: subject, sizes, device and libraries."""
     about = subject(record.plan, record.environment)
     named = {
         name: getattr(about, name)
@@ -75,13 +78,16 @@ def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
 
 
 def _batch_sizes(keys: Sequence[Key]) -> str:
-    """The batch sizes of some points; empty while one is searched for, as a parameter is never changed."""
+    """Return the points' batch sizes, or an empty string while the largest batch is searched for.
+
+    MLflow parameters never change, so an unknown batch size must stay unset.
+    """
     sizes = dict.fromkeys(key.batch_size for key in keys)
     return "" if LARGEST in sizes else ", ".join(map(str, sizes))
 
 
 def of_run(record: Record) -> dict[str, str]:
-    """Return the parameters of a run: those of its points, options of some groups, and what its user typed."""
+    """Return a run's parameters, from its points, some group options and its command line."""
     options = {group: str(fact_at(record.plan, f"choices.{group}") or "") for group in _GROUPS}
     texts = of_keys(record, [point.key for point in record.points])
     axes = record.sweep.axes if record.sweep else ()
@@ -89,7 +95,7 @@ def of_run(record: Record) -> dict[str, str]:
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
-    """Return the parameters of a sweep: its axes and those of its runs, each with all of its values."""
+    """Return a sweep's parameters: its axes and its runs' parameters, each with all values."""
     children = sorted(sweep.children, key=lambda child: child.job)
     axes = _joined(child.axes for child in children)
     axes = {"model" if name == "model.name" else name: text for name, text in axes.items()}
@@ -105,7 +111,10 @@ def _joined(of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _chosen(record: Record) -> Iterator[tuple[str, str]]:
-    """Keys and values on the run's command line that no other parameter shows, a sweep's values for this run."""
+    """Yield the command-line keys and values that no other parameter shows.
+
+    For swept keys the value is this run's.
+    """
     typed = (
         argument.lstrip("+~").partition("=")
         for argument in record.command
@@ -116,7 +125,7 @@ def _chosen(record: Record) -> Iterator[tuple[str, str]]:
         if name not in _SHOWN and re.split("[./]", name)[0] not in _NOT_MEASURED:
             value = fact_at(
                 record.plan, name
-            )  # the command of a sweep's run spells it in Python's way
+            )  # the command of a sweep's run spells values the way Python does
             yield (
                 name,
                 text if value is None or isinstance(value, str | dict) else json.dumps(value),
@@ -124,7 +133,7 @@ def _chosen(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _cleaned(texts: Mapping[str, str], axes: Iterable[str] = ()) -> dict[str, str]:
-    """Return the first parameters as MLflow takes them, those of axes before all others."""
+    """Return at most `MOST` parameters in the form that MLflow accepts, sweep axes first."""
     cleaned = {_name(name): clean(text, PARAM_LENGTH) for name, text in texts.items() if text}
     first = set(map(_name, axes))
     return dict(islice(sorted(cleaned.items(), key=lambda item: item[0] not in first), MOST))
@@ -135,7 +144,10 @@ def _name(name: str) -> str:
 
 
 def datasets(record: Record, keys: Sequence[Key]) -> list[Dataset]:
-    """Return the data of some points, for each phase; none if the plan has no data, or a batch is searched for."""
+    """Return the points' data, one dataset per phase.
+
+    None if the plan has no data. Phases whose largest batch is being searched for are left out.
+    """
     node = record.plan.get("data")
     if not isinstance(node, Mapping):
         return []

@@ -1,7 +1,7 @@
-"""Send: the process that sends payloads to MLflow, and fetches records. It answers lines of JSON on stdin on stdout.
+"""The process that sends payloads to MLflow and fetches records: JSON lines from stdin to stdout.
 
-It is the only process that imports MLflow, and the kernel ends it at the deadline (SIGALRM): no timeout of an HTTP
-client limits a server that answers a byte at a time.
+Only this process imports MLflow. At the deadline the kernel terminates it (SIGALRM), because an
+HTTP timeout does not limit a server that answers one byte at a time.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-#: Limit on the imports: MLflow may come from a slow disk.
+#: Limit for the imports: MLflow may come from a slow disk.
 _START_SECONDS = 120.0
-#: Time for an answer that names the process which has the lock of a database, before the process ends.
+#: Time left before termination to answer which process holds the database lock.
 _MARGIN_SECONDS = 0.5
-#: Memory for sending, beyond the imports: a longer answer of a server ends in an error.
+#: Memory for sending, beyond the imports: a larger server answer is an error.
 _MEMORY_BYTES = 2**30
-#: Characters of an error that are reported.
+#: Longest reported error text, in characters.
 _LONGEST_REASON = 2_000
-#: Errors that a server reports when two processes write the same run at once.
+#: Server errors when two processes write the same run at once.
 _RACES = ("BAD_REQUEST", "INTERNAL_ERROR", "RESOURCE_DOES_NOT_EXIST")
-#: Limits of one call of log_batch.
+#: Limits for one `log_batch` call.
 _METRICS, _PARAMS, _TAGS = 800, 100, 100
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
-#: Tag of the name that perfexp gave a run; any other name was set by a person and stays.
+#: Tag with the name that perfexp set; any other run name was set by a person and stays.
 _NAME = "perfexp.name"
-#: Path of the record among the artifacts of a run.
+#: Artifact path of a run's record.
 _RECORD = "data/record.json"
-#: Largest share of a training's time in which its epochs are sent, the run's creation apart.
+#: Largest share of training time spent on sending epochs, not counting the run's creation.
 _SHARE = 0.005
 
 Requests = queue.SimpleQueue[Delivery | Epochs | Fetch | None]
 
 
 def main(parent: int) -> None:
-    """Send until stdin ends, or the process `parent`, which reads the answers."""
+    """Send until stdin ends or the process `parent`, which reads the answers, ends."""
     die_with(parent)
     requests: Requests = queue.SimpleQueue()
     threading.Thread(target=_read, args=[requests], daemon=True).start()
@@ -96,7 +96,7 @@ def main(parent: int) -> None:
 
 
 def _read(requests: Requests) -> None:
-    """Read all requests at once: the process that writes them measures, and must not wait."""
+    """Read all requests at once: the writing process is measuring and must not wait."""
     for line in sys.stdin.buffer:
         requests.put(from_line(line))
     requests.put(None)
@@ -112,7 +112,7 @@ def _answer(request: Delivery | Fetch) -> dict[str, Any]:
 
 @contextmanager
 def _limited_time(seconds: float) -> Iterator[None]:
-    """While entered, this process ends after some seconds."""
+    """Let the kernel terminate this process if the `with` block takes longer than `seconds`."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, min(seconds, 1e8))
     try:
@@ -132,13 +132,14 @@ def _limit_memory() -> None:
 def next_request(
     requests: Requests, deliver: Callable[[Epochs], dict[str, Any]]
 ) -> Delivery | Fetch | None:
-    """Send the epochs of a training as they come until there is another request, and return it; None at the end.
+    """Send a training's epochs as they arrive; return the next other request, or None at the end.
 
-    After each delivery it waits 199 times as long: sending computes on cores that the training may use. The first one
-    creates the run. After a failure nothing is sent, since the record comes anyway.
+    Sending takes CPU time from the training, so each delivery is followed by a pause 199 times as
+    long. The first delivery also creates the run. After a failure no more epochs are sent, since
+    the record follows anyway.
 
     Args:
-        deliver: sends epochs, and returns an answer.
+        deliver: sends epochs and returns an answer.
     """
     waiting: Epochs | None = None
     due, pause, has_failed = 0.0, 0.0, False
@@ -160,14 +161,18 @@ def next_request(
 
 
 def send(delivery: Delivery) -> str:
-    """Send a payload, or update the run that the store already has; return lines for the console that lead to it."""
+    """Send a payload, updating the run if the store already has it.
+
+    Returns:
+        Console lines that say where to find the run.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
         return _send(delivery)
     except MlflowException as error:
-        # Another process sends the same run at this moment: it deleted the run that we wrote to, because an older copy
-        # exists, or both inserted the same row. The second attempt finds what the other has written.
+        # Another process is sending the same run. Either it deleted our run because an older copy
+        # exists, or both inserted the same row. A second attempt finds the other process's run.
         if error.error_code not in _RACES and "Current state is deleted" not in str(error):
             raise
         return _send(delivery)
@@ -181,7 +186,7 @@ def _send(delivery: Delivery) -> str:
     with locked(delivery.uri, delivery.deadline_seconds):
         client = MlflowClient(tracking_uri=delivery.uri, registry_uri=delivery.uri)
         experiment_id = _experiment(client, delivery)
-        with suppress(Exception):  # they are internal to MLflow, and a run is complete without them
+        with suppress(Exception):  # views are internal to MLflow; a run is complete without them
             _add_views(client, experiment_id, payload)
         if payload.parent:
             parent = Claim(client, experiment_id, payload.parent)
@@ -202,7 +207,13 @@ def _send(delivery: Delivery) -> str:
 
 
 def _experiment(client: MlflowClient, delivery: Delivery) -> str:
-    """The experiment's id; raises `TrackingFailed` if it was deleted. An old one keeps its place for artifacts."""
+    """Return the experiment's id, creating the experiment if needed.
+
+    An existing experiment keeps its artifact location.
+
+    Raises:
+        TrackingFailed: the experiment was deleted.
+    """
     from mlflow.exceptions import MlflowException
 
     name = clean(delivery.experiment, NAME_LENGTH)
@@ -222,7 +233,7 @@ def _experiment(client: MlflowClient, delivery: Delivery) -> str:
 
 
 def _add_views(client: MlflowClient, experiment_id: str, payload: Payload) -> None:
-    """Add the views that an experiment lacks, of a run's kind; those that a person changed stay."""
+    """Add missing views for this kind of run. Views that a person changed stay."""
     tags = client.get_experiment(experiment_id).tags
     for view in VIEWS:
         if view.tag not in tags and (not view.made_with or view.made_with in payload.tags):
@@ -230,10 +241,11 @@ def _add_views(client: MlflowClient, experiment_id: str, payload: Payload) -> No
 
 
 class Claim:
-    """The run of a payload: the one with its identity tags, or a new one.
+    """A payload's run: the stored run with its identity tags, or a new run.
 
-    A server has no lock: two processes may both create a run. Both then choose the earliest one, and a process deletes
-    its own run if that lost. `settle` repeats the choice after sending, when a run of the same moment is visible.
+    A server has no lock, so two processes may both create the run. Both then choose the earliest
+    run, and the process with the later run deletes its own. `settle` repeats this choice after
+    sending, when runs created at the same moment are visible.
     """
 
     def __init__(self, client: MlflowClient, experiment_id: str, payload: Payload) -> None:
@@ -248,11 +260,11 @@ class Claim:
 
     @property
     def run_id(self) -> str:
-        """Id of the run."""
+        """Return the run's id."""
         return checked_id(self.run.info.run_id)
 
     def settle(self) -> bool:
-        """Delete the run that this process created if there is an earlier one; return whether it did."""
+        """Delete the run that this process created if an earlier run exists; return whether so."""
         earliest = self._earliest() if self._is_new else None
         if earliest is None or earliest.info.run_id == self.run_id:
             return False
@@ -272,7 +284,10 @@ class Claim:
 
 
 def _end_run(client: MlflowClient, run: Run, payload: Payload) -> None:
-    """Set status, end and name; done at creation too, so that an interrupted run does not stay RUNNING."""
+    """Set status, end and name.
+
+    Also called at creation, so that an interrupted run does not stay RUNNING.
+    """
     run_id = run.info.run_id
     if payload.status in ("SCHEDULED", "RUNNING"):
         client.update_run(run_id, status=payload.status)
@@ -283,7 +298,11 @@ def _end_run(client: MlflowClient, run: Run, payload: Payload) -> None:
 
 
 def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, str]) -> None:
-    """Update a run: metrics, parameters and tags, in batches as large as MLflow accepts; `above` names its parent."""
+    """Update a run's metrics, parameters and tags, in batches as large as MLflow accepts.
+
+    Args:
+        above: tags that name the parent run.
+    """
     from mlflow.entities import Metric, Param, RunTag
 
     run_id, old, tags = run.info.run_id, run.data, {**payload.tags, **above, _NAME: payload.name}
@@ -312,7 +331,7 @@ def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> None:
-    """Add the datasets that a run lacks."""
+    """Add missing datasets to a run."""
     from mlflow import entities
 
     there = {
@@ -334,7 +353,11 @@ def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> 
 
 
 def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str) -> None:
-    """Send the files of a run; a store may not choose a folder of this machine or another host for them."""
+    """Send files to a run's artifact location.
+
+    Raises:
+        TrackingFailed: the store names a folder on this machine, or another host.
+    """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     place = str(client.get_run(run_id).info.artifact_uri)
@@ -357,7 +380,13 @@ def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str)
 
 
 def fetch(request: Fetch) -> str:
-    """Copy the records of a run, of a part of one, or of a sweep; return their files, a line each."""
+    """Copy the record of a run, or the records of a sweep.
+
+    For a nested run, such as a single size, the whole run's record is copied.
+
+    Returns:
+        Paths to the copied files, one per line.
+    """
     from mlflow import MlflowClient
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -390,7 +419,7 @@ def fetch(request: Fetch) -> str:
 
 @contextmanager
 def _limited_files(most_bytes: int) -> Iterator[None]:
-    """While entered, no file that this process writes gets larger; one that would is an `OSError`."""
+    """Limit every file written inside the `with` block; a larger file raises `OSError`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (max(most_bytes, 0), hard))
     try:
@@ -400,8 +429,8 @@ def _limited_files(most_bytes: int) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Why sending failed, and the remedy if there is one."""
-    if "MemoryError" in "".join(traceback.format_exception(error)):  # or it hides such an error
+    """Return why sending failed, with a remedy if there is one."""
+    if "MemoryError" in "".join(traceback.format_exception(error)):  # also as a hidden cause
         return "the server's answer needs more memory than sending may use; see whether it is a tracking server"
     text = scrub(str(error))[:_LONGEST_REASON] or type(error).__name__
     if not isinstance(error, ImportError):

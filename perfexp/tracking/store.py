@@ -1,4 +1,4 @@
-"""Store: URI, lock, artifact folder, pages and texts of a tracking store, without importing MLflow."""
+"""Tracking store: URI, lock, artifact folder, pages and text limits, without importing MLflow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perfexp.host.credentials import hide, mask
 from perfexp.host.untrusted import is_regular
 from perfexp.records.folders import ARTIFACTS
 
-#: Default address of `perfexp ui`.
+#: Default address for `perfexp ui`.
 HOST, PORT = "127.0.0.1", 5000
 
 #: Databases refuse longer names; MLflow truncates longer parameters and tags silently.
@@ -32,60 +32,69 @@ NAME_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6_000, 8_000
 _CUT = " … (cut)"
 #: Characters that names in MLflow cannot have.
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_\-.: ]+")
-#: Ends a description that nobody has edited; MLflow's pages do not show it.
+#: Mark at the end of unedited descriptions; MLflow's pages hide it.
 _MARK = "\n\n<!-- perfexp "
-#: Object stores that a server may name; its own is `mlflow-artifacts:` without a host.
+#: Object stores that a server may name; its own store is `mlflow-artifacts:` without a host.
 _OBJECT_STORES = ("s3", "gs", "wasbs", "abfss", "r2")
-#: Counts code in a database; MLflow 3.17 creates a trigger for a table that perfexp never writes to.
+#: Query that counts code in a database. MLflow 3.17 creates a trigger for the table `secrets`,
+#: which perfexp never writes to.
 _CODE = "select count(*) from sqlite_master where type = 'view' or (type = 'trigger' and tbl_name <> 'secrets')"
-#: The last bytes of a journal that ends in the name of another file (sqlite.org/fileformat.html, the rollback journal).
+#: Last bytes of a journal that names another file.
+#: Source: sqlite.org/fileformat.html, "The Rollback Journal"
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _SQLITE, _VARIABLE = "sqlite:///", "MLFLOW_TRACKING_URI"
-#: Schemes of servers and of databases; a database's may name its driver, `postgresql+psycopg`.
+#: URI schemes; a database scheme may name its driver, e.g. `postgresql+psycopg`.
 _KINDS = ("http", "https", "postgresql", "mysql", "mssql")
 
 
 class TrackingFailed(PerfexpError):
-    """A record could not be sent; it is on disk and can be sent again."""
+    """A record could not be sent. It is on disk and can be sent again."""
 
     exit_code = 3
 
 
 class LockTimeout(TrackingFailed):
-    """Another process still held the lock of a database at the deadline."""
+    """Another process still held the database lock at the deadline."""
 
 
 def mlflow_environment() -> dict[str, str]:
-    """Return environment variables for every MLflow process: no telemetry, and a home, which its import needs."""
+    """Return environment variables for MLflow: no telemetry, and a home, which its import needs."""
     return {"MLFLOW_DISABLE_TELEMETRY": "true", "HOME": os.environ.get("HOME") or str(home())}
 
 
 def clean(text: str, length: int) -> str:
-    """Return a text that every store accepts: without credentials, NUL and lone surrogates, cut to a length."""
+    """Return a text that every store accepts, cut to `length` characters.
+
+    Credentials are masked, NUL is removed, and lone surrogates become `?`.
+    """
     text = mask(text.replace("\0", "").encode(errors="replace").decode())
     return text if len(text) <= length else text[: length - len(_CUT)] + _CUT
 
 
 def allowed(text: str) -> str:
-    """Return a text in the characters of MLflow's names."""
+    """Replace characters that MLflow names cannot contain."""
     return _FORBIDDEN.sub("_", text).strip(" .") or "unnamed"
 
 
 def signed(note: str) -> str:
-    """Return a description with a mark of its text."""
+    """Append a hash of the description, so that later edits can be detected."""
     return f"{note}{_MARK}{hashlib.sha256(note.encode()).hexdigest()[:16]} -->"
 
 
 def is_unedited(note: str) -> bool:
-    """Whether the description in a store is as perfexp wrote it."""
+    """Return whether a stored description is unchanged since perfexp wrote it."""
     body, mark, _ = note.rpartition(_MARK)
     return bool(mark) and note.rstrip() == signed(body)
 
 
 def store_uri(uri: str | None) -> str:
-    """Return the URI of a store for any working directory; raises `UserError` if MLflow has no such store.
+    """Return a store's URI in a form that works from any working directory.
 
-    None stands for `MLFLOW_TRACKING_URI`, or else for `outputs/mlflow.db` of the working directory.
+    Args:
+        uri: None for `MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db` in the working directory.
+
+    Raises:
+        UserError: MLflow has no such store.
     """
     source = ""
     if uri is None:
@@ -100,7 +109,7 @@ def store_uri(uri: str | None) -> str:
 
 
 def _fault(uri: str) -> str | None:
-    """Why no store can have this URI, without connecting to it; None if one can."""
+    """Return why a URI cannot be a store, without connecting to it; None if it can."""
     scheme, separator, rest = uri.partition("://")
     kind = scheme.partition("+")[0]
     if not uri.isprintable():
@@ -130,7 +139,7 @@ def _fault(uri: str) -> str | None:
 
 
 def database(uri: str) -> Path | None:
-    """Return the absolute path of a sqlite store; None for any other kind of store."""
+    """Return the absolute path to a SQLite store; None for other kinds."""
     name = uri.removeprefix(_SQLITE).partition("?")[0]
     if not uri.startswith(_SQLITE) or name in ("", ":memory:"):
         return None
@@ -138,14 +147,15 @@ def database(uri: str) -> Path | None:
 
 
 def is_server(uri: str) -> bool:
-    """Whether the URI is that of a tracking server."""
+    """Return whether the URI names a tracking server."""
     return uri.startswith(("http://", "https://"))
 
 
 def refuse_foreign_database(uri: str) -> None:
-    """Refuse a sqlite store that could lead records elsewhere, since somebody else may have made it.
+    """Refuse a SQLite store that could send records elsewhere: another user may have prepared it.
 
-    Raises `UserError` if it or its folder of artifacts is a link, or something in it runs when it is written to.
+    Raises:
+        UserError: the store or its artifact folder is a link, or the store runs code on writes.
     """
     file, folder = database(uri), artifact_folder(uri)
     if file is None or folder is None:
@@ -165,7 +175,8 @@ def refuse_foreign_database(uri: str) -> None:
             raise UserError(
                 f"{log} is not a log of this database alone: nothing is written to it. Remove the log."
             )
-    # SQLite rolls an interrupted transaction back first: the query sees its outcome. MLflow reports an error.
+    # SQLite first rolls back interrupted transactions, so the query sees the final state.
+    # Errors are ignored here: MLflow reports them.
     with (
         suppress(sqlite3.Error),
         closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True)) as connection,
@@ -178,22 +189,29 @@ def refuse_foreign_database(uri: str) -> None:
 
 
 def _names_others(log: Path) -> bool:
-    """Whether a journal names a super-journal, which SQLite deletes; MLflow never changes two databases at once."""
+    """Return whether a journal names a super-journal, which SQLite would delete.
+
+    MLflow never changes two databases at once, so it never writes such a journal.
+    """
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - len(_SUPER_JOURNAL)))
         return file.read() == _SUPER_JOURNAL
 
 
 def is_default(uri: str) -> bool:
-    """Whether nobody named the store: it is in the working directory, or in that of the sweep's first command."""
+    """Return whether the store is the default, not named by the user.
+
+    It lies in the working directory, or in the directory of the sweep's first command.
+    """
     file = database(uri)
     return file is not None and file.parts[-2:] == ("outputs", "mlflow.db")
 
 
 def is_foreign_place(place: str, uri: str) -> bool:
-    """Whether artifacts would leave the store: another host than the server's, or another folder than the database's.
+    """Return whether artifacts would leave the store.
 
-    A database that the user named may keep its artifacts in any folder or object store.
+    A server's artifacts must not go to another host, a default database's not to another folder.
+    Databases that the user named may keep artifacts in any folder or object store.
     """
     scheme, _, rest = place.partition(":")
     if is_server(uri):
@@ -208,7 +226,7 @@ def is_foreign_place(place: str, uri: str) -> bool:
 
 
 def artifact_folder(uri: str) -> Path | None:
-    """Return the folder for the artifacts of new experiments; None if a tracking server decides."""
+    """Return the artifact folder for new experiments; None if a tracking server decides."""
     if is_server(uri):
         return None
     file = database(uri)
@@ -216,10 +234,11 @@ def artifact_folder(uri: str) -> Path | None:
 
 
 def lock_name(uri: str) -> str | None:
-    """Return the lock of a database, under which a schema, an experiment or a run is created; None for a server.
+    """Return a database's lock name; None for a server.
 
-    Two processes that create the schema of one new database at once fail. The name follows from the database alone:
-    processes in different folders have to meet.
+    Creating a schema, an experiment or a run needs the lock: two processes cannot create the schema
+    in a new database at once. The name depends on the database alone, so that processes in
+    different folders share the lock.
     """
     if is_server(uri):
         return None
@@ -230,9 +249,13 @@ def lock_name(uri: str) -> str | None:
 
 @contextmanager
 def locked(uri: str, seconds: float) -> Iterator[None]:
-    """Hold the lock of a database while entered, under which its schema, experiments and runs are created.
+    """Hold the database lock inside the `with` block.
 
-    A server has no lock. Raises `LockTimeout` after some seconds, and `UserError` if locks are impossible here.
+    Creating a schema, an experiment or a run needs it. A server has no lock.
+
+    Raises:
+        LockTimeout: the lock was not free within `seconds`.
+        UserError: locks are impossible here, e.g. another user owns the lock folder.
     """
     name = lock_name(uri)
     if name is None:
@@ -257,7 +280,11 @@ def locked(uri: str, seconds: float) -> Iterator[None]:
 
 
 def checked_id(identifier: object) -> str:
-    """Return an id of a store, which may be a foreign server; raises `TrackingFailed` for any other text."""
+    """Return a store's id as text. The store may be a foreign server.
+
+    Raises:
+        TrackingFailed: the text is not an id.
+    """
     text = str(identifier)
     if not re.fullmatch(r"[\w-]{1,64}", text, re.ASCII):
         raise TrackingFailed("its server answers with an id that is none")
@@ -265,24 +292,28 @@ def checked_id(identifier: object) -> str:
 
 
 def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
-    """Return the address of an experiment or a run in MLflow's pages on the server `base`, `http://127.0.0.1:5000`."""
+    """Return the web address for an experiment or a run.
+
+    Args:
+        base: the server's address, e.g. `http://127.0.0.1:5000`.
+    """
     run = f"/runs/{run_id}" if run_id else ""
     # without workflowType an experiment opens on an empty page for language models
     return f"{base}/#/experiments/{experiment_id}{run}?workflowType=machine_learning"
 
 
 def view_page(base: str, experiment_id: str, key: str) -> str:
-    """Return the address of a saved view of an experiment."""
+    """Return the web address for an experiment's saved view."""
     return f"{base}/#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
 
 
 def uri_option(uri: str) -> str:
-    """Return the option with which another command uses this store; empty if it does so by default."""
+    """Return the `--uri` option that selects this store; empty if it is the default."""
     return "" if uri == store_uri(None) else f" --uri {shlex.quote(hide(uri))}"
 
 
 def how_to_look(uri: str, experiment_id: str, run_id: str) -> str:
-    """Return lines for the console: the command that opens the store, and a run's page if its server runs."""
+    """Return the command that opens the store, and the run's page if its server runs."""
     if is_server(uri):
         return page(hide(uri), experiment_id, run_id)
     command = f"perfexp ui{uri_option(uri)}"

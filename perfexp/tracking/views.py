@@ -1,4 +1,4 @@
-"""Views: saved lists of runs in the menu of MLflow's pages, each a tag of the experiment, internal to MLflow."""
+"""Views: saved run lists in the menu of MLflow's pages, stored as experiment tags."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 
 import msgspec
 
-#: Time of each view, ms since 1970: the same tag each time it is sent.
+#: Creation time for every view, in ms since 1970: constant, so that the tag never changes.
 _MADE_MS = 1_780_000_000_000
 
 
 class View(msgspec.Struct, kw_only=True, frozen=True):
-    """A list of runs.
+    """A saved run list.
 
     Attributes:
-        made_with: tag of the runs that the view is made with, for example `gpu`; empty for all.
-        state: filter, order and columns, as MLflow's pages keep them.
+        made_with: tag that runs must have for the view to be added, for example `gpu`; empty for
+            all.
+        state: filter, order and columns, in the format of MLflow's pages.
     """
 
     key: str
@@ -29,11 +30,11 @@ class View(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def tag(self) -> str:
-        """Name of the experiment's tag."""
+        """Return the experiment tag's name."""
         return f"mlflow.sharedViewState.{self.key}"
 
     def value(self) -> str:
-        """Return the tag as MLflow's pages read it."""
+        """Return the tag's value as MLflow's pages read it."""
         packed = base64.b64encode(zlib.compress(json.dumps(self.state).encode())).decode()
         content = {
             "name": self.name,

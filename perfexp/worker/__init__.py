@@ -1,1 +1,1 @@
-"""The process that measures: the only one that imports torch and touches the device."""
+"""The process that measures: the only process that imports torch and touches the device."""

@@ -1,4 +1,4 @@
-"""Answers of a worker that measures nothing: about this machine, a plan's algorithms, and its peak memory."""
+"""Answers without measuring: this machine's equipment, a plan's algorithms, its peak memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 def survey(index: int | None, emit: Events) -> None:
-    """Determine each part of this machine's equipment and send it at once: a later part may end the process.
+    """Determine this machine's equipment and send each part at once: a later part may crash.
 
-    Clocks are those of the CUDA device of this index, if any.
+    Args:
+        index: CUDA device for the clock test; None for no test.
     """
     for name, determine in _parts(index):
         emit("block", text=name)
@@ -36,7 +37,10 @@ def survey(index: int | None, emit: Events) -> None:
 
 
 def _parts(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Yield the parts in order: NVML first, which lists other processes before this one is among them."""
+    """Yield the parts in order.
+
+    NVML comes first, because it lists other processes: later this process would be among them.
+    """
     yield "boards", nvml.all_boards
     yield "torch", partial(_of_torch, "torch_build")
     yield "torchvision", _torchvision
@@ -62,11 +66,15 @@ def _torchvision() -> dict[str, Any]:
 
 
 def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
-    """Find the algorithms that can compute the convolutions of the plan's first point, without measuring them.
+    """Find the algorithms that can compute the convolutions in the plan's first point.
 
-    Returns the result of `perfexp.algorithms.layer_support.survey`, the device, and the settings, as JSON values.
+    Nothing is measured.
+
+    Returns:
+        The result of `perfexp.algorithms.layer_support.survey`, the device and the settings, as
+        JSON values.
     """
-    from perfexp.models.fake import FakeModel  # of tests, and of no cold start of a torch model
+    from perfexp.models.fake import FakeModel  # for tests
 
     if config.locate(plan.model) is FakeModel:
         raise UserError(
@@ -77,11 +85,11 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
     key, bench = keys[0], Workbench(plan, paths, emit)
     bench.find_device()
     bench.open_data()
-    # on a CPU this computes nothing that could disturb another measurement
+    # on a CPU, nothing is computed that could disturb another measurement
     with bench.reserved(bench.device) if bench.device.asynchronous else nullcontext():
         bench.device.start()
         bench.load_model()
-        from perfexp.algorithms.layer_support import survey  # with torch
+        from perfexp.algorithms.layer_support import survey  # imports torch
 
         support = survey(
             bench.session,
@@ -111,11 +119,12 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
 
 
 def memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
-    """Trace the peak memory of the plan's points without a device; a point that cannot be traced has a reason.
+    """Trace the peak memory for the plan's points without a device.
 
-    Unknown workspaces of convolutions are measured if the plan's device is present, which is reserved from then on.
+    A point that cannot be traced has a reason instead. If the plan's device is present, unknown
+    convolution workspaces are measured on it, and it stays reserved from then on.
     """
-    from perfexp.worker.peak_memory import MemoryTrace  # with torch's stand-ins
+    from perfexp.worker.peak_memory import MemoryTrace  # imports torch's stand-ins
 
     points: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -130,11 +139,14 @@ def memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
 
 
 def workspaces(bench: Workbench, stack: ExitStack) -> Workspaces | None:
-    """Return the workspaces of convolutions on the plan's CUDA device, present or not; None for other algorithms.
+    """Return the convolution workspaces for the plan's CUDA device, present or not.
 
-    The stack holds the device from the first measurement on.
+    None for other devices and for non-default algorithms.
+
+    Args:
+        stack: reserves the device from the first measurement on.
     """
-    from perfexp.probes.workspaces import Workspaces  # with torch
+    from perfexp.probes.workspaces import Workspaces  # imports torch
 
     plan = bench.plan
     device: Device | None = None

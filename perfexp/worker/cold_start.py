@@ -1,4 +1,4 @@
-"""Cold start: how long a fresh process takes until its first prediction, split into laps."""
+"""Cold start: time from process start to first prediction, split into laps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from perfexp.worker.workbench import Workbench
 def measure_cold_start(
     plan: config.Plan, paths: RunPaths, replicate: int, emit: Events, spawned_ns: int | None
 ) -> None:
-    """Append the time to the first prediction of this process, which its parent started at `spawned_ns`, as a point."""
+    """Measure this process's time to its first prediction and append it as a point.
+
+    Args:
+        spawned_ns: the parent's monotonic clock when it started this process; None if unknown.
+    """
     watch = _StopWatch()
     key = next(
         key
@@ -41,7 +45,7 @@ def _measure(bench: Workbench, point: Point, watch: _StopWatch) -> None:
         watch.lap("imports")
         bench.find_device()
         watch.lap("context")
-    # the wait for the device is not part of a prediction
+    # waiting for the device is not part of a cold start
     with bench.reserved(bench.device), watching_the_host(point):
         watch.restart()
         bench.device.start()
@@ -92,18 +96,18 @@ def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:
 
 
 class _StopWatch:
-    """Splits the time since its start into laps, seconds by name."""
+    """Stopwatch that splits time into laps, in seconds by name."""
 
     def __init__(self) -> None:
         self.last_ns = time.perf_counter_ns()
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """Add the time since the last lap to the laps of this name."""
+        """Add the time since the last lap to the lap `name`."""
         now = time.perf_counter_ns()
         self.seconds[name] = self.seconds.get(name, 0.0) + (now - self.last_ns) * 1e-9
         self.last_ns = now
 
     def restart(self) -> None:
-        """Leave the time since the last lap out."""
+        """Exclude the time since the last lap."""
         self.last_ns = time.perf_counter_ns()

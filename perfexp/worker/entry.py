@@ -1,4 +1,4 @@
-"""Worker: read plan.yaml and append to points.jsonl in a process of its own, the only one that touches the device."""
+"""Worker: reads plan.yaml, measures, and appends to points.jsonl in its own process."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from perfexp.worker import points
 from perfexp.worker.cold_start import measure_cold_start
 from perfexp.worker.workbench import Workbench, report_failure
 
-#: Points that a worker measures with the whole procedure.
+#: Functions that measure with the whole procedure, by kind of point.
 _MEASURES = {
     "trials": points.try_batch,
     "timed": points.measure_points,
     "layers": points.dissect_points,
 }
-#: Questions about a plan, by the names of the functions that answer.
+#: Questions about a plan: names of functions in `answers`.
 _ANSWERS = ("algorithms", "memory")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the points of a plan, or answer a question; returns 0 if every point has a result."""
+    """Measure a plan's points, or answer a question; return 0 if every point has a result."""
     arguments = _arguments(argv)
     fork_server.process_start = fork_server.process_start or "fresh"
     if argv is None:
-        del sys.argv[1:]  # a model's module may parse its own
-    # a profiler may start this process from a short-lived thread, whose end would pass for the parent's
+        del sys.argv[1:]  # a model's module may parse arguments
+    # a profiler may start this process from a short-lived thread; its end is not the parent's end
     if arguments.parent is not None and (
         arguments.profile is None or os.getppid() == arguments.parent
     ):
@@ -48,17 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.ranks is not None:
         from perfexp.worker import (
             rank_process,
-        )  # with the control messages, which a cold start does without
+        )  # imports the control messages, which a cold start does not need
 
         code = rank_process.main(
             arguments.directory, arguments.plan_sha256, arguments.replicate, arguments.ranks
         )
         sys.stderr.flush()
-        os._exit(code)  # the usual end waits for the other ranks, one of which may have ended
+        os._exit(code)  # a normal exit waits for the other ranks, which may have ended
     emit, what, replicate = Events(arguments.events_fd), arguments.what, arguments.replicate
     try:
         if what == "survey":
-            from perfexp.worker import answers  # with the meters' libraries
+            from perfexp.worker import answers  # imports the meters' libraries
 
             answers.survey(arguments.gpu_index, emit)
             emit("finished")
@@ -100,7 +100,7 @@ def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events)
 
 
 def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> None:
-    """Make the calls that the plan's profile of a number observes and send what was done; the parent records it."""
+    """Run profile `number` of the plan and send its outcome to the parent, which records it."""
     keys = plan.profile_keys(read_points(paths.points))
     key, profiler = keys[number], config.build(plan.profiler)
     emit.point(key)
@@ -108,7 +108,7 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
     with bench.opened(profiled=True) as procedure:
         from perfexp.profilers.passing import (
             look,
-        )  # with the modes, which a cold start loads when it needs them
+        )  # imports the modes, which a cold start imports later
 
         try:
             observed = look(procedure, key, profiler, place_of(key, keys, paths.profile))

@@ -1,4 +1,4 @@
-"""Measure an object of the caller's, in the caller's process: a fresh one could not have it."""
+"""Measurements in the caller's process, for model objects that a fresh process could not have."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from perfexp.worker.workbench import Workbench
 def measure_points(
     plan: config.Plan, paths: RunPaths, model: Callable[..., Any], warn: Callable[[str], None]
 ) -> None:
-    """Measure the points, and the layers, of a plan that have no result yet; raises UserError for several processes.
+    """Measure the plan's points and layers that have no result yet.
 
     Args:
-        warn: called with the cause of a wait, at once and every minute.
+        warn: called with the reason for a wait, at once and then every minute.
+
+    Raises:
+        UserError: the plan needs several processes.
     """
     if (
         plan.ranks > 1
@@ -41,7 +44,7 @@ def measure_points(
     try:
         with (
             paths.log.open("a", encoding="utf-8") as log,
-            redirect_stderr(log),  # tracebacks, as those of a worker
+            redirect_stderr(log),  # a worker's tracebacks go to run.log, too
             unchanged(model),
             Workbench(
                 plan, paths, emit, partial(live_model, model, plan.model_name)
@@ -54,7 +57,7 @@ def measure_points(
 
 
 class _Waits(Events):
-    """Events in one process: only the cause of a wait is reported."""
+    """Events within one process: only the reason for a wait is reported."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         super().__init__(None)

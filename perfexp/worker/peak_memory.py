@@ -1,4 +1,4 @@
-"""Peak memory of a plan's calls, traced on tensors without memory, and the largest batch that fits a device."""
+"""Peak memory: traced with tensors that have no storage, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ if TYPE_CHECKING:
     from perfexp.work.allocations import Peak
     from perfexp.work.operator_calls import OperatorCall
 
-#: Workspace that cuBLAS takes per thread from torch's allocator, by the first number of the compute capability.
+#: Workspace that cuBLAS takes per thread from torch's allocator, by major compute capability.
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
-#: Memory of a board that no tensor can use: a CUDA context with its modules, at least, and in a training on an H100.
+#: Memory that tensors cannot use, taken by a CUDA context with its modules: at least, and for
+#: training on an H100.
 #: Source: docs/results/largest-batch.md
 LEAST_CONTEXT_BYTES, CONTEXT_BYTES = 512 << 20, 768 << 20
-#: Limit on the traces of the search for the largest batch.
+#: Limit on traces when searching for the largest batch.
 _MOST_TRACES = 12
 
 
 class MemoryTrace:
-    """The model of a plan on the host, whose calls are followed with stand-ins for its tensors.
-
-    Raises UserError for plans that cannot be traced.
+    """A plan's model on the host. Its calls are traced with stand-ins for tensors.
 
     Args:
-        workspaces: workspaces of the model's convolutions on the plan's device; None to leave them out.
+        workspaces: convolution workspaces on the plan's device; None to leave them out.
+
+    Raises:
+        UserError: the plan cannot be traced.
     """
 
     def __init__(self, plan: config.Plan, workspaces: Workspaces | None = None) -> None:
-        from perfexp.models.fake import FakeModel  # of tests
+        from perfexp.models.fake import FakeModel  # for tests
 
         if config.locate(plan.model) is FakeModel:
             raise UserError(
@@ -68,7 +70,7 @@ class MemoryTrace:
         model = config.build(
             {**plan.model, **({"weights": None} if "weights" in plan.model else {})}
         )
-        from perfexp.models.module import adapt  # with torch
+        from perfexp.models.module import adapt  # imports torch
 
         model = adapt(model, plan.model_name)
         execution = Execution(channels_last=plan.execution.channels_last)
@@ -81,10 +83,13 @@ class MemoryTrace:
         )
 
     def peak(self, key: Key, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})) -> Peak:
-        """Trace the peak of a point in its steady state; raises Unsupported if it can't.
+        """Trace a point's peak memory in its steady state.
 
         Args:
             workspaces: memory that convolutions take while they run, in bytes.
+
+        Raises:
+            Unsupported: the model cannot be traced.
         """
         from perfexp.work import Inconclusive
         from perfexp.work.trial import MODULE_ERRORS, isolated
@@ -135,31 +140,45 @@ class MemoryTrace:
                 return peak_of_calls(session.module, segments, workspaces=workspaces)
 
     def _phase(self, name: str) -> dict[str, Any]:
-        """Return the node of a phase; on CUDA devices torch updates all parameters together."""
+        """Return a phase's node with `foreach` set for its optimizer.
+
+        On CUDA devices torch updates all parameters together.
+        """
         node: dict[str, Any] = dict(getattr(self._plan.mode, name))
         if isinstance(node.get("optimizer"), Mapping):
             node["optimizer"] = {"foreach": True, **node["optimizer"]}
         return node
 
     def needed_bytes(self, key: Key) -> int:
-        """Trace the peak of a point with cuBLAS's workspaces; raises Unsupported if it can't."""
+        """Trace a point's peak memory, including cuBLAS workspaces.
+
+        Raises:
+            Unsupported: the model cannot be traced.
+        """
         peak = self.peak(key)
         return peak.total_bytes + self.workspace_bytes(peak)
 
     def workspace_bytes(self, peak: Peak) -> int:
-        """Return the workspaces that cuBLAS takes from torch's allocator on the plan's device."""
+        """Return cuBLAS workspaces on the plan's device, taken from torch's allocator, in bytes."""
         capability = str(self._facts.compute_capability or "").partition(".")[0]
         return peak.multiplying_threads * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
 
     def with_workspaces(self, key: Key, traced: Peak) -> tuple[Peak, Found | None]:
-        """Trace a peak again with the known workspaces of its convolutions; returns it, and which of them are known."""
+        """Trace a peak again with the known convolution workspaces.
+
+        Returns:
+            The new peak, and which workspaces are known.
+        """
         found = self._workspaces.of(traced.convolutions) if self._workspaces else None
         if found is None or not any(found.sizes.values()):
             return traced, found
         return self.peak(key, found.sizes), found
 
     def report(self, key: Key) -> dict[str, Any]:
-        """Return peak by category with workspaces, in bytes, and the largest batch that fits the plan's device."""
+        """Return a point's peak memory by category, and the largest batch that fits the device.
+
+        The peak is given with and without workspaces. All sizes are in bytes.
+        """
         traced, present = (
             self.peak(key),
             self._workspaces.memory_bytes if self._workspaces else None,
@@ -184,17 +203,18 @@ class MemoryTrace:
         }
 
     def largest_batch(self, key: Key, capacity_bytes: int) -> int | None:
-        """Return the largest batch whose traced peak fits into a memory; None if that of one sample does not.
+        """Return the largest batch that fits by its traced peak; None if not even one sample fits.
 
-        Gaps between blocks are left out, and so are workspaces of convolutions, since without room for them cuDNN has
-        engines that take less: of larger batches not even the tensors fit. The batch of `key` is tried first.
+        Gaps between allocator blocks are left out. So are convolution workspaces: without room for
+        them cuDNN has engines that need less. A larger batch therefore does not fit even by its
+        tensors alone. The search starts with the batch in `key`.
         """
         limit, trials = capacity_bytes - CONTEXT_BYTES, []
         batch: int | None = key.batch_size
         while batch is not None:
             try:
                 peak = self.needed_bytes(msgspec.structs.replace(key, batch_size=batch))
-            except Unsupported:  # as some models are for one sample
+            except Unsupported:  # some models refuse a single sample
                 trials.append(Trial(batch, fits=False))
             else:
                 trials.append(Trial(batch, peak <= limit, peak))
@@ -203,10 +223,11 @@ class MemoryTrace:
 
 
 def forked_trace(plan: config.Plan) -> Forked:
-    """Start a process that traces the plan's memory; it has to start before the device does.
+    """Start a process that traces the plan's memory. Call this before the device starts.
 
-    Autograd of a process whose parent has used it on a device can't compute gradients. Its calls take a key, and return
-    the bytes of its peak; with a memory's size, they return the largest batch that fits.
+    If the parent process has used autograd on a device, a forked process cannot compute gradients.
+    Calls take a key and return its peak in bytes. With a memory capacity as second argument they
+    return the largest batch that fits.
     """
     made: list[MemoryTrace] = []
 
@@ -223,18 +244,20 @@ def forked_trace(plan: config.Plan) -> Forked:
 
 
 class MemoryGuard:
-    """Predicts which points exceed the memory of a device; a trace takes seconds, so smaller points are not traced.
+    """Prediction of points that exceed a device's memory.
+
+    A trace takes seconds, so a point is not traced if a larger point has already succeeded.
 
     Args:
-        trace: returns the bytes of a point's peak; see `forked_trace`.
-        capacity_bytes: size of the device's memory.
+        trace: returns a point's peak in bytes, such as `forked_trace`.
+        capacity_bytes: the device's memory.
     """
 
     def __init__(self, trace: Callable[[Key], int], capacity_bytes: int) -> None:
         self._trace, self._limit = trace, capacity_bytes - LEAST_CONTEXT_BYTES
 
     def refuse(self, key: Key, results: Iterable[Point]) -> Point | None:
-        """Return a result in place of a measurement that would run out of memory; None if it fits, or is unknown."""
+        """Return a result for a point that would run out of memory; None if not, or if unknown."""
         if any(one.status is Status.OK and _is_at_least(one.key, key) for one in results):
             return None
         try:
@@ -265,7 +288,10 @@ def _prepared(mode: Any, session: Any, batches: Any, key: Key) -> Iterator[Any]:
 
 
 def _traced(precision: Precision) -> Precision:
-    """Return a precision of the same widths that needs no values: a scaled loss is compared with infinity."""
+    """Return a precision with the same data widths that can be traced without values.
+
+    For example, float16 becomes bfloat16, since loss scaling compares a value with infinity.
+    """
     if precision.autocast == "float16":
         return Precision(name="amp_bf16", storage=precision.storage, autocast="bfloat16")
     return Precision(name="fp32") if precision.tf32 else precision

@@ -1,4 +1,4 @@
-"""Measure the points of a plan one after the other and append each result to points.jsonl at once."""
+"""Measuring a plan's points in turn. Each result is appended to points.jsonl at once."""
 
 from __future__ import annotations
 
@@ -41,26 +41,28 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
     from perfexp.worker.peak_memory import MemoryGuard
 
-#: The clock before any code of the user's was imported.
+#: The clock before any user code was imported.
 _CLOCK = time.perf_counter_ns
-#: Modules whose forked processes never return to the worker.
+#: Modules that fork processes which never return to the worker's code.
 _HARMLESS = ("multiprocessing.popen_fork", "subprocess")
 #: Whether this process has begun a point.
 _has_begun: list[bool] = []
-#: The time from the start of this process to its first point, until that has been appended.
+#: Time from process start to first point, until that point has been appended.
 _start_seconds: list[float] = []
 #: Names of the modules that have forked this process since the point in progress began.
 _forks: list[str] = []
-#: Files that cannot be used, of which the console shows each.
+#: Limit on unusable files that the console lists.
 _SHOWN_PROBLEMS = 20
 
 
 def measure_points(
     procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
 ) -> bool:
-    """Measure the timed points of one replicate that have no result yet; return whether all of them were tried.
+    """Measure a replicate's timed points that have no result yet.
 
-    If not, this process lost its device or its ranks are out of step after an error, and another process may go on.
+    Returns:
+        Whether all of them were tried. If not, this process lost its device, or its ranks are out
+        of step after an error. Another process can continue.
     """
     chosen: sweep.Sweep = config.build(plan.sweep)
     guard = _memory_guard(procedure, plan) if getattr(chosen, "skip_oom", False) else None
@@ -75,14 +77,12 @@ def measure_points(
     )
     while left := _missing(
         plan.timed_keys(earlier := read_points(paths.points)), paths, replicate
-    ):  # it may go on
+    ):  # results may add points
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
             begin(key, emit)
             results, predicted = read_points(paths.points), None
-            if (
-                chosen.skip_larger
-            ):  # where a smaller point ran out of memory, this one would as well
+            if chosen.skip_larger:  # if a smaller point ran out of memory, this one would, too
                 predicted = sweep.predicted_out_of_memory(key, results)
             if plan.infers_trained:
                 predicted = predicted or _without_training(key, results)
@@ -103,7 +103,7 @@ def measure_points(
 
 
 def _without_training(key: Key, results: Iterable[Point]) -> Point | None:
-    """Return the failure of an inference without weights, since its training failed."""
+    """Return a failure for an inference that lacks weights because its training failed."""
     has_failed = any(
         point.key.phase == "train" and point.status is not Status.OK for point in results
     )
@@ -113,7 +113,10 @@ def _without_training(key: Key, results: Iterable[Point]) -> Point | None:
 
 
 def _report_problems(data: Data, emit: Events) -> None:
-    """Report the files of the data that cannot be used, a line for each, the first ones on the console."""
+    """Report unusable data files, e.g. with too few columns, one per line.
+
+    The console shows only the first lines.
+    """
     problems = list(getattr(data, "problems", ()))
     for number, problem in enumerate(problems):
         print(f"left out: {problem}")
@@ -126,11 +129,11 @@ def _report_problems(data: Data, emit: Events) -> None:
 def dissect_points(
     procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
 ) -> None:
-    """Measure the layers of the points that were timed, as points of their own."""
+    """Measure the layers of timed points, as separate points."""
     from perfexp.measuring.layers_pass import (
         dissect,
         not_tried,
-    )  # with the layers, which timing does without
+    )  # imports the layers, which timing does not need
 
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
@@ -148,10 +151,14 @@ def dissect_points(
 
 
 def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
-    """Return the guard against points that exceed the memory; raises UserError for a device of unknown size."""
+    """Return the guard against points that exceed the memory.
+
+    Raises:
+        UserError: the memory size is unknown, or several ranks take part.
+    """
     from perfexp.worker.peak_memory import (
         MemoryGuard,
-    )  # with torch's stand-ins, which other sweeps do without
+    )  # imports torch's stand-ins, which other sweeps do not need
 
     facts = {**(plan.gpu.get("facts") or {}), **procedure.device.facts()}
     if not facts.get("memory_bytes"):
@@ -175,10 +182,10 @@ def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
     try:
         from perfexp.probes.ceilings import (
             ceilings,
-        )  # with torch, which a scripted device does without
+        )  # imports torch, which a scripted device does not need
 
         return ceilings(procedure.device, procedure.session.formats)
-    except Exception:  # the points' own times do not depend on it
+    except Exception:  # the points' own times do not depend on ceilings
         traceback.print_exc()
         return {}
 
@@ -186,13 +193,14 @@ def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
 def try_batch(
     procedure: Procedure, plan: config.Plan, paths: RunPaths, _replicate: int, emit: Events
 ) -> None:
-    """Try the batch that is due next and append the result.
+    """Try the next batch size and append the result.
 
-    Raises UserError for a device whose memory has no limit.
+    Raises:
+        UserError: the device's memory has no limit.
     """
     from perfexp.measuring.memory_search import (
         try_calls,
-    )  # with the probes, which a cold start does without
+    )  # imports the probes, which a cold start does not need
 
     device = procedure.device
     capacity = device.facts().get("memory_bytes")
@@ -205,7 +213,7 @@ def try_batch(
         emit.block("tracing the memory for the first batch to try")
         key = msgspec.structs.replace(key, batch_size=_traced(procedure, key, int(capacity)))
     procedure.trained_weights = (
-        None  # the training comes after the trials, and its weights take the same memory
+        None  # training follows the trials, and its weights take the same memory
     )
     begin(trial_key(key), emit)
     point = try_calls(procedure, key)
@@ -215,7 +223,10 @@ def try_batch(
 
 
 def _traced(procedure: Procedure, key: Key, capacity_bytes: int) -> int:
-    """Return the largest batch whose traced peak fits, which saves trials; a small one for other models."""
+    """Return the largest batch that fits by its traced peak, which saves trials.
+
+    If the model cannot be traced, return a small batch.
+    """
     assert procedure.memory_trace is not None
     try:
         return (
@@ -240,7 +251,10 @@ def _outcome(point: Point) -> str:
 
 
 def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
-    """Add the trials of its batch to a timed point: as facts, their number, and the smallest batch that did not fit."""
+    """Add a batch search's trials to a timed point.
+
+    It gets the trials as facts, their number, and the smallest batch that failed.
+    """
     point.facts[TRIALS] = list(trials)
     _, fails = bracket(outcomes(trials))
     failed = next((one for one in trials if one["batch_size"] == fails), None)
@@ -259,7 +273,7 @@ def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
 
 
 def begin(key: Key, emit: Events) -> None:
-    """Report that the measurement of a point begins; forks before it do not count."""
+    """Report that measuring a point begins. Earlier forks no longer count."""
     _forks.clear()
     if not _has_begun:
         _has_begun.append(True)
@@ -268,7 +282,11 @@ def begin(key: Key, emit: Events) -> None:
 
 
 def append(point: Point, paths: RunPaths, emit: Events) -> None:
-    """Append a point; it failed if its code forked this process or replaced the clock. A copy ends here."""
+    """Append a finished point to points.jsonl.
+
+    A point becomes failed if its code forked this process or replaced the clock. A forked copy of
+    this process ends here.
+    """
     emit.end_copy()
     if fork_server.process_start is not None:
         point.facts["process_start"] = fork_server.process_start
@@ -287,7 +305,7 @@ def append(point: Point, paths: RunPaths, emit: Events) -> None:
 
 
 def _age_seconds() -> float:
-    """Time since this process was started or forked, to a tick of the kernel; 0 where the system does not tell."""
+    """Return the time since this process was started or forked, to a kernel tick; 0 if unknown."""
     try:
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
         return max(

@@ -1,4 +1,4 @@
-"""Rank: one of several processes that measure together; the first writes the record and the others follow it."""
+"""Rank process: a member of a group that measures together. Rank 0 writes the record."""
 
 from __future__ import annotations
 
@@ -35,12 +35,16 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
     from perfexp.modes import Step
 
-#: Length of an error's text in JSON: SLURM passes on whole lines of up to 1,024 bytes.
+#: Longest error text in JSON: SLURM forwards whole lines only up to 1,024 bytes.
 _MOST_BYTES = 700
 
 
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
-    """Be the rank that torch's launcher set in the environment; return an exit code for `perfexp.ranks.start`."""
+    """Run the rank that torch's launcher set in the environment.
+
+    Returns:
+        An exit code for `perfexp.ranks.start`.
+    """
     number, size, per_host = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     )
@@ -60,9 +64,9 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
     except RankLost:
         return start.RANK_LOST
     except Exception as error:
-        # outside of any point, the loss of another rank looks like an error of this one
+        # outside any point, losing another rank looks like an error in this rank
         is_foreign = not isinstance(error, PerfexpError | OSError) and leader.lost()
-        if is_foreign or isinstance(error, ConnectionError):  # of a rank that has left
+        if is_foreign or isinstance(error, ConnectionError):  # another rank has left
             traceback.print_exc()
             return start.RANK_LOST
         return report_failure(error, bench.emit)
@@ -112,7 +116,7 @@ def _follow(bench: Workbench, place: Place) -> int:
         if place.leads_other_host:
             if (first := follower.host_of_first()) is None:
                 return 0
-            # two nodes of a test may be one machine, whose devices are reserved already
+            # in tests two nodes may be the same machine, with its devices already reserved
             devices = _devices(bench.plan, place.per_host) if first != socket.gethostname() else []
         with _reserved(bench, devices):
             if place.leads_other_host:
@@ -145,10 +149,14 @@ def _follow(bench: Workbench, place: Place) -> int:
 
 
 def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
-    """Load the model in the group of all ranks; return the group's member and the facts of how ranks share work."""
+    """Load the model in the group of all ranks.
+
+    Returns:
+        The group member, and facts about how the ranks share work.
+    """
     from perfexp.ranks.group import (
         TorchGroup,
-    )  # with torch, which the workbench loads with the model
+    )  # imports torch, which the workbench loads with the model
 
     plan = bench.plan
     bench.device.start()
@@ -172,7 +180,7 @@ def _point(procedure: Procedure, key: Key) -> Iterator[tuple[Step, Callable[[], 
 
 @contextmanager
 def _reserved(bench: Workbench, devices: Sequence[Device]) -> Iterator[None]:
-    """While entered, no other perfexp process of this user measures on the devices."""
+    """Keep this user's other perfexp processes off the devices inside the `with` block."""
     with ExitStack() as stack:
         for device in _distinct(devices):
             stack.enter_context(bench.reserved(device))
@@ -180,9 +188,12 @@ def _reserved(bench: Workbench, devices: Sequence[Device]) -> Iterator[None]:
 
 
 def _devices(plan: config.Plan, size: int) -> list[Device]:
-    """Build the devices of this host's ranks, from the plan's on; raises UserError unless there are enough of a kind.
+    """Build the devices for this host's ranks, starting with the plan's device.
 
-    The first rank of a host reserves all of them.
+    The first rank on a host reserves all its devices.
+
+    Raises:
+        UserError: there are not enough devices of the same kind.
     """
     devices: list[Device] = []
     failure = None
@@ -205,13 +216,19 @@ def _node(plan: config.Plan, number: int) -> dict[str, Any]:
 
 
 def _distinct(devices: Sequence[Device]) -> list[Device]:
-    """Return every device once, sorted by lock: two runs that take locks in one order can't block each other."""
+    """Return each device once, sorted by lock name.
+
+    Two runs that take locks in the same order cannot block each other.
+    """
     by_name = {str(device.lock_name): device for device in devices}
     return [by_name[name] for name in sorted(by_name)]
 
 
 def _report(bench: Workbench, place: Place) -> dict[str, Any]:
-    """Return the device of a rank and its diagnostics, and the first rank of one of several hosts its environment."""
+    """Return a rank's device and diagnostics.
+
+    With several hosts, the first rank on each host also returns its environment.
+    """
     device = bench.device
     report: dict[str, Any] = {
         "device": {"name": device.name, "identity": device.lock_name},
@@ -225,7 +242,7 @@ def _report(bench: Workbench, place: Place) -> dict[str, Any]:
 
 
 def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of all hosts as far as they can differ, if there are several."""
+    """Return the facts that can differ between hosts; empty for a single host."""
     hosts = [report["host"] for report in reports if report["host"]]
     names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
     jobs = [facts["job"] or {} for facts in hosts]
@@ -241,7 +258,7 @@ def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
-    """Return the diagnostic of hosts whose software or hardware differs from the first one's."""
+    """Return a diagnostic if hosts differ in software or hardware from the first host."""
     first, *others = [facts for facts in hosts if facts] or [{}]
     changes = [
         f"{name}: {old} and {new} on {facts['host']}"

@@ -1,4 +1,4 @@
-"""Fork server: imports the modules of workers once; each worker is a fork of it instead of a new interpreter.
+"""Fork server: imports workers' modules once, then forks each worker in place of a new interpreter.
 
 It never initializes a device and starts no threads, since neither survives a fork.
 """
@@ -32,21 +32,23 @@ from perfexp.host import fork_server, lifeline
 from perfexp.host.fork_server import READY, STATUS
 from perfexp.statistics import distributions
 
-#: Device files that a driver opens when it is initialized.
+#: Device files that drivers open on initialization.
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _MOST_BYTES = 1 << 20
 
 
 class Server:
-    """Answers the requests of one client until the client has ended.
+    """Server for a single client, until the client has ended.
 
     Args:
-        connection: to the client; requests and answers are JSON, with descriptors beside them.
+        connection: socket to the client. Requests and answers are JSON, with file descriptors
+            alongside.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        distributions.preload()  # with threads of OpenBLAS's, as numpy: a forked process starts its own
+        # this starts OpenBLAS threads, like numpy does; a forked process starts its own
+        distributions.preload()
         with suppress(
             AttributeError, OSError
         ):  # a Python built for an old glibc, too many open files
@@ -54,7 +56,7 @@ class Server:
         self._children: dict[
             int, tuple[int, int]
         ] = {}  # process and pipe for its status, by its pidfd
-        # of a debugger, or of a tracer, which sitecustomize has started
+        # sitecustomize may have started a debugger or a tracer
         self._spoilt = (
             "this process has further threads" if threading.active_count() > 1 else self._opened()
         )
@@ -75,7 +77,10 @@ class Server:
                     self._answer(request, descriptors, self._spoilt or failure)
 
     def _import(self, names: Sequence[str]) -> str | None:
-        """Import modules, and return the reason why that failed; a thread or a device of theirs spoils this process."""
+        """Import modules; return the reason if an import fails.
+
+        A module that starts threads or opens a device makes this process unusable for forks.
+        """
         for name in (name for name in names if name not in sys.modules):
             before = _threads()
             try:
@@ -91,25 +96,25 @@ class Server:
 
     @staticmethod
     def _opened() -> str | None:
-        """Return which device an imported module has opened."""
+        """Return a text that names a device opened by an imported module; None without one."""
         for link in Path("/proc/self/fd").iterdir():
-            with suppress(OSError):  # that of the listing itself
+            with suppress(OSError):  # the listing's own descriptor is closed by now
                 if (target := str(link.readlink())).startswith(_DEVICES):
                     return f"an imported module has opened {target}"
         return None
 
     def _answer(self, request: dict[str, Any], descriptors: list[int], refusal: str | None) -> None:
-        """Fork a process and send its number and pidfd, or why there is none."""
+        """Fork a process and send its process id and pidfd, or the reason for a failure."""
         answer: dict[str, Any] = {"refusal": refusal or "too many open files"}
         opened: list[int] = []
         if refusal is None and len(descriptors) == 3:
             gc.collect()
-            gc.freeze()  # a collection in the new process would copy every page
+            gc.freeze()  # otherwise a collection in the new process would copy every page
             resident, parent = _resident_bytes(), os.getpid()
             log, events, status = descriptors
             with warnings.catch_warnings(
                 action="ignore", category=DeprecationWarning
-            ):  # of OpenBLAS's threads
+            ):  # the warning is about OpenBLAS threads
                 process = os.fork()
             if process == 0:
                 self._become(request, log, events, status, resident, parent)
@@ -136,7 +141,7 @@ class Server:
         resident: int,
         parent: int,
     ) -> None:
-        """Run a module as `python -m` does, in this process, which ends with it."""
+        """Run a module in this process as `python -m` does, then exit."""
         code = 1
         try:
             os.setsid()
@@ -205,7 +210,7 @@ def _send(connection: socket.socket, answer: dict[str, Any], descriptors: Sequen
 
 
 def main() -> None:
-    """Serve the client at the other end of the socket that the command line names."""
+    """Serve the client at the other end of the socket given on the command line."""
     parser = argparse.ArgumentParser(prog="perfexp.worker.server", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Workbench: the device, data, model and measuring procedure of one worker, built from its plan in one place."""
+"""Workbench: a worker's device, data, model and measuring procedure, built from its plan."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ if TYPE_CHECKING:
     from perfexp.models import Session
     from perfexp.probes.energy import EnergyProcedure
 
-#: Interval between two reports of who holds the device.
+#: Interval between reports on who holds the device.
 _REPORT_SECONDS = 60.0
 
 
 class Workbench:
     """Everything that a worker measures with.
 
-    `opened` takes all steps in order. A cold start times each step, and several ranks take some of them together.
+    `opened` takes all steps in order. A cold start times each step, and several ranks share some.
 
     Args:
-        live: function that returns the caller's own model, in the caller's process; None builds the plan's.
+        live: returns the caller's own model in the caller's process; None to build the plan's
+            model.
     """
 
     device: Device
@@ -66,7 +67,7 @@ class Workbench:
 
     @contextmanager
     def sharing_host(self) -> Iterator[None]:
-        """While entered, this process takes turns with the other runs of a sweep, if the plan sets that."""
+        """Take turns with a sweep's other runs inside the `with` block, if the plan sets that."""
         if self.plan.host_sharing is not plan_fields.HostSharing.turns:
             yield
             return
@@ -76,9 +77,11 @@ class Workbench:
 
     @contextmanager
     def opened(self, *, profiled: bool = False) -> Iterator[Procedure]:
-        """Load the model on a reserved device and give the procedure that measures it.
+        """Load the model on a reserved device and yield the procedure that measures it.
 
-        An attached profiler changes the device's facts, so they are not written again.
+        Args:
+            profiled: whether a profiler is attached. It changes the device's facts, so that
+                existing facts are compared but not written again.
         """
         with ExitStack() as stack:
             stack.enter_context(self.sharing_host())
@@ -88,7 +91,8 @@ class Workbench:
             trace = stack.enter_context(self._memory_trace())
             self.check()
             stack.enter_context(self.reserved(self.device))
-            self.device.start()  # not before: even an idle context disturbs who measures on the device
+            # only once reserved: even an idle context disturbs other measurements on the device
+            self.device.start()
             self.load_model()
             self._check_checkpoint()
             if profiled and self.paths.environment.exists():
@@ -106,12 +110,12 @@ class Workbench:
             return nullcontext()
         from perfexp.worker.peak_memory import (
             forked_trace,
-        )  # with torch's stand-ins, which other plans do without
+        )  # imports torch's stand-ins, which other plans do not need
 
         return forked_trace(self.plan)
 
     def find_device(self) -> None:
-        """Build the plan's device, not started yet."""
+        """Build the plan's device without starting it."""
         self.device = config.build(self.plan.gpu)
         index = self.plan.gpu.get("index")
         if index and self.plan.ranks == 1 and self.device.kind == "cpu":
@@ -120,9 +124,12 @@ class Workbench:
             )
 
     def check(self) -> None:
-        """Raise UserError for mistakes that show without the device, before anything waits for it.
+        """Check what can be checked without the device, before anything waits for it.
 
-        The model is opened on the host only where a layer that the algorithm cannot compute is an error.
+        Open the model on the host only if the algorithm must be able to compute every layer.
+
+        Raises:
+            UserError: a setting is wrong.
         """
         plan = self.plan
         prerequisites.check_kind(plan, self.device.kind)
@@ -130,21 +137,22 @@ class Workbench:
         for node in (*(getattr(plan.mode, phase) for phase in plan.phases), *plan.probe.values()):
             config.build(node)
         if (train := plan.mode.train) is not None and train.get("resume_from"):
-            from perfexp.models.trainer import read_checkpoint  # with torch
+            from perfexp.models.trainer import read_checkpoint  # imports torch
 
             read_checkpoint(Path(train["resume_from"]).expanduser())
         if self._live is None and self.device.identifier and hasattr(algorithm, "check"):
             algorithm.check(partial(self._open_model, CpuDevice()), self.device.identifier)
 
     def open_data(self) -> None:
-        """Build the plan's source of inputs."""
+        """Build the plan's input source."""
         self.data = config.build(self.plan.data)
 
     @contextmanager
     def reserved(self, device: Device) -> Iterator[None]:
-        """While entered, no other perfexp process of this user measures on the device.
+        """Keep this user's other perfexp processes off the device inside the `with` block.
 
-        Raises UserError if another process holds the device and the plan does not wait for it.
+        Raises:
+            UserError: another process holds the device, and the plan does not wait for it.
         """
         wait, purpose = self.plan.device_lock is plan_fields.DeviceLock.wait, str(self.paths.root)
         with ExitStack() as stack:
@@ -162,7 +170,7 @@ class Workbench:
 
     @contextmanager
     def _reporting_wait(self, owner: str) -> Iterator[None]:
-        """While entered, report the holder of the device every minute: a silent job looks hung."""
+        """Report every minute who holds the device: a silent job looks hung."""
         acquired = threading.Event()
 
         def report() -> None:
@@ -188,11 +196,11 @@ class Workbench:
 
     def _open_model(self, device: Device) -> Session:
         """Open the plan's model, with as many classes as the data has labels."""
-        from perfexp.data import check  # part of the lap that loads the data in a cold start
+        from perfexp.data import check  # already imported in a cold start's data lap
 
         check(self.data)
         model = config.build(self.plan.model) if self._live is None else self._live()
-        if "torch" in sys.modules:  # maybe a torch module of the user's
+        if "torch" in sys.modules:  # the model may be a user's torch module
             from perfexp.models.module import adapt
 
             model = adapt(model, self.plan.model_name)
@@ -206,7 +214,11 @@ class Workbench:
         return session
 
     def _check_checkpoint(self) -> None:
-        """Raise UserError for a checkpoint that does not fit, before a point of it begins."""
+        """Check that a training's checkpoint fits, before its first point begins.
+
+        Raises:
+            UserError: the checkpoint does not fit.
+        """
         train = self.plan.mode.train
         if train is not None and train.get("resume_from"):
             key = next(key for key in self.plan.timed_keys() if key.phase == "train")
@@ -214,10 +226,10 @@ class Workbench:
 
     @contextmanager
     def procedure(self) -> Iterator[Procedure]:
-        """While entered, the plan's algorithm computes the model's convolutions; gives the measuring procedure."""
+        """Yield the measuring procedure, with the plan's algorithm applied to the model."""
         from perfexp.measuring.procedure import (
             Procedure,
-        )  # with all probes, which a cold start does without
+        )  # imports all probes, which a cold start does not need
 
         plan, probes = self.plan, self.plan.probes
         with config.build(plan.algorithm).applied(self.session) as applied:
@@ -251,7 +263,7 @@ class Workbench:
             )
 
     def trained_weights(self) -> Path:
-        """Return the file of the weights that the plan's training ends with."""
+        """Return the path of the final weights that the plan's training writes."""
         return self._checkpoint_path(FINAL_WEIGHTS)
 
     def _report_epoch(self, text: str, point: Point) -> None:
@@ -261,7 +273,7 @@ class Workbench:
         self.emit.block(text, is_result=True, training=msgspec.to_builtins(last))
 
     def _checkpoint(self, name: str) -> Path:
-        """Return the path of a checkpoint, in a folder that exists, after entering it in the manifest."""
+        """Return a checkpoint path in an existing folder, after adding it to the manifest."""
         path = self._checkpoint_path(name)
         path.parent.mkdir(exist_ok=True)
         self.paths.claim(path)
@@ -275,7 +287,7 @@ class Workbench:
         return path
 
     def energy_of(self, meters: Found) -> EnergyProcedure:
-        """Return the energy measurement that the plan sets, with the meters of one device or of all ranks' devices."""
+        """Return the plan's energy measurement with these meters, e.g. for all ranks' devices."""
         from perfexp.probes.energy import EnergyProcedure, rules_for
 
         target = getattr(config.build(self.plan.stopping), "target", None)
@@ -283,12 +295,16 @@ class Workbench:
         return EnergyProcedure(device=self.device, detected=meters, rules=rules)
 
     def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
-        """Write the facts of this process, and `further` diagnostics with its own, to the environment file.
+        """Write this process's facts and diagnostics to the environment file.
 
         Earlier diagnostics stay.
 
-        Raises UserError if the folder has points that were measured in another environment. Diagnostics and facts of
-        device and session are written in any case.
+        Args:
+            further: diagnostics to add.
+            extra: facts to add.
+
+        Raises:
+            UserError: the folder has points measured in another environment.
         """
         facts = {**self.facts(), "session": self.session.facts(), **extra}
         own = [
@@ -331,15 +347,23 @@ class Workbench:
         return [shared, *of_node(facts)]
 
     def require_same_environment(self) -> None:
-        """Raise UserError if the points that are already in the folder were measured in another environment."""
+        """Check that the folder's points were measured in this environment.
+
+        Raises:
+            UserError: the environment has changed.
+        """
         self._same_environment(self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of this host, its job and its device."""
+        """Return facts about this host, its job and its device."""
         return {**environment.collect(), "device": self.device.facts()}
 
     def _same_environment(self, facts: dict[str, Any]) -> list[Diagnostic]:
-        """Return the diagnostics of the environment file, or raise if its facts differ from these."""
+        """Return the diagnostics in the environment file.
+
+        Raises:
+            UserError: its facts differ from the given facts.
+        """
         path = self.paths.environment
         if not path.exists() or not read_points(self.paths.points):
             return []
@@ -347,7 +371,7 @@ class Workbench:
         differences = environment.differences(before, facts)
         changed = [f"{name}: {old} → {new}" for name, old, new in differences]
         if changed and facts.get("job") and {name for name, _, _ in differences} == {"device.uuid"}:
-            # a job that is queued again may get another GPU of the same node or kind
+            # a requeued job may get another GPU in the same node, or of the same kind
             where = f"{'; '.join(changed)} on {facts.get('host')}"
             return [
                 *earlier,
@@ -366,7 +390,7 @@ class Workbench:
 
 
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
-    """Return the FLOP/s of the device's data sheet by data type; None for a CPU without a data sheet."""
+    """Return FLOP/s by data type from the device's data sheet; None for a CPU without one."""
     is_cpu = device.kind == "cpu"
     return plan.sheet(None if is_cpu else device.name)[1].peak_flops_per_second or (
         None if is_cpu else {}
@@ -374,7 +398,7 @@ def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None]
 
 
 def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
-    """Return the diagnostic of a node whose other GPUs or CPUs belong to other jobs of a cluster."""
+    """Return a diagnostic if other jobs use this node's other GPUs or CPUs."""
     others = (facts.get("job") or {}).get("others") or {}
     if not any(others.values()):
         return []
@@ -384,13 +408,17 @@ def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
 
 
 def report_failure(error: Exception, emit: Events) -> int:
-    """Send the event for an error of the worker, log its traceback, and return the exit code."""
-    if isinstance(error, OSError):  # of writing results
+    """Send an event for a worker's error and log its traceback.
+
+    Returns:
+        The worker's exit code.
+    """
+    if isinstance(error, OSError):  # from writing results
         error = disk_error(error)
     if isinstance(error, PerfexpError):
         emit("refused", message=str(error), exit_code=error.exit_code)
-    else:  # of loading the model or opening the device
+    else:  # from loading the model or opening the device
         emit("failed", message=f"{type(error).__name__}: {error}".strip())
-    with suppress(OSError):  # run.log can't be written to on a full disk, which the event reports
+    with suppress(OSError):  # a full disk has no room for a traceback; the event reports it
         traceback.print_exc()
     return error.exit_code if isinstance(error, PerfexpError) else 1

@@ -80,7 +80,7 @@ def test_long_sweeps_are_cut_to_the_size_of_an_array_and_by_what_runs_request(
     tmp_path, monkeypatch
 ):
     paths, options = SweepPaths(tmp_path), []
-    monkeypatch.setattr(paths, "claim", lambda *_: None)
+    paths.create()
     monkeypatch.setattr(slurm, "max_array_size", lambda: 3)
     monkeypatch.setattr(
         slurm, "submit", lambda script, given: options.append(given) or str(len(options))
@@ -463,6 +463,7 @@ def test_a_failed_sbatch_leaves_a_sweep_only_if_it_had_begun_before(run, monkeyp
 def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp_path, make_record):
     record = make_record()
     (tmp_path / "record.json").write_bytes(record.to_json())
+    (tmp_path / "details").mkdir()
     (tmp_path / "details" / "points.jsonl").write_bytes(b"".join(map(point_to_line, record.points)))
     keys, asked = [point.key for point in record.points], []
     plan = SimpleNamespace(
@@ -602,7 +603,7 @@ def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_pat
     run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
     monkeypatch.setattr(slurm, "max_array_size", lambda: 10)
     monkeypatch.setattr(slurm, "call", taken)
-    monkeypatch.setattr(paths, "claim", lambda *_: None)
+    paths.create()
     with interrupts.handled(), pytest.raises(KeyboardInterrupt):
         list(campaigns.submit([run], paths, "s", SlurmSettings(), []))
     assert job_states.load(paths)[0].job == "5_0"
@@ -703,7 +704,7 @@ def test_nodes_that_do_not_respond_are_not_idle_and_partitions_may_be_several(mo
 
 def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
     _, folder = campaign
-    (folder / "broken").mkdir()
+    (folder / "broken" / "details").mkdir(parents=True)
     (folder / "broken" / "sweep.json").write_text("{")
     (folder / "broken" / "details" / "jobs.jsonl").touch()
     files = [folder / "broken" / "sweep.json", folder / "sweep.json"]
@@ -716,7 +717,7 @@ def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
 
 def test_a_queue_that_cannot_be_listed_is_asked_once_for_all_sweeps(campaign, monkeypatch, capsys):
     sweep, folder = campaign
-    (folder / "other").mkdir()
+    (folder / "other" / "details").mkdir(parents=True)
     other = replaced(sweep, uid="t", command=["batch_size=7,8"], children=[])
     (folder / "other" / "sweep.json").write_bytes(other.to_json())
     (folder / "other" / "details" / "jobs.jsonl").touch()
