@@ -56,7 +56,8 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
     """Measure a model and return its record, which is also on disk.
 
     Worker processes measure a model given by name. The name is a model option, such as `resnet50`
-    or `timm:convnext_atto`, or `module:name` for a class or function that makes a torch module.
+    or `timm:convnext_atto`. It may also be `module:name` for a class or function that makes a torch
+    module.
 
     This process measures a model object once, and the record is marked `in_process`. The object is
     a torch module, a module class, or a function that takes an image batch.
