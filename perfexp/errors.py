@@ -21,7 +21,7 @@ _DISTRIBUTIONS = {
 
 
 class PerfexpError(Exception):
-    """An anticipated failure, printed as one message without a traceback.
+    """An anticipated failure, printed as a message without a traceback.
 
     Attributes:
         exit_code: command exit code: 2 for a wrong command or configuration, 1 for a failed
@@ -69,7 +69,7 @@ class RankLost(PerfexpError):
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:
-    """Return whether an exception or one of its causes means exhausted host memory."""
+    """Return whether an exception or its chain of causes means exhausted host memory."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or _HOST_MEMORY.search(str(cause)):

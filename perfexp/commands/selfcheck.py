@@ -53,7 +53,7 @@ def selfcheck(
 ) -> None:
     """Measure one plan in several processes and show how much their figures differ.
 
-    This is the smallest difference that counts on this machine. Each process is an ordinary
+    The result is the smallest difference that counts on this machine. Each process is an ordinary
     replicate of one run. Its figures refine what perfexp knows about this device before the next
     run, shown by `perfexp doctor`.
 
