@@ -1,4 +1,4 @@
-"""Element: one sweep run in its own process, a SLURM job or one GPU of this machine.
+"""Element: one sweep run in its own process, in a SLURM job or on one GPU of this machine.
 
 A campaign is the other side: the command that starts these processes.
 """

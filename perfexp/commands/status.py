@@ -258,7 +258,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
 
 
 def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
-    """Yield a line for each sweep run that ended with an error and without a record."""
+    """Yield a line with the reason for each sweep run that failed and has no record."""
     for child, folder in run_folders(sweep, place):
         run = below.runs.get(folder.absolute()) if child.error else None
         if child.error and not (folder / RECORD).is_file() and not (run and run.running):
