@@ -1,4 +1,7 @@
-"""`python -m perfexp` and the console script: a command's name goes to commands/, anything else to main."""
+"""`python -m perfexp` and the console script.
+
+A command name goes to commands/, anything else to main.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,26 @@ except ModuleNotFoundError as error:
 
 
 def main() -> int:
-    """Dispatch the process's command line; returns its exit code."""
+    """Dispatch the command line of this process and return its exit code."""
     streams.install()
     try:
         return dispatch(sys.argv[1:])
-    except Exception as error:  # a module that can't be imported, for one
+    except Exception as error:  # such as a module that can't be imported
         failure = crash_report.failure(error)
         print(f"error: {failure}", file=sys.stderr)
         return failure.exit_code
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run a command line and return its exit code; help and version need neither Hydra nor Typer."""
+    """Run a command line and return its exit code.
+
+    Help and version need neither Hydra nor Typer.
+    """
     try:
         if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in COMMANDS:
             arguments = [*arguments[1:], "--help"]
         if arguments and arguments[0] in (*COMMANDS, *OLD_COMMANDS):
-            from perfexp.commands import run  # Typer and rich: a measurement does without
+            from perfexp.commands import run  # Typer and rich: not needed to measure
 
             return run(arguments)
         if arguments and arguments[0] == QUERY:

@@ -31,7 +31,7 @@ from perfexp.summaries.remarks import failures
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Node of a model that only this process has.
+#: `_target_` for a model object that only this process has.
 _LIVE = "perfexp.models.module.LiveModule"
 
 Record.text = staticmethod(
@@ -40,7 +40,7 @@ Record.text = staticmethod(
 
 
 def compose(*arguments: str, **overrides: Any) -> config.Plan:
-    """Return the plan of overrides, as the command line composes it.
+    """Return the plan for some overrides, as the command line composes it.
 
     Args:
         arguments: overrides as text, such as `"model=resnet50"`.
@@ -55,13 +55,17 @@ def compose(*arguments: str, **overrides: Any) -> config.Plan:
 def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) -> Record:
     """Measure a model and return its record, which is also on disk.
 
-    A name is measured in other processes: that of an option (`resnet50`, `timm:convnext_atto`), or `module:name` of a
-    class or function that makes a torch module. An object is measured once in this process, which its record says
-    (`in_process`): a torch module, a class of one, or a function of a batch of images.
+    Worker processes measure a model given by name. The name is a model option, such as `resnet50`
+    or `timm:convnext_atto`. It may also be `module:name` for a class or function that makes a torch
+    module.
+
+    This process measures a model object once, and the record is marked `in_process`. The object is
+    a torch module, a module class, or a function that takes an image batch.
 
     Args:
         arguments: overrides as text.
-        overrides: keys with their values, as for `compose`; `quiet=False` prints progress and results.
+        overrides: keys with their values, as for `compose`; `quiet=False` prints progress and
+            results.
 
     Raises:
         UserError: the model or an override is wrong.
@@ -103,11 +107,11 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     """Return a table of all runs in and below folders.
 
     Args:
-        places: folders of runs or sweeps, or any folders above them; records too.
+        places: run folders, sweep folders, any folders above them, or records.
         what: `points`, with a row for each measurement; `layers`, or `samples`.
 
     Raises:
-        UserError: no run is there.
+        UserError: there is no run.
     """
     from perfexp.commands.export import Collected  # with pandas
 
@@ -117,7 +121,11 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
 
 
 def _assignment(texts: list[str], models: Mapping[str, Any] | None = None) -> Assignment:
-    """Compose a run, which may choose among further models by name, and has the first one."""
+    """Compose a run.
+
+    Args:
+        models: model options added to conf/ for this run, by name; the run uses the first.
+    """
     plain = composition.compose([*(f"model={name}" for name in models or ()), *texts], models or {})
     plan = config.typed(plain)
     name = naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
@@ -165,14 +173,18 @@ def _text(value: Any) -> str:
 
 
 def _free_name(name: str) -> str:
-    """Return the name of an own model, which hides no file of conf/."""
+    """Return an option name for the user's model that does not hide a file in conf/."""
     word = re.sub(r"\W", "_", name)
     return f"own_{word}" if (installation.conf_dir() / "model" / f"{word}.yaml").exists() else word
 
 
 @contextmanager
 def _importable(module: str) -> Iterator[None]:
-    """While entered, workers import the module from where this process does; raises UserError if it cannot."""
+    """Let workers import a module from where this process finds it.
+
+    Raises:
+        UserError: another process could not find the module.
+    """
     top = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top) if top != "__main__" else None

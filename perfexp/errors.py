@@ -6,12 +6,12 @@ import difflib
 import re
 from collections.abc import Iterable
 
-#: Messages of allocators, the operating system and its dynamic loader when host memory is exhausted.
+#: Messages when host memory is exhausted: from allocators, the system and its dynamic loader.
 _HOST_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc|failed to map segment",
     re.I,
 )
-#: Names for pip of packages that are imported by another name.
+#: pip names of packages that have another import name.
 _DISTRIBUTIONS = {
     "hydra": "hydra-core",
     "yaml": "pyyaml",
@@ -21,10 +21,11 @@ _DISTRIBUTIONS = {
 
 
 class PerfexpError(Exception):
-    """An anticipated failure, printed as one message without a traceback.
+    """An anticipated failure, printed as a message without a traceback.
 
     Attributes:
-        exit_code: exit code of the command: 2 for a wrong command or configuration, 1 for a failed measurement.
+        exit_code: command exit code: 2 for a wrong command or configuration, 1 for a failed
+            measurement.
     """
 
     exit_code = 1
@@ -41,11 +42,17 @@ class DeviceMismatch(UserError):
 
 
 class Unsupported(PerfexpError):
-    """A point that cannot be measured by design, such as a size that the model rejects; other points continue."""
+    """A point that cannot be measured by design, such as a size that the model rejects.
+
+    Other points continue.
+    """
 
 
 class Waits(Unsupported):
-    """The call synchronizes with the device before it returns, which a CUDA graph cannot do."""
+    """The call synchronizes with the device before it returns.
+
+    A CUDA graph cannot do that.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -54,15 +61,15 @@ class Waits(Unsupported):
 
 
 class OutOfMemory(PerfexpError):
-    """Device or host memory does not suffice for this point; other points continue."""
+    """Device or host memory is too small for this point; other points continue."""
 
 
 class RankLost(PerfexpError):
-    """Another rank of the same run has terminated; the launcher knows the reason."""
+    """Another rank in the same run has terminated; the launcher knows the reason."""
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:
-    """Whether an exception, or one of its causes, means that host memory is exhausted."""
+    """Return whether an exception or its chain of causes means exhausted host memory."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or _HOST_MEMORY.search(str(cause)):
@@ -80,7 +87,10 @@ def missing_package(error: BaseException) -> str:
 
 
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """Return at most `count` valid names that resemble a wrong one, best first, or whose last dotted part does."""
+    """Return up to `count` valid names that resemble a misspelled name, best match first.
+
+    If no whole name is close, compare last dotted parts: `seconds` finds `stopping.max_seconds`.
+    """
     choices = sorted(set(valid))
     close = difflib.get_close_matches(name, choices, n=count, cutoff=0.6)
     if not close:
@@ -93,7 +103,10 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """A sentence with the nearest valid names, or with up to 40 valid names if none is near."""
+    """Return a sentence that suggests the nearest valid names.
+
+    Without a near match, list the valid names if there are at most 40.
+    """
     choices = sorted(set(valid))
     if close := nearest(name, choices):
         return f"Did you mean {' or '.join(close)}?"

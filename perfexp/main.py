@@ -1,4 +1,4 @@
-"""Main: the Hydra application, which composes plans, has each measured, and returns an exit code."""
+"""Main: the Hydra application, which composes plans, measures them, and returns an exit code."""
 
 from __future__ import annotations
 
@@ -64,18 +64,23 @@ from perfexp.reports.console import Console
 from perfexp.summaries.analysis import Analysis
 from perfexp.tables import json_results
 
-#: Exit code if everything was measured, and a tracker did not accept a record.
+#: Exit code if everything was measured but a tracker did not accept a record.
 _NOT_SENT = 3
 _LAUNCHER = "hydra/launcher"
-#: Runs of a sweep whose composition takes several seconds.
+#: Larger sweeps take several seconds to compose, so a note is printed.
 _MANY = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line of Hydra overrides, by default that of the process; returns its exit code.
+    """Run a command line of Hydra overrides and return its exit code.
 
-    0 if everything was measured, 1 if a measurement or a profile failed, 2 if the command or the configuration is
-    wrong, 3 if everything was measured and a tracker did not accept a record, 130 if interrupted.
+    `argv` defaults to the command line of this process. Exit codes:
+
+    * 0: everything was measured.
+    * 1: a measurement or a profile failed.
+    * 2: the command or the configuration is wrong.
+    * 3: everything was measured, but a tracker did not accept a record.
+    * 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     application = _Application()
@@ -149,20 +154,24 @@ class _Application:
         self._shown: list[PerfexpError] = []
 
     def print_json(self, is_set: bool) -> None:
-        """Set whether results are printed as JSON on stdout, and everything else on stderr."""
+        """Print results as JSON on stdout and everything else on stderr, if `is_set`."""
         self._results, self._out = ([], sys.stderr) if is_set else (None, None)
         self.console = Console(out=self._out)
 
     def failed(self, error: PerfexpError) -> None:
         if not any(
             error is other for other in self._shown
-        ):  # a sweeper that optimizes raises a run's error again
+        ):  # an optimizing sweeper raises the error again
             self._shown.append(error)
             self.console.error(str(error))
             self.exit_codes.append(error.exit_code)
 
     def begin_sweep(self, settings: HydraConf) -> None:
-        """Choose who measures the runs; raises UserError if they can't, or there are too many runs."""
+        """Choose the launcher that measures the runs.
+
+        Raises:
+            UserError: the launcher cannot measure these runs, or there are too many runs.
+        """
         self._campaign = campaign_of(
             settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=True
         )
@@ -177,7 +186,7 @@ class _Application:
             )
 
     def end_sweep(self, scratch: Path) -> None:
-        """Move the results of a sweeper that optimizes from Hydra's folder to those of the sweep."""
+        """Move an optimizing sweeper's results from Hydra's folder to the sweep folder."""
         if self.sweep_run is not None and (file := scratch / OPTIMUM).is_file():
             self.sweep_run.add(file)
 
@@ -196,7 +205,10 @@ class _Application:
                 self.console.error(text)
 
     def close(self) -> None:
-        """Sum up a sweep; an interrupt stops that, and jobs that have not ended prevent it."""
+        """Print JSON results and finish the sweep.
+
+        An interrupt cuts this short. While jobs are still queued, the sweep is only unlocked.
+        """
         if self.is_dry:
             return
         if self._results is not None:
@@ -217,9 +229,11 @@ class _Application:
             self.failed(as_perfexp_error(error))
 
     def __call__(self, composed: DictConfig) -> float | list[float] | None:
-        """Measure a composed configuration; Hydra would print a traceback of any exception.
+        """Measure a composed configuration.
 
-        Return the figures for a sweeper that optimizes; only such a sweeper accepts the exception of a failed run.
+        Exceptions stay inside, because Hydra would print a traceback. Under an optimizing sweeper,
+        such as Optuna, return the run's figures and raise its failure: such a sweeper accepts
+        exceptions.
         """
         try:
             outcome = self._take(composed)
@@ -249,9 +263,7 @@ class _Application:
                 check_targets(plain, self.offer)
             assignment = self._assignment(plain)
             if not self.overwrites:
-                refuse_other_plan(
-                    RunPaths(assignment.folder), plain
-                )  # before anything of the plan is built
+                refuse_other_plan(RunPaths(assignment.folder), plain)  # before building anything
             if self.offer is not None and self.sweep_run is not None:
                 self.sweep_run.refuse_other_runs(assignment.folder)
             self._folder = assignment.folder
@@ -277,7 +289,7 @@ class _Application:
             self.failed(refusal)
             if (
                 isinstance(refusal, OtherCode) and self.sweep_run is not None
-            ):  # of which no table mixes old and new
+            ):  # no table may mix old and new code
                 self._is_refused = True
                 self.sweep_run.unlock()
                 self.sweep_run = None
@@ -300,16 +312,16 @@ class _Application:
             with (
                 suppress(UserError),
                 interrupts.held(),
-            ):  # interrupted so early that there is no record
+            ):  # no record after an early interrupt
                 self._enter(assignment, Record.load(assignment.folder))
             raise
         self._ended(assignment, outcome)
         return outcome
 
     def measure_composed(self) -> None:
-        """Measure the runs of a sweep, all of which are composed by now; or print a dry run.
+        """Measure the runs of a fully composed sweep, or print the dry run.
 
-        Runs of several processes take turns, the others follow one another.
+        Runs with several processes take turns. The others run one after another.
         """
         waiting, self._waiting = self._waiting, []
         if waiting and self.is_dry:
@@ -376,7 +388,10 @@ class _Application:
         )
 
     def _free(self, plan: config.Plan, plain: dict[str, Any], folder: Path) -> Path:
-        """Return the folder; for a run of a stage the first one that no other plan and no run of the sweep uses."""
+        """Return the run folder.
+
+        A run with a stage gets the first numbered folder that no other plan and no other run uses.
+        """
         if not plan.stage or (plan.output_dir and self.sweep_run is None):
             return folder
         free = next(
@@ -389,13 +404,17 @@ class _Application:
         return free
 
     def _place(self, sweep_run: SweepRun) -> tuple[int, dict[str, str]]:
-        """Return the number of this job in its sweep, and its values of the axes."""
+        """Return the job number in the sweep and its axis values."""
         settings = HydraConfig.get()
         values = values_of(_overrides(settings))
         return int(settings.job.num), {axis: values.get(axis, "") for axis in sweep_run.axes}
 
     def _join(self, composed: DictConfig) -> None:
-        """Join the sweep of this job; its first job starts it, and raises UserError if it cannot."""
+        """Join this job to its sweep; the first job starts the sweep.
+
+        Raises:
+            UserError: the sweep cannot start.
+        """
         if self.sweep_run is None:
             self._is_refused = True
             settings = HydraConfig.get()
@@ -435,24 +454,36 @@ class _Application:
 
 
 def _overrides(settings: HydraConf) -> list[str]:
-    """Return the overrides of a job as typed: interpolations, which may hold credentials, are not resolved."""
+    """Return a job's overrides as typed.
+
+    Interpolations stay unresolved, because they may hold credentials.
+    """
     return list(map(str, OmegaConf.to_container(settings.overrides.task, resolve=False) or ()))
 
 
 def _swept(arguments: Sequence[str], settings: HydraConf) -> list[str]:
-    """Return the overrides of a sweep: those that were typed, and those of configuration files with other keys."""
+    """Return the sweep overrides: typed overrides, then those from configuration files.
+
+    A typed key wins over the same key in a file.
+    """
     typed = set(map(key_of, arguments))
     params = dict(settings.sweeper.get("params") or {})
     return [*arguments, *(f"{key}={value}" for key, value in params.items() if key not in typed)]
 
 
 def _is_basic(settings: HydraConf) -> bool:
-    """Whether Hydra's own sweeper lists the runs; any other one chooses each run by the figures of earlier ones."""
+    """Return whether Hydra's own sweeper lists the runs.
+
+    Any other sweeper chooses each run by the figures of earlier runs.
+    """
     return str(settings.sweeper["_target_"]).endswith(".BasicSweeper")
 
 
 def _multirun(written: Path) -> bytes:
-    """Return the file in which Hydra's own sweeper writes its configuration; other sweepers write none."""
+    """Return the sweep configuration as YAML.
+
+    Only Hydra's own sweeper writes the file; otherwise, dump the current configuration.
+    """
     file = written / "multirun.yaml"
     return (
         file.read_bytes()
@@ -462,9 +493,13 @@ def _multirun(written: Path) -> bytes:
 
 
 def _objective(record: Record, direction: Any) -> float | list[float]:
-    """Return the seconds of a call, to be minimized, or samples/s, to be maximized; one figure for each direction.
+    """Return the figures to optimize, one for each direction.
 
-    A figure of several points is their geometric mean. Raises PerfexpError if one is missing.
+    For "minimize" this is the call time in seconds, for "maximize" the rate in samples/s. Several
+    points give their geometric mean.
+
+    Raises:
+        PerfexpError: a figure is missing.
     """
     if not isinstance(direction, Sequence) or isinstance(direction, str):
         return _figure(record, is_rate=str(direction).endswith("maximize"))
@@ -483,7 +518,10 @@ def _figure(record: Record, *, is_rate: bool) -> float:
 
 
 def _sweep_folder(written: Path, output_dir: str | None, axes: Iterable[str]) -> Path:
-    """Return the folder of a sweep's own files: hydra.sweep.dir if a configuration file names it."""
+    """Return the folder for the sweep's own files.
+
+    A configuration file's `hydra.sweep.dir` comes first, then `output_dir`, then the default name.
+    """
     if not written.name.startswith(SCRATCH):
         return written
     return Path(output_dir) if output_dir else naming.sweep_folder(axes)

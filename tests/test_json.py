@@ -43,7 +43,9 @@ def test_a_sweep_and_the_commands_print_one_document(tmp_path, monkeypatch, caps
         True,
         [{"ok": 1}] * 2,
     )
-    code, checked = printed(capsys, "check", "sweep/1-seed-1", "--against", "sweep/0-seed-0", "--json")
+    code, checked = printed(
+        capsys, "check", "sweep/1-seed-1", "--against", "sweep/0-seed-0", "--json"
+    )
     assert checked["outcome"] in ("passed", "failed", "not decided")
 
 

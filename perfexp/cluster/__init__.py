@@ -1,1 +1,1 @@
-"""Clusters: the runs of a sweep as jobs of SLURM, or on all GPUs of this machine."""
+"""Clusters: sweep runs as SLURM jobs, or on all GPUs of this machine."""

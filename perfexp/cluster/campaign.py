@@ -1,6 +1,6 @@
-"""Campaign: a sweep whose runs are jobs of SLURM: submitted, waited for, collected.
+"""Campaign: a sweep with runs as SLURM jobs, which it submits, waits for, and collects.
 
-Its runs become arrays, one for each kind of request, cut to the site's limit.
+Runs with the same requests become job arrays, cut to the site's array limit.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import Tracker, store
 
 _ROOM = "hydra_plugins.perfexp_launchers.launchers."
-#: Least values of settings: ending the worker and writing the record take some seconds.
+#: Minimum settings: ending the worker and writing the record take some seconds.
 _LEAST = {"warn_seconds": 10, "max_running": 1}
-#: Limit on a batch script; SLURM's default is 4 MiB.
+#: Batch script limit; SLURM's default is 4 MiB.
 _MOST_SCRIPT_BYTES = 3 << 20
-#: Folder in which the sweeps of a stage are looked up.
+#: Folder to search for the sweeps of a stage.
 _OUTPUTS = Path("outputs")
 _JOBS = re.compile(r"\d+(_\d+)?([:,]\d+(_\d+)?)*")
 
 
 @dataclass(kw_only=True)
 class SlurmSettings:
-    """Settings of `hydra/launcher=slurm`; raises UserError for a value that is out of range."""
+    """Settings of `hydra/launcher=slurm`.
+
+    Raises UserError if a value is out of range.
+    """
 
     wait: bool = True
     after: Any = None
@@ -68,7 +71,11 @@ class SlurmSettings:
 
 
 class SlurmCampaign(Campaign):
-    """Runs of a sweep that become jobs, by the launcher's node; raises UserError for settings out of range."""
+    """Sweep runs that become SLURM jobs.
+
+    Args:
+        launcher: node of hydra/launcher; raises UserError if a setting is out of range.
+    """
 
     outlives = True
 
@@ -97,7 +104,10 @@ class SlurmCampaign(Campaign):
     def _measure(
         self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended
     ) -> bool:
-        """Submit the runs that are not queued; after an interrupt the jobs stay in the queue."""
+        """Submit the runs that are not queued yet.
+
+        After an interrupt, the jobs stay in the queue.
+        """
         try:
             self._submit(runs, sweep_run, console)
             if self._settings.wait:
@@ -137,7 +147,7 @@ class SlurmCampaign(Campaign):
 
     @staticmethod
     def _wait(runs: Sequence[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> None:
-        """Enter each run when its job has ended."""
+        """Wait for the jobs and report each run when its job has ended."""
         left, shown = {run.number: run for run in runs}, ""
         while left:
             states = job_states.states(sweep_run.sweep, sweep_run.paths.root)
@@ -153,7 +163,10 @@ class SlurmCampaign(Campaign):
 
 
 def _collect(run: Run, state: RunState, console: Console, ended: Ended) -> None:
-    """Enter the record of a run, or the state of its job if that left none of its own."""
+    """Report the record of a run.
+
+    If the job left no record of its own, report the job state as an error.
+    """
     assignment, record = run.assignment, run.record()
     is_earlier = state.state is not State.done and run.version == run.earlier
     is_cut_short = record is not None and record.status is Status.INTERRUPTED
@@ -177,7 +190,10 @@ def _collect(run: Run, state: RunState, console: Console, ended: Ended) -> None:
 
 
 def _later(assignment: Assignment) -> Tracker | None:
-    """Return the tracker of a run if its store is a file, which jobs on several nodes must not write to."""
+    """Return the run's tracker if its store is a file, otherwise None.
+
+    Jobs on several nodes must not write to a file, so their records are sent afterwards.
+    """
     tracker: Tracker = config.build(assignment.plan.tracking)
     uri = tracker.settings.get("uri")
     return tracker if uri is not None and store.database(uri) is not None else None
@@ -186,11 +202,13 @@ def _later(assignment: Assignment) -> Tracker | None:
 def submit(
     runs: Sequence[Run], paths: SweepPaths, sweep: str, settings: SlurmSettings, gate: Sequence[str]
 ) -> Iterator[tuple[str, Sequence[Run]]]:
-    """Submit runs and yield each array's job with its runs; every array is in jobs.jsonl before the next one.
+    """Submit runs as job arrays; yield each array's job id with its runs.
+
+    Each array is in jobs.jsonl before the next is submitted.
 
     Args:
-        sweep: identity of the sweep.
-        gate: options of sbatch that make the arrays wait for other jobs.
+        sweep: sweep identity.
+        gate: sbatch options that make the arrays wait for other jobs.
     """
     paths.make_job_logs()
     paths.claim(paths.jobs)
@@ -205,7 +223,7 @@ def submit(
                 _script(array, paths, settings),
                 _options(array, paths, sweep, settings),
             )
-            with interrupts.held():  # nobody would know of jobs that are not in the file
+            with interrupts.held():  # jobs missing from the file would be lost
                 job = slurm.submit(script, [*options, *gate])
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
                 kind = array[0].assignment.plan.gpu_name
@@ -229,14 +247,20 @@ def _options(
         f"--array=0-{len(runs) - 1}{running}",
         f"--output={logs}.out",
         f"--error={logs}.err",
-        "--open-mode=append",  # a job that is queued again
+        "--open-mode=append",  # for a requeued job
         "--requeue",
         f"--signal=B:USR2@{settings.warn_seconds}",
     ]
 
 
 def _script(runs: Sequence[Run], paths: SweepPaths, settings: SlurmSettings) -> str:
-    """Return the script of an array. It holds the commands themselves: a job takes none from a results folder."""
+    """Return the batch script for an array.
+
+    The script contains the commands themselves: a job reads no command from a results folder.
+
+    Raises:
+        UserError: the script is too long for SLURM.
+    """
     cluster = runs[0].cluster
     perfexp = shlex.join([*site.python(cluster), "-m", "perfexp"])
     lines = [
@@ -259,9 +283,12 @@ def _script(runs: Sequence[Run], paths: SweepPaths, settings: SlurmSettings) -> 
 
 
 def dependency(after: Any) -> list[str]:
-    """Return the options of sbatch for `hydra.launcher.after`; none if everything has succeeded already.
+    """Return the sbatch options for `hydra.launcher.after`.
 
-    Raises UserError for an unknown sweep, and for one with a failed run, for which the jobs would wait forever.
+    There are none if everything has already succeeded.
+
+    Raises:
+        UserError: the sweep is unknown, or has a failed run: the jobs would wait forever.
     """
     if after is None:
         return []
@@ -283,7 +310,11 @@ def dependency(after: Any) -> list[str]:
 
 
 def _sweep(text: str) -> tuple[Sweep, Path]:
-    """Return the sweep in a folder, or the latest sweep of a stage."""
+    """Return the sweep in a folder, or the latest sweep of a stage.
+
+    Raises:
+        UserError: there is neither.
+    """
     if (Path(text) / "sweep.json").is_file():
         return Sweep.load(Path(text)), Path(text)
     stages = sorted(_sweeps_of(text), key=lambda pair: pair[0].started)
@@ -309,9 +340,14 @@ def _sweeps_of(stage: str) -> Iterator[tuple[Sweep, Path]]:
 
 
 def campaign_of(name: str, launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:
-    """Return the launcher of the runs, by the option and the node of hydra/launcher; None for this process.
+    """Return the campaign that measures the runs; None if this process does.
 
-    Raises UserError for a launcher that perfexp does not know, or settings out of range.
+    Args:
+        name: option of hydra/launcher.
+        launcher: node of hydra/launcher.
+
+    Raises:
+        UserError: the launcher is unknown or not for single runs, or a setting is out of range.
     """
     target = str(launcher["_target_"])
     kinds = {f"{_ROOM}SlurmLauncher": SlurmCampaign, f"{_ROOM}LocalLauncher": LocalCampaign}

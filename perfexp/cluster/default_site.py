@@ -1,4 +1,4 @@
-"""The user's site: words of `perfexp cluster use` that come before those of each sweep that is typed."""
+"""The user's default site: arguments from `perfexp cluster use` for every sweep."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ _LAUNCHER = "hydra/launcher"
 
 
 def file() -> Path:
-    """Return the file of the words."""
+    """Return the file that stores the arguments."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "site.txt"
 
 
 def words() -> list[str]:
-    """Return the words, one per line of the file; none without one."""
+    """Return the stored arguments, one per line in the file; none without a file.
+
+    Raises:
+        UserError: the file is unreadable.
+    """
     try:
         lines = untrusted.read_bytes(file()).decode().splitlines()
     except FileNotFoundError:
@@ -33,7 +37,11 @@ def words() -> list[str]:
 
 
 def use(chosen: Sequence[str]) -> None:
-    """Store the words, or remove the file if there are none; raises UserError where it can't be written."""
+    """Store arguments, or remove the file if there are none.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     try:
         if chosen:
             file().parent.mkdir(parents=True, exist_ok=True)
@@ -45,9 +53,13 @@ def use(chosen: Sequence[str]) -> None:
 
 
 def with_site(arguments: Sequence[str]) -> list[str]:
-    """Put the words before those of a sweep (joined flags); a key or folder that was typed replaces the stored one.
+    """Insert the stored arguments at the start of a sweep command line.
 
-    With another launcher than the stored one, none of its settings are added.
+    A typed key or folder replaces the stored value. With a typed launcher, the stored launcher
+    settings are left out. Command lines without -m stay as they are.
+
+    Args:
+        arguments: command line with joined flags (`--config-dir=DIR`).
     """
     if not any(text in MULTIRUN for text in arguments):
         return list(arguments)

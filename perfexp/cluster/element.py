@@ -1,6 +1,6 @@
-"""Element: one run of a sweep, measured by a process of its own: in a job of SLURM, or on one GPU of this machine.
+"""Element: one sweep run in its own process, in a SLURM job or on one GPU of this machine.
 
-A campaign is the side of the command that starts these processes.
+A campaign is the other side: the command that starts these processes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from perfexp.records.record import Record, SweepMembership, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.console import Console
 
-#: The job of a node that fell silent may live on for a while after SLURM has queued it again.
+#: A job on an unresponsive node may live on for a while after SLURM has requeued it.
 _PATIENCE_SECONDS, _LOOK_SECONDS = 300.0, 2.0
 
 
 @dataclass(kw_only=True)
 class Run:
-    """A run of a sweep that a process of its own measures.
+    """A sweep run that its own process measures.
 
     Attributes:
-        overrides: its overrides as typed, without its place.
-        requests: options of sbatch.
-        earlier: version of the record that an earlier process left; None without one.
+        overrides: overrides as typed, without the output folder.
+        requests: sbatch options.
+        earlier: version of the record before this command; None if there was no record.
     """
 
     assignment: Assignment
@@ -54,12 +54,15 @@ class Run:
 
     @property
     def number(self) -> int:
-        """Its number in the sweep, from 0."""
+        """Return the number in the sweep, from 0."""
         return self.assignment.number - 1
 
     @property
     def version(self) -> tuple[int, int] | None:
-        """What changes when a record is written, whatever the clocks of the nodes; None without one."""
+        """Return a value that changes when the record is written; None without a record.
+
+        It does not depend on how the clocks of different nodes compare.
+        """
         try:
             found = RunPaths(self.assignment.folder).record.stat()
         except OSError:
@@ -67,23 +70,23 @@ class Run:
         return found.st_ino, found.st_mtime_ns
 
     def record(self) -> Record | None:
-        """Return the record in its folder, None if there is none that can be read."""
+        """Return the record in the run folder; None if it is missing or unreadable."""
         with suppress(UserError):
             return Record.load(self.assignment.folder)
         return None
 
     def arguments(self, sweep: SweepPaths, *, requeue: bool = False) -> list[str]:
-        """Return the arguments of perfexp that measure it."""
+        """Return the perfexp arguments that measure the run."""
         flags = [f"{OF_SWEEP}={sweep.root}:{self.number}", *([REQUEUE] if requeue else [])]
         folder = f"output_dir={quoted(str(self.assignment.folder.absolute()))}"
         return [*flags, *self.overrides, folder, "hydra.mode=RUN", "quiet=true"]
 
 
 class Campaign(ABC):
-    """The runs of a sweep that processes of their own measure.
+    """The runs of a sweep, each measured by its own process.
 
     Attributes:
-        outlives: whether they go on after the command has ended.
+        outlives: whether the processes continue after the command has ended.
     """
 
     outlives: bool
@@ -92,7 +95,14 @@ class Campaign(ABC):
         self.runs: list[Run] = []
 
     def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
-        """Take a run of the sweep, with its overrides as typed; raises UserError if it can't be measured so."""
+        """Add a run.
+
+        Args:
+            command: overrides as typed.
+
+        Raises:
+            UserError: the run cannot be measured this way, for example because of a credential.
+        """
         if assignment.overwrites:
             raise UserError(
                 "--overwrite is not for runs in processes of their own: choose another output_dir=DIR."
@@ -108,9 +118,10 @@ class Campaign(ABC):
     def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run: ...
 
     def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
-        """Have the runs measured that are not finished; returns whether every run has ended.
+        """Measure the unfinished runs; return whether every run has ended.
 
-        `ended` is called with each run that has.
+        Args:
+            ended: called with each run that has ended.
         """
         sweep_run.expect([run.assignment for run in self.runs])
         for run in self.runs:
@@ -124,7 +135,7 @@ class Campaign(ABC):
 
 
 def unfinished(runs: Sequence[Run], console: Console, ended: Ended) -> list[Run]:
-    """Return the runs that are not finished, after calling `ended` with the others."""
+    """Return the unfinished runs; call `ended` with the others."""
     left, finished = [], 0
     for run in runs:
         assignment = run.assignment
@@ -134,7 +145,7 @@ def unfinished(runs: Sequence[Run], console: Console, ended: Ended) -> list[Run]
         try:
             ended(assignment, Record.load(assignment.folder))
             finished += 1
-        except UserError as error:  # a record that cannot be read is not measured again: it may be another version's
+        except UserError as error:  # another version may have written it: do not measure again
             ended(assignment, error)
     if finished:
         console.note(f"{units.counted(finished, 'run')} finished already")
@@ -142,20 +153,26 @@ def unfinished(runs: Sequence[Run], console: Console, ended: Ended) -> list[Run]
 
 
 def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
-    """Return the overrides of a run as typed, without its place and, unless its process sends the record, its store."""
+    """Return the overrides of a run as typed, without its output folder.
+
+    Args:
+        sends: whether the run's own process sends the record; otherwise tracking is turned off.
+    """
     left_out = ("output_dir",) if sends else ("output_dir", "tracking")
     kept = [text for text in command if key_of(text).split(".")[0] not in left_out]
     return kept if sends else [*kept, "tracking=none"]
 
 
 class Element:
-    """The run of a sweep that this process measures, by the value of `--of-sweep`: the sweep's folder and a number.
-
-    Args:
-        requeue: whether a job that reaches its time limit is queued again.
-        is_job: whether SLURM started this process; otherwise a waiting one did, which is to know every exit code.
+    """The sweep run that this process measures.
 
     Raises UserError if there is no such run.
+
+    Args:
+        value: value of `--of-sweep`: the sweep folder, a colon, and the run number.
+        requeue: whether to requeue a job that reaches its time limit.
+        is_job: whether SLURM started this process. Otherwise a waiting process did, which needs
+            every exit code.
     """
 
     def __init__(self, value: str, *, requeue: bool, is_job: bool) -> None:
@@ -173,7 +190,7 @@ class Element:
 
     @property
     def membership(self) -> SweepMembership:
-        """Description of the sweep for the run's record."""
+        """Return the sweep description for the run's record."""
         directory = Path(os.path.relpath(self._sweep_folder, self.folder)).as_posix()
         sweep, child = self._sweep, self.child
         return SweepMembership(
@@ -181,15 +198,15 @@ class Element:
         )
 
     def wait_for_folder(self) -> None:
-        """Return when no other process measures the run, or after some minutes."""
+        """Wait until no other process measures the run, for up to five minutes."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while RunPaths(self.folder).in_use() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
     def end(self, exit_code: int) -> int:
-        """Queue the job again if SLURM warned of its time limit; returns the exit code of the process otherwise.
+        """Return the final exit code; requeue the job if SLURM warned about its time limit.
 
-        A record that a tracker did not accept is complete: a job has succeeded.
+        A job succeeds even if a tracker did not accept the record, because the record is complete.
         """
         if interrupts.last() != signal.SIGUSR2 or exit_code != 130:
             return 0 if exit_code == 3 and self._is_job else exit_code
@@ -215,7 +232,10 @@ class Element:
 
 
 def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
-    """Remove the flags of an element from a command line; returns the rest and the element, None without one."""
+    """Split a command line into the arguments without element flags, and the element.
+
+    The element is None without `--of-sweep`.
+    """
     own = [text for text in arguments if text.partition("=")[0] in (OF_SWEEP, PARENT, REQUEUE)]
     values = dict(text.partition("=")[::2] for text in own)
     if OF_SWEEP not in values:

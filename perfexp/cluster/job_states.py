@@ -1,4 +1,7 @@
-"""Job states: the state of each run of a sweep, from jobs.jsonl, SLURM and the records, and the lines that show it."""
+"""Job states: how each run of a sweep is doing, and the lines that show it.
+
+They come from jobs.jsonl, SLURM and the records.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.reports import run_status
 from perfexp.summaries.subject import one_line
 
-#: Limit on the size of a jobs.jsonl, which has about 250 bytes for each submission of a run.
+#: Size limit for jobs.jsonl, which takes about 250 bytes for each submitted run.
 _MOST_BYTES = 64 << 20
-#: A job, or an element of an array.
+#: A job, or an array element.
 _JOB = re.compile(r"\d+(_\d+)?")
-#: States in which a job ended before its run could.
+#: Job states that cut a run short.
 _CUT_SHORT = {
     "CANCELLED": "cancelled",
     "TIMEOUT": "reached its time limit",
@@ -39,19 +42,19 @@ _CUT_SHORT = {
     "BOOT_FAIL": "its node did not start",
     "DEADLINE": "missed its deadline",
 }
-#: Time in which a record becomes visible on other machines: NFS keeps what it knows of a folder for up to 60 s.
+#: Time until a record is visible on other machines: NFS caches folder contents for up to 60 s.
 _GRACE_SECONDS = 90.0
 _NOT_VISIBLE = "its job has ended; its record is not visible yet"
-#: Reason of a job that SLURM keeps without ever starting it.
+#: Why a job stays queued without ever starting.
 _NEVER = "waits for a run that has failed; perfexp cluster cancel ends that"
-#: Stands for a job that SLURM does not list.
+#: Placeholder for a job that SLURM does not list.
 _NO_JOB = QueuedJob("", "")
-#: Runs of one state that are listed.
+#: Longest list of runs for each state.
 _MOST_LINES = 20
 
 
 class SubmittedRun(msgspec.Struct, kw_only=True):
-    """A line of jobs.jsonl: a run of a sweep, numbered from 0, and the job of SLURM that measures it."""
+    """A line in jobs.jsonl: a sweep run, numbered from 0, and the SLURM job that measures it."""
 
     run: int
     job: str
@@ -60,19 +63,22 @@ class SubmittedRun(msgspec.Struct, kw_only=True):
 
 
 def job_name(sweep: str) -> str:
-    """Return the name that all jobs of a sweep have in SLURM."""
+    """Return the name that all jobs of a sweep share in SLURM."""
     return f"perfexp-{sweep}"
 
 
 def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
-    """Append lines to jobs.jsonl at once: all runs of an array were submitted together."""
+    """Append lines to jobs.jsonl in one write.
+
+    All runs in an array are submitted together.
+    """
     content = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
     with untrusted.open_append(paths.jobs) as file:
         file.write(content)
 
 
 def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
-    """Return the latest submission of each run; lines that are not of this form are left out."""
+    """Return the latest submission of each run; malformed lines are skipped."""
     found: dict[int, SubmittedRun] = {}
     with suppress(OSError):
         for line in untrusted.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
@@ -84,7 +90,7 @@ def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
 
 
 class State(StrEnum):
-    """State of a run that was submitted; the order is that of display."""
+    """State of a run in a sweep, in display order."""
 
     done = "done"
     running = "running"
@@ -117,21 +123,24 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether SLURM has no job for it any more."""
+        """Return whether SLURM no longer has a job for the run."""
         return self.state not in (State.running, State.pending, State.unknown)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more happens unless the run is submitted again."""
+        """Return whether nothing more happens unless the run is submitted again."""
         return self.is_over or self.why == _NEVER
 
     @property
     def is_queued(self) -> bool:
-        """Whether SLURM has a job that has yet to end; a record that was removed is not waited for."""
+        """Return whether SLURM has a job that has yet to end.
+
+        An ended job does not count even if its record is not visible yet: it may have been removed.
+        """
         return self.job != "" and not self.has_ended and self.why != _NOT_VISIBLE
 
     def __str__(self) -> str:
-        """`run 2 NAME: running as job 7_2 on n1, 59:00 left`."""
+        """Return a line such as `run 2 NAME: running as job 7_2 on n1, 59:00 left`."""
         job = f" as job {self.job}" if self.job else ""
         node = f" on {self.node}" if self.node else ""
         left = f", {self.left} left" if self.left else ""
@@ -145,7 +154,7 @@ class _Outcome(msgspec.Struct):
 
 
 class _RecordHead(msgspec.Struct):
-    """The parts of a record.json that say how its run ended."""
+    """The parts of a record.json that show how its run ended."""
 
     status: Status
     points: list[_Outcome]
@@ -153,7 +162,7 @@ class _RecordHead(msgspec.Struct):
 
 
 def listed() -> tuple[dict[str, QueuedJob], str]:
-    """Return the queue, and why it cannot be listed; empty if it can."""
+    """Return the queue, and why it cannot be listed (empty if it can)."""
     try:
         return slurm.queue(), ""
     except UserError as error:
@@ -163,10 +172,10 @@ def listed() -> tuple[dict[str, QueuedJob], str]:
 def states(
     sweep: Sweep, folder: Path, queued: tuple[dict[str, QueuedJob], str] | None = None
 ) -> list[RunState]:
-    """Return the state of each run of a sweep that was submitted, in the order of the runs.
+    """Return the state of each run in a sweep, in run order.
 
     Args:
-        queued: answer of `listed` that several sweeps share; without it the queue is listed.
+        queued: result of `listed`, shared by several sweeps; None lists the queue.
     """
     entries, name = load(SweepPaths(folder)), job_name(sweep.uid)
     jobs, unreachable = queued or listed()
@@ -214,7 +223,14 @@ def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
 def _state(
     submitted: str, job: QueuedJob, head: _RecordHead | None, folder: Path, unreachable: str
 ) -> tuple[State, str]:
-    """Join the sources; a job that has not ended outweighs the record of an earlier attempt."""
+    """Return the state of a run and the reason for it.
+
+    A live job takes precedence over a record, which may come from an earlier attempt.
+
+    Args:
+        submitted: job id; empty if the run was not submitted.
+        unreachable: why the queue cannot be listed; empty if it can.
+    """
     if job.is_running:
         return State.running, ""
     if job.is_pending:
@@ -260,13 +276,16 @@ def _has_just_ended(job: QueuedJob) -> bool:
 
 
 def counted(states: Sequence[RunState]) -> str:
-    """Return the number of runs in each state: `3 done, 1 running, 2 pending`."""
+    """Return the run count for each state: `3 done, 1 running, 2 pending`."""
     numbers = Counter(state.state for state in states)
     return ", ".join(f"{numbers[state]} {state}" for state in State if numbers[state])
 
 
 def lines(states: Sequence[RunState]) -> Iterator[str]:
-    """Yield a line for each run that runs or failed, and for each reason of waiting or being lost."""
+    """Yield a line for each running, failed or cancelled run.
+
+    Waiting and lost runs are grouped by reason.
+    """
     for kind in (State.running, State.failed, State.cancelled):
         runs = [state for state in states if state.state is kind]
         yield from map(str, runs[:_MOST_LINES])

@@ -1,4 +1,4 @@
-"""Local queue: the runs of a sweep on several GPUs of this machine, one process for each GPU."""
+"""Local queue: sweep runs on several GPUs of this machine, one process for each GPU."""
 
 from __future__ import annotations
 
@@ -26,26 +26,36 @@ from perfexp.records.paths import SweepPaths
 from perfexp.reports.console import Console
 from perfexp.summaries.analysis import Analysis
 
-#: Interval at which ended processes are noticed.
+#: Poll interval for ended processes.
 _LOOK_SECONDS = 0.2
-#: Limit on the end of the processes after an interrupt: a worker and its record take some seconds.
+#: Time limit for processes to end after an interrupt: ending a worker and writing its record
+#: take some seconds.
 _END_SECONDS = 60.0
-#: Bound on the numbers of GPUs where the driver lists none.
+#: Bound on GPU indices if the driver lists no GPU.
 _MOST_GPUS = 1024
-#: Exit code of a process whose record a tracker did not accept.
+#: Exit code if a tracker did not accept the record.
 _NOT_SENT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One GPU: its entry of CUDA_VISIBLE_DEVICES, and the cores near it, empty if unknown."""
+    """One GPU.
+
+    Attributes:
+        visible: its entry in CUDA_VISIBLE_DEVICES.
+        cores: CPU cores near it; empty if unknown.
+    """
 
     visible: str
     cores: frozenset[int] = frozenset()
 
 
 class LocalCampaign(Campaign):
-    """Runs of a sweep on several GPUs, by the launcher's node; raises UserError for settings out of range."""
+    """Sweep runs on several GPUs.
+
+    Args:
+        launcher: node of hydra/launcher; raises UserError if a setting is out of range.
+    """
 
     outlives = False
 
@@ -104,9 +114,13 @@ def _start(slot: Slot, run: Run, sweep: SweepPaths) -> subprocess.Popen[bytes]:
 
 
 def slots(gpus: Any) -> list[Slot]:
-    """Return the GPUs of `hydra.launcher.gpus`: all visible ones, the first N, or those of a list of indices.
+    """Return the GPUs for `hydra.launcher.gpus`.
 
-    Raises UserError for another value, and for all if the driver lists none.
+    Args:
+        gpus: `all` for all visible GPUs, N for the first N, or a list of indices such as [0,1].
+
+    Raises:
+        UserError: the value is wrong, or it is `all` and the driver lists no GPU.
     """
     boards = _boards()
     if gpus == "all":
@@ -135,7 +149,7 @@ def slots(gpus: Any) -> list[Slot]:
 
 
 def _boards() -> list[Slot]:
-    """List the visible boards of the NVIDIA driver, in its order."""
+    """Return the visible NVIDIA GPUs in driver order."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     boards = [Slot(visible=uuid, cores=_cores(bus)) for uuid, bus in nvml.places()]
     if visible is None:
@@ -151,7 +165,7 @@ def _boards() -> list[Slot]:
 
 
 def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int]:
-    """Return the cores of the NUMA node of a device on the PCI bus, as far as this process may use them."""
+    """Return the usable cores on a PCI device's NUMA node; empty if unknown."""
     near = set[int]()
     try:
         for part in (root / bus / "local_cpulist").read_text().split(","):
@@ -167,7 +181,11 @@ def _log(sweep: SweepPaths, number: int, suffix: str) -> BinaryIO:
 
 
 def _collect(run: Run, code: int, sweep: SweepPaths, console: Console, ended: Ended) -> None:
-    """Enter the record that a process has written, or its exit code if that is another failure than the record's."""
+    """Report the record that a process has written.
+
+    Without a new record, or if the exit code shows a failure that the record lacks, report the exit
+    code.
+    """
     assignment = run.assignment
     record = run.record() if run.version != run.earlier else None
     if record is None or (code not in (0, _NOT_SENT) and exit_code(record) == 0):
@@ -181,7 +199,10 @@ def _collect(run: Run, code: int, sweep: SweepPaths, console: Console, ended: En
 
 
 def _end(running: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Interrupt processes that are still running, which write their records, and wait for them."""
+    """Terminate processes that are still running, and wait for them.
+
+    They get time to write their records.
+    """
     for process in running:
         process.terminate()
     deadline = time.monotonic() + _END_SECONDS

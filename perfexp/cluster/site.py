@@ -1,4 +1,4 @@
-"""Site: the requests of a run to SLURM, by the mapping of its cluster, and the nodes that fit them."""
+"""Site: SLURM requests for a run, from the cluster's mapping, and the nodes that fit them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from perfexp.host import untrusted
 from perfexp.host.installation import python_command
 from perfexp.plan.schema import Cluster, ClusterGpu
 
-#: Kinds of devices that are not GPUs.
+#: Devices that are not GPUs.
 _WITHOUT_GPU = ("cpu", "fake")
-#: Columns of the check: all nodes, and each use of them.
+#: Columns in the cluster check: all nodes, then nodes by use.
 USES = ("nodes", "idle", "busy", "others")
-#: States of nodes that run jobs, in short form; any other one but `idle` runs none.
+#: Short names for states of busy nodes; in other states except `idle`, nodes run no jobs.
 _BUSY = ("alloc", "mix", "comp", "plnd", "resv")
-#: The job that shows whether perfexp starts: it imports what a worker imports, and prints host and versions.
+#: Program of the test job: import what a worker imports, and print host and versions.
 _IMPORTS = "import platform, perfexp, torch; print(platform.node(), perfexp.__version__, torch.__version__)"
 
 
 def mapped(site: Cluster, kind: str) -> ClusterGpu:
-    """Return the requests for a kind of GPU; raises UserError for a kind that the cluster does not map."""
+    """Return the requests for a GPU kind.
+
+    Raises:
+        UserError: the cluster does not map the kind, or the kind is `auto`.
+    """
     if kind == "auto":
         raise UserError(
             "gpu=auto chooses a device of this machine; name the kind that a job needs: gpu=l40s."
@@ -44,7 +48,7 @@ def mapped(site: Cluster, kind: str) -> ClusterGpu:
 
 
 def requests(site: Cluster, kind: str, *, count: int = 1, nodes: int = 1) -> list[str]:
-    """Return the options of sbatch for a run on `count` GPUs of a kind, on each of some nodes."""
+    """Return the sbatch options for a run on `count` GPUs on each of `nodes` nodes."""
     gpu = mapped(site, kind)
     options = {
         name: getattr(gpu, name, None) or getattr(site, name)
@@ -70,7 +74,7 @@ def preparation(site: Cluster) -> Iterator[str]:
 
 
 def python(site: Cluster) -> list[str]:
-    """Return the command of Python: this process's, or with a container that of the image, which has its own."""
+    """Return the Python command: this process's, or the image's own with a container."""
     if site.container:
         return ["apptainer", "exec", "--nv", site.container, "python3", "-P"]
     return python_command("perfexp")[:-2]
@@ -78,7 +82,12 @@ def python(site: Cluster) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Number of nodes with a kind of GPU by use: `nodes` in all, `idle`, `busy`, and `others`: down or drained."""
+    """Nodes with a GPU kind.
+
+    Attributes:
+        requests: sbatch options for one GPU.
+        nodes: node counts: `nodes` in all, `idle`, `busy`, and `others` (down or drained).
+    """
 
     kind: str
     requests: Sequence[str]
@@ -86,7 +95,10 @@ class Offer:
 
 
 def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
-    """Return the nodes for each kind that the cluster maps, or of those given if it maps none."""
+    """Return the nodes for each kind that the cluster maps.
+
+    If it maps none, use the `kinds` that occur in the GRES of nodes.
+    """
     nodes = slurm.nodes()
     types = gpu_types(nodes)
     return [
@@ -96,7 +108,7 @@ def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
 
 
 def gpu_types(nodes: Sequence[Node]) -> set[str]:
-    """Return the types of GPUs in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`."""
+    """Return the GPU types in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`."""
     entries = [entry for node in nodes for entry in _gres(node)]
     return {
         entry[1]
@@ -106,7 +118,7 @@ def gpu_types(nodes: Sequence[Node]) -> set[str]:
 
 
 def _gres(node: Node) -> list[list[str]]:
-    """Split the GRES of a node, `gpu:a100:4(S:0,2),shard:8`, into names, types and counts."""
+    """Split a node's GRES, `gpu:a100:4(S:0,2),shard:8`, into names, types and counts."""
     return [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", node.gres).split(",")]
 
 
@@ -129,7 +141,7 @@ def _use(state: str) -> str:
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:
-    """Whether a node fits the partition (`a,b`), the features and the GRES."""
+    """Return whether a node fits the partition (`a,b`), the features and the GRES."""
     gres, constraint = options.get("gres", "").split(":")[:-1], options.get("constraint", "")
     words = re.findall(r"[\w.-]+|[&|()\[\]]", re.sub(r"\*\d+", "", constraint).replace(",", "&"))
     return (
@@ -137,14 +149,17 @@ def _fits(node: Node, options: Mapping[str, str]) -> bool:
         and (not words or _has(node, words))
         and (
             not gres or any(entry[: len(gres)] == gres for entry in _gres(node))
-        )  # types must be equal
+        )  # GPU types must be equal
     )
 
 
 def _has(node: Node, words: list[str]) -> bool:
-    """Whether a node has features such as `(v100|a100)&ib`, of which SLURM reads operators from left to right.
+    """Return whether a node has the requested features, such as `(v100|a100)&ib`.
 
-    Takes the words up to the closing bracket.
+    Operators apply from left to right, as in SLURM.
+
+    Args:
+        words: the expression; consumed up to the closing bracket.
     """
     result, operator = True, "&"
     while words and (word := words.pop(0)) not in (")", "]"):
@@ -157,7 +172,11 @@ def _has(node: Node, words: list[str]) -> bool:
 
 
 def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:
-    """Run one tiny job and return its line; raises UserError if it does not start in time, or perfexp does not."""
+    """Run a tiny job and return its output line.
+
+    Raises:
+        UserError: the job does not start in time, or perfexp does not start in it.
+    """
     perfexp = shlex.join([*python(cluster), "-c", _IMPORTS])
     script = "\n".join([*preparation(cluster), f"exec {perfexp}"])
     command = ["srun", "--quiet", "--ntasks=1", f"--immediate={seconds}", *requests(cluster, kind)]

@@ -1,4 +1,7 @@
-"""SLURM's commands: submit, list, account for, requeue and cancel jobs. The only module that calls them."""
+"""SLURM commands: submit, list, account for, requeue and cancel jobs.
+
+No other module calls them, except `host.scheduler` inside a job.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from typing import NamedTuple
 from perfexp.errors import UserError
 from perfexp.host import untrusted
 
-#: Time between two calls of squeue by a waiting process: the controller serves everybody.
+#: Time between two squeue calls while waiting: all users share the controller.
 QUEUE_SECONDS = 10.0
-#: Limit on one command; a controller that restarts answers late.
+#: Time limit for one command; a restarting controller answers late.
 _COMMAND_SECONDS = 60.0
-#: Further attempts while the controller restarts, and the pause before each.
+#: Attempts while the controller restarts, and the pause between them.
 _ATTEMPTS, _PAUSE_SECONDS = 4, 5.0
 _RESTARTING = re.compile(
     r"Unable to contact|Connection refused|timed out|Zero Bytes|Socket timed out", re.I
 )
-#: SLURM's default limit on the numbers in an array.
+#: SLURM's default array size limit.
 _MAX_ARRAY_SIZE = 1001
-#: States of jobs that have not ended. A held job needs its user.
+#: States of unstarted jobs, then of started jobs. A held job needs its user.
 PENDING_STATES = {
     "PENDING",
     "REQUEUED",
@@ -43,12 +46,17 @@ RUNNING_STATES = {
     "SIGNALING",
     "RESIZING",
 }
-#: Age up to which jobs are looked up in the accounting, whose default is midnight.
+#: Start of the accounting query; the default would be midnight.
 _OLDEST = "now-100days"
 
 
 class QueuedJob(NamedTuple):
-    """One element of an array, or a job, as squeue or sacct lists it; `ended` is in local time."""
+    """A job or array element, as squeue or sacct lists it.
+
+    Attributes:
+        left: time until the job's limit, as SLURM prints it.
+        ended: end in local time.
+    """
 
     job: str
     state: str
@@ -60,22 +68,22 @@ class QueuedJob(NamedTuple):
 
     @property
     def is_pending(self) -> bool:
-        """Whether it waits for its start or restart."""
+        """Return whether the job waits for its start or restart."""
         return self.state in PENDING_STATES
 
     @property
     def is_running(self) -> bool:
-        """Whether it has started and has not ended."""
+        """Return whether the job has started and has not ended."""
         return self.state in RUNNING_STATES
 
     @property
     def is_held_forever(self) -> bool:
-        """Whether it waits for a job that has failed."""
+        """Return whether the job waits for a job that has failed."""
         return self.is_pending and self.reason == "DependencyNeverSatisfied"
 
 
 class Node(NamedTuple):
-    """A node in a partition, with its state, its features, and its GRES as sinfo prints them."""
+    """A node in a partition, with state, features and GRES as sinfo prints them."""
 
     name: str
     partition: str
@@ -85,9 +93,17 @@ class Node(NamedTuple):
 
 
 def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECONDS) -> str:
-    """Run a command of SLURM and return its output; raises UserError with its message.
+    """Run a SLURM command and return its output.
 
-    A command that cannot reach the controller is repeated, except sbatch, which may have been heeded.
+    If the controller is unreachable, try again. sbatch is never repeated: SLURM may have queued its
+    jobs.
+
+    Args:
+        text: standard input.
+        seconds: time limit for one attempt.
+
+    Raises:
+        UserError: the command failed, with its message.
     """
     is_submission = command[0] == "sbatch"
     attempts = 1 if is_submission else _ATTEMPTS
@@ -99,7 +115,7 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
                 capture_output=True,
                 text=True,
                 timeout=seconds,
-                start_new_session=is_submission,  # Ctrl-C would end it after SLURM has taken the jobs
+                start_new_session=is_submission,  # else Ctrl-C could lose submitted jobs
             )
         except FileNotFoundError as error:
             raise UserError(
@@ -125,12 +141,16 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
 
 
 def submit(script: str, options: Sequence[str]) -> str:
-    """Submit a script and return the job's id; raises UserError if SLURM refuses it."""
+    """Submit a script and return the job id.
+
+    Raises:
+        UserError: SLURM refuses the script.
+    """
     return call("sbatch", "--parsable", *options, text=script).strip().partition(";")[0]
 
 
 def max_array_size() -> int:
-    """Return the site's limit on the elements of an array."""
+    """Return the site's array size limit."""
     found = re.search(
         r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE
     )
@@ -138,12 +158,17 @@ def max_array_size() -> int:
 
 
 def cancel(name: str, jobs: Sequence[str]) -> None:
-    """Cancel those of these jobs and elements of arrays that have a name; all of that name without a list."""
+    """Cancel jobs and array elements.
+
+    Args:
+        name: job name; jobs with another name are left alone.
+        jobs: job ids; if empty, all of this user's jobs with the name.
+    """
     call("scancel", f"--name={name}", f"--user={getpass.getuser()}", *jobs)
 
 
 def nodes() -> list[Node]:
-    """List the nodes of the cluster, once for each partition."""
+    """Return the nodes in the cluster, once for each partition."""
     listed = call("sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f|%G")
     lines = (untrusted.printable(line).split("|") for line in listed.splitlines())
     return [
@@ -154,7 +179,10 @@ def nodes() -> list[Node]:
 
 
 def _state(text: str) -> str:
-    """Return the state of a node without its mark; `*` marks one that does not respond."""
+    """Return a node state without its mark.
+
+    A node marked `*` does not respond and counts as down.
+    """
     return "down" if text.endswith("*") else text.rstrip("~#!%$@^-")
 
 
@@ -164,7 +192,7 @@ def requeue(job: str) -> None:
 
 
 def queue() -> dict[str, QueuedJob]:
-    """List the jobs of this user by id, also those that have just ended."""
+    """Return this user's jobs by id, recently ended jobs included."""
     listed = call(
         *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
         "--format=%i|%T|%r|%N|%L|%e|%j",
@@ -174,7 +202,7 @@ def queue() -> dict[str, QueuedJob]:
 
 
 def accounted(name: str) -> dict[str, QueuedJob]:
-    """Return the jobs and elements of a name by id, from the accounting; none on a site without one."""
+    """Return jobs and array elements with a name from the accounting; empty without it."""
     found: dict[str, QueuedJob] = {}
     with suppress(UserError):
         form = "--format=JobID,State,ExitCode,NodeList,End,JobName"
@@ -185,5 +213,5 @@ def accounted(name: str) -> dict[str, QueuedJob]:
             reason = f"exit code {code}" if code not in ("", "0:0") else ""
             found[job] = QueuedJob(
                 job, state.partition(" ")[0], reason, node, "", ended, name
-            )  # "CANCELLED by 1000"
+            )  # such as "CANCELLED by 1000"
     return found

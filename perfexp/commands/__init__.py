@@ -1,6 +1,7 @@
-"""Commands: work on finished results, `perfexp COMMAND …`. Only the module of the command that runs is imported.
+"""Commands that work on finished results: `perfexp COMMAND …`.
 
-Measurements are started by `perfexp key=value …` (`perfexp.main`), and by `train-speed`, which calls it.
+Only the module of the running command is imported. Measurements start elsewhere: with `perfexp
+key=value …` (`perfexp.main`), or with commands that call it, such as `train-speed`.
 """
 
 from __future__ import annotations
@@ -17,24 +18,29 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import crash_report
 from perfexp.host.files import refuse_deleted_cwd
 
-#: Modules that are not called as their command: `list` would hide a built-in function, `completion` is a module of cli.
+#: Modules named unlike their command: `list` would hide a built-in function, and
+#: `completion` is a module of cli.
 _MODULES = {
     "list": "list_options",
     "env": "doctor",
     "completion": "shell_completion",
     "baseline": "check",
 }
-#: Click's error for a wrong command line; Typer 0.29 has a copy of Click of its own.
+#: Click's error for a wrong command line; Typer 0.29 has its own copy of Click.
 _COMMAND_LINE_ERROR: Any = typer.BadParameter.mro()[2]
 
 
 def load(name: str) -> None:
-    """Import the module of a command (`perfexp.cli.usage.COMMANDS`), which registers the command in `app`."""
+    """Import the module of a command in `perfexp.cli.usage.COMMANDS`, which registers it."""
     import_module(f"{__name__}.{_MODULES.get(name) or name.replace('-', '_')}")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command, given by its name and its arguments; return the exit code, and print errors on stderr."""
+    """Run a command and return its exit code; print errors on stderr.
+
+    Args:
+        argv: command name, then its arguments.
+    """
     name, *words = argv
     command = [*OLD_COMMANDS.get(name, (name,)), *words]
     try:
@@ -57,7 +63,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _explained(error: Any, words: Sequence[str]) -> str:
-    """The message of a wrong command line; an option without its value is shown with one."""
+    """Return the message for a wrong command line.
+
+    An option that lacks its value is shown with a placeholder for the value.
+    """
     text: str = error.format_message().rstrip(".")
     if "requires an argument" not in text:
         return text

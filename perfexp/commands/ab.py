@@ -32,11 +32,11 @@ from perfexp.reports.console import Console
 from perfexp.statistics import sequential
 
 _SET_BY = {"processes": "the command: it measures until a verdict"}
-#: Keys that both variants share, so that COMMON sets them.
+#: Keys that only COMMON may set, for both variants.
 _COMMON = dict.fromkeys(
     ("tracking", "output_dir", "speed_dir", "quiet"), "COMMON, for both variants"
 )
-#: Exit codes if a tracker did not accept a record, and after an interrupt.
+#: Exit codes: a tracker did not accept a record; interrupted.
 _NOT_SENT, _INTERRUPTED = 3, 130
 
 
@@ -62,12 +62,15 @@ def ab(
     allow: sides.Allow = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Measure two variants in several processes, A B B A …, until it is decided which one is faster, or that none is.
+    """Measure two variants in turn, A B B A …, until one is faster or both are the same.
 
-    After each pair of processes, from the second on, the runs are compared as `perfexp compare DIR` does. The levels
-    of all looks together are 5 %, so that looking often does not make false verdicts more frequent. Without --metric
-    the time `device` decides, or `latency` where there is none. The same command with output_dir=DIR continues, with
-    the same --margin, --fdr, --metric and --allow: choosing them by the results would void the levels.
+    After the second pair of processes and each further pair, the runs are compared as by `perfexp
+    compare DIR`. All these looks share one level of 5 %, so looking often does not add false
+    verdicts. Without --metric the time `device` decides, or `latency` where there is no device
+    time.
+
+    To continue, repeat the command with output_dir=DIR and the same --margin, --fdr, --metric and
+    --allow. Choosing them by the results would void the level.
 
     Example: perfexp ab algorithm=default algorithm=fastest model=resnet50
     """
@@ -104,7 +107,10 @@ def ab(
 
 
 def _rule(settings: Settings, metric: str | None) -> list[str]:
-    """The options by which it is decided, where they are not the default; they are part of the folder's command."""
+    """Return the decision options that differ from their defaults.
+
+    They are part of the command stored in the folder.
+    """
     usual = Settings()
     percentages = {"--margin": (settings.margin, usual.margin), "--fdr": (settings.fdr, usual.fdr)}
     words = [
@@ -131,7 +137,13 @@ def _measure(run: AbRun, sweep_run: SweepRun, assignments: Sequence[Assignment])
 
 
 def _show(root: Path, settings: Settings, console: Console, code: int) -> int:
-    """Print the comparison, and return an exit code: that of runs that failed, if they cannot be compared."""
+    """Print the comparison and return an exit code.
+
+    If the runs cannot be compared because some failed, return `code` and print why.
+
+    Raises:
+        UserError: the runs cannot be compared although none failed.
+    """
     try:
         compared = judging.compare(sides.load([str(root)], None), settings)
         print_comparison(compared, console)
@@ -144,7 +156,11 @@ def _show(root: Path, settings: Settings, console: Console, code: int) -> int:
 
 
 def _split(name: str, text: str) -> list[str]:
-    """The overrides of one variant; raises UserError if they are not overrides, or belong to both variants."""
+    """Split the overrides of one variant into words.
+
+    Raises:
+        UserError: a word is not an override, or its key belongs to both variants.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -156,7 +172,10 @@ def _split(name: str, text: str) -> list[str]:
 
 
 def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
-    """The command line of one variant, whose overrides replace those of both."""
+    """Return the command line of one variant.
+
+    Its own overrides replace common overrides with the same key.
+    """
     keys = {key_of(text) for text in own}
     both = [text for text in overrides if key_of(text) not in keys]
     keys |= {key_of(text) for text in both}
@@ -164,7 +183,10 @@ def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
 
 
 def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
-    """Raise UserError unless both variants measure the same points, which may differ in precision."""
+    """Raise UserError unless both variants measure the same points.
+
+    Their precision may differ.
+    """
     plans = [config.typed(plain) for plain in plains]
     if any(plan.seeks_batch for plan in plans):
         raise UserError("batch_size=max may find another batch for A than for B: set batch_size=N.")
@@ -180,7 +202,10 @@ def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
 def _assignments(
     plains: Sequence[dict[str, Any]], variants: Sequence[Sequence[str]], sweep_run: SweepRun
 ) -> list[Assignment]:
-    """The runs, by as many processes as the folder's runs have already, at least by one."""
+    """Return both runs, with at least one process each.
+
+    Both get as many processes as the folder's runs already have.
+    """
     every = []
     for number, (plain, own) in enumerate(zip(plains, variants, strict=True)):
         typed = {key_of(text): text.partition("=")[2] for text in own}
@@ -203,13 +228,13 @@ def _assignments(
 
 
 def _value(plain: dict[str, Any], key: str) -> str:
-    """The value of an override that only the other variant has."""
+    """Return the value in this variant for a key that only the other variant overrides."""
     value = plain["choices"].get(key) or fact_at(plain, key)
     return "default" if isinstance(value, Mapping) or value is None else str(value)
 
 
 def _processes(folder: Path) -> int:
-    """Number of processes of the plan in a folder, 0 without one."""
+    """Return the process count in a folder's plan; 0 without a plan."""
     plan = RunPaths(folder).plan
     processes = plan_file.read(plan).get("processes") if plan.exists() else None
     return min(processes, sequential.MOST) if type(processes) is int else 0

@@ -1,4 +1,4 @@
-"""The Typer application, on which each command's module registers its command, and what several commands share."""
+"""The Typer application on which commands register, and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from perfexp.summaries.grid import Section
 from perfexp.tables import json_results
 
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
-#: In training frameworks fp16 is mixed precision with a scaled loss: fp16 in mmcv, amp elsewhere.
+#: Training frameworks call mixed precision with a scaled loss fp16 (mmcv) or amp.
 MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-#: Limit on numbers of GPUs, images and steps on the command line.
+#: Limit on GPUs, images and steps on the command line.
 LARGEST = 1_000_000
 
 ConfigDir = Annotated[Path | None, typer.Option(help="Folder with groups of your own.")]
@@ -48,12 +48,19 @@ def _group() -> None:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print lines that may contain foreign file names and messages, without terminal control sequences."""
+    """Print lines without terminal control sequences and credentials.
+
+    They may contain foreign file names and messages.
+    """
     typer.echo("\n".join(map(printable, credentials.mask(text).split("\n"))), err=err)
 
 
 def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> None:
-    """Print the results of a command: the document as JSON, or sections and plain lines for readers."""
+    """Print command results: the document as JSON, or the parts for readers.
+
+    Args:
+        parts: sections and plain lines.
+    """
     if as_json:
         echo(json_results.text(document))
         return
@@ -66,7 +73,7 @@ def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> Non
 
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
-    """Return the names of a group's options."""
+    """Return the option names in a group, sorted."""
     named = {
         file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")
     }
@@ -74,16 +81,21 @@ def options(group: str, config_dir: Path | None = None) -> list[str]:
 
 
 def group_folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders of the configuration groups, that of the user's own included."""
+    """Return the folders with configuration groups, the user's own folder last."""
     if config_dir is not None:
         refuse_no_folders([f"--config-dir={config_dir}"])
     return [installation.conf_dir(), *([config_dir] if config_dir else [])]
 
 
 def oldest(option: str, text: str | None) -> float:
-    """Return the time in seconds since the epoch that is as long ago as an option says (`7d`), or now without a text.
+    """Return the earliest time that an age option admits, in seconds since the epoch.
 
-    Raises UserError for another text.
+    Args:
+        option: option name for the error message.
+        text: age such as `7d`; None means now.
+
+    Raises:
+        UserError: the text is not an age.
     """
     now = datetime.now(UTC).timestamp()
     if text is None:
@@ -95,7 +107,11 @@ def oldest(option: str, text: str | None) -> float:
 
 
 def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]:
-    """Return the overrides of a run, after the folder with the user's groups; raises UserError for another word."""
+    """Return run overrides, preceded by the user's folder of groups.
+
+    Raises:
+        UserError: a word is not an override.
+    """
     words = [f"--config-dir={config_dir}"] if config_dir else []
     for text in overrides:
         if "=" not in text:
@@ -105,7 +121,14 @@ def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]
 
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:
-    """Return a name, of a thing with a noun, if it is valid; raises UserError otherwise."""
+    """Return a name if it is valid.
+
+    Args:
+        what: noun for the error message, such as `layout`.
+
+    Raises:
+        UserError: the name is not valid; the message suggests the nearest names.
+    """
     if name not in valid:
         raise UserError(f"{what} '{name}' not found. {did_you_mean(name, valid)}".rstrip())
     return name
@@ -119,7 +142,11 @@ def refuse_to_overwrite(files: Sequence[Path], remedy: str, *, force: bool) -> N
 
 
 def write_files(contents: Mapping[Path, bytes], remedy: str) -> None:
-    """Write files, and create their folders; raises UserError with a remedy if one cannot be written."""
+    """Write files and create their folders.
+
+    Raises:
+        UserError: a file cannot be written; the message ends with `remedy`.
+    """
     for file, content in contents.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

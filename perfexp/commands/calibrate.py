@@ -1,4 +1,4 @@
-"""calibrate: learn on this device by which kernels cuDNN's algorithms are recognized."""
+"""perfexp calibrate: learn which kernels cuDNN runs for each algorithm on this device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfexp.commands.app import app, echo
 
 
 class Subject(StrEnum):
-    """What is calibrated."""
+    """Subject of the calibration."""
 
     kernels = "kernels"
 
@@ -26,10 +26,11 @@ def calibrate(
         typer.Option(metavar="S", min=1, help="Begin no further convolution after this time."),
     ] = 150.0,
 ) -> None:
-    """Learn on this NVIDIA GPU which kernels cuDNN runs for which algorithm, so that algorithm.verify=true proves it.
+    """Learn which kernels cuDNN runs for each algorithm on this NVIDIA GPU.
 
-    perfexp has such a table for one architecture and one version of cuDNN. On another device, or after an update of
-    cuDNN, a run with algorithm.verify=true warns of that (algorithm_unproven). The result is cached.
+    With this table algorithm.verify=true can prove which algorithm ran. perfexp ships a table for
+    one architecture and one cuDNN version. On another device, or after a cuDNN update, such a run
+    warns that nothing is proven (algorithm_unproven). The result is cached.
 
     Example: perfexp calibrate kernels --seconds 60
     """

@@ -1,4 +1,7 @@
-"""perfexp check: whether a new run is worse than a baseline, by an exit code; perfexp baseline: named baselines."""
+"""perfexp check: compare a new run with a baseline and return an exit code.
+
+perfexp baseline: manage named baselines.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ from perfexp.summaries.grid import Grid, Section, escape_markdown
 from perfexp.summaries.subject import one_line
 from perfexp.tables import json_results
 
-#: Measures without `--metric`: another clock changes cycles without changing the time; of whole epochs and cold starts
-#: few runs have intervals.
+#: Measures without `--metric`. Another clock changes cycles without changing the time, and
+#: few runs have intervals for whole epochs and cold starts.
 _DEFAULT = ",".join(name for name in MEASURES if name not in ("cycles", "epoch", "runtime", "ttfp"))
-#: Variable of GitHub Actions that names the file of a step's summary, and the limit on its size.
+#: GitHub Actions' variable with the path of the step summary, and the summary's size limit.
 _SUMMARY, _MOST_BYTES = "GITHUB_STEP_SUMMARY", 1 << 20
 
 
@@ -85,14 +88,17 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a new run against a baseline: one line for each regression, and an exit code.
+    """Check a new run against a baseline: print a line for each regression, and set an exit code.
 
-    0: nothing is worse. 1: a figure is worse beyond the margin, or missing. 2: runs that cannot be compared, nothing
-    that both sides measured, a figure without an interval, a worse one that is undecided, or a wrong command. Without
-    --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is a difference in percentage
-    points.
+    Exit code 0: nothing is worse. Exit code 1: a figure is worse beyond the margin, or missing.
+    Exit code 2: the check has no answer. For example, the runs cannot be compared or have nothing
+    in common, or a figure has no interval. A worse figure that is undecided and a wrong command
+    give 2, too.
 
-    Example: perfexp check outputs/2026-11-28/10-00-00-resnet50 --against main
+    Without --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is
+    a difference in percentage points.
+
+    Example: perfexp check outputs/2026-11-28/100000-resnet50-b1 --against main
     """
     try:
         settings = sides.settings(margin, fdr, metric or _DEFAULT, allow)
@@ -134,7 +140,10 @@ def check(
 def _sides(
     new: str, against: str, root: Path, machine: str | None, uri: str | None
 ) -> Iterator[Side]:
-    """The baseline and the new side; the name of a baseline comes before a folder of the same name."""
+    """Yield the baseline, then the new side.
+
+    A baseline name takes precedence over a folder with the same name.
+    """
     records, missing = sides.records(new, uri)
     is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
     if is_name and (named_baselines.find(root, against) or not Path(against).exists()):
@@ -147,7 +156,10 @@ def _sides(
 
 
 def _refuse_default_precision(baseline: Side, new: Side) -> None:
-    """Raise UserError if the new run has the default precision and the baseline another one: it was forgotten."""
+    """Raise UserError if the new run has the default precision and the baseline has another.
+
+    The precision was probably forgotten.
+    """
     before, now = ({one.key.precision for one in side.measurements} for side in (baseline, new))
     if now == {USUAL_PRECISION} and len(before) == 1 and before != now:
         named = f"precision={before.pop()}"
@@ -171,7 +183,7 @@ def _counts(compared: Comparison) -> str:
 
 
 def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
-    """A line for each figure that fails the check."""
+    """Yield a line for each figure that fails the check."""
     for reason, verdict in (
         (Failure.slower, Verdict.WORSE),
         (Failure.undecided, Verdict.UNDECIDED),
@@ -197,7 +209,12 @@ def _line(pair: Compared) -> str:
 
 
 def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: bool) -> list[str]:
-    """Why the check has no answer although nothing failed; empty if it has one."""
+    """Return why the check has no answer although nothing failed; empty if it has an answer.
+
+    Args:
+        required: measures that both sides must have.
+        allow_undecided: whether to accept undecided figures that are worse beyond the margin.
+    """
     if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs):
         lines = comparison_table.confounders(compared.sides[1])
         return [f"not comparable: {line}" for line in lines]
@@ -219,19 +236,19 @@ def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: 
 
 
 def _places(pairs: Sequence[Compared]) -> str:
-    """The measures of some pairs with the number of their points."""
+    """Return the measures of some pairs with their point counts: `latency of 3 points`."""
     counts = Counter(pair.measure for pair in pairs)
     return ", ".join(f"{name} of {units.counted(count, 'point')}" for name, count in counts.items())
 
 
 def _is_worse(pair: Compared, margin: float) -> bool:
-    """Whether the figure is worse beyond the margin, whatever its interval is."""
+    """Return whether the figure is worse beyond the margin, ignoring its interval."""
     ratio = pair.ratio or 1.0
     return (ratio if MEASURES[pair.measure].is_better_if_lower else 1 / ratio) > 1 + margin
 
 
 def _reasons(fail_on: str) -> set[str]:
-    """The reasons to fail, always with `slower`."""
+    """Return the reasons to fail; `slower` is always one."""
     reasons = {one_of("--fail-on", name, list(Failure)) for name in sides.words([fail_on])}
     if not reasons:
         raise UserError(f"--fail-on is empty; name some of {', '.join(Failure)}.")
@@ -255,7 +272,10 @@ def _append(file: Path, text: str) -> None:
 
 
 def _annotation(line: str) -> str:
-    """A workflow command of GitHub Actions, which ends at a line break and reads percent signs as escapes."""
+    """Return a workflow command for GitHub Actions.
+
+    Actions ends it at a line break and reads percent signs as escapes.
+    """
     return f"::error title=perfexp check::{one_line(line).replace('%', '%25')}"
 
 
@@ -284,9 +304,11 @@ def baseline(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Store copies of records under a name, for each machine and GPU, as baselines of perfexp check.
+    """Store copies of records under a name, as baselines for perfexp check.
 
-    Example: perfexp baseline add main outputs/2026-11-28/10-00-00-resnet50
+    Each machine and GPU has its own copy.
+
+    Example: perfexp baseline add main outputs/2026-11-28/100000-resnet50-b1
     """
     root = folder or named_baselines.default_folder()
     if action is Action.list:
@@ -324,7 +346,7 @@ def _show(place: Path, *, as_json: bool) -> None:
 
 
 def _facts(place: Path) -> dict[str, str]:
-    """The date, the number of runs and the first run of a baseline, or why it cannot be read."""
+    """Return the date, run count and first run of a baseline, or why it is unreadable."""
     try:
         records = named_baselines.read(place)
         measured, content, first = (

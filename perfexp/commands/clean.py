@@ -1,4 +1,4 @@
-"""perfexp clean: delete optional files of runs, after a confirmation; measurements stay."""
+"""perfexp clean: delete optional run files after a confirmation; measurements stay."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from perfexp.records.paths import (
 
 _DEFAULT = Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"
-#: Files that a run is made of; everything else can be made from them, or measured again.
+#: Essential run files; everything else can be made from them, or measured again.
 _KEPT = {
     *("record.json", "points.jsonl", "plan.yaml", "expected.json", "environment.json", "run.log"),
     *("sweep.json", "multirun.yaml", "jobs.jsonl", MANIFEST, "mlflow.db"),
 }
-#: Reasons why files stay: a run that is being measured, and another kind, before its ending.
+#: Reasons why files stay: a run in progress; another kind, followed by its ending.
 _BUSY, _OTHER = "being measured", "of the kind "
 
 
 class _File(NamedTuple):
-    """A file to delete, as it and its folder were when it was listed."""
+    """A file to delete, with the status of the file and its folder at listing time."""
 
     path: Path
     about: os.stat_result
@@ -65,9 +65,10 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete tables, checkpoints and profiles that perfexp wrote; never a record, a plan or a tracking store.
+    """Delete tables, checkpoints and profiles that perfexp wrote.
 
-    Deletes only regular files in the folder of a run or a sweep that are named by its manifest and by perfexp's rules.
+    Records, plans and tracking stores are never deleted. Only regular files in run and sweep
+    folders are deleted, and only if the folder's manifest and perfexp's naming rules name them.
 
     Example: perfexp clean outputs --kind nsys-rep,sqlite --older-than 7d
     """
@@ -130,9 +131,16 @@ def _found(
     refused: list[OSError],
     stays: Counter[str],
 ) -> Iterator[_File]:
-    """Yield the deletable files: named by a manifest, plain files in its folder, with such an ending, and old enough.
+    """Yield the deletable files below a folder.
 
-    The files that stay are counted by their reasons.
+    A manifest lists them, they are regular files in its folder, their ending matches, and they are
+    old enough.
+
+    Args:
+        endings: file name endings, such as `.csv`.
+        latest: newest modification time to delete, in seconds since the epoch.
+        refused: collects errors.
+        stays: counts the other files by the reason why they stay.
     """
     for manifest in below(folder, MANIFEST, refused=refused.append):
         run = RunPaths(home_of(manifest))
@@ -162,7 +170,7 @@ def _is_in_use(run: RunPaths) -> bool:
 
 
 def _why_it_stays(file: _File, claimed: str, endings: Collection[str], latest: float) -> str:
-    """Return why a file that a manifest names is not deleted; empty if it is."""
+    """Return why a file in a manifest is not deleted; empty if it is."""
     is_plain = stat.S_ISREG(file.about.st_mode) and stat.S_ISDIR(file.home.st_mode)
     name = file.path.name
     if not is_own_place(claimed) or not is_plain:
@@ -177,7 +185,10 @@ def _why_it_stays(file: _File, claimed: str, endings: Collection[str], latest: f
 
 
 def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int]) -> Iterator[str]:
-    """Yield why nothing is deleted: the reasons with their numbers, and the nearest of the kinds that there are."""
+    """Yield why nothing is deleted: file counts by reason.
+
+    For a kind without files, also suggest the nearest kind.
+    """
     if set(stays) == {_BUSY}:  # already reported
         return
     reasons = [
@@ -196,7 +207,10 @@ def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int
 
 
 def _is_deleted(file: _File) -> bool:
-    """Delete a listed file unless it or its folder was replaced, is in use, or refuses; prints why not."""
+    """Delete a listed file and return whether that worked; otherwise print why not.
+
+    The file stays if it or its folder was replaced, or if its run is being measured.
+    """
     try:
         # an open folder cannot be replaced by a link before the file is deleted
         home = os.open(

@@ -1,4 +1,4 @@
-"""perfexp cluster: the nodes of a site's SLURM for each gpu=, the site of all sweeps, and the jobs of a sweep."""
+"""perfexp cluster: a SLURM site's nodes for each gpu=, the site for all sweeps, and sweep jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Grid
 
-#: Characters of each file of a job that are printed, from its end.
+#: Characters to print from the end of each job log.
 _MOST_CHARACTERS = 20_000
 
 group = typer.Typer(help="SLURM clusters.", no_args_is_help=True)
@@ -45,9 +45,10 @@ def check(
         int, typer.Option(min=1, max=3600, help="Longest wait for the start of the job.")
     ] = 60,
 ) -> None:
-    """Show the nodes for each gpu=, and run one tiny job.
+    """Show the nodes for each gpu=, and run a tiny job.
 
-    Exit code 0 if every mapped kind has nodes that are up, and the job succeeded, otherwise 1.
+    The exit code is 0 if every mapped kind has nodes that are up and the job succeeded, otherwise
+    1.
 
     Example: perfexp cluster check --cluster default
     """
@@ -106,16 +107,17 @@ def use(
         bool, typer.Option("--forget", help="Sweeps run on this machine again.")
     ] = False,
 ) -> None:
-    """Submit each sweep (-m) to a site from now on; keys that are typed replace those set here.
+    """Submit each sweep (-m) to a site from now on.
 
-    hydra/launcher=basic runs one sweep on this machine.
+    Typed keys replace those set here: hydra/launcher=basic, for example, runs one sweep on this
+    machine.
 
     Example: perfexp cluster use mysite hydra.launcher.wait=false
     """
     if forget:
         default_site.use([])
     elif site:
-        cluster_of(site, config_dir)  # raises for one that does not exist
+        cluster_of(site, config_dir)  # raises for an unknown site
         for word in settings or ():
             if "=" not in word or word.startswith("-"):
                 raise UserError(f"{word} is not KEY=VALUE, as in hydra.launcher.wait=false.")
@@ -138,7 +140,7 @@ def logs(
 ) -> None:
     """Print the output and the errors of the job that measured a run (.out and .err).
 
-    Example: perfexp cluster logs outputs/2026-11-28/10-00-00-sweep --run 3
+    Example: perfexp cluster logs outputs/2026-11-28/100000-sweep-model --run 3
     """
     place, number = _submitted(folder, run)
     paths = SweepPaths(place)
@@ -164,9 +166,11 @@ def cancel(
         list[int] | None, typer.Option(min=0, help="Number of a run; without it, all. Repeatable.")
     ] = None,
 ) -> None:
-    """Cancel jobs of a sweep in SLURM; finished points stay, and the sweep's command continues it.
+    """Cancel the SLURM jobs of a sweep; finished points stay.
 
-    Example: perfexp cluster cancel outputs/2026-11-28/10-00-00-sweep
+    To continue the sweep, repeat its command.
+
+    Example: perfexp cluster cancel outputs/2026-11-28/100000-sweep-model
     """
     sweep = Sweep.load(folder)
     states = job_states.states(sweep, folder)
@@ -177,8 +181,8 @@ def cancel(
     ]
     if run is not None and (unknown := set(run) - {state.run for state in states}):
         raise UserError(f"{folder} has no run {min(unknown)}; perfexp status {folder} lists them.")
-    # a file names the jobs: SLURM cancels only those that have the name of the sweep; without --run also those of
-    # that name that the file lacks
+    # the job ids come from a file, so SLURM cancels only jobs with the sweep's name; without
+    # --run it also cancels jobs with this name that the file lacks
     if wanted or run is None:
         slurm.cancel(
             job_states.job_name(sweep.uid), [] if run is None else [state.job for state in wanted]
@@ -187,7 +191,13 @@ def cancel(
 
 
 def _submitted(folder: Path, run: int | None) -> tuple[Path, int]:
-    """Return the folder of the sweep and the number of the run; the run's record need not exist."""
+    """Return the sweep folder and the run number.
+
+    The run needs no record yet.
+
+    Raises:
+        UserError: no run was named, or the folder is not a submitted run.
+    """
     if (folder / SWEEP).is_file():
         if run is None:
             raise UserError(f"{folder} is a sweep; name a run: --run N, or the folder of a run.")

@@ -1,4 +1,4 @@
-"""perfexp compare: which of two or more finished runs is faster, by how much, and whether they can be compared."""
+"""perfexp compare: which finished run is faster, by how much, and if they are comparable."""
 
 from __future__ import annotations
 
@@ -50,13 +50,14 @@ def compare(
     ] = False,
     force: Force = False,
 ) -> None:
-    """Compare finished runs with the first one: ratios with 95 % intervals, and a verdict for each.
+    """Compare finished runs with the first: ratios with 95 % intervals, and verdicts.
 
-    FASTER, SLOWER: the interval lies wholly beyond the margin; SAME: wholly within it; else UNDECIDED, as is a
-    ratio without an interval, between figures of single processes. NOT COMPARABLE: something else than the subject
-    differs and may explain the ratio. The exit code is 0 whatever the verdicts are.
+    FASTER and SLOWER: the interval lies entirely beyond the margin. SAME: it lies entirely within
+    the margin. UNDECIDED: everything else, for example a ratio between single processes, which has
+    no interval. NOT COMPARABLE: something other than the subject differs and may explain the ratio.
+    The exit code is 0 whatever the verdicts are.
 
-    Example: perfexp compare outputs/2026-11-27/10-00-00-old outputs/2026-11-28/10-00-00-new
+    Example: perfexp compare outputs/2026-11-27/100000-resnet50-b1 outputs/2026-11-28/100000-resnet50-b1
     """
     settings = sides.settings(margin, fdr, metric, allow)
     targets = _targets(output, force=force)
@@ -82,7 +83,7 @@ def compare(
 
 
 def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str | None) -> str:
-    """Send a comparison with its files, and return the link."""
+    """Send a comparison with its files to the tracking store and return the link."""
     from perfexp.tracking.mlflow_sink import MlflowSink  # only for a store
 
     records = [
@@ -96,7 +97,7 @@ def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str
 
 
 def _targets(folder: Path | None, *, force: bool) -> dict[str, Path]:
-    """The files to write by suffix; none without a folder."""
+    """Return the output files by suffix; none without a folder."""
     if folder is None:
         return {}
     targets = {suffix: folder / f"{_STEM}.{suffix}" for suffix in ("md", "csv", "json", "html")}
@@ -117,5 +118,5 @@ def _write(compared: Comparison, targets: dict[str, Path]) -> None:
 
 
 def print_comparison(compared: Comparison, console: Console | None = None) -> None:
-    """Print the tables of a comparison."""
+    """Print the comparison tables."""
     (console or Console()).show_sections(comparison_table.sections(compared))

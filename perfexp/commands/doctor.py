@@ -1,4 +1,7 @@
-"""perfexp doctor: check whether this machine can measure, and how to fix what is missing; perfexp env: its facts."""
+"""perfexp doctor: check if this machine can measure, and how to fix what is missing.
+
+perfexp env: print the machine facts.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,10 @@ def doctor(
     as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Check whether this machine can measure and how to get what is missing; or whether a data set is complete.
+    """Check whether this machine can measure and how to get what is missing.
 
-    Exit code 0 if everything necessary for measuring on the device works, 1 otherwise.
+    With data.root=DIR, check instead whether a data set is complete. The exit code is 0 if
+    everything needed works, otherwise 1.
 
     Example: perfexp doctor --gpu auto
     """
@@ -97,7 +101,14 @@ def env() -> None:
 
 
 def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
-    """All facts for a diagnosis; raises `UserError` if no file of conf/gpu has the device's name."""
+    """Return all facts for a diagnosis.
+
+    Args:
+        gpu_files: match, product and power from conf/gpu, by file name.
+
+    Raises:
+        UserError: no file in conf/gpu has the device's name.
+    """
     if choice.name not in gpu_files:
         raise UserError(f"There is no gpu '{choice.name}'. {did_you_mean(choice.name, gpu_files)}")
     store = database(store_uri(None))
@@ -119,7 +130,10 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
 
 
 def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
-    """How much figures of the device differ between processes, and how many measurements of it show that, by class."""
+    """Return how much figures differ between processes on the device, by class.
+
+    Each class has its relative `spread` and the number of `measurements` behind it.
+    """
     chosen = devices.choose(facts, choice)
     device = str(chosen.device["uuid"]) if chosen.device else chosen.name
     driver = (devices.board_of(facts, chosen) or {"facts": {}})["facts"].get("driver")
@@ -136,7 +150,7 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
 
 
 def table(findings: Sequence[Finding]) -> Grid:
-    """A table with a line per finding; remedies follow observations."""
+    """Return a table with a line per finding; remedies follow observations."""
     return Grid.of_rows(
         [
             {
@@ -152,7 +166,11 @@ def table(findings: Sequence[Finding]) -> Grid:
 
 
 def _data_root(settings: Sequence[str]) -> Path:
-    """The folder in the overrides; raises `UserError` without one, or for another override."""
+    """Return the folder in the overrides.
+
+    Raises:
+        UserError: there is no folder, or another override.
+    """
     overrides = {key: value for key, _, value in (setting.partition("=") for setting in settings)}
     if wrong := [key for key in overrides if key not in _OVERRIDES]:
         raise UserError(
@@ -167,7 +185,7 @@ def _data_root(settings: Sequence[str]) -> Path:
 
 
 def _gpu_files(config_dir: Path | None) -> dict[str, dict[str, Any]]:
-    """Match, product and power of the files of the gpu group, by the files' names."""
+    """Return match, product and power from the files in the gpu group, by file name."""
     files = gpu_sheets.read(group_folders(config_dir))
     return {
         name: {

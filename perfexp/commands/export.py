@@ -1,4 +1,4 @@
-"""perfexp export: write the points, and optionally the raw samples, of many runs as one tidy table."""
+"""perfexp export: write points, layers and raw samples from many runs as tidy tables."""
 
 from __future__ import annotations
 
@@ -80,10 +80,15 @@ def export(
 ) -> None:
     """Write one table of many runs: a complete line per point.
 
-    Each figure has a column with its unit: run, machine and sweep axes first, then the columns of
-    MODEL_ALGORITHM_overall.csv. A refused run has a line with the reason. Samples have a line each, also in the cold
-    start. Layers have a line per row and pass, which names the layer's fastest algorithm among these runs: default, or
-    one that computed it itself.
+    Figures have different units, so each has its own column. First come the run, the machine and
+    the sweep axes, then the columns of MODEL_ALGORITHM_overall.csv with their units. A refused run
+    of a sweep has a line with the reason.
+
+    With --samples, each sample has a line, cold starts included.
+
+    With --layers, runs with probes.layers=true have a line per row and pass. A line for a layer or
+    an operation names its fastest algorithm among these runs: default, or an algorithm that
+    computed it itself.
 
     Example: perfexp export outputs --out runs.parquet --samples
     """
@@ -126,7 +131,11 @@ def export(
 
 
 def _kinds(out: Path, form: Format | None) -> list[str]:
-    """Return the suffixes of the files; raises UserError for another suffix, and one that contradicts `--format`."""
+    """Return the suffixes of the files to write.
+
+    Raises:
+        UserError: the suffix is unknown, or contradicts `--format`.
+    """
     suffix, every = out.suffix.lower().removeprefix("."), [Format.csv.value, Format.parquet.value]
     if suffix and suffix not in every:
         raise UserError(
@@ -151,7 +160,13 @@ class _Run:
 
 @dataclass(kw_only=True)
 class Collected:
-    """Runs and sweeps by identity (of duplicates, the one that ended last), with an exit code of reading them."""
+    """Runs and sweeps by identity; among duplicates, the run that ended last.
+
+    Attributes:
+        samples: whether to collect raw samples.
+        layers: whether to collect layers.
+        exit_code: 1 if something could not be read, otherwise 0.
+    """
 
     samples: bool
     layers: bool = False
@@ -162,36 +177,44 @@ class Collected:
 
     @classmethod
     def of(cls, places: Sequence[Path], *, samples: bool = False, layers: bool = False) -> Self:
-        """Collect everything in and below some folders; raises `UserError` if one has nothing."""
+        """Collect everything in and below some folders.
+
+        Raises:
+            UserError: a folder has no run.
+        """
         collected = cls(samples=samples, layers=layers)
         for file in [file for place in places for file in collected.files(place)]:
             collected.add(file)
         return collected
 
     def points(self) -> list[Line]:
-        """The lines of all points, and of runs that were refused."""
+        """Return the lines of all points and all refused runs."""
         return flat.aligned(
             [*(line for run in self.runs.values() for line in run.lines), *self.refused()]
         )
 
     def layer_rows(self) -> list[Line]:
-        """The lines of all layers, with the fastest algorithm of each."""
+        """Return the lines of all layers, with the fastest algorithm for each."""
         return flat.aligned(
             layer_tables.with_winners([row for run in self.runs.values() for row in run.layers])
         )
 
     def blocks(self) -> list[Block]:
-        """The series of all points."""
+        """Return the series of all points."""
         return [block for run in self.runs.values() for block in run.blocks]
 
     def frame(self, what: str) -> pd.DataFrame:
-        """The table of `points`, `layers` or `samples`; raises `UserError` for another one."""
+        """Return the table `points`, `layers` or `samples`.
+
+        Raises:
+            UserError: there is no such table.
+        """
         if what == "samples":
             return tidy.samples(self.blocks())
         return tidy.frame(self._lines(one_of("table", what, TABLES)))
 
     def content(self, what: str, file: Path) -> bytes:
-        """The content of a file with one of the tables, in the format of its suffix."""
+        """Return the file content for one table, in the format of the file's suffix."""
         if file.suffix == ".parquet":
             return tidy.to_parquet(self.frame(what))
         return (
@@ -204,7 +227,11 @@ class Collected:
         return self.points() if what == "points" else self.layer_rows()
 
     def files(self, place: Path) -> list[Path]:
-        """All records and sweeps in and below a folder, or the named file; raises `UserError` without any."""
+        """Return all records and sweeps in and below a folder, or the named file.
+
+        Raises:
+            UserError: there are none.
+        """
         files = [place] if place.is_file() else []
         if place.is_dir():
             files += folders.below(place, RECORD, SWEEP, refused=self._failed)
@@ -217,7 +244,11 @@ class Collected:
         return files
 
     def add(self, file: Path, *, of: str | None = None) -> None:
-        """Add a record, which must confirm that it is `of` a sweep, or the records of a sweep's runs, wherever."""
+        """Add a record, or the records of a sweep's runs wherever they lie.
+
+        Args:
+            of: sweep identity that the record must confirm; None accepts any record.
+        """
         try:
             if file.name == SWEEP:
                 self._add_sweep(Sweep.load(file), file.parent)
@@ -232,7 +263,7 @@ class Collected:
             return
         self._read.add(file.resolve())
         before = self.runs.get(record.uid)
-        # copies of a run's folder may hold an earlier version of its record
+        # a copied run folder may hold an earlier version of the record
         if before is None or before.ended < record.ended:
             analysis = Analysis.of(record)
             self.runs[record.uid] = _Run(
@@ -252,7 +283,7 @@ class Collected:
                 self.add(record, of=sweep.uid)
 
     def refused(self) -> Iterator[Line]:
-        """The lines of runs without a record."""
+        """Yield a line for each run without a record."""
         recorded = {run.sweep for run in self.runs.values()}
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):

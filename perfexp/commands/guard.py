@@ -1,7 +1,8 @@
-"""A guard in front of MLflow's server that refuses requests which foreign web pages send through a browser.
+"""A guard in front of MLflow's server against requests from foreign web pages.
 
-MLflow's own checks are not enough. Its default list of hosts has patterns that match names as well (`10.*` matches
-10.evil.example), and every page of this machine, on whatever port, may read and write.
+MLflow's own checks are not enough. Its default host list has patterns that also match names: `10.*`
+matches 10.evil.example. Besides, any page served from this machine, on any port, may read and
+write.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import psutil
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-#: Name of the application among MLflow's plugins, and where MLflow's command line leaves the list of hosts.
+#: Name of the MLflow plugin, and the variable in which MLflow's command line passes the hosts.
 APPLICATION, HOSTS_VARIABLE = "perfexp-guard", "MLFLOW_SERVER_ALLOWED_HOSTS"
 
 Message = MutableMapping[str, Any]
@@ -29,14 +30,18 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def create_app() -> Application:
-    """MLflow's application behind the guard; uvicorn calls it."""
+    """Return MLflow's application behind the guard; uvicorn calls this."""
     from mlflow.server.fastapi_app import app
 
     return Guard(app, os.environ[HOSTS_VARIABLE].split(","))
 
 
 def write_plugin(folder: Path) -> None:
-    """Register `create_app` for MLflow's option --app-name, in processes with this empty folder in PYTHONPATH."""
+    """Register `create_app` for MLflow's option --app-name.
+
+    Args:
+        folder: empty folder; processes with it in PYTHONPATH find the plugin.
+    """
     metadata = folder / "perfexp_guard-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: perfexp-guard\nVersion: 0\n")
@@ -46,7 +51,11 @@ def write_plugin(folder: Path) -> None:
 
 
 def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
-    """Accepted values of the header Host, with and without the port; `others`, separated by commas, may have a `*`."""
+    """Return the accepted values of the Host header, with and without the port.
+
+    Args:
+        others: further names, separated by commas; a name may contain `*`.
+    """
     names = [*LOOPBACK, *(_own_names() if host in EVERYWHERE else [host])]
     names += [name.strip().strip("[]") for name in (others or "").split(",") if name.strip()]
     quoted = (f"[{name}]" if name.count(":") > 1 else name for name in names)
@@ -66,13 +75,17 @@ def _own_names() -> list[str]:
 
 
 class Guard:
-    """An ASGI application that only passes on requests to its own address (`accepted_hosts`) from its own pages."""
+    """An ASGI application that passes on only requests to its own address from its own pages.
+
+    Args:
+        hosts: accepted values of the Host header, from `accepted_hosts`.
+    """
 
     def __init__(self, application: Application, hosts: Sequence[str]) -> None:
         self._application, self._hosts = application, tuple(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the specification of ASGI."""
+        """Handle a request as the ASGI specification describes."""
         fault = None if scope["type"] == "lifespan" else self._fault(scope)
         if fault is None:
             await self._application(scope, receive, send)
@@ -84,7 +97,7 @@ class Guard:
             await send({"type": "http.response.body", "body": f"perfexp ui: {fault}\n".encode()})
 
     def _fault(self, scope: Scope) -> str | None:
-        """Why a request is refused, or None."""
+        """Return why a request is refused, or None."""
         hosts, origins = (_values(scope, name) for name in (b"host", b"origin"))
         if len(hosts) != 1 or not any(_matches(hosts[0], pattern) for pattern in self._hosts):
             return "this name is not allowed; allow it with --allowed-hosts NAME[:PORT]"
@@ -113,6 +126,9 @@ def _matches(host: str, pattern: str) -> bool:
 
 
 def _is_link(scope: Scope) -> bool:
-    """Whether the user follows a link to a page, which reveals nothing to the page with the link."""
+    """Return whether the user follows a link to a page.
+
+    Following a link reveals nothing to the page that contains it.
+    """
     destination = _values(scope, b"sec-fetch-dest")
     return scope.get("method") in ("GET", "HEAD") and destination == ["document"]

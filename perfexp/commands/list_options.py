@@ -1,4 +1,4 @@
-"""list: the options of each group, the convolution algorithms that a model's layers support, and finished runs."""
+"""perfexp list: finished runs, the options in each group, and a model's convolution algorithms."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def list_options(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List finished runs, the options of a group, or the convolution algorithms that a model's layers support.
+    """List finished runs, the options in a group, or a model's convolution algorithms by layer.
 
     Example: perfexp list runs --since 7d model=resnet50
     """
@@ -80,7 +80,7 @@ def list_options(
 
 
 def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
-    """Print the options of a group, the keys of a section of config.yaml, or all groups."""
+    """Print the options in a group, the keys in a section of config.yaml, or all groups."""
     groups = options_below(folders)
     if name is None:
         texts = [f"{group:<12} {', '.join(files)}" for group, files in sorted(groups.items())]
@@ -115,7 +115,7 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
 
 
 def _about(file: Path) -> str:
-    """Return the comment of a file, with bandwidth and power for a device."""
+    """Return the comment in a file; for a GPU, add bandwidth and power."""
     about = comment_of(file)
     facts = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("facts")
     if not facts:
@@ -135,7 +135,7 @@ def _support(survey: Survey, *, reasons: bool) -> Iterator[Section]:
 
 
 def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
-    # any algorithm will do: all are queried, with the settings that they share (backend, workspace_bytes)
+    # any algorithm will do: all are queried, with their shared settings (backend, workspace_bytes)
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
     words = command_line([*chosen, *overrides], config_dir)
     return query(compose(words), "algorithms", waiting=lambda text: echo(text, err=True))

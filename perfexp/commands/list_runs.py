@@ -1,4 +1,7 @@
-"""list runs: the runs and sweeps below a folder, read from their records; `show` shows the last one."""
+"""Finished runs and sweeps below a folder, read from their records.
+
+For `perfexp list runs`, and for `perfexp show`, which shows the last of them.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +64,13 @@ class _Run(msgspec.Struct):
 
     @property
     def timed(self) -> list[_Point]:
-        """The points whose calls are timed."""
+        """Return the points with timed calls."""
         return [point for point in self.points if point.key.is_timed]
 
     def medians(self) -> tuple[str, list[float]]:
-        """Return the name of the time that represents the run, and its medians in seconds, one for each point.
+        """Return the time kind that represents the run, and its medians in seconds, one per point.
 
-        The median of several processes is the geometric mean of their medians.
+        Several processes give the geometric mean of the process medians.
         """
         measured = {series.name for point in self.timed for series in point.series}
         kind = next((name for name in TIME_KINDS if name in measured), "")
@@ -81,7 +84,11 @@ class _Run(msgspec.Struct):
 
 
 class Found(NamedTuple):
-    """A run, or a sweep with those of its runs that are listed, and when the last of them ended."""
+    """A run, or a sweep with its listed runs.
+
+    Attributes:
+        ended: end of the last listed run.
+    """
 
     ended: datetime
     folder: Path
@@ -90,11 +97,14 @@ class Found(NamedTuple):
 
 
 def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
-    """Print the runs and sweeps below a folder, the last one at the end.
+    """Print the runs and sweeps below a folder, latest last.
 
     Args:
-        words: the folder, if it is not `outputs`, and KEY=VALUE that the plans of the runs have.
+        words: KEY=VALUE for the plans to list, and the folder unless it is `outputs`.
         since: age of the oldest run, such as `7d`.
+
+    Raises:
+        UserError: there are several folders, or a key or age is wrong.
     """
     places = [Path(word) for word in words if "=" not in word]
     if len(places) > 1:
@@ -111,7 +121,11 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
 
 
 def last() -> Path:
-    """Return the folder of the run or sweep in `outputs` that ended last; raises UserError without any record."""
+    """Return the folder of the run or sweep in `outputs` that ended last.
+
+    Raises:
+        UserError: there is no record.
+    """
     finished = [one.folder for one in find(OUTPUTS) if any(run.points for run in one.runs)]
     if not finished:
         raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
@@ -119,7 +133,14 @@ def last() -> Path:
 
 
 def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
-    """Return the runs and sweeps below a folder by their end; runs without one of the `wanted` values are left out."""
+    """Return the runs and sweeps below a folder, sorted by their end.
+
+    Args:
+        wanted: plan values by key; a run must match all of them.
+
+    Raises:
+        UserError: the folder does not exist, or no plan has such a key.
+    """
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
     runs, sweeps = dict[Path, _Run](), dict[str | None, tuple[Path, Sweep | None]]()
@@ -154,7 +175,7 @@ def _recorded(file: Path) -> _Run:
 
 
 def _begun(file: Path) -> _Run:
-    """A run without a record: it is being measured, or was interrupted."""
+    """Return a run without a record: it is in progress or was interrupted."""
     changed = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     membership = _Membership(RunPaths(home_of(file)).sweep)
     return _Run(
@@ -163,7 +184,11 @@ def _begun(file: Path) -> _Run:
 
 
 def _has(plan: dict[str, Any], key: str, values: str) -> bool:
-    """Whether a plan has one of some values with commas, which may be patterns: `resnet*,vgg16`."""
+    """Return whether a plan has a value that matches.
+
+    Args:
+        values: patterns, separated by commas: `resnet*,vgg16`.
+    """
     node = fact_at(plan, key)
     value = node.get("name") if isinstance(node, Mapping) else node
     texts = map(str, value if isinstance(value, list) else [value])
@@ -173,7 +198,10 @@ def _has(plan: dict[str, Any], key: str, values: str) -> bool:
 
 
 def _facts(found: Found) -> dict[str, Any]:
-    """Return the end, the folder, the subject, the median time or the range of several, and the status."""
+    """Return the end, the folder, the subject, the times and the status.
+
+    The times are the shortest and the longest median.
+    """
     first, times = found.runs[0], [run.medians() for run in found.runs]
     medians = sorted(value for _, values in times for value in values)
     measured = headline(subject(first.plan), [point.key for point in first.timed])
@@ -189,7 +217,7 @@ def _facts(found: Found) -> dict[str, Any]:
 
 
 def _status(found: Found) -> str:
-    """How a run or a sweep ended: `ok`, `running`, `2 of 4 ok, 1 oom`."""
+    """Return how a run or a sweep ended: `ok`, `running`, `2 of 4 ok, 1 oom`."""
     counts = Counter(run.status.value for run in found.runs)
     if counts[Status.INTERRUPTED] and RunPaths(found.folder).in_use():
         return "running"
@@ -211,7 +239,7 @@ def _row(line: Mapping[str, Any]) -> dict[str, str]:
 
 
 def content(rows: Sequence[Mapping[str, str]], width: int) -> Grid | list[str]:
-    """Return a table of runs, or two lines for each run if the table is wider than the terminal."""
+    """Return a table of runs, or two lines per run if the table is wider than `width`."""
     grid = Grid.of_rows(rows)
     if grid.whole_width + 2 <= width:
         return grid

@@ -1,4 +1,4 @@
-"""perfexp make-data: make a small data set from photographs or of skeletons, for trials and timing."""
+"""perfexp make-data: make a small data set from photographs or skeletons, for trials and timing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfexp.data import made_shapes, made_skeletons, made_streets
 from perfexp.data.made import Recipe
 from perfexp.errors import UserError
 
-#: The layouts, each with its maker and the options that it takes, by their defaults.
+#: Layouts, each with its maker and its options with their defaults.
 _MAKERS: dict[str, tuple[Callable[..., Recipe], dict[str, Any]]] = {
     "cityscapes": (
         made_streets.recipe,
@@ -83,13 +83,16 @@ def make_data(
         int, typer.Option(metavar="N", min=0, help="Seed of the crops and movements.")
     ] = 0,
 ) -> None:
-    """Make a small data set, for data=cityscapes, data=images, data=cifar10 or data=skeletons.
+    """Make a small data set for data=cityscapes, data=images, data=cifar10 or data=skeletons.
 
-    For cityscapes there are masks of 19 classes. They are artificial, from colors: use them to try out
-    and to time, not to learn. For images (JPEG files in train/CLASS and val/CLASS) and cifar10 the classes are shapes
-    on the images, which convolutions learn. All are crops of photographs. For skeletons, joints of simple geometry do
-    nine gestures, which classifiers of sequences learn. The same photographs, sizes, numbers and seed give the same
-    data.
+    Images are crops of photographs. For cityscapes, masks of 19 classes are derived from colors:
+    use them to try out and to time, not to learn. For images (JPEG files in train/CLASS and
+    val/CLASS) and cifar10, the classes are shapes drawn on the images, which convolutions learn.
+
+    For skeletons, joints with simple geometry perform nine gestures, which sequence classifiers
+    learn.
+
+    The same photographs, sizes, numbers and seed give the same data.
 
     Example: perfexp make-data cityscapes data/cityscapes
     """
@@ -118,7 +121,11 @@ def make_data(
 
 
 def _layout(where: list[str]) -> tuple[str, Path]:
-    """The layout and the folder that were typed."""
+    """Return the layout and the folder.
+
+    Raises:
+        UserError: the layout is unknown, or the folder is missing.
+    """
     if len(where) == 1 and where[0] in _MAKERS:
         raise UserError(
             f"Name the folder: perfexp make-data {where[0]} DIR; ./{where[0]} is a folder of this name."

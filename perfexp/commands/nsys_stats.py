@@ -1,4 +1,4 @@
-"""perfexp nsys-stats: make reports of nsys profiles again, or further ones, without a run."""
+"""perfexp nsys-stats: make reports from existing nsys profiles, without a run."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def nsys_stats(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make reports of nsys profiles again: CSVs beside each profile, and its top kernels.
+    """Make reports from nsys profiles again: CSVs beside each profile, and its top kernels.
 
-    Exit code 0 if every report of every profile has rows, or nothing to list; 1 if a report failed.
+    The exit code is 0 if every report has rows or nothing to list, and 1 if a report failed.
 
-    Example: perfexp nsys-stats outputs/2026-11-28/10-00-00-resnet50 -r cuda_gpu_kern_sum
+    Example: perfexp nsys-stats outputs/2026-11-28/100000-resnet50-b1 -r cuda_gpu_kern_sum
     """
     wanted = reports.check(report or reports.DEFAULT)
     profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))
@@ -69,7 +69,13 @@ def nsys_stats(
 
 
 def _profiles(place: Path) -> Iterator[Path]:
-    """The named profile, or those in and below a folder; unimported ones only without an imported version."""
+    """Yield the named profile, or all profiles in and below a folder.
+
+    Skip a raw recording if its imported profile exists.
+
+    Raises:
+        UserError: there is no profile.
+    """
     endings = (*ENDINGS, ".qdstrm")
     if place.is_file():
         if place.suffix not in (*endings, DATABASE):
@@ -93,7 +99,7 @@ def _profiles(place: Path) -> Iterator[Path]:
 
 
 def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[str, Any]:
-    """Make the reports of a profile, and return the files, and why others have no rows."""
+    """Make the reports for a profile and return the files, and why others have no rows."""
     paths = RunPaths(profile.parent)
 
     def claim(path: Path) -> None:
@@ -115,7 +121,7 @@ def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[
 
 
 def _sections(facts: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield the outcome of each report of a profile, and its top kernels."""
+    """Yield the outcome of each report for a profile, and its top kernels."""
     made = {
         name: f"{report['rows']} rows: {report['file']}"
         for name, report in facts["reports"].items()

@@ -1,4 +1,4 @@
-"""perfexp predict: memory, time and energy of what was not measured, and how good such predictions are."""
+"""perfexp predict: memory, time and energy without measuring, and how good predictions are."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from perfexp.summaries.grid import Section
 from perfexp.summaries.subject import label, subject
 from perfexp.summaries.wording import supported_digits
 
-#: Fewest points that are scored by the points of a sparse sweep; curves of fewer are scored by leaving out one.
+#: Curves with at least this many points are scored with the points of a sparse sweep, shorter
+#: curves by leaving one out.
 _DENSE = 20
-#: Notes below the answers of a quantity.
+#: Notes below the predictions for a quantity.
 _NOTES = {
     "memory": "memory is of the timed calls; the first ones may take more (perfexp show DIR)",
     "energy": "energy is at that loop's pace, which the host may set; its interval leaves the meter's scale out",
@@ -43,7 +44,7 @@ Corpus = Annotated[
 
 
 class _Prediction(NamedTuple):
-    """One quantity of a point."""
+    """One quantity at one point."""
 
     key: Key
     quantity: str
@@ -72,11 +73,13 @@ def predict(
     as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Predict memory, time and energy of a run without measuring it, or check predictions on your own records.
+    """Predict memory, time and energy without measuring, or check predictions on your records.
 
-    Memory is traced without a GPU. Workspaces of cuDNN's convolutions are added where the GPU is present, or was when
-    an earlier prediction measured them. Time, energy and the peak of memory of the timed calls, workspaces included,
-    come from records of the same settings on the same device: measured, or interpolated with a 90 % interval, or
+    Memory is traced without a GPU. cuDNN's convolution workspaces are added if the GPU is present,
+    or if an earlier prediction measured them.
+
+    Time, energy and peak memory during timed calls (with workspaces) come from records with the
+    same settings on the same device. They are measured, interpolated with a 90 % interval, or
     refused.
 
     Example: perfexp predict model=vgg16 batch_size=32 gpu=h200
@@ -111,7 +114,7 @@ def predict(
 
 
 def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Trace the memory in a worker; what cannot be traced has a reason in place of points."""
+    """Trace memory in a worker; if that fails, return a reason and no points."""
     try:
         return query(plain, "memory", waiting=lambda text: echo(text, err=True))
     except PerfexpError as error:
@@ -135,7 +138,7 @@ def _looked_up(
 
 
 def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile | None) -> bool:
-    """Whether a device is one that the plan would use; gpu=auto may be any."""
+    """Return whether the plan would use this device; gpu=auto may use any."""
     kind = plan.gpu["_target_"].split(".")[-2]  # of perfexp.devices.KIND.open_device
     is_product = file is None or file.is_of(device.product)
     is_alike = (device.ranks, device.nodes) == (plan.ranks, plan.nodes)
@@ -164,7 +167,7 @@ def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]
 
 
 def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
-    """The largest batch that fits a device, or the memory that its data sheet names."""
+    """Return the largest batch that fits the device or its data-sheet memory, as text."""
     largest, device = point["largest_batch"], point["gpu"]
     fits = (
         f"{'at most about' if is_sheet else 'at most'} batch {largest} fits in"
@@ -178,12 +181,15 @@ def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
 
 
 def _lacks_workspaces(workspaces: Mapping[str, Any] | None) -> bool:
-    """Whether a peak lacks all workspaces of its convolutions; unknown ones count as lacking."""
+    """Return whether a peak lacks all convolution workspaces.
+
+    Unknown workspaces count as lacking.
+    """
     return workspaces is None or bool(workspaces["convolutions"] and not workspaces["known"])
 
 
 def _workspaces_text(workspaces: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield how many workspaces of convolutions are in a peak, and why the others are not."""
+    """Yield how many convolution workspaces a peak includes, and why others are missing."""
     known, total, reason = (
         (workspaces or {}).get(name) for name in ("known", "convolutions", "reason")
     )
@@ -210,7 +216,7 @@ def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
 
 
 def answer_text(answer: Answer, unit: str) -> str:
-    """Return a predicted quantity with interval, source, and the nearest measured point."""
+    """Return a predicted quantity with interval, source, and nearest measured point."""
     predicted, curve = answer.predicted, answer.curve
     if predicted.value is None or curve is None:
         return f"refused: {predicted.reason}"

@@ -94,7 +94,7 @@ def reproduce(
     The record is data: whatever chooses code must be typed again. The same command with the output_dir of an attempt
     continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not comparable or refused.
 
-    Example: perfexp reproduce outputs/2026-11-28/10-00-00-resnet50
+    Example: perfexp reproduce outputs/2026-11-28/100000-resnet50-b1
     """
     settings = sides.settings(margin, fdr, metric or ",".join(reproduction.MEASURES), allow)
     record = _read(place)

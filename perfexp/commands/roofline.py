@@ -1,4 +1,7 @@
-"""roofline: distance of kernels and layers from the device's peaks, from ncu's counters or a run's record."""
+"""perfexp roofline: how far kernels and layers are from the device's peaks.
+
+The figures come from ncu's counters or a run's record.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +70,14 @@ def roofline(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Draw the roofline of kernels that ncu profiled, or of a run's layers, and explain what limits each.
+    """Draw the roofline of kernels profiled by ncu, or of a run's layers, and explain the limits.
 
-    If a run has several sizes or batches, the largest point of each phase is drawn.
+    For a run with several sizes or batches, the largest point of each phase is drawn.
 
-    Peaks come from the first of these: --peak-compute and --peak-bw, --gpu, the GPU that the file or the record names,
-    or what ncu or the run recorded.
+    Peaks come from the first source that has them: --peak-compute and --peak-bw, --gpu, the GPU
+    named in the file or record, then the values that ncu or the run recorded.
 
-    Example: perfexp roofline outputs/2026-11-28/10-00-00-resnet50
+    Example: perfexp roofline outputs/2026-11-28/100000-resnet50-b1
     """
     sheets = gpu_sheets.read(group_folders(config_dir))
     peaks = by_hand(peak_compute, peak_bw)
@@ -109,12 +112,18 @@ def _rooflines(
     text = _exported(place) if place.suffix == ".ncu-rep" else None
     result = of_csv(
         place.resolve(), peaks, text=text, sheets=sheets, title=label or place.stem
-    )  # a link was typed
+    )  # the user may name a link
     yield place.with_name(f"{place.stem}_roofline"), result
 
 
 def _exported(report: Path) -> str:
-    """A report as CSV, by ncu, the only tool that reads it."""
+    """Return an ncu report as CSV.
+
+    Only ncu can read its reports.
+
+    Raises:
+        UserError: ncu is missing or cannot read the report.
+    """
     try:
         with interrupts.handled():
             return ncu.exported(tools.find("ncu"), report).decode()
@@ -128,7 +137,7 @@ def _exported(report: Path) -> str:
 def _of_run(
     place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
 ) -> Iterator[tuple[Path, Roofline]]:
-    """The rooflines of ncu's files in a run's manifest, and of its layers."""
+    """Yield the rooflines of a run: from ncu files in its manifest, and from its layers."""
     record, folder = Record.load(place), place if place.is_dir() else place.parent
     names = [
         name for name in RunPaths(folder).claimed() if is_own_place(name) and name.endswith(".csv")
@@ -162,7 +171,7 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
             f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV."
         )
     folders = [place if place.is_dir() else place.parent for place in inputs]
-    # rooflines that belong to a run by its manifest: it drew them after its profiler, or this command did
+    # rooflines in a manifest: the run drew them after its profiler, or this command did
     drawn = {
         folder / name
         for folder in folders
@@ -178,7 +187,7 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
 
 
 def _parts(result: Roofline, written: Sequence[Path]) -> Iterator[Section | str]:
-    """Yield the table of a roofline, what limits the whole and the slowest part, and its files."""
+    """Yield the roofline table, what limits the whole and the slowest part, and the files."""
     slowest = result.parts[0]
     yield Section(one_line(result.title), roofline_table.console_grid(result))
     yield meaning(result, result.total)
@@ -188,7 +197,7 @@ def _parts(result: Roofline, written: Sequence[Path]) -> Iterator[Section | str]
 
 
 def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
-    """The lines of the CSV, the sentences and the files."""
+    """Return the CSV lines, the sentences and the files."""
     return {
         "title": result.title,
         "meaning": meaning(result, result.total),

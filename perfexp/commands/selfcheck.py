@@ -1,4 +1,4 @@
-"""perfexp selfcheck: measure the same plan in several processes, and show how much these differ."""
+"""perfexp selfcheck: measure the same plan in several processes and show how they differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfexp.records.summary import rows
 from perfexp.summaries import selfcheck_summary
 from perfexp.summaries.grid import Section
 
-#: What the command sets: the times alone, without a tracking store.
+#: Settings of the command: measure only times, without a tracking store.
 _SETTINGS = {"tracking": "none", "cold_start": "false", "hydra.mode": "RUN"} | {
     f"probes.{name}": "false" for name in ("work", "energy", "ceilings", "layers", "scaling")
 }
@@ -51,11 +51,15 @@ def selfcheck(
     as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Measure one plan in several processes and show how much they differ: the smallest difference that counts here.
+    """Measure one plan in several processes and show how much their figures differ.
 
-    Each process is an ordinary replicate of one run. Its figures refine what is known of this device before the next
-    run, which `perfexp doctor` shows. With output_dir=DIR of an earlier selfcheck, the same command measures only what
-    is missing there. With --json the run's own report goes to stderr. The exit code is 1 where a measurement failed.
+    The result is the smallest difference that counts on this machine. Each process is an ordinary
+    replicate of one run. Its figures refine what perfexp knows about this device before the next
+    run, shown by `perfexp doctor`.
+
+    With output_dir=DIR from an earlier selfcheck, the same command measures only what is missing
+    there. With --json, the run's own report goes to stderr. The exit code is 1 if a measurement
+    failed.
 
     Example: perfexp selfcheck --processes 10 model=resnet18
     """
@@ -86,7 +90,7 @@ def settle(
     """Return the command line of the run, and its plan.
 
     Raises:
-        UserError: a run would refuse it before it begins, or the command sets one of the keys.
+        UserError: the command itself sets a key among the overrides, or the run would refuse them.
     """
     given = given_keys(overrides, _SET_BY)
     arguments = command_line((), config_dir)

@@ -1,4 +1,4 @@
-"""perfexp completion: print the script that completes perfexp's commands, groups and options in a shell."""
+"""perfexp completion: print the shell script that completes commands, groups and options."""
 
 from __future__ import annotations
 

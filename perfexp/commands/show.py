@@ -1,4 +1,4 @@
-"""perfexp show: print the report of a run or a sweep again."""
+"""perfexp show: print the report of a finished run or sweep again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tables import json_results
 
 _REMEDY = "Choose another file with --html FILE"
-#: Runs that are named; the rest is counted.
+#: Runs that a message names; further runs are counted.
 _NAMED = 3
 
 
@@ -60,9 +60,9 @@ def show(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Show what was measured, as it was shown then: by default the last run or sweep.
+    """Show the report of a run or a sweep again, by default the last.
 
-    Example: perfexp show outputs/2026-11-28/10-00-00-resnet50 --html report.html
+    Example: perfexp show outputs/2026-11-28/100000-resnet50-b1 --html report.html
     """
     if html is not None:
         refuse_to_overwrite([html], _REMEDY, force=force)
@@ -97,7 +97,10 @@ def show(
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise UserError for a folder whose run has no record yet, or with runs below; return for any other folder."""
+    """Raise UserError for a folder with an unfinished run, or with runs below it.
+
+    For any other folder, do nothing.
+    """
     paths = RunPaths(folder)
     if paths.plan.is_file():
         finished = units.counted(
@@ -130,7 +133,10 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def _continuation(paths: RunPaths) -> str:
-    """The command line that measures what a run lacks; runs whose processes take turns continue together."""
+    """Return the command line that measures what a run lacks.
+
+    Runs that take turns continue together, with the command of their sweep.
+    """
     folder = paths.root.parent
     with suppress(UserError):
         if (sweep := Sweep.load(folder)).in_turn and sweep.uid == paths.sweep:
@@ -139,7 +145,10 @@ def _continuation(paths: RunPaths) -> str:
 
 
 def _sweep_of(places: list[Path]) -> str:
-    """A sentence that names the folder of the runs' sweep, if that is elsewhere; otherwise empty."""
+    """Return a sentence that names the sweep folder of some runs.
+
+    The sentence is empty if the sweep folder is among the places or unknown.
+    """
     for place in places:
         try:
             sweep = Record.load(place).sweep

@@ -1,4 +1,4 @@
-"""Sides of a comparison: read what the user names, and the options that comparing commands share."""
+"""Sides of a comparison: reading them, and the options that comparing commands share."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from perfexp.summaries.remarks import raised_diagnostics
 from perfexp.summaries.wording import codes
 from perfexp.tables import vendor_file
 
-#: Beginning of a side that is a run of the tracking store.
+#: Prefix of a side in the tracking store.
 MLFLOW = "mlflow:"
 #: Option of `perfexp ab` in a stored command.
 METRIC = "--metric="
-#: Coverage that leaves nothing open.
+#: Algorithm coverage that needs no remark.
 _PROVEN = "100 %, proven"
 
 Margin = Annotated[
@@ -79,7 +79,11 @@ Machine = Annotated[
 
 
 def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | None) -> Settings:
-    """Return the settings that options stand for; raises `UserError` for a value that is not allowed."""
+    """Return the comparison settings from command-line options.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
     allowed = words(allow or ())
     comparability.check_allowed(allowed)
     return Settings(
@@ -94,14 +98,18 @@ def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | 
 
 
 def words(texts: Iterable[str]) -> list[str]:
-    """The words of texts with commas, each once."""
+    """Return the words in texts with commas, each once."""
     return list(
         dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip())
     )
 
 
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
-    """Load each side, or the groups of a single sweep; the same one twice is refused before anything is read."""
+    """Load each side, or the groups within a single sweep.
+
+    Raises:
+        UserError: a side is named twice, there are fewer than two, or a side cannot be read.
+    """
     if len(places) == 1 and is_sweep(Path(places[0])):
         return _within(Path(places[0]))
     if len(places) < 2:
@@ -120,7 +128,9 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
 
 
 def _within(folder: Path) -> list[Side]:
-    """The groups of a sweep's runs as sides, without those that timed nothing if two or more did.
+    """Return the run groups of a sweep as sides.
+
+    Groups without a timed point are left out if at least two groups have some.
 
     Raises:
         UserError: fewer than two groups have a record.
@@ -155,7 +165,11 @@ def _within(folder: Path) -> list[Side]:
 
 
 def _names(count: int) -> str:
-    """The names of sides, a letter each; raises `UserError` if there are more sides than letters."""
+    """Return the names of `count` sides, a letter each.
+
+    Raises:
+        UserError: there are more sides than letters.
+    """
     if count > len(string.ascii_uppercase):
         raise UserError(
             f"{count} sides were given; at most {len(string.ascii_uppercase)} can be compared."
@@ -170,7 +184,7 @@ def _side(
     missing: list[str],
     decided_by: tuple[str, ...] | None = None,
 ) -> Side:
-    """A side with what qualifies its figures."""
+    """Return a side with the facts that qualify its figures, such as warnings."""
     coverage = sweep_summary.coverage(row for one in runs for row in one.rows)
     raised = (raised.worst for one in runs for raised in raised_diagnostics(one))
     side = Side.of(name, source, runs, missing)
@@ -184,17 +198,20 @@ def _side(
 
 
 def _decided_by(folder: Path) -> tuple[str, ...] | None:
-    """The measures by which `perfexp ab` decides in a folder, empty for the default; None for another sweep."""
+    """Return the measures that decide `perfexp ab` in a folder.
+
+    Empty means the default measures, None means another kind of sweep.
+    """
     sweep = Sweep.load(folder)
     metrics = [text.removeprefix(METRIC) for text in sweep.command if text.startswith(METRIC)]
     return tuple(words(metrics)) if sweep.in_turn else None
 
 
 def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
-    """Return the records of a run or a sweep, and a line for each of its runs without one.
+    """Return the records of a run or a sweep, and a line for each run without a record.
 
     Raises:
-        UserError: there is no record, or one cannot be read.
+        UserError: there is no record, or a record is unreadable.
     """
     if place.startswith(MLFLOW):
         return _stored(place.removeprefix(MLFLOW), uri), []
@@ -213,7 +230,14 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
 
 
 def baseline(root: Path, name: str, machine: str | None = None) -> Path:
-    """Return the folder of a named baseline; raises `UserError` unless exactly one machine, or this one, has it."""
+    """Return the folder of a named baseline.
+
+    Args:
+        machine: machine name; None accepts any machine.
+
+    Raises:
+        UserError: no machine has the baseline, or several do.
+    """
     places = named_baselines.find(root, name)
     matching = [place for place in places if machine in (None, place.parent.name)]
     if len(matching) == 1:
@@ -231,12 +255,16 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is that of a sweep."""
+    """Return whether a folder is a sweep folder."""
     return (folder / SWEEP).is_file() and not (folder / RECORD).is_file()
 
 
 def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
-    """The runs of a sweep with their folders and records; raises `UserError` if none has a record."""
+    """Return the runs of a sweep with their folders and records.
+
+    Raises:
+        UserError: no run has a record.
+    """
     sweep = Sweep.load(folder)
     children = sorted(folders.run_folders(sweep, folder), key=lambda one: one[0].job)
     runs = [(child, place, sweep.record_of(child, folder)) for child, place in children]
@@ -248,7 +276,7 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
 
 
 def _missing(runs: Iterable[tuple[SweepChild, object]]) -> list[str]:
-    """A line for each run without a record."""
+    """Return a line for each run without a record."""
     return [
         f"{child.name} ({child.status.value}){f': {child.error}' if child.error else ''}"
         for child, record in runs
@@ -267,7 +295,11 @@ def _stored(run_id: str, uri: str | None) -> list[Record]:
 
 
 def _fraction(option: str, text: str, most: float | None = None) -> float:
-    """A percentage (`1%`) or a fraction (`0.01`) above 0 and below 100 %, or up to a limit."""
+    """Return a percentage (`1%`) or a fraction (`0.01`) as a fraction.
+
+    Raises:
+        UserError: the value is not above 0 and below 100 %, or exceeds `most`.
+    """
     bare, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         value = float(bare) / (100 if is_percent else 1)
@@ -277,7 +309,7 @@ def _fraction(option: str, text: str, most: float | None = None) -> float:
         raise UserError(
             f"{option} {text}: give a percentage above 0 % and below 100 %, such as 1%."
         )
-    if most and value > most:  # every verdict is at this level anyway
+    if most and value > most:  # every verdict has this level anyway
         raise UserError(
             f"{option} {text}: give at most {100 * most:g}%, the level of each single verdict."
         )

@@ -1,4 +1,4 @@
-"""perfexp speed: write the speed JSON of trainings, from logs of mmengine and mmcv or from runs' folders."""
+"""perfexp speed: write speed JSON files from mmengine and mmcv logs or from run folders."""
 
 from __future__ import annotations
 
@@ -60,10 +60,11 @@ def speed(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json for each training; images/s over all GPUs.
+    """Write a speed file for each training, with its images/s over all GPUs.
 
-    Batch size, GPUs, model and precision come from the log; options fill in missing values and take precedence. The
-    exit code is 1 where a training failed.
+    The file name is MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json. Batch size, GPUs, model and
+    precision come from the log. Options fill in missing values and take precedence. The exit code
+    is 1 if a training failed.
 
     Example: perfexp speed work_dirs/fastscnn/20261128_100000.log --batch-size 4
     """
@@ -97,7 +98,11 @@ def speed(
 
 
 def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
-    """The trainings of one place; raises `UserError` if there is none, or it cannot be read."""
+    """Yield the trainings in one place.
+
+    Raises:
+        UserError: there is no training, or it is unreadable.
+    """
     if place.is_dir() or place.name == RECORD:
         if given != Facts() or mode or skip is not None:
             raise UserError(f"{place}: options are for logs; a record has all values itself.")
@@ -127,7 +132,7 @@ def _of_runs(place: Path) -> Iterator[Speed]:
 
 
 def line_of(found: Speed, path: Path | None) -> str:
-    """A training as a line: path of its file if it has one, figure, and origin."""
+    """Return a training as a line: file path if it has one, figure, and origin."""
     figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
 

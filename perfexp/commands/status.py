@@ -1,4 +1,4 @@
-"""status: the progress of everything below a folder, also of runs that are being measured or were killed."""
+"""perfexp status: progress of everything below a folder, also of running and killed runs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def status(
     ] = Path("outputs"),
     as_json: Json = False,
 ) -> None:
-    """Show what is done, failed, unsupported, refused, missing or being measured: models down, algorithms across.
+    """Show progress: models down, algorithms across.
 
-    Exit code 0 if everything is done, requested profiles included, otherwise 1.
+    Each entry is done, failed, unsupported, refused, missing or being measured. The exit code is 0
+    if everything is done, requested profiles included, otherwise 1.
 
     Example: perfexp status outputs/2026-11-28
     """
@@ -76,14 +77,22 @@ def status(
 
 @dataclass(kw_only=True)
 class _Below:
-    """Runs, by their absolute folders, and sweeps below a folder; unreadable ones are reported and counted."""
+    """Runs (by absolute folder) and sweeps below a folder.
+
+    Attributes:
+        unreadable: number of unreadable runs and sweeps; each is reported.
+    """
 
     runs: dict[Path, Run] = field(default_factory=dict)
     sweeps: list[tuple[Sweep, Path]] = field(default_factory=list)
     unreadable: int = 0
 
     def scan(self, folder: Path) -> None:
-        """Find everything in and below a folder, and the runs of its sweeps in other folders."""
+        """Find everything in and below a folder, and its sweeps' runs in other folders.
+
+        Raises:
+            UserError: the folder does not exist.
+        """
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
         paths = list(folders.below(folder, PLAN, SWEEP, refused=self._failed))
@@ -110,7 +119,10 @@ class _Below:
 
     @property
     def current_sweeps(self) -> list[tuple[Sweep, Path]]:
-        """Sweeps that were not begun again later by the same command, with the same runs."""
+        """Return the sweeps that no later sweep repeats.
+
+        A later sweep repeats an earlier sweep if it has the same command and shares runs.
+        """
         ordered = sorted(self.sweeps, key=lambda pair: pair[0].started)
         return [
             pair
@@ -121,7 +133,14 @@ class _Below:
 
 @dataclass(kw_only=True)
 class _Group:
-    """Runs of one folder, begun or not, and lines on its sweeps and refused runs; `not_begun` counts runs of sweeps."""
+    """Runs in one folder, begun or not.
+
+    Attributes:
+        sweeps: lines about sweeps.
+        refused: lines about refused runs.
+        jobs: lines about SLURM jobs.
+        not_begun: number of sweep runs that have not begun.
+    """
 
     runs: list[Run] = field(default_factory=list)
     sweeps: list[str] = field(default_factory=list)
@@ -132,11 +151,11 @@ class _Group:
 
 def _run(folder: Path) -> Run:
     paths = RunPaths(folder)
-    running = paths.in_use()  # first: a run that ends now has left its results
+    running = paths.in_use()  # check this before reading: a run that ends now has its results
     record = (
         Record.load(paths.record) if paths.record.exists() else None
-    )  # one that `show` cannot read is not done
-    # YAML takes a hundred times as long to read as a record, whose plan is that of the folder once all has ended
+    )  # unreadable means not done
+    # reading YAML takes a hundred times as long as the record, which has the same plan at the end
     plan = plan_file.read(paths.plan) if record is None or running else record.plan
     results = (
         run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
@@ -164,7 +183,10 @@ def _run(folder: Path) -> Run:
 
 
 def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
-    """Whether a sweep repeats another one; compares commands alone if the earlier one has no runs."""
+    """Return whether a sweep repeats an earlier sweep.
+
+    Compares only the commands if the earlier sweep has no runs.
+    """
     if not measures_the_same(later[0].command, earlier[0].command):
         return False
     before, after = ({path for _, path in run_folders(*pair)} for pair in (earlier, later))
@@ -172,7 +194,7 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
 
 
 def _sections(place: Path, group: _Group, pace: run_status.Pace, folder: Path) -> Iterator[Section]:
-    """Yield the table of a folder with runs, what was refused in it, and the states of its jobs."""
+    """Yield the table for a folder with runs, its refusals, and its job states."""
     shown = (
         folder if [run.folder for run in group.runs] == [folder] else place
     )  # the user named a run
@@ -213,9 +235,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         group.runs += not_begun(sweep, place, below.runs)
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
         if SweepPaths(place).jobs.exists():
-            queued = (
-                queued or job_states.listed()
-            )  # once: a controller that is away answers after minutes
+            queued = queued or job_states.listed()  # once: an absent controller takes minutes
             states = job_states.states(sweep, place, queued)
             ended = sum(
                 state.has_ended and state.state is not job_states.State.unsubmitted
@@ -238,7 +258,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
 
 
 def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
-    """Yield a line with the reason for each run of a sweep that ended with an error and without a record."""
+    """Yield a line with the reason for each sweep run that failed and has no record."""
     for child, folder in run_folders(sweep, place):
         run = below.runs.get(folder.absolute()) if child.error else None
         if child.error and not (folder / RECORD).is_file() and not (run and run.running):
@@ -246,9 +266,12 @@ def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
 
 
 def not_begun(sweep: Sweep, folder: Path, begun: Mapping[Path, Run]) -> Iterator[Run]:
-    """Yield the runs of a sweep without a folder among those that have begun; refused ones have their reason.
+    """Yield the runs of a sweep that have not begun; refused runs have their reason.
 
-    A run that has ended well is not begun again because its folder was moved.
+    A run that ended well is skipped even if its folder was moved.
+
+    Args:
+        begun: runs that have begun, by absolute folder.
     """
     children = {child.job: child for child in sweep.children}
     for planned in sweep.planned:

@@ -28,7 +28,7 @@ def sync(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Send records to MLflow; sending one twice does no harm.
+    """Send records to MLflow; sending a record twice does no harm.
 
     Example: perfexp sync outputs --uri http://mlflow.example.org:5000
     """
@@ -42,7 +42,7 @@ def sync(
         )
         ordered = sorted(
             files, key=lambda file: (file.name == SWEEP, file)
-        )  # a sweep needs its runs' experiment
+        )  # runs first: a sweep needs their experiment
         if not any(file.name == RECORD for file in ordered):
             lacking = (
                 f"no {RECORD} in it or below it" if folder.exists() else "there is no such folder"
@@ -68,7 +68,14 @@ def _send(
     experiments: dict[str, Any],
     links: dict[str, str],
 ) -> dict[str, str]:
-    """Send a record, or a sweep, which goes to the experiment of its runs; `links` are those sent last, by store."""
+    """Send a record or a sweep and return its name, folder and link.
+
+    A sweep goes to the experiment of its runs.
+
+    Args:
+        experiments: experiment by sweep; filled from the records.
+        links: latest link by store; updated.
+    """
     if file.name == RECORD:
         record = Record.load(file)
         tracking = record.plan.get("tracking")
@@ -77,7 +84,7 @@ def _send(
             experiments[record.sweep.uid] = planned
         sink = MlflowSink(
             uri=uri, experiment=experiment or planned
-        )  # a record is data: it does not choose the store
+        )  # a record is data and must not choose the store
         name, link = record.name, sink.publish(Analysis.of(record), file.parent)
     else:
         sweep = Sweep.load(file)

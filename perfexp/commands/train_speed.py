@@ -1,4 +1,4 @@
-"""perfexp train-speed: train one model by six words, and write its speed file."""
+"""perfexp train-speed: train one model, set by six words, and write its speed file."""
 
 from __future__ import annotations
 
@@ -72,10 +72,11 @@ def train_speed(
     dry_run: Annotated[bool, typer.Option(DRY_RUN, help="Print what would be measured.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Train a model and write MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json into the current folder, or speed_dir=DIR.
+    """Train a model and write its speed file.
 
-    In a container that mounts outputs, the file goes there.
-    The same as `perfexp model=MODEL mode=train …`, with input_size=512x1024 by default. The exit code is 1 where the
+    MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json goes to the current folder, or to speed_dir=DIR. In
+    a container that mounts outputs, it goes to outputs. The command is the same as `perfexp
+    model=MODEL mode=train …`, with input_size=512x1024 by default. The exit code is 1 if the
     training failed.
 
     Example: perfexp train-speed fastscnn sp fp32 4 100 4
@@ -101,7 +102,7 @@ def train_speed(
 
 
 def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
-    """Measure a plan by its command line; return the exit code, and the folder of the record."""
+    """Measure a plan by its command line; return the exit code and the record folder."""
     folder = naming.run_folder(plan)
     return main(
         [*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])]
@@ -109,9 +110,13 @@ def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
 
 
 def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of a command's overrides by key; `set_by` has the keys that the command sets, and by what.
+    """Return the values of a command's overrides by key.
 
-    Raises `UserError` if a word is not an override, or its key is one of those.
+    Args:
+        set_by: keys that the command itself sets, with what sets them.
+
+    Raises:
+        UserError: a word is not an override, or the command sets its key.
     """
     words = command_line(arguments_of_today(overrides), None)
     values = {key_of(text): text.partition("=")[2] for text in words}
@@ -132,7 +137,11 @@ def settle(
     iterations: int,
     workers: int,
 ) -> tuple[list[str], Plan]:
-    """The command line of the run, and its plan; raises UserError if a run or its run mode is impossible."""
+    """Return the command line of the run, and its plan.
+
+    Raises:
+        UserError: the run or its run mode is impossible.
+    """
     given = given_keys(overrides, _SET_BY)
     wanted = {"model": model, "mode": "train", "precision": precision, "batch_size": batch_size}
     wanted |= {"stopping": "fixed", "stopping.measure": iterations, "input_size": _INPUT_SIZE}
@@ -149,7 +158,14 @@ def settle(
 
 
 def _num_gpus(run_mode: Mode, gpu: dict[str, Any], *, said: bool) -> int | None:
-    """Number of GPUs of a run mode, None where the device has no such number; raises `UserError`."""
+    """Return the GPU count for a run mode; None if the device has no count.
+
+    Args:
+        said: whether the user set gpu.count.
+
+    Raises:
+        UserError: the run mode and the GPU count contradict each other.
+    """
     count, name = gpu.get("count"), gpu["name"]
     if run_mode is Mode.sp:
         if said and count != 1:
@@ -179,11 +195,11 @@ def _num_gpus(run_mode: Mode, gpu: dict[str, Any], *, said: bool) -> int | None:
 
 
 def _check_speed_file(plan: Plan) -> None:
-    """Raise `UserError` before the training if its speed file cannot be written."""
+    """Raise UserError before the training if its speed file cannot be written."""
     if not plan.speed_dir:
         return
     count, keys = int(plan.gpu.get("count") or 1), plan.timed_keys()
-    if len(keys) == 1:  # names of several depend on their record
+    if len(keys) == 1:  # several names depend on the record
         speed = Speed(
             log_file="",
             model=plan.model_name,
@@ -209,7 +225,10 @@ def _notes(overrides: Sequence[str], precision: str, workers: int, plan: Plan) -
 
 
 def _print_speed(folder: Path) -> int:
-    """Print path and figure; returns 1 where a training failed or its file is not in the requested folder."""
+    """Print path and figure, and return an exit code.
+
+    The code is 1 if a training failed or its file is not in the requested folder.
+    """
     record = Record.load(folder)
     asked = record.plan.get("speed_dir")
     wanted, went_wrong = Path(str(asked)).expanduser().resolve() if asked else None, False

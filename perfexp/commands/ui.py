@@ -30,7 +30,7 @@ from perfexp.tracking import store
 from perfexp.tracking.views import VIEWS
 
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
-#: Environment variables with options of `mlflow server`, which perfexp's server ignores.
+#: Environment variables with `mlflow server` options, which perfexp's server ignores.
 _OPTIONS = {
     *(
         "MLFLOW_ARTIFACTS_ONLY",
@@ -139,7 +139,10 @@ def _server(uri: str) -> list[str]:
 
 @contextmanager
 def _environment(uri: str) -> Iterator[dict[str, str]]:
-    """The server's environment: the store, whose password `ps` must not show, and the guard."""
+    """Yield the server's environment, with the store and the guard.
+
+    The store may contain a password, which `ps` must not show.
+    """
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -149,7 +152,7 @@ def _environment(uri: str) -> Iterator[dict[str, str]]:
         write_plugin(Path(folder))
         yield variables | {
             "MLFLOW_BACKEND_STORE_URI": uri,
-            # without jobs for language models it is 2 processes and 0.5 GB instead of 15 and 2.7 GB
+            # without language-model jobs: 2 processes and 0.5 GB instead of 15 and 2.7 GB
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             **store.mlflow_environment(),
             "PYTHONPATH": os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -160,7 +163,7 @@ def _environment(uri: str) -> Iterator[dict[str, str]]:
 def _running(
     command: list[str], environment: dict[str, str], output: IO[str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """The server in its own process group, which is terminated on leaving."""
+    """Run the server in its own process group; terminate the group on leaving."""
     server = subprocess.Popen(
         command,
         env=environment,
@@ -193,7 +196,10 @@ def _wait_for(server: subprocess.Popen[str], base: str, output: IO[str]) -> None
 
 
 def _links(base: str) -> list[tuple[str, str]]:
-    """Names and addresses: the views of the experiment that was used last, then the experiments, last used first."""
+    """Return names and links: views of the last used experiment, then all experiments.
+
+    Experiments are sorted by last use.
+    """
     experiments = _experiments(base)
     last = experiments[0] if experiments else {}
     tags = {tag["key"] for tag in last.get("tags", [])}
@@ -206,7 +212,10 @@ def _links(base: str) -> list[tuple[str, str]]:
 
 
 def _experiments(base: str) -> list[dict[str, Any]]:
-    """The experiments, the last used first; MLflow's empty default only if it is alone."""
+    """Return the experiments, last used first.
+
+    MLflow's empty default is left out unless it is alone.
+    """
     query: dict[str, Any] = {"max_results": 20, "order_by": ["last_update_time DESC"]}
     request = urllib.request.Request(
         f"{base}/api/2.0/mlflow/experiments/search",

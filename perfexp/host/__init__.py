@@ -1,1 +1,1 @@
-"""The operating system: files, locks, signals, streams, and caches."""
+"""The operating system: files, locks, signals, streams, processes and caches."""

@@ -1,4 +1,4 @@
-"""Measurements that are cached across runs in the user's cache folder."""
+"""Measurements cached across runs in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from perfexp.host.locks import private_folder
 
 
 class JsonCache:
-    """A file of cached values for one context of JSON values; another device, library or limit is another file."""
+    """A file with cached values for one context.
+
+    Args:
+        folder: folder with the cache files.
+        context: JSON values that the results depend on; another device or library version, for
+            example, has another file.
+    """
 
     def __init__(self, folder: Path, context: Mapping[str, Any]) -> None:
         text = json.dumps(context, sort_keys=True)
@@ -32,15 +38,18 @@ class JsonCache:
         return self._entries
 
     def find(self, key: str) -> Any:
-        """Return the value of a key, or None."""
+        """Return the value for a key, or None."""
         return self.entries().get(key)
 
     def add(self, key: str, value: Any) -> None:
-        """Store a JSON value; concurrent runs may do so at the same time."""
+        """Store a JSON value; concurrent runs may do so, too."""
         self.update({key: value})
 
     def update(self, values: Mapping[str, Any], *, removed: Iterable[str] = ()) -> None:
-        """Store JSON values by key and remove others; where the file cannot be written, they are this process's."""
+        """Store JSON values by key and remove others.
+
+        If the file cannot be written, the values last as long as this process.
+        """
         self._entries = {**self.entries(), **values}
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +62,7 @@ class JsonCache:
                 write_atomically(self.path, json.dumps(content, indent=1).encode())
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove the entries of these keys from the file; this process keeps them."""
+        """Remove entries from the file; this process keeps them."""
         self.update({}, removed=keys)
 
     def _read(self) -> dict[str, Any]:
@@ -65,18 +74,26 @@ class JsonCache:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the default folder of a kind of cache."""
+    """Return the default folder for one kind of cache."""
     return user_folder("XDG_CACHE_HOME", ".cache") / name
 
 
 def user_folder(variable: str, usual: str) -> Path:
-    """Return perfexp's folder in one of the XDG Base Directory Specification, by its variable and its usual place."""
+    """Return perfexp's folder under an XDG base directory.
+
+    Args:
+        variable: environment variable with the base directory, such as `XDG_CACHE_HOME`.
+        usual: default base directory in the user's home, such as `.cache`.
+    """
     base = os.environ.get(variable)
     return (Path(base) if base else home() / usual) / "perfexp"
 
 
 def home() -> Path:
-    """Return the user's home; a private folder of temporary files for a user without one, as in containers."""
+    """Return the user's home folder.
+
+    A user without a home, for example in a container, gets a private temporary folder.
+    """
     try:
         return Path.home()
     except RuntimeError:

@@ -11,12 +11,18 @@ from perfexp.errors import PerfexpError, UserError, missing_package
 from perfexp.host import untrusted
 from perfexp.host.cache import cache_folder
 
-#: Characters of an exception's own text that are shown.
+#: Longest exception text to show, in characters.
 _SHOWN = 300
 
 
 def failure(error: Exception, log: Path | None = None) -> PerfexpError:
-    """Return an exception as an error of perfexp, after writing its traceback to a file: the run's log, if any."""
+    """Write an exception's traceback to a file and return the error to report.
+
+    A missing package is a UserError without a traceback.
+
+    Args:
+        log: run log that gets the traceback if it exists; otherwise the user's cache folder does.
+    """
     if text := missing_package(error):
         return UserError(text)
     now = datetime.now(UTC)

@@ -1,8 +1,8 @@
-"""Credentials in URLs: replaced before any other code can write, print or send them.
+"""Credentials in URLs: masked before any other code can write, print or send them.
 
-`hide` removes them from a command line and from a composed plan; `reveal` returns them to the code that opens a
-connection, in this process only. `mask` cleans texts with URLs, `scrub` also messages of libraries, which may quote a
-part of a URL.
+`hide` masks them in a command line and in a composed plan. `reveal` returns the original URL to the
+code that opens a connection, in this process only. `mask` cleans texts that contain URLs. `scrub`
+also cleans library messages, which may quote parts of a URL.
 """
 
 from __future__ import annotations
@@ -14,28 +14,32 @@ from typing import Any
 from urllib.parse import unquote
 
 _MASK = "***"
-#: User and password of a URL, up to its last @: a password may hold characters that are not allowed there.
+#: User and password in a URL, up to the last @: a password may contain forbidden characters.
 _USER = re.compile(r"(?s)(?<=://).*@")
-#: The same within a text of several URLs, which spaces, quotes or commas separate.
+#: The same in a text with several URLs, separated by spaces, quotes or commas.
 _USER_IN_TEXT = re.compile(
     r"(?<!sqlite://)(?<!file://)(?<=://)(?:(?!,\s*[A-Za-z][\w+.-]*://)[^\s'\"])*@"
 )
-#: Values of a query or a fragment, by names of secrets; others (`sslmode=require`) are of use to readers.
+#: Secrets in a query or fragment, found by name; other values, such as `sslmode=require`, help
+#: readers.
 _QUERY = re.compile(
     r"([?&;#][\w.%-]*(?:tok|pass|pwd|pw|secret|key|sig|auth|cred|session)[\w.%-]*=)([^&;#\s'\",]+)",
     re.IGNORECASE,
 )
 _URL = re.compile(r"\s*[A-Za-z][\w+.-]*://")
-#: Stores in files have no credentials, and may have an @ in their paths.
+#: File stores have no credentials, but may have an @ in their paths.
 _FILES = ("sqlite:", "file:")
-#: A shorter secret would be found inside other words.
+#: Shortest secret to search for: shorter secrets occur in ordinary words.
 _SHORTEST = 4
-#: URLs of this process by the text that replaces them everywhere else.
+#: Original URLs in this process, by their masked text.
 _hidden: dict[str, str] = {}
 
 
 def hide(node: Any) -> Any:
-    """Return plain data in which no URL has a credential; a text that starts with a scheme is one URL."""
+    """Return plain data without credentials in URLs.
+
+    A text that starts with a scheme is one URL.
+    """
     if isinstance(node, Mapping):
         return {key: hide(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
@@ -49,31 +53,29 @@ def hide(node: Any) -> Any:
         for number in count(2):
             if _hidden.setdefault(shown, node) == node:
                 break
-            shown = masked.replace(
-                _MASK, f"{_MASK}{number}", 1
-            )  # another credential for the same address
+            shown = masked.replace(_MASK, f"{_MASK}{number}", 1)  # same address, another credential
     return shown
 
 
 def reveal(url: str) -> str:
-    """Return the URL that was passed to `hide`; any other URL as it is."""
+    """Return the URL that was passed to `hide`; any other URL stays as it is."""
     return _hidden.get(url, url)
 
 
 def is_masked(text: str) -> bool:
-    """Whether a credential was removed from a text, such as a URL that `hide` returned in another process."""
+    """Return whether a text has a masked credential, for example from another process."""
     return _MASK in text
 
 
 def mask(text: str) -> str:
-    """Return a text without the credentials of the URLs in it."""
+    """Return a text with the credentials in its URLs masked."""
     return (
         _QUERY.sub(rf"\1{_MASK}", _USER_IN_TEXT.sub(f"{_MASK}@", text)) if "://" in text else text
     )
 
 
 def scrub(text: str) -> str:
-    """Return a foreign text, such as a library's error, without credentials, wherever it quotes a hidden one."""
+    """Return a foreign text, such as a library's error, with all hidden credentials masked."""
     for secret in sorted(
         {secret for url in _hidden.values() for secret in _secrets(url)}, key=len, reverse=True
     ):

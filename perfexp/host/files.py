@@ -1,4 +1,4 @@
-"""Atomic writes, safe file names, and readable errors of the file system."""
+"""Atomic writes, safe file names, and readable file system errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from perfexp.errors import PerfexpError, UserError
 
 
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new one and nothing between.
+    """Write a file so that readers see either the old or the new content, even after a crash.
 
-    Large content is a function that writes it to an open file.
+    Args:
+        content: bytes, or for large content a function that writes them to an open file.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    with temporary.open("xb") as file:  # who may read it is up to the umask
+    with temporary.open("xb") as file:  # the umask sets who may read it
         try:
             content(file) if callable(content) else file.write(content)
             file.flush()
@@ -31,7 +32,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 
 def refuse_deleted_cwd() -> None:
-    """Raise a UserError if the current folder has been deleted."""
+    """Raise UserError if the current folder has been deleted."""
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -41,7 +42,7 @@ def refuse_deleted_cwd() -> None:
 
 
 def disk_error(error: OSError) -> PerfexpError:
-    """Return an error of writing a result as a message with the remedy."""
+    """Return an error for a failed write, with the remedy."""
     where = f": {error.filename}" if error.filename else ""
     if (
         error.errno == errno.ENOENT
@@ -61,5 +62,8 @@ def disk_error(error: OSError) -> PerfexpError:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as a file name: letters, digits and `._-`, everything else a hyphen."""
+    """Return a text as a file name.
+
+    Letters, digits and `._-` stay; everything else becomes a hyphen.
+    """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"

@@ -1,4 +1,4 @@
-"""Client of the fork server: workers forked from a process with their modules."""
+"""Client for the fork server, which forks workers that have already imported their modules."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from typing import Any
 from perfexp.host import interrupts
 from perfexp.host.installation import is_here_on_path, python_command
 
-#: First byte of a forked process, and format of the exit code that follows when it has ended.
+#: First byte from a forked process, and format of the exit code that follows at its end.
 READY, STATUS = b"r", "=i"
-#: Limits on the imports before an answer, and on the first instruction of a forked process.
+#: Time limits for imports, and until a forked process begins.
 _IMPORT_SECONDS, _FORK_SECONDS = 600.0, 15.0
-#: Variables that change between runs and concern no worker: perfexp sets one while Hydra composes, pytest one for each
-#: test.
+#: Variables that change between runs but do not matter to workers: perfexp sets the first while
+#: Hydra composes, pytest the second for each test.
 _IGNORED = {"HYDRA_FULL_ERROR", "PYTEST_CURRENT_TEST"}
 
-#: How this worker was started, `forked` or `fresh`; None for another process.
+#: How this worker was started, `forked` or `fresh`; None in other processes.
 process_start: str | None = None
-#: Resident memory of its server that a forked process does not count: pages of libraries that the server has touched.
+#: Resident server memory that a forked process does not count: library pages that the server has
+#: touched.
 uncounted_bytes = 0
-#: File in memory that the workers of one server inherit, for the random weights of a model; None without a server.
+#: In-memory file for random model weights, inherited by all workers of a server; None without a
+#: server.
 weights_file: int | None = None
 
 
 class Unforkable(Exception):
-    """Raised with the reason why a process has to be a new interpreter."""
+    """A process must be a new interpreter; the message gives the reason."""
 
 
 class Forked:
-    """A process forked by the server, with the methods of `subprocess.Popen` that `WorkerProcess` uses."""
+    """A forked process with the `subprocess.Popen` methods that `WorkerProcess` uses."""
 
     returncode: int | None = None
 
@@ -48,28 +50,36 @@ class Forked:
         self.pid, self.pidfd, self._status = pid, pidfd, status
 
     def poll(self) -> int | None:
-        """Return its exit code, minus the number of the signal that ended it; None while it runs."""
+        """Return the exit code, or minus the signal number; None while the process runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for its end and return its exit code; raises `subprocess.TimeoutExpired`."""
+        """Wait for the end of the process and return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: the process still runs after `timeout` seconds.
+        """
         if self.returncode is None:
             if not select.select([self.pidfd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("worker", timeout)
-            data = self._read(4)  # nothing if the server has ended, and this process with it
+            data = self._read(4)  # empty if the server ended and took the process along
             self.returncode = struct.unpack(STATUS, data)[0] if data else -signal.SIGKILL
             self._close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal unless the process has ended."""
         if self.poll() is None:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def begin(self) -> None:
-        """Wait for its first instruction; raises `Unforkable` if it hangs, since a lock was held at the fork."""
+        """Wait for the process to begin.
+
+        Raises:
+            Unforkable: the process hangs, because another thread held a lock at the fork.
+        """
         if self._read(1) != READY:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -89,7 +99,10 @@ class Forked:
 
 
 class _Server:
-    """A fork server in a session of its own, with the environment and the current folder of its start."""
+    """A fork server in its own session.
+
+    It has the environment and the current folder of its start.
+    """
 
     def __init__(self) -> None:
         self.surroundings = _surroundings()
@@ -109,11 +122,20 @@ class _Server:
             )
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a request; raises OSError if the server has ended."""
+        """Send a request.
+
+        Raises:
+            OSError: the server has ended.
+        """
         socket.send_fds(self.connection, [json.dumps(request).encode()], descriptors)
 
     def answer(self) -> tuple[dict[str, Any], list[int]]:
-        """Wait for the answer; raises OSError if the server ends or hangs, KeyboardInterrupt as they come."""
+        """Wait for the answer; return it with the received descriptors.
+
+        Raises:
+            OSError: the server has ended or hangs, or too many files are open.
+            KeyboardInterrupt: an interrupt came.
+        """
         waited_for, ready = [self.connection.fileno(), *interrupts.descriptors()], list[int]()
         while self.connection.fileno() not in ready:
             ready = select.select(waited_for, [], [], _IMPORT_SECONDS)[0]
@@ -133,7 +155,7 @@ _server: _Server | None = None
 
 
 def prepare(imports: Sequence[str] = ()) -> None:
-    """Start the server, unless it runs, and have it import modules while this process goes on."""
+    """Start the server unless it runs; it imports the modules while this process goes on."""
     with suppress(OSError, Unforkable):
         _running().ask({"imports": list(imports)})
 
@@ -141,17 +163,17 @@ def prepare(imports: Sequence[str] = ()) -> None:
 def fork(
     module: str, arguments: Sequence[str], imports: Sequence[str], *, log: int, events: int
 ) -> Forked:
-    """Fork a process that runs a module as `python -m` does, in a session of its own.
+    """Fork a process that runs a module as `python -m` does, in its own session.
 
-    It ends with this process. Arguments for the descriptor of its events and for its parent are added.
+    It ends with this process. It gets further arguments for its event descriptor and its parent.
 
     Args:
-        imports: modules that the server imports before.
-        log: descriptor for its output.
-        events: descriptor for its events.
+        imports: modules that the server imports before forking.
+        log: descriptor for output.
+        events: descriptor for events.
 
     Raises:
-        Unforkable: the process has to be a new interpreter.
+        Unforkable: the process must be a new interpreter.
     """
     receive, status = os.pipe()
     request = {
@@ -166,7 +188,7 @@ def fork(
         answer, descriptors = server.answer()
     except BaseException as error:
         os.close(receive)
-        _discard()  # an answer may still come
+        _discard()  # a late answer must not be taken for the next
         if isinstance(error, OSError):
             raise Unforkable(str(error)) from error
         raise
@@ -194,7 +216,7 @@ def _running() -> _Server:
 
 @atexit.register
 def _discard() -> None:
-    """End the server and all processes that were forked from it."""
+    """End the server and all processes forked from it."""
     global _server
     if _server is not None:
         _server.connection.close()
@@ -204,7 +226,10 @@ def _discard() -> None:
 
 
 def _surroundings() -> tuple[Any, ...]:
-    """Return what a process inherits: environment, folder with modules, file mode, cores, priority and limits."""
+    """Return what a process inherits.
+
+    These are the environment, the module folder, the file mode, cores, priority and limits.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in _IGNORED}
     status = Path("/proc/self/status").read_text().splitlines()
     inherited = [line for line in status if line.startswith(("Umask:", "Cpus_allowed:"))]
@@ -213,7 +238,7 @@ def _surroundings() -> tuple[Any, ...]:
 
 
 def _forked() -> None:
-    """Leave the server to the parent of this process, which was forked."""
+    """Leave the server to the parent: this process is a fork."""
     global _server
     if _server is not None:
         _server.connection.close()

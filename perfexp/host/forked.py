@@ -1,4 +1,4 @@
-"""Call functions in a forked copy of this process, whose changes are thrown away."""
+"""Call functions in a forked copy of this process; its side effects are discarded."""
 
 from __future__ import annotations
 
@@ -19,46 +19,51 @@ import psutil
 
 from perfexp.host import lifeline
 
-#: Time after which a call is taken for a hang, and time without any work of the copy's: a lock that another thread held
-#: at the fork stays locked, and threads of a pool are not there.
+#: A call that takes longer, or a copy that idles longer, counts as hung: a lock that another
+#: thread held at the fork stays locked, and pool threads do not exist in the copy.
 _TIMEOUT_SECONDS, _IDLE_SECONDS = 600.0, 15.0
-#: Time that a process takes at most from closing its pipe to its end.
+#: Longest time between closing the pipe and the end of the process.
 _END_SECONDS = 2.0
-#: What a connection does with its bytes, which is refused to those that a copy has not made.
+#: Methods that transfer bytes; a copy may not use them on connections of its parent.
 _TRANSFERS = {name: getattr(Connection, name) for name in ("_send", "_recv")}
 
 
 class Ended(Exception):
-    """Raised if the forked process ends or hangs before it has answered."""
+    """The forked process ended or hung before it answered."""
 
 
 class Forked:
-    """A copy of this process as it is now, which makes calls of one function until `close`.
+    """A copy of this process as it is now, which calls one function until `close`.
 
-    The copy has this process's memory but not its threads. Its standard streams are discarded, and it ends with this
-    process (Linux).
+    The copy has this process's memory but not its threads. Its standard streams are discarded. On
+    Linux it ends with this process.
 
     Args:
-        function: called in the copy; arguments and results are pickled.
+        function: function to call in the copy; arguments and results are pickled.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not hasattr(os, "fork"):
             raise Ended(f"{sys.platform} has no fork")
         self._connection, theirs = Pipe()
-        for end in (self._connection, theirs):  # they work in a copy of a copy, too
+        for end in (self._connection, theirs):  # they must also work in a copy of a copy
             for name, method in _TRANSFERS.items():
                 setattr(end, name, MethodType(method, end))
         arguments = function, theirs, self._connection, os.getpid()
         self._process = get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         with warnings.catch_warnings(
             action="ignore", category=DeprecationWarning
-        ):  # of threads, see `Ended`
+        ):  # warns about threads; hangs raise `Ended`
             self._process.start()
         theirs.close()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Make a call in the copy and return its result; raises the call's own error, or `Ended`."""
+        """Call the function in the copy and return its result.
+
+        Raises:
+            Ended: the copy ended or hung.
+            Exception: any exception of the function itself.
+        """
         try:
             self._connection.send(arguments)
             self._wait()
@@ -71,7 +76,11 @@ class Forked:
         return result
 
     def _wait(self) -> None:
-        """Wait for an answer; raises `Ended` if the copy works for too long, or on nothing."""
+        """Wait for an answer.
+
+        Raises:
+            Ended: the copy works for too long, or is idle for too long.
+        """
         copy, begun = psutil.Process(self._process.pid), time.monotonic()
         worked, since = 0.0, begun
         while not self._connection.poll(1.0):
@@ -120,17 +129,18 @@ def _serve(function: Callable[..., Any], own: Connection, theirs: Connection, pa
 
 
 def _detach(parent: int, own: Connection) -> None:
-    """Give up the parent's belongings: its life, its terminal, its streams, and the order of its destructors."""
+    """Detach from the parent: its streams, its interrupts, its connections and its destructors.
+
+    The copy still ends with the parent.
+    """
     lifeline.die_with(parent)
     current_process().daemon = False  # a copy may make copies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in {0, 1, 2} - {own.fileno()}:  # the pipe has one of these if it was closed
+    for stream in {0, 1, 2} - {own.fileno()}:  # the pipe may have a number that was closed
         os.dup2(nowhere, stream)
-    for name in (
-        _TRANSFERS
-    ):  # the parent's processes, such as those of a data loader, are not this process's
+    for name in _TRANSFERS:  # data-loader workers, for example, belong to the parent
         setattr(Connection, name, _refuse)
     faulthandler.disable()  # its file reports crashes of the parent
     gc.disable()

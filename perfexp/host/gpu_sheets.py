@@ -1,4 +1,7 @@
-"""GPU data sheets: the facts in the files of conf/gpu; a fact that no sheet gives is None, never guessed."""
+"""GPU data sheets: facts from the files in conf/gpu.
+
+A fact that no sheet gives is None, never guessed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import yaml
 
 from perfexp.errors import UserError
 
-#: Safe, and ten times as fast as its twin where yaml has its C library.
+#: The safe loader; ten times as fast where yaml has its C library.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -31,7 +34,10 @@ class GpuFacts:
 
     @classmethod
     def of_node(cls, node: object) -> GpuFacts:
-        """Return the facts of a `facts` mapping; unknown names are ignored, and other types give no facts."""
+        """Return the facts in a `facts` mapping.
+
+        Unknown names are ignored, and anything but a mapping gives no facts.
+        """
         items = node.items() if isinstance(node, Mapping) else ()
         return cls(
             **{
@@ -44,18 +50,27 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFile:
-    """A file of conf/gpu, with a case-insensitive pattern of device names (None for any) and the facts of its sheet."""
+    """A file in conf/gpu.
+
+    Attributes:
+        match: case-insensitive pattern for device names; None matches any device.
+        facts: facts from its data sheet.
+    """
 
     match: str | None
     facts: GpuFacts
 
     def is_of(self, product: str) -> bool:
-        """Whether the file is for the device with this name."""
+        """Return whether the file describes the device with this name."""
         return self.match is None or re.search(self.match, product, re.IGNORECASE) is not None
 
 
 def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
-    """Return the files of the gpu group by name, the last of several with one name; `UserError` for an invalid file."""
+    """Return the files in the gpu group by name; a later folder wins.
+
+    Raises:
+        UserError: a file is invalid.
+    """
     files: dict[str, GpuFile] = {}
     for file in (file for folder in folders for file in sorted(folder.glob("gpu/*.yaml"))):
         try:
@@ -70,6 +85,6 @@ def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
 
 
 def matching(files: Mapping[str, GpuFile], product: str) -> str | None:
-    """Return the name of the one file for a device with this name; None if there is none, or several."""
+    """Return the name of the only file that matches a device; None for none or several."""
     names = [name for name, file in files.items() if product and file.match and file.is_of(product)]
     return names[0] if len(names) == 1 else None

@@ -1,4 +1,4 @@
-"""Host turns: among processes that measure on one host, one at a time does the work that needs the whole host."""
+"""Host turns: processes on one host take turns at work that needs the whole host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from perfexp.host import locks
 
-#: Lock that every process shares while it works, and that one has alone for its turn.
+#: Lock that processes share while they work, and that a turn holds exclusively.
 _HOST = "host-turns"
 
 Turn = Callable[[], AbstractContextManager[None]]
@@ -16,9 +16,10 @@ Turn = Callable[[], AbstractContextManager[None]]
 
 @contextmanager
 def joined(*, waiting: Callable[[str], None]) -> Iterator[Turn]:
-    """While entered, this process works beside others, except during their turns; gives the function that has a turn.
+    """Let this process work beside others, and pause during their turns.
 
-    A turn begins when every other process waits for its own, which all that join do sooner or later.
+    Yield the function that takes a turn. A turn begins when every other process waits for its own
+    turn, which all of them do sooner or later.
 
     Args:
         waiting: called with the reason before this process waits.
@@ -30,7 +31,10 @@ def joined(*, waiting: Callable[[str], None]) -> Iterator[Turn]:
 
 @contextmanager
 def _turn(host: int, waiting: Callable[[str], None]) -> Iterator[None]:
-    """While entered, all other processes wait, except for work that the kernel or a device does without them."""
+    """Hold the host alone; all other processes wait.
+
+    Work that the kernel or a device does for them goes on.
+    """
     fcntl.flock(host, fcntl.LOCK_UN)
     _take(host, fcntl.LOCK_EX, waiting)
     try:

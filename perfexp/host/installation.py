@@ -1,4 +1,4 @@
-"""Installation: location of the configuration groups, and whether modules are searched in the current folder."""
+"""Installation: where the configuration groups are, and how to start Python processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from perfexp.errors import PerfexpError
 
 
 def conf_dir() -> Path:
-    """Return the folder of the configuration groups: next to the package in a checkout, inside it when installed."""
+    """Return the folder with the configuration groups.
+
+    It is next to the package in a checkout, and inside the package when installed.
+
+    Raises:
+        PerfexpError: there is no such folder.
+    """
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
@@ -20,14 +26,17 @@ def conf_dir() -> Path:
 
 
 def is_here_on_path() -> bool:
-    """Return whether modules are searched in the current folder, as by `python -m perfexp` but not by `perfexp`."""
+    """Return whether Python searches the current folder for modules.
+
+    `python -m perfexp` does, for example, but `perfexp` does not.
+    """
     return "" in sys.path or str(Path.cwd()) in sys.path
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module in a process of its own.
+    """Return the command that runs a module in a new process.
 
-    The working directory is on its path only if it is on this process's (`python -m perfexp`): a foreign folder may
-    hold a torch.py.
+    The new process searches the current folder for modules only if this process does (`python -m
+    perfexp`). A foreign folder may contain a torch.py.
     """
     return [sys.executable, *([] if is_here_on_path() else ["-P"]), "-m", module, *arguments]

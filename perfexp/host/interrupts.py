@@ -1,4 +1,7 @@
-"""Interrupts: Ctrl-C and the signals that end a process, held back while work must not be left half done."""
+"""Interrupts: Ctrl-C and signals that end a process.
+
+They can be held while work must not be left half done.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from types import FrameType
 
 
 class _State:
-    """State for the signal handler; there is one of each signal in a process.
+    """State for the signal handler; signals exist once per process.
 
     Attributes:
         held: whether an interrupt has to wait.
         came: whether an interrupt is waiting.
         last: number of the latest signal; None before the first.
-        receive: descriptor that becomes readable when an interrupt comes; None while signals are not handled.
-        send: its other end.
+        receive: descriptor that becomes readable at an interrupt; None while signals are not
+            handled.
+        send: the other end of that pipe.
     """
 
     held = False
@@ -29,7 +33,10 @@ class _State:
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """While entered, the signals raise KeyboardInterrupt as Ctrl-C does, and can be held; main thread only."""
+    """Raise KeyboardInterrupt at the signals, as Ctrl-C does, and allow holding them.
+
+    Works only in the main thread.
+    """
     _State.receive, _State.send = os.pipe()
     _State.last = None
     for descriptor in (_State.receive, _State.send):
@@ -47,7 +54,10 @@ def handled() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """While entered, an interrupt waits for the end of this block, or for a `check`; then it is a KeyboardInterrupt."""
+    """Hold interrupts until this block ends or `check` is called.
+
+    Then KeyboardInterrupt is raised.
+    """
     before = _State.held
     try:
         _State.held = True
@@ -59,7 +69,7 @@ def held() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise the KeyboardInterrupt of an interrupt that came while it was held."""
+    """Raise KeyboardInterrupt if an interrupt came while it was held."""
     if _State.came:
         _State.came = False
         if _State.receive is not None:
@@ -69,25 +79,29 @@ def check() -> None:
 
 
 def ignore() -> None:
-    """Ignore interrupts in a process whose exit code is settled."""
+    """Ignore interrupts once the exit code is settled."""
     for number in _numbers():
         signal.signal(number, signal.SIG_IGN)
 
 
 def last() -> int | None:
-    """Return the number of the latest signal that interrupted this process; None before the first."""
+    """Return the number of the latest signal; None before the first."""
     return _State.last
 
 
 def descriptors() -> list[int]:
-    """Return descriptors that become readable when a held interrupt comes, to wait for together with others."""
+    """Return descriptors that become readable when a held interrupt comes.
+
+    Callers wait for them together with their own.
+    """
     return [] if _State.receive is None else [_State.receive]
 
 
 def _numbers() -> list[int]:
-    """The signals that interrupt; SIGHUP is not among them if nohup has it ignored.
+    """Return the signals that interrupt.
 
-    SIGUSR2 is a cluster's warning before the time limit of a job.
+    SIGUSR2 is the cluster's warning before a job's time limit. SIGHUP is left out if nohup ignores
+    it.
     """
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, *([] if is_ignored else [signal.SIGHUP])]

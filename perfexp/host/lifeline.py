@@ -1,4 +1,7 @@
-"""Lifeline: ties a process to its parent, so that nothing keeps running when the parent is killed."""
+"""Lifeline: ties a process to its parent.
+
+Nothing keeps running when the parent is killed.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends for any reason (Linux; elsewhere nothing happens).
+    """Let the kernel kill this process when its parent ends for any reason.
 
-    The kernel follows the thread that started this process: that thread must live as long as the parent.
+    Works only on Linux; elsewhere nothing happens. The kernel watches the thread that started this
+    process, so that thread must live as long as the parent.
 
     Args:
-        parent: process id of the parent; if it has already ended, this process ends at once.
+        parent: process id of the parent; if it has already ended, this process exits at once.
     """
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent and _has_ended(parent):  # before prctl took effect
+    if os.getppid() != parent and _has_ended(parent):  # it ended before prctl took effect
         os._exit(1)
 
 

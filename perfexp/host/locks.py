@@ -1,4 +1,4 @@
-"""Lock files in a folder of this user alone, which are released when their process ends."""
+"""Lock files in a private user folder, released when their process ends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from pathlib import Path
 from perfexp.errors import UserError
 from perfexp.host.files import safe_name
 
-#: A folder in which every process of every user may write.
+#: Folder where all users may write.
 TEMPORARY = Path("/tmp")
-#: Descriptors of the lock files that this process has open.
+#: Descriptors of open lock files in this process.
 _descriptors: set[int] = set()
 
 
 @contextmanager
 def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    """Open a lock file; closing it releases the lock, and a process that is forked in between does not hold it."""
+    """Open a lock file; closing it releases the lock.
+
+    A process forked in between does not hold the lock.
+
+    Raises:
+        UserError: the lock folder is unusable.
+    """
     path = private_folder() / lock_path(name).name
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -54,13 +60,16 @@ def taken(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
 
 
 def sign(descriptor: int, purpose: str) -> None:
-    """Write into a lock file which process holds it, and for what."""
+    """Write into a lock file which process holds the lock, and why."""
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps({"process": os.getpid(), "purpose": purpose}).encode(), 0)
 
 
 def owner_of(descriptor: int) -> str | None:
-    """Return process and purpose of a lock's holder without control characters; None if the file does not name them."""
+    """Return process and purpose of the lock holder, without control characters.
+
+    None means that the file does not name them.
+    """
     try:
         facts = json.loads(os.pread(descriptor, 65536, 0))
         return re.sub(
@@ -71,15 +80,20 @@ def owner_of(descriptor: int) -> str | None:
 
 
 def lock_path(name: str) -> Path:
-    """Return the file of a lock; it is never deleted, since a process may wait for it.
+    """Return the file for a lock.
 
-    It follows from the user alone, not from the environment: a session and a batch job of one user have to meet here.
+    The path depends only on the user, not on the environment: a session and a batch job must meet
+    here. The file is never deleted, since a process may be waiting for it.
     """
     return TEMPORARY / f"perfexp-{os.getuid()}" / f"{safe_name(name)}.lock"
 
 
 def private_folder() -> Path:
-    """Return a folder for temporary files of this user alone; `UserError` if another user could have prepared it."""
+    """Return this user's private folder for temporary files.
+
+    Raises:
+        UserError: the folder cannot be made, or another user could have prepared it.
+    """
     path = TEMPORARY / f"perfexp-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -98,7 +112,7 @@ def private_folder() -> Path:
 
 
 def _forked() -> None:
-    """Close the lock files in a forked process: the locks are its parent's."""
+    """Close the lock files in a forked process: the parent holds the locks."""
     while _descriptors:
         os.close(_descriptors.pop())
 

@@ -1,4 +1,4 @@
-"""Worker processes: started, read from, and ended together with everything that they started."""
+"""Worker processes: started, read from, and ended with everything that they started."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from perfexp.host import fork_server, interrupts, untrusted
 from perfexp.host.files import disk_error
 from perfexp.host.installation import python_command
 
-#: Limit on the end of a process after SIGTERM, and again after SIGKILL.
+#: Time limit for ending after SIGTERM, and again after SIGKILL.
 _GRACE_SECONDS = 5.0
-#: Limit on the end of a worker after its last event.
+#: Time limit for a worker to end after its last event.
 _EXIT_SECONDS = 60.0
-#: Longest message of a worker; epochs and profiles are a few kilobytes.
+#: Longest worker message; epochs and profiles are a few kilobytes.
 _MOST_BYTES = 64 << 20
 #: Poll interval on systems without pidfd_open.
 _LOOK_SECONDS = 1.0
@@ -40,7 +40,7 @@ def worker_command(*arguments: str) -> list[str]:
 
 
 class _Shape(msgspec.Struct):
-    """What all events have in common; each kind has more fields."""
+    """Fields that all events share; each event kind has more."""
 
     event: str
     patient: bool = False
@@ -48,7 +48,10 @@ class _Shape(msgspec.Struct):
 
 
 class MessageError(Exception):
-    """A worker sent something else than an event: measured code may write into any pipe."""
+    """A worker sent something other than an event.
+
+    Measured code may write into any pipe.
+    """
 
 
 class SilenceError(Exception):
@@ -65,18 +68,19 @@ class SilenceError(Exception):
 
 
 class WorkerProcess:
-    """A worker in a session of its own, whose events arrive as lines of JSON through a pipe.
+    """A worker in its own session; its events arrive through a pipe as JSON lines.
 
-    It is forked where that is possible, which saves the imports, and else started as a new interpreter.
+    If possible it is forked, which saves the imports. Otherwise it is a new interpreter.
 
     Args:
-        command: command line; arguments for the pipe and its parent are added, and of a new interpreter for the time
-            of its start.
-        log: file for its output.
-        imports: modules that it needs, if it may be forked; None for a new interpreter, or another program.
+        command: command line; arguments for the pipe and the parent are added, and for a new
+            interpreter its start time.
+        log: output file.
+        imports: modules that it needs, to fork it; None starts a new interpreter or another
+            program.
 
     Raises:
-        UserError: it cannot be started.
+        UserError: the worker cannot be started.
     """
 
     def __init__(
@@ -132,16 +136,17 @@ class WorkerProcess:
         )
 
     def events(self, silence_seconds: float | None) -> Iterator[Event]:
-        """Yield its events until it has ended, without polling.
+        """Yield events until the worker has ended, without polling.
 
-        An event with `patient` set may be followed by any silence, and `finished` by a short one only.
+        After an event with `patient` set, any silence is allowed. After `finished`, only a short
+        silence is.
 
         Args:
-            silence_seconds: longest time without an event, or None for any.
+            silence_seconds: longest time without an event; None for no limit.
 
         Raises:
-            SilenceError: it sent no event for longer than that.
-            MessageError: it sent something else.
+            SilenceError: the worker was silent for longer.
+            MessageError: the worker sent something other than an event.
             KeyboardInterrupt: a held interrupt came.
         """
         limit, finished, rest = silence_seconds, False, b""
@@ -161,13 +166,13 @@ class WorkerProcess:
                 yield event
 
     def end(self) -> int:
-        """End it and everything that it started.
+        """End the worker and everything that it started.
 
         Returns:
-            Its exit code; minus the number of the signal that ended it.
+            Exit code, or minus the signal number.
 
         Raises:
-            PerfexpError: it cannot be ended.
+            PerfexpError: the worker cannot be ended.
         """
         for number in (signal.SIGTERM, signal.SIGKILL):
             others = self._others()
@@ -193,7 +198,7 @@ class WorkerProcess:
         return self._process.returncode or 0
 
     def _read(self, limit: float | None, *, finished: bool) -> bytes | None:
-        """New data; None once the process has ended and everything was read."""
+        """Return new data; None once the process has ended and everything was read."""
         deadline = None if limit is None else time.monotonic() + limit
         while True:
             ended = self._wait(None if deadline is None else deadline - time.monotonic())
@@ -208,7 +213,10 @@ class WorkerProcess:
                 raise SilenceError(limit or 0.0, finished=finished)
 
     def _wait(self, seconds: float | None) -> bool:
-        """Wait for data, the end of the process, or the time limit; return whether the process has ended."""
+        """Wait for data, the end of the process, or the time limit.
+
+        Return whether the process has ended.
+        """
         if not hasattr(os, "pidfd_open"):
             slice_seconds = (
                 _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
@@ -232,7 +240,10 @@ class WorkerProcess:
         return process in ready
 
     def _others(self) -> list[psutil.Process]:
-        """Its descendants and the rest of its session, which outlives it; not the process itself."""
+        """Return the worker's descendants and the rest of its session, without the worker.
+
+        The session may outlive the worker.
+        """
         processes: set[psutil.Process] = set()
         with suppress(psutil.Error):
             processes.update(psutil.Process(self._process.pid).children(recursive=True))

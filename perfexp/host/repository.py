@@ -1,4 +1,7 @@
-"""Commit of a git checkout and whether it was changed, without running any code of the repository."""
+"""Git commit of the working folder, and whether files changed.
+
+No code in the repository is run.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import os
 import subprocess
 from typing import Any
 
-#: Programs that a configuration may name for every command: a file monitor, and hooks.
+#: Turn off programs that a repository can configure: a file monitor, and hooks.
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-#: Git locks and fetches nothing, and does not prompt.
+#: Keep git from locking, fetching and prompting.
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
 _QUIET |= {"GIT_ALLOW_PROTOCOL": "none", "GIT_TERMINAL_PROMPT": "0"}
 _STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
@@ -16,10 +19,10 @@ _LIMIT_SECONDS = 10.0
 
 
 def facts() -> dict[str, Any] | None:
-    """Return the commit of the working folder's repository and whether tracked files changed; None outside of git.
+    """Return the commit, and whether tracked files changed; None outside of git.
 
-    Git reads changed files through the filters of a configuration, which are programs. With filters in the
-    repository's own one (`.git/config`), whether files changed is None.
+    To read changed files, git runs the filters in its configuration, which are programs. If the
+    repository itself configures filters (`.git/config`), `dirty` is therefore None.
     """
     commit = _run("rev-parse", "HEAD")
     if commit is None:

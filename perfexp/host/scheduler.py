@@ -1,4 +1,4 @@
-"""Scheduler: the job of SLURM in which this process runs, and who else uses its node."""
+"""Scheduler: the SLURM job around this process, and other use of its node."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from perfexp.errors import UserError
 
-#: Limit on a question to the controller, which delays a measurement.
+#: Time limit for a query to the controller, which delays a measurement.
 _PATIENCE_SECONDS = 10.0
-#: Facts of a job by the variable that SLURM sets.
+#: Job facts, with the variable that SLURM sets.
 _VARIABLES = {
     "cluster": "SLURM_CLUSTER_NAME",
     "partition": "SLURM_JOB_PARTITION",
@@ -25,19 +25,19 @@ _VARIABLES = {
 
 
 def job_id() -> str | None:
-    """Return the job, or element of an array, of this process; None outside of SLURM."""
+    """Return the id of the job or array element of this process; None outside SLURM."""
     if array := environ.get("SLURM_ARRAY_JOB_ID"):
         return f"{array}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
     return environ.get("SLURM_JOB_ID")
 
 
 def node() -> str:
-    """Return the name of this machine, in a job that of SLURM."""
+    """Return the name of this machine; inside a job, its SLURM name."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def require_nodes(count: int) -> None:
-    """Raise UserError unless this process is on a node of a job of SLURM with that many nodes."""
+    """Raise UserError unless this process is in a SLURM job with `count` nodes."""
     job, nodes = job_id(), environ.get("SLURM_JOB_NUM_NODES", "1")
     if job is None or nodes != str(count) or not environ.get("SLURMD_NODENAME"):
         here = "this is not in a job" if job is None else f"job {job} has {nodes}"
@@ -48,9 +48,10 @@ def require_nodes(count: int) -> None:
 
 
 def job_facts() -> dict[str, Any] | None:
-    """Return the identity of the job, what it requested, and the use of its node by other jobs; None outside of one.
+    """Return the job's identity, its requests, and how other jobs use its node.
 
-    `others` has CPUs and GPUs of the node that other jobs had at this moment; None if SLURM does not say.
+    `others` counts the CPUs and GPUs that other jobs have at this moment; it is None if SLURM does
+    not list them. Outside of a job, return None.
     """
     identifier = job_id()
     if identifier is None:
@@ -91,7 +92,10 @@ def _others() -> dict[str, int] | None:
 
 
 def _shown(kind: str, name: str) -> dict[str, str]:
-    """Return the fields that `scontrol show` prints of a job or node; none if it can't be asked."""
+    """Return the fields that `scontrol show` prints for a job or node.
+
+    They are empty if scontrol fails.
+    """
     try:
         command = ["scontrol", "--oneliner", "--details", "show", kind, name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""stdout and stderr that may be closed, or full, during a measurement."""
+"""stdout and stderr that survive being closed or full during a measurement."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TextIO
 
 
 def install() -> None:
-    """Let the process's stdout and stderr drop output that cannot be written; stderr reports it once for stdout.
+    """Let stdout and stderr drop output that cannot be written.
 
-    The end of a pipe's reader, such as `head`, is not reported.
-
-    A descriptor that was closed at the start is opened on /dev/null, so that no file of results gets its number.
+    stderr reports this once for stdout, unless a pipe's reader has ended, such as `head`. A
+    descriptor that is closed at the start is opened on /dev/null, so that no results file gets its
+    number.
     """
     errors = [_open_on_nothing(number) for number in (0, 1, 2)]
     sys.stderr = _tolerant(2, sys.stderr, errors[2])
@@ -23,7 +23,10 @@ def install() -> None:
 
 
 class _Tolerant(io.RawIOBase):
-    """Bytes for a descriptor, up to the first write error. A warning reports the error of stdout once."""
+    """Raw bytes for a descriptor, dropped after the first write error.
+
+    A warning on stderr reports an error on stdout once.
+    """
 
     def __init__(self, number: int, error: OSError | None) -> None:
         self._number, self._error, self._warns = number, error, number == 1
@@ -42,13 +45,13 @@ class _Tolerant(io.RawIOBase):
         while self._error is None:
             try:
                 return os.write(self._number, data)
-            except BlockingIOError:  # somebody else made the pipe non-blocking
+            except BlockingIOError:  # another process made the pipe non-blocking
                 select.select([], [self._number], [])
             except OSError as error:
                 self._error = error
         if (
             self._warns and self._error.errno != errno.EPIPE
-        ):  # else the reader has enough, as `head` does
+        ):  # else the reader has enough, like `head`
             print(
                 f"warning: stdout is closed ({self._error.strerror}); the rest of it is dropped",
                 file=sys.stderr,
@@ -58,7 +61,7 @@ class _Tolerant(io.RawIOBase):
 
 
 def _tolerant(number: int, stream: TextIO | None, error: OSError | None) -> TextIO:
-    """A text stream as Python creates it, for the same descriptor."""
+    """Return a text stream as Python creates it, for the same descriptor."""
     raw = _Tolerant(number, error)
     if stream is not None:
         stream.flush()
@@ -71,7 +74,10 @@ def _tolerant(number: int, stream: TextIO | None, error: OSError | None) -> Text
 
 
 def _open_on_nothing(number: int) -> OSError | None:
-    """Open a closed descriptor, the lowest one, on /dev/null; return the error of using it if it was closed."""
+    """Open a closed descriptor, the lowest, on /dev/null.
+
+    Return the error from using it, or None if it was open.
+    """
     try:
         os.fstat(number)
     except OSError as error:
