@@ -40,8 +40,9 @@ from perfexp.records.record import (
     overall_status,
 )
 from perfexp.reports import run_files
-from tests import composing, rotation, undrawn
+from tests import composing, undrawn
 from tests.sinks.builders import ALIKE
+from tests.support import selection
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -52,15 +53,12 @@ PHASES = {"data": 0.05, "forward": 0.3, "loss": 0.02, "backward": 0.55, "optimiz
 TTFP = {"imports": 2.5, "context": 0.01, "weights": 0.4, "first_call": 0.29, "second_call": 0.06}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    rotation.note_choice(config)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a usual run leaves out, see tests/rotation.py."""
-    if left_out := rotation.of_the_whole(items):
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    selection.deselect(config, items)
 
 
 @pytest.fixture(autouse=True, scope="module")

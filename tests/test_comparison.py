@@ -12,8 +12,6 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import comparison
-from benchmarks.comparison import SCENARIOS, Scenario, Shares, judged, record
 from perfexp.comparison import comparison_table, judging, measures
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
@@ -25,6 +23,8 @@ from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
 from perfexp.summaries.analysis import Analysis
 from tests.simulation import adapted
+from tests.support import verdicts
+from tests.support.verdicts import SCENARIOS, Scenario, Shares, judged, record
 
 PAIRS = 200
 
@@ -61,7 +61,7 @@ def test_a_difference_far_above_the_margin_is_found(name):
 
 @pytest.mark.slow
 def test_few_of_the_verdicts_of_a_sweep_of_100_points_are_false():
-    false, named = np.mean([comparison.sweep(seed) for seed in range(10)], axis=0)
+    false, named = np.mean([verdicts.sweep(seed) for seed in range(10)], axis=0)
     assert false <= 0.05
     assert named >= 0.9
 
@@ -587,7 +587,7 @@ def test_what_can_not_be_paired_is_refused():
 
 def test_a_scenario_without_noise_has_the_ratio_that_it_states():
     quiet = Scenario(ratio=0.9, processes=0.0)
-    assert comparison.pair(quiet, 0).ratio == pytest.approx(0.9, rel=0.002)
+    assert verdicts.pair(quiet, 0).ratio == pytest.approx(0.9, rel=0.002)
 
 
 def test_the_margin_is_documented_as_relative_and_of_exact_measures_as_absolute():

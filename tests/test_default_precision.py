@@ -8,13 +8,13 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.comparison import record
 from perfexp import api, commands
 from perfexp.comparison.comparability import differences
 from perfexp.main import main
 from perfexp.models import Execution, Precision, tf32, torch_settings
 from perfexp.records.number_formats import Formats, tf32_flags
 from perfexp.records.record import Record
+from tests.support.verdicts import record
 
 COMMAND = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_size=[1,2]")
 FP32 = Precision(name="fp32")

@@ -9,7 +9,6 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.plan import config
 from perfexp.records.record import Record, Status
-from tests.rotation import some_of
 
 CODE = '''
 """What a user writes."""
@@ -112,7 +111,7 @@ def perfexp(folder, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", some_of(["inference", "train"], 1))
+@pytest.mark.parametrize("mode", ["inference", "train"])
 def test_own_model_data_and_probe(home, mode):
     done = perfexp(
         home,

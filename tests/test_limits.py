@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.cli.flags import joined_flags
 from perfexp.cli.overrides import axes_of, max_jobs, parsed, refuse_many
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.records.sweep_record import Sweep
+from tests.support.verdicts import record
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none")
 HUGE = "1" + 30 * "0"

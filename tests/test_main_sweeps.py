@@ -12,7 +12,6 @@ from perfexp.plan import config
 from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
-from tests.rotation import some_of
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
@@ -91,7 +90,7 @@ def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "folder"), some_of(REPORTED, 2))
+@pytest.mark.parametrize(("arguments", "folder"), REPORTED)
 def test_the_command_in_a_report_measures_the_same_into_a_new_folder(
     run, tmp_path, arguments, folder
 ):

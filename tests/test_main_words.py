@@ -21,7 +21,6 @@ from perfexp.plan.plan_fields import FORMAT
 from perfexp.records import diagnostics
 from perfexp.records.record import Status
 from tests import processes
-from tests.rotation import some_of
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
@@ -411,7 +410,7 @@ def test_nothing_to_resume_is_told(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_there", some_of([False, True], 1))
+@pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,18 +1,12 @@
 """The ± of whole runs on a scripted device: what it holds, and in what order points have to be measured."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from perfexp.records.record import Key
 from perfexp.statistics import scaling
 from perfexp.sweep import order
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
-import noise
+from tests.support import noisy_device
 
 #: Simulated runs, of which docs have 300.
 RUNS = 30
@@ -21,21 +15,21 @@ RUNS = 30
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["AR(1) 0.5", "processes 0.3 %", "processes 1 %"])
 def test_the_interval_of_five_processes_holds_the_truth(name):
-    source, median, *_ = noise.NOISES[name]
-    found = [noise.run(source, seed).times["device"].median for seed in range(RUNS)]
-    held = sum(one.low <= median * noise.CALL_SECONDS <= one.high for one in found)
+    source, median, *_ = noisy_device.NOISES[name]
+    found = [noisy_device.run(source, seed).times["device"].median for seed in range(RUNS)]
+    held = sum(one.low <= median * noisy_device.CALL_SECONDS <= one.high for one in found)
     assert held / RUNS >= 0.8  # 300 runs: at least 93 % (docs/results/noise.md)
 
 
 def test_processes_that_differ_more_than_their_calls_are_noted():
-    codes = {doubt.code for doubt in noise.run(noise.clock_states(1e9), 0).doubts}
+    codes = {doubt.code for doubt in noisy_device.run(noisy_device.clock_states(1e9), 0).doubts}
     assert "processes_differ" not in codes
     effects = [1.0, 1.05, 1.0, 1.0, 1.0]
 
     def source(rng):
         return lambda t, process: effects[process] * (1 + 0.001 * rng.standard_normal())
 
-    result = noise.run(source, 0)
+    result = noisy_device.run(source, 0)
     assert "processes_differ" in {doubt.code for doubt in result.doubts}
     assert result.processes == 5
     assert result.spread == pytest.approx(np.expm1(np.std(np.log(effects), ddof=1)), rel=0.05)

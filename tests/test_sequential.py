@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import comparison
-from benchmarks.comparison import TOGETHER, Shares, in_turn, judged, record
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
@@ -16,6 +14,8 @@ from perfexp.records.record import SweepMembership
 from perfexp.statistics import sequential
 from perfexp.statistics.sequential import LEAST, MOST, level
 from perfexp.summaries.analysis import Analysis
+from tests.support import verdicts
+from tests.support.verdicts import TOGETHER, Shares, in_turn, judged, record
 
 PAIRS = 60
 
@@ -45,13 +45,13 @@ def test_identical_sides_are_the_same_after_a_few_processes():
     found = shares("identical, 0.5 %")
     assert found.verdicts[Verdict.SAME] >= 0.95
     assert found.verdicts[Verdict.BETTER] + found.verdicts[Verdict.WORSE] == 0
-    assert found.processes[0] < comparison.PROCESSES + 3
+    assert found.processes[0] < verdicts.PROCESSES + 3
 
 
 def test_a_clear_difference_is_found_in_fewer_processes_than_a_fixed_number_takes():
     found = shares("3 % faster, 0.5 %")
     assert found.verdicts[Verdict.BETTER] >= 0.95
-    assert found.processes[0] <= comparison.PROCESSES / 2
+    assert found.processes[0] <= verdicts.PROCESSES / 2
 
 
 def test_looking_after_each_pair_does_not_make_false_verdicts_frequent():

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.comparison import record
 from perfexp.comparison import pairing, sweep_verdicts
 from perfexp.comparison.pairing import FEATURES, Side
 from perfexp.plots import sweep_plots
@@ -17,6 +16,7 @@ from perfexp.reports.console import Console
 from perfexp.summaries import sweep_summary
 from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tracking import descriptions, figures
+from tests.support.verdicts import record
 
 PROCESSES = [0.999, 1.0, 1.001]
 

@@ -23,7 +23,7 @@ from perfexp.algorithms.families import (
     shipped,
 )
 from perfexp.algorithms.forced import Forced
-from tests.rotation import some_of
+from tests.support.selection import slow_after
 
 SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())
 RAN = {
@@ -355,7 +355,7 @@ def test_kernels_that_are_not_known_prove_nothing(cudnn):
     assert [doubt.code for doubt in report.doubts()] == ["algorithm_unproven"]
 
 
-#: A third of them for each commit; benchmarks/swapped_codes.py takes all, with the real cuDNN.
+#: benchmarks/swapped_codes.py tries them with the real cuDNN.
 SWAPS = [
     (which, pair)
     for which in Pass
@@ -364,7 +364,7 @@ SWAPS = [
 ]
 
 
-@pytest.mark.parametrize(("which", "pair"), some_of(SWAPS, 20))
+@pytest.mark.parametrize(("which", "pair"), slow_after(20, SWAPS))
 def test_a_binding_with_two_codes_swapped_is_found_out(cudnn, monkeypatch, which, pair):
     one, other = pair
     wrong = {**CODES[which], one: CODES[which][other], other: CODES[which][one]}

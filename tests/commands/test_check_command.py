@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.records.diagnostics import make
 from perfexp.records.record import Metric, Record, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
+from tests.support.verdicts import record
 
 FLAT = [1.0, 1.001, 0.999]
 FAKE = (

@@ -10,8 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks import comparison
-from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import print_comparison
 from perfexp.comparison import comparability, comparison_table, judging
@@ -28,6 +26,7 @@ from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
 from tests.sinks.builders import ALIKE
+from tests.support.verdicts import record, seconds
 
 FLAT = [1.0, 1.001, 0.999]
 ENVIRONMENT = {
@@ -818,7 +817,7 @@ def test_no_record_is_read_twice(monkeypatch):
     monkeypatch.setattr(
         Record, "load", classmethod(lambda cls, path: (read.append(path), load(cls, path))[1])
     )
-    comparison.seconds(20)
+    seconds(20)
     assert len(read) == len(set(read)) == 20
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,6 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from tests import processes
-from tests.rotation import some_of
 
 HERE = Path(__file__).parent
 #: Longest time that a command may take with a hostile folder, seconds.
@@ -74,14 +74,14 @@ class Place:
         answers: of the commands so far.
         originals: commands as they were stored.
         store: an empty database of MLflow's, whose making takes seconds.
-        at_most: so many files are replaced one after the other, by the commit; None for all.
+        chosen_by: name of the case, which chooses one of the files to replace; None for all.
     """
 
     root: Path
     answers: list = field(default_factory=list)
     originals: dict = field(default_factory=dict)
     store: Path | None = None
-    at_most: int | None = None
+    chosen_by: str | None = None
 
     def __post_init__(self):
         self.run, self.sweep = self.root / "given" / "run", self.root / "given" / "sweep"
@@ -123,7 +123,9 @@ class Place:
 
     def some(self, files):
         """The files that are to be replaced."""
-        return files if self.at_most is None else some_of(files, self.at_most, self.root.name)
+        if self.chosen_by is None:
+            return files
+        return [files[zlib.crc32(self.chosen_by.encode()) % len(files)]]
 
     def make_store(self, file, **experiment):
         """A database of MLflow's with the experiment that records go to."""

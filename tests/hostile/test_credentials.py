@@ -11,7 +11,7 @@ from perfexp.cli.overrides import parsed, without_credentials
 from perfexp.host import credentials
 from perfexp.tracking import store
 from tests import processes
-from tests.rotation import some_of
+from tests.support.selection import slow_after
 
 #: Each has what a password should not have, percent-encoded where a URL needs that.
 SECRETS = (
@@ -192,7 +192,7 @@ def test_a_credential_in_a_form_that_cannot_be_used_is_not_shown_either(tmp_path
     assert leaks(tmp_path, perfexp(tmp_path, *FAKE, "output_dir=x", override), ["s3cr3tpass"]) == []
 
 
-@pytest.mark.parametrize("secret", some_of(["mlflow", "inference", "seed", "model"], 2))
+@pytest.mark.parametrize("secret", slow_after(2, ["mlflow", "inference", "seed", "model"]))
 def test_a_password_that_is_a_word_changes_nothing_else(tmp_path, secret):
     printed = perfexp(
         tmp_path, *FAKE, "output_dir=x", f"tracking.uri='http://joe:{secret}@127.0.0.1:9'"

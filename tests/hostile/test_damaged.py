@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,8 @@ GOOD = (
     Path(__file__).parent / "record.json",
     Path(__file__).parents[1] / "golden" / "record-1.json",
 )
-#: One in so many cases is tried.
-STRIDE = 10 if os.environ.get("PERFEXP_ALL") else 200
+#: One in so many cases is tried, and with `--all`.
+STRIDE, STRIDE_OF_ALL = 200, 10
 
 
 def commands_on(bad, good, out):
@@ -72,14 +71,15 @@ def problems(content, folder, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", GOOD, ids=lambda path: path.stem)
-def test_a_damaged_record_is_used_or_refused_in_one_line(source, tmp_path, monkeypatch):
+def test_a_damaged_record_is_used_or_refused_in_one_line(source, tmp_path, monkeypatch, request):
     content = json.loads(source.read_text())
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
     (tmp_path / "good" / "record.json").write_text(json.dumps({**content, "uid": "another"}))
     monkeypatch.chdir(tmp_path)
     assert problems(content, tmp_path, monkeypatch) == []
-    for place, changed in list(damaged(content))[::STRIDE]:
+    stride = STRIDE_OF_ALL if request.config.option.all else STRIDE
+    for place, changed in list(damaged(content))[::stride]:
         assert problems(changed, tmp_path, monkeypatch) == [], place
 
 

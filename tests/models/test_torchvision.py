@@ -16,7 +16,6 @@ from perfexp.models import Execution, Precision
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision import Torchvision
 from perfexp.models.torchvision_import import import_torchvision
-from tests.rotation import some_of
 
 #: One builder of each family, with a size that is small for it, some of them: all builders are in
 #: benchmarks/torchvision_models.py.
@@ -94,7 +93,7 @@ def weights_of(name: str, **settings: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_of(FAMILIES, 12))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_builder_of_each_family_infers_and_trains(name: str) -> None:
     session = open_model(name, **SMALLER.get(name, {}))
     size = (FAMILIES[name], FAMILIES[name])

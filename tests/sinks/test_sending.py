@@ -27,7 +27,6 @@ from perfexp.tracking.delivery import Delivery, Fetch
 from perfexp.tracking.mlflow_sink import DeadlineMissed, MlflowSink, deliver
 from perfexp.tracking.send import Claim
 from perfexp.tracking.store import LockTimeout, TrackingFailed, lock_name, store_uri
-from tests.rotation import some_of
 
 #: Far above what any of these sends takes, far below what the servers ask for.
 BOUND_SECONDS = 30
@@ -137,7 +136,6 @@ def serve():
         server.server_close()
 
 
-#: Some of them, see tests/rotation.py.
 BEHAVIORS = [
     answers_429,
     drips,
@@ -151,7 +149,7 @@ BEHAVIORS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("behavior", some_of(BEHAVIORS, 5))
+@pytest.mark.parametrize("behavior", BEHAVIORS)
 def test_sending_ends_whatever_a_server_does(behavior, serve, make_record, leave_run, tmp_path):
     uri, paths = serve(behavior)
     record, begin = make_record(), time.monotonic()

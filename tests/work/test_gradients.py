@@ -6,12 +6,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.torchvision_work import build
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.work.count import count
 from perfexp.work.tensors import tensors_in
 from perfexp.work.trial import isolated, replace_tensors
-from tests.rotation import some_of
+from tests.support.published_models import build
 
 #: Some of them by the commit.
 MODELS = ["resnet18", "mnasnet0_5", "regnet_y_400mf", "googlenet", "swin_t", "densenet121"]
@@ -53,7 +52,7 @@ def multiplied_by_autograd(model, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", some_of(MODELS, 3))
+@pytest.mark.parametrize("name", MODELS)
 def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, training):
     models = import_torchvision().models
     model = (

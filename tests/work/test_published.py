@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from benchmarks.torchvision_work import ROUNDING, TOLERANCE, build, size_of
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.work.count import count
-from tests.rotation import some_of
+from tests.support.published_models import ROUNDING, TOLERANCE, build, size_of
 
 #: Some of them by the commit.
 NAMES = (
@@ -17,7 +16,7 @@ NAMES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_of(NAMES, 8))
+@pytest.mark.parametrize("name", NAMES)
 def test_macs_and_parameters_are_those_that_are_published(name):
     models = import_torchvision().models
     weights = models.get_model_weights(name).DEFAULT
