@@ -5,7 +5,7 @@ waits for the end, goes on with the run and says what did not hold. Its number i
 the plan, and the moment, as far as the machine's timing is the same.
 
 The harness is a module of the tests, as `simulation` is: `tests/test_faults.py` runs a few trials, and
-`benchmarks/faults.py` many.
+`validation/faults.py` many.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults of half the kinds; `benchmarks/faults.py` runs many."""
+"""Faults of half the kinds; `validation/faults.py` runs many."""
 
 import json
 import os

@@ -2,15 +2,13 @@
 
 import ast
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+from tools import language
 
-import language  # noqa: E402
+ROOT = Path(__file__).parent.parent
 
 PACKAGE = ROOT / "perfexp"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from benchmarks import results
+from tools import results
 
 SHA = "0123456789abcdef" * 4
 MEASURED = {"case", "figures", "intervals", "outcome"}

@@ -1,4 +1,4 @@
-"""Lists of commands within a limit of time, as `benchmarks/sequence.py` runs them."""
+"""Lists of commands within a limit of time, as `tools/sequence.py` runs them."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import sequence
+from tools import sequence
 
 LISTS = sorted((Path(sequence.__file__).parent / "sequences").glob("*.txt"))
 

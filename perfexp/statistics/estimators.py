@@ -14,7 +14,7 @@ from perfexp.statistics.distributions import ALPHA, Z95, binomial_quantile, stud
 Samples = NDArray[np.float64]
 
 #: Effective samples below which the autocorrelation time is unreliable, and the factor by which the median's interval
-#: may then be too narrow (`benchmarks/intervals.py`).
+#: may then be too narrow (`validation/intervals.py`).
 FEW, FEW_TOO_NARROW = 30.0, 3.0
 #: Half of the normal distribution's two-sided 95 % point, as in the rank interval's formula.
 _HALF_Z95 = Z95 / 2

@@ -355,7 +355,7 @@ def test_kernels_that_are_not_known_prove_nothing(cudnn):
     assert [doubt.code for doubt in report.doubts()] == ["algorithm_unproven"]
 
 
-#: benchmarks/swapped_codes.py tries them with the real cuDNN.
+#: validation/swapped_codes.py tries them with the real cuDNN.
 SWAPS = [
     (which, pair)
     for which in Pass

@@ -9,7 +9,7 @@ from tests.hostile.cases import CASES
 from tests.hostile.mutations import mutate
 from tests.hostile.place import Place, commands, driver, make_base
 
-#: Mutations; benchmarks/hostile.py tries more.
+#: Mutations; validation/hostile.py tries more.
 SEEDS = range(40)
 
 

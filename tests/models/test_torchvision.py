@@ -18,7 +18,7 @@ from perfexp.models.torchvision import Torchvision
 from perfexp.models.torchvision_import import import_torchvision
 
 #: One builder of each family, with a size that is small for it, some of them: all builders are in
-#: benchmarks/torchvision_models.py.
+#: tools/torchvision_models.py.
 FAMILIES = {
     "alexnet": 64,
     "convnext_tiny": 32,
