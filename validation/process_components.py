@@ -1,9 +1,9 @@
 """How much processes differ, by class of figure: typical variance and how much that varies between models.
 
-    python tools/process_components.py            # the fit of process_medians.json
-    python tools/process_components.py --write    # writes it into the package
-    python tools/process_components.py --add DIR  # adds the figures of runs of several processes
-    python tools/process_components.py --plot docs/static/process_priors.svg
+    python validation/process_components.py            # the fit of process_medians.json
+    python validation/process_components.py --write    # writes it into the package
+    python validation/process_components.py --add DIR  # adds the figures of runs of several processes
+    python validation/process_components.py --plot docs/static/process_priors.svg
 
 process_medians.json has a cell per model, phase and batch size: the medians of its processes, in seconds, and their
 peaks of memory, in bytes. Each class of figure gets the scale s₀ and the degrees ν₀ of the scaled F distribution that
