@@ -91,6 +91,7 @@ def test_a_phase_that_is_not_measured_needs_no_settings():
     ("overrides", "message"),
     [
         (["batch_size=4"], r"batch_size=\[4\] would be used by no phase"),
+        (["mode.inference=x"], r"set mode\.inference\.KEY=VALUE"),
         (
             ["mode=inference", "epochs=null"],
             "mode.inference.trained=true needs the weights of a training",
@@ -142,6 +143,7 @@ def benchmark(finished, shared_folder):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: mode=train_inference")
 def test_training_and_inference_are_one_run_with_one_file(benchmark):
     assert benchmark.code == 0
     folder = benchmark.root / "x"
