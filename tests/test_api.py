@@ -186,6 +186,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: documentation, the notebook")
 def test_the_notebook_runs(capsys):
     """Each code cell in order, in one namespace, as Jupyter runs them."""
     os.environ.setdefault("MPLBACKEND", "agg")

@@ -31,6 +31,7 @@ def answer(command):
 
 
 @pytest.mark.slow
+@pytest.mark.always("other tests rely on the memory of compositions")
 def test_remembered_compositions_are_those_that_hydra_makes(monkeypatch):
     twice = [*COMMANDS, *COMMANDS]
     remembered = [answer(command) for command in twice]

@@ -9,6 +9,7 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.plan import config
 from perfexp.records.record import Record, Status
+from tests.support.selection import first_always
 
 CODE = '''
 """What a user writes."""
@@ -111,7 +112,7 @@ def perfexp(folder, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["inference", "train"])
+@pytest.mark.parametrize("mode", first_always("README: add a model", ["inference", "train"]))
 def test_own_model_data_and_probe(home, mode):
     done = perfexp(
         home,

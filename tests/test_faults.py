@@ -18,6 +18,7 @@ from perfexp.records.paths import RunPaths, append_line
 from perfexp.records.record import Key, Point, Record, Status, point_to_line, read_points
 from tests import processes
 from tests.faults import KINDS, TORCH_KINDS, Trial, draw_pictures
+from tests.support.selection import first_always
 
 #: Seed and kind of each trial, and whether it runs torch.
 TRIALS = [(7 * place % 60, kind, False) for place, kind in enumerate(KINDS)]
@@ -28,7 +29,7 @@ TRIALS += [(0, kind, True) for kind in TORCH_KINDS]
 @pytest.mark.skipif(
     sys.platform != "linux", reason="finds processes in /proc and limits those of others"
 )
-@pytest.mark.parametrize(("number", "kind", "torch"), TRIALS)
+@pytest.mark.parametrize(("number", "kind", "torch"), first_always("README: crashes", TRIALS))
 def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(
     tmp_path, number, kind, torch
 ):
@@ -157,6 +158,7 @@ def test_what_is_written_is_readable_as_the_umask_says(tmp_path, umask):
 
 
 @pytest.mark.slow
+@pytest.mark.always("fault: kill -9 while results are replaced")
 def test_a_kill_while_results_are_replaced_loses_neither_the_old_ones_nor_the_new_ones(
     tmp_path, monkeypatch
 ):

@@ -268,6 +268,7 @@ def batches(record):
 
 
 @pytest.mark.slow
+@pytest.mark.always("memory limits: the largest batch")
 def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn, capsys):
     code, printed, [record] = run.shared(*SEARCH, "output_dir=x")
     assert (code, record.status) == (0, Status.OK)

@@ -164,6 +164,7 @@ def test_where_output_goes_is_not_part_of_the_plan(run):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: one measurement; the parent imports no torch")
 def test_the_parent_never_imports_torch(tmp_path):
     code = (
         "import sys; from perfexp.main import main; "

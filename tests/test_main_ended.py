@@ -15,6 +15,7 @@ from perfexp.main import main
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
 from tests import processes
+from tests.support.selection import first_always
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
@@ -58,7 +59,9 @@ LOCKED = (*FAKE, f"+gpu.script.lock_name={LOCK}", "output_dir=x")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", first_always("README: Ctrl-C", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+)
 def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, number, run):
     process = start(tmp_path, *LONG)
     wait_for(lambda: points_in(tmp_path / "x") >= 2)
@@ -136,6 +139,7 @@ def test_a_folder_that_is_gone_is_what_keeps_a_worker_from_starting(run, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.always("fault: a worker is killed")
 def test_a_killed_worker_costs_one_point_at_most_and_another_takes_the_rest(tmp_path):
     process = start(tmp_path, *FAKE, sizes(30), "stopping.measure=4000", "output_dir=x")
     wait_for(lambda: points_in(tmp_path / "x") >= 2)
@@ -166,6 +170,7 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.always("fault: the disk is full")
 def test_a_full_disk_is_told_and_loses_no_finished_point(tmp_path):
     """A limit on the size of files stands for the full disk: writing fails in the same way, in the worker too."""
     code = (

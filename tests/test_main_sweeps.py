@@ -37,6 +37,7 @@ def start(folder, *arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: a sweep")
 def test_a_sweep_is_a_run_for_each_combination_and_a_summary(run, tmp_path):
     code, printed, records = run(
         *FAKE, "-m", "batch_size=1,2", "precision=fp32,bf16", "output_dir=sweep"
@@ -81,6 +82,7 @@ def test_a_run_of_a_sweep_that_is_refused_is_listed_with_its_reason(run, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: the record holds the configuration")
 def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
     _, _, records = run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     last = next(record for record in records if record.plan["batch_size"] == 2)
@@ -262,6 +264,7 @@ def test_a_stage_swept_over_models_has_a_folder_for_each(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: an interrupted sweep continues")
 def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     before = Sweep.load(tmp_path / "s")

@@ -138,6 +138,7 @@ def keys():
 @DRAWN
 @given(data=st.data())
 @pytest.mark.slow
+@pytest.mark.always("hostile: random configurations")
 def test_a_random_configuration_is_a_plan_or_one_line(data, keys):
     groups = data.draw(st.lists(st.sampled_from(sorted(GROUPS)), max_size=3, unique=True))
     chosen = [f"{name}={data.draw(st.sampled_from(GROUPS[name]))}" for name in groups]

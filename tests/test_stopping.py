@@ -17,6 +17,7 @@ from tests.simulation import (
     take,
     true_median,
 )
+from tests.support.selection import first_always
 
 NOISE = np.random.default_rng(0).random(500)
 
@@ -34,7 +35,7 @@ def test_precision_needs_few_calls_at_one_percent_noise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SERIES)
+@pytest.mark.parametrize("name", first_always("README: the ± of a process", SERIES))
 def test_the_interval_at_the_stop_covers_the_truth(name):
     """Stopping when it looks good makes intervals too narrow; this is how much is left."""
     rng, truth, covered = np.random.default_rng(21), true_median(name), 0

@@ -11,12 +11,14 @@ import pytest
 
 from perfexp.records.record import Record, Status
 from tests.faults import ROOT
+from tests.support.selection import first_always
 
 FAKE = "model=fake gpu=fake tracking=none cold_start=false stopping=fixed batch_size=[1,2,3] output_dir=x"
 PERFEXP = f"{shlex.quote(sys.executable)} -m perfexp"
 UNDRAWN = f"{shlex.quote(sys.executable)} -m tests.undrawn"
 
-
+#: What stdout of a run may be.
+STDOUTS = ["| true", "| head -1", ">&-", "> /dev/full"]
 #: Commands that measure nothing, and where their output goes.
 ENDING = list(
     itertools.product(
@@ -49,7 +51,7 @@ def is_complete(folder):
     )
 
 
-@pytest.mark.parametrize("where", ["| true", "| head -1", ">&-", "> /dev/full"])
+@pytest.mark.parametrize("where", first_always("fault: stdout is closed", STDOUTS))
 @pytest.mark.slow
 def test_a_run_goes_on_without_its_stdout_and_says_once_what_is_lost(tmp_path, where):
     code, told = shell(f"{UNDRAWN} {FAKE} {where}", tmp_path)

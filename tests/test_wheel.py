@@ -42,6 +42,7 @@ def test_a_wheel_carries_configuration_schema_and_licence(wheel):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: install")
 def test_an_unpacked_wheel_runs_anywhere(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (

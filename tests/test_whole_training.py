@@ -128,6 +128,7 @@ def finished_record(run):
 
 
 @pytest.mark.slow
+@pytest.mark.always("training on data with checkpoints")
 def test_a_model_is_trained_resumed_measured_and_its_checkpoints_are_deleted(run, photographs):
     small = (
         "model=torchvision",

@@ -59,6 +59,7 @@ def folders(here):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: perfexp ab")
 def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_verdict(here, capsys):
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0

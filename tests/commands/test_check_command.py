@@ -254,6 +254,7 @@ def test_an_empty_folder_and_a_missing_one_have_exit_code_2(checked, tmp_path, c
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: perfexp check")
 def test_a_slower_model_is_caught_from_measurement_to_exit_code(run, capsys):
     for folder, changes in (("base", ()), ("equal", ()), ("slow", ("model.base_seconds=1.1e-3",))):
         assert run(*FAKE, f"output_dir={folder}", *changes)[0] == 0

@@ -884,6 +884,7 @@ def _published(store, tmp_path, records, sweep=None):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: perfexp compare")
 def test_a_side_may_be_a_run_or_a_sweep_of_a_tracking_store(store, saved, tmp_path, capsys):
     [folder] = saved(made())
     children, records = [], []

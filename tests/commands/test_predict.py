@@ -61,6 +61,7 @@ def small():
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: sweep=sparse predicts sizes")
 def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finished):
     folder = finished(*SPARSE).root
     code, printed, _ = predict(*FAKE, "input_size=[224,226,600]", "--corpus", folder)

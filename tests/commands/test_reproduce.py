@@ -51,6 +51,7 @@ def change(folder, name, function):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: perfexp reproduce")
 def test_the_same_code_is_reproduced_in_five_processes_and_a_folder_of_its_own(run):
     code, printed = run(*AGAIN)
     assert code == 0, printed

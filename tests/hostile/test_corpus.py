@@ -8,6 +8,7 @@ import pytest
 from tests.hostile.cases import CASES
 from tests.hostile.mutations import mutate
 from tests.hostile.place import Place, commands, driver, make_base
+from tests.support.selection import first_always
 
 #: Mutations; validation/hostile.py tries more.
 SEEDS = range(40)
@@ -25,7 +26,7 @@ def driven():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", first_always("SECURITY.md: hostile folders", CASES, count=3))
 def test_a_hostile_folder_does_nothing(name, base, driven, tmp_path, request):
     place = Place(tmp_path, chosen_by=None if request.config.option.all else name)
     place.take(base)
@@ -40,7 +41,7 @@ def test_a_hostile_folder_does_nothing(name, base, driven, tmp_path, request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first_always("SECURITY.md: mutated folders", SEEDS))
 def test_a_mutated_folder_does_nothing(seed, base, driven, tmp_path):
     place = Place(tmp_path)
     place.take(base)
@@ -51,7 +52,6 @@ def test_a_mutated_folder_does_nothing(seed, base, driven, tmp_path):
     assert place.problems(before) == []
 
 
-@pytest.mark.slow
 def test_every_test_that_security_md_names_exists():
     root = Path(__file__).parents[2]
     rows = [

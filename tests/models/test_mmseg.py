@@ -16,6 +16,7 @@ from perfexp.models import Batch, Execution, Precision
 from perfexp.models import mmseg_config as room
 from perfexp.models.mmseg import Mmseg, MmsegSession, masked_losses
 from perfexp.models.torchvision_import import import_torchvision
+from tests.support.selection import first_always
 
 import_torchvision()
 pytest.importorskip("mmseg")
@@ -62,7 +63,9 @@ def test_parameters_and_flops_are_those_that_are_published(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [OCRNET, FASTSCNN, SEGFORMER])
+@pytest.mark.parametrize(
+    "config", first_always("README: mmsegmentation", [OCRNET, FASTSCNN, SEGFORMER])
+)
 def test_it_learns_by_its_own_loss_and_optimiser(config: str) -> None:
     session = opened(config)
     batch = session.random_batch(SIZE, 2, seed=3)

@@ -16,6 +16,7 @@ from perfexp.models import Execution, Precision
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision import Torchvision
 from perfexp.models.torchvision_import import import_torchvision
+from tests.support.selection import first_always
 
 #: One builder of each family, with a size that is small for it, some of them: all builders are in
 #: tools/torchvision_models.py.
@@ -93,7 +94,7 @@ def weights_of(name: str, **settings: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", first_always("README: torchvision", FAMILIES))
 def test_a_builder_of_each_family_infers_and_trains(name: str) -> None:
     session = open_model(name, **SMALLER.get(name, {}))
     size = (FAMILIES[name], FAMILIES[name])

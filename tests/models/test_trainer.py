@@ -404,6 +404,7 @@ def die_in_epoch_3(pictures: str, folder: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.always("fault: a training is killed")
 def test_a_training_that_is_killed_goes_on_to_the_same_weights(
     pictures: Path, tmp_path: Path
 ) -> None:

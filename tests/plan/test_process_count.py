@@ -95,6 +95,7 @@ def test_points_without_a_time_need_no_further_process():
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: processes are added until ± is narrow")
 def test_a_run_goes_on_until_it_is_precise_and_is_complete_then(
     slower_device, tmp_path, monkeypatch, capsys
 ):

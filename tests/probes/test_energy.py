@@ -136,6 +136,7 @@ def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: energy")
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     watts=st.floats(10.0, 2000.0),

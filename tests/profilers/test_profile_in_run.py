@@ -31,6 +31,7 @@ def profile_of(record):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: profiler=nsys")
 def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
     tool = nsys()
     code, printed, [record] = run(*FAKE, "profiler=nsys")

@@ -27,6 +27,7 @@ from perfexp.tracking.delivery import Delivery, Fetch
 from perfexp.tracking.mlflow_sink import DeadlineMissed, MlflowSink, deliver
 from perfexp.tracking.send import Claim
 from perfexp.tracking.store import LockTimeout, TrackingFailed, lock_name, store_uri
+from tests.support.selection import first_always
 
 #: Far above what any of these sends takes, far below what the servers ask for.
 BOUND_SECONDS = 30
@@ -149,7 +150,7 @@ BEHAVIORS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("behavior", BEHAVIORS)
+@pytest.mark.parametrize("behavior", first_always("fault: the MLflow server", BEHAVIORS))
 def test_sending_ends_whatever_a_server_does(behavior, serve, make_record, leave_run, tmp_path):
     uri, paths = serve(behavior)
     record, begin = make_record(), time.monotonic()

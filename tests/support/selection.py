@@ -43,12 +43,14 @@ def selected(options, arguments, items):
 
 def slow_after(count, cases):
     """Mark all but the first `count` cases of a large set as slow."""
-    return [*cases[:count], *_marked(cases[count:], pytest.mark.slow)]
+    cases = list(cases)
+    return cases[:count] + _marked(cases[count:], pytest.mark.slow)
 
 
 def first_always(reason, cases, count=1):
     """Mark the first `count` cases of a slow test as `always`, with a reason."""
-    return [*_marked(cases[:count], pytest.mark.always(reason)), *cases[count:]]
+    cases = list(cases)
+    return _marked(cases[:count], pytest.mark.always(reason)) + cases[count:]
 
 
 def _is_default(item):

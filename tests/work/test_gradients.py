@@ -11,8 +11,9 @@ from perfexp.work.count import count
 from perfexp.work.tensors import tensors_in
 from perfexp.work.trial import isolated, replace_tensors
 from tests.support.published_models import build
+from tests.support.selection import first_always
 
-#: Some of them by the commit.
+#: One of each kind.
 MODELS = ["resnet18", "mnasnet0_5", "regnet_y_400mf", "googlenet", "swin_t", "densenet121"]
 
 
@@ -52,7 +53,7 @@ def multiplied_by_autograd(model, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first_always("FLOPs of the backward pass", MODELS))
 def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, training):
     models = import_torchvision().models
     model = (
