@@ -40,9 +40,8 @@ from perfexp.records.record import (
     overall_status,
 )
 from perfexp.reports import run_files
-from tests import composing, undrawn
-from tests.sinks.builders import ALIKE
-from tests.support import selection
+from tests.support import composing, selection, undrawn
+from tests.support.builders import ALIKE, Builder
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -87,7 +86,7 @@ _LAYERS_PNG, _PNG = run_files._layers_png, run_files._png
 
 @pytest.fixture(autouse=True, scope="session")
 def without_pictures() -> Iterator[None]:
-    """Runs of this process draw nothing: see tests/undrawn.py and `drawn`."""
+    """Runs of this process draw nothing: see tests/support/undrawn.py and `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_files, "_layers_png", undrawn.layers_png)
         patch.setattr(run_files, "_png", undrawn.png)
@@ -103,7 +102,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def remembered_compositions() -> Iterator[None]:
-    """Hydra composes each part of perfexp's own configuration once: see tests/composing.py."""
+    """Hydra composes each part of perfexp's own configuration once: see tests/support/composing.py."""
     with composing.remembered():
         yield
 
@@ -313,6 +312,12 @@ def first_prediction_point() -> Point:
     key = Key(phase="ttfp", input_size=(224, 224), batch_size=1, precision="fp32")
     series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in TTFP.items()]
     return Point(key=key, status=Status.OK, series=series)
+
+
+@pytest.fixture
+def build() -> Builder:
+    """Make records of a run part by part."""
+    return Builder()
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.statistics import blockwise, estimators
 from perfexp.stopping import Fixed, Precision
-from tests.simulation import (
+from tests.support.selection import first_always
+from tests.support.simulation import (
     RUNS,
     SERIES,
     adapted,
@@ -17,7 +18,6 @@ from tests.simulation import (
     take,
     true_median,
 )
-from tests.support.selection import first_always
 
 NOISE = np.random.default_rng(0).random(500)
 

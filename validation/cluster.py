@@ -38,9 +38,9 @@ from perfexp.main import main as measure
 from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Status, read_points
 from perfexp.records.sweep_record import Sweep
-from tests import composing
 from tests.cluster.conftest import write_site
 from tests.cluster.private_slurm import PrivateSlurm
+from tests.support import composing
 
 RUN = ("model=fake", "gpu=fake", "cluster=test", "stopping=coarse", "tracking=none")
 LAUNCH = ("-m", "--config-dir=mine", "hydra/launcher=slurm", "hydra.launcher.wait=false")

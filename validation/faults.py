@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.faults import KINDS, TORCH_KINDS, Outcome, Trial, draw_pictures
+from tests.support.faults import KINDS, TORCH_KINDS, Outcome, Trial, draw_pictures
 
 
 def main() -> int:

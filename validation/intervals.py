@@ -20,7 +20,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.statistics import blockwise, estimators
 from perfexp.stopping import Precision
-from tests.simulation import SERIES, autoregressive, iid, nvbench_stdrel_calls, take, true_median
+from tests.support.simulation import (
+    SERIES,
+    autoregressive,
+    iid,
+    nvbench_stdrel_calls,
+    take,
+    true_median,
+)
 
 RUNS = 1000
 

@@ -11,7 +11,7 @@ from perfexp.algorithms.race import _CHECKED_ROUNDS, Launching, Race
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported
 from perfexp.probes import turns
-from tests.simulation import adapted
+from tests.support.simulation import adapted
 
 RACES = 300
 

@@ -25,7 +25,7 @@ from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
-from tests.sinks.builders import ALIKE
+from tests.support.builders import ALIKE
 from tests.support.verdicts import record, seconds
 
 FLAT = [1.0, 1.001, 0.999]

@@ -21,7 +21,7 @@ import mlflow.tracking  # noqa: F401 - imported once, for all cases
 
 from perfexp.cli.composition import compose
 from perfexp.reports import run_files
-from tests import composing
+from tests.support import composing
 
 sys.modules.pop("sitecustomize", None)  # Debian's Python has one of its own
 sitecustomize = importlib.import_module("sitecustomize")

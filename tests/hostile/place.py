@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from tests import processes
+from tests.support import processes
 
 HERE = Path(__file__).parent
 #: Longest time that a command may take with a hostile folder, seconds.

@@ -10,7 +10,7 @@ import pytest
 from perfexp.cli.overrides import parsed, without_credentials
 from perfexp.host import credentials
 from perfexp.tracking import store
-from tests import processes
+from tests.support import processes
 from tests.support.selection import slow_after
 
 #: Each has what a password should not have, percent-encoded where a URL needs that.

@@ -7,7 +7,7 @@ import pytest
 
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
-from tests import processes
+from tests.support import processes
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 

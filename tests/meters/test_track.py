@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfexp.meters import PowerKind, Reading
 from perfexp.meters.track import Tick, Track, uncertainty, windows_between
-from tests.scripted_meter import FakeMeter, Polyline, steady
+from tests.support.scripted_meter import FakeMeter, Polyline, steady
 
 
 class Told:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from tests.meters.clock import Clock
-from tests.scripted_meter import FakeMeter, Polyline, steady
+from tests.support.scripted_meter import FakeMeter, Polyline, steady
 
 
 def watched(curve, *, rules=None, tick_seconds=None, **script):

@@ -17,7 +17,7 @@ from perfexp.meters.watch import Rules
 from perfexp.probes.energy import EnergyProcedure, rules_for
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
-from tests.scripted_meter import FakeMeter, Polyline, Turns, steady
+from tests.support.scripted_meter import FakeMeter, Polyline, Turns, steady
 
 
 class Logged(FakeDevice):

@@ -24,7 +24,7 @@ from tests.probes.test_energy import (
     procedure,
     values,
 )
-from tests.scripted_meter import FakeMeter, Polyline, steady
+from tests.support.scripted_meter import FakeMeter, Polyline, steady
 
 SIMULATIONS = 300
 

@@ -13,8 +13,8 @@ from perfexp.probes import depth
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import Burst
 from perfexp.records.record import Key, Status
-from tests.scripted_meter import FakeMeter, Turns, steady
-from tests.test_run import procedure
+from tests.measuring.test_run import procedure
+from tests.support.scripted_meter import FakeMeter, Turns, steady
 
 TRAIN = Key(phase="train", input_size=(100, 100), batch_size=4, precision="fp32")
 

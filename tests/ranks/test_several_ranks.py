@@ -18,7 +18,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.record import Record, Status
 from perfexp.worker import rank_process
-from tests import processes
+from tests.support import processes
 
 #: A network of a few numbers, which needs no import of torchvision; larger pictures take long, but no work.
 NET = """

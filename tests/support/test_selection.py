@@ -33,7 +33,7 @@ def test_a_default_run_takes_fast_tests_and_slow_ones_marked_always():
 
 def test_all_and_a_named_test_take_slow_tests():
     everything = [item.name for item in ITEMS]
-    assert names(everything=True) == names("tests/test_faults.py::slow") == everything
+    assert names(everything=True) == names("tests/end_to_end/test_faults.py::slow") == everything
 
 
 def test_shards_hold_each_test_once():
