@@ -17,7 +17,8 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping=fixed")
 
 
-def test_one_command_leaves_record_table_picture_and_report(run, drawn, tmp_path):
+def test_one_command_leaves_record_table_picture_and_report(run, tmp_path):
+    run.draws = True
     code, printed, [record] = run(*FAKE, "output_dir=here")
     assert code == 0
     assert record.status is Status.OK

@@ -269,7 +269,8 @@ def batches(record):
 
 @pytest.mark.slow
 @pytest.mark.always("memory limits: the largest batch")
-def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, drawn, capsys):
+def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, capsys):
+    run.draws = True
     code, printed, [record] = run.shared(*SEARCH, "output_dir=x")
     assert (code, record.status) == (0, Status.OK)
     assert batches(record) == {"train": 1, "inference": 2}

@@ -9,8 +9,6 @@ from perfexp.reports import run_files
 from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from tests.support.builders import Builder
 
-pytestmark = pytest.mark.usefixtures("drawn")
-
 
 def test_table_picture_and_report_are_written_and_claimed(build: Builder, tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)

@@ -4,6 +4,7 @@
 """
 
 import sys
+from contextlib import contextmanager
 
 from perfexp import __main__
 from perfexp.reports import run_files
@@ -21,6 +22,17 @@ def png(picture):
     return None if picture is None else STAND_IN
 
 
-if __name__ == "__main__":
+@contextmanager
+def stand_ins():
+    """Within the block, runs of this process draw nothing."""
+    before = run_files._layers_png, run_files._png
     run_files._layers_png, run_files._png = layers_png, png
-    sys.exit(__main__.main())
+    try:
+        yield
+    finally:
+        run_files._layers_png, run_files._png = before
+
+
+if __name__ == "__main__":
+    with stand_ins():
+        sys.exit(__main__.main())
