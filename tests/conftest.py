@@ -80,16 +80,9 @@ def own_history(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
-def without_plots() -> Iterator[None]:
-    """Runs of this process draw nothing: see tests/support/undrawn.py."""
-    with undrawn.stand_ins():
-        yield
-
-
-@pytest.fixture
-def remembered_compositions() -> Iterator[None]:
-    """Hydra composes each part of perfexp's own configuration once: see tests/support/composing.py."""
-    with composing.remembered():
+def quick_commands() -> Iterator[None]:
+    """Commands of this process compose from memory and draw stand-ins; `run` and `finished` do so anyway."""
+    with composing.remembered(), undrawn.stand_ins():
         yield
 
 

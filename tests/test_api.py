@@ -18,6 +18,8 @@ from perfexp.measuring.procedure import Procedure
 from perfexp.models.fake import FakeModel
 from perfexp.records.record import Record, Status
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = {"gpu": "fake", "tracking": "none", "stopping": "fixed", "cold_start": False, "processes": 1}
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebooks" / "batch-sizes.ipynb"
 

@@ -18,6 +18,8 @@ from perfexp.main import main
 from perfexp.records.sweep_record import Sweep
 from tests.support.verdicts import record
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = ("model=fake", "gpu=fake", "tracking=none")
 HUGE = "1" + 30 * "0"
 

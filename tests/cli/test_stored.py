@@ -11,6 +11,8 @@ from perfexp.errors import UserError
 from perfexp.host import installation
 from perfexp.plan import schema
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 WORDS = ["resume=given"]
 
 

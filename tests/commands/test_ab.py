@@ -15,6 +15,8 @@ from perfexp.records.record import Record, Status, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.statistics import sequential
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = (
     "model=fake",
     "gpu=fake",

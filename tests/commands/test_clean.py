@@ -19,6 +19,8 @@ from perfexp.profilers.nsys import Nsys
 from perfexp.records.paths import is_artifact
 from perfexp.records.record import Key
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 def leave(folder, *names, claimed=None, uid="1f", repeated="1f"):
     """A run's folder with such files, and a manifest that names them; its sweep.json repeats its identity."""

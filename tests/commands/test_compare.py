@@ -28,6 +28,8 @@ from perfexp.tracking.store import TrackingFailed
 from tests.support.builders import ALIKE
 from tests.support.verdicts import record, seconds
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FLAT = [1.0, 1.001, 0.999]
 ENVIRONMENT = {
     "perfexp": "1.0",

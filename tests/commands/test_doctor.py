@@ -17,6 +17,8 @@ from perfexp.host import locks
 from perfexp.orchestration import worker_query
 from perfexp.worker import answers, entry
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 H200 = "GPU-11111111-2222-3333-4444-555555555555"
 BOARD = {
     "uuid": H200,

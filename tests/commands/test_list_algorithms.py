@@ -27,6 +27,8 @@ from perfexp.worker import answers
 from tests.algorithms.scripted_cudnn import in_place
 from tests.support.selection import slow_after
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 PORTABLE = [
     "direct",
     "gemm",

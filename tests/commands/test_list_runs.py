@@ -13,6 +13,8 @@ from perfexp.records.record import Record, SweepMembership
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.grid import Grid
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 PLAN = {"model": {"name": "resnet18"}, "mode": {"name": "inference"}, "batch_size": 1}
 

@@ -32,6 +32,8 @@ from perfexp.worker.peak_memory import (
     forked_trace,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true",
           "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
 FAKE = ("model=fake", "gpu=fake", "model.stairs=0.02", "--no-memory")

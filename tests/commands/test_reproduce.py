@@ -13,6 +13,8 @@ from perfexp import commands
 from perfexp.plan import plan_file
 from perfexp.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 GIVEN = (
     "model=fake",
     "gpu=fake",

@@ -14,6 +14,8 @@ from perfexp.records.diagnostics import make
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Metric
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 

@@ -26,6 +26,8 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Series, Status, point_to_line
 from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 

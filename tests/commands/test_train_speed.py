@@ -10,6 +10,8 @@ from perfexp.orchestration import worker_query
 from perfexp.records.record import Record
 from perfexp.speed import Mode, Speed
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 SIX = ("fake", "sp", "fp32", "2", "30", "5")
 FAKE = ("gpu=fake", "tracking=none", "probes.work=false", "input_size=64")
 NAME = "fake_sp_bs2_fp32_1_speed"

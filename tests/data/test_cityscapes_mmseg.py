@@ -26,7 +26,7 @@ from tests.data.streets import change_mask, cut_off, stem, write_pair, write_str
 
 import_torchvision()
 pytest.importorskip("mmseg")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_commands")]
 
 FASTSCNN = "fast_scnn_8xb4-160k_cityscapes-512x1024"
 SIZE = (64, 128)

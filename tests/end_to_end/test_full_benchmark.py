@@ -20,6 +20,8 @@ from perfexp.summaries.analysis import Analysis
 from perfexp.tables import vendor_file
 from tests.models.test_clip_gesture import opened
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 SMALL = (
     "mode.train.batch_size=9",
     "mode.inference.batch_size=[1,8]",

@@ -9,6 +9,8 @@ from perfexp import commands
 from perfexp.main import main
 from perfexp.records.record import Record, Status
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 COMMAND = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_size=[1,2]")
 
 

@@ -19,6 +19,8 @@ from perfexp.host.installation import conf_dir
 from perfexp.plan.config import typed
 from tests.roofline.listings import long_form, many, wide_form
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 EXAMPLES = int(os.environ.get("PERFEXP_EXAMPLES", "40"))
 DRAWN = settings(
     max_examples=EXAMPLES,

@@ -24,6 +24,8 @@ from perfexp.records.record import Point, Record, Status, points_from_lines, rea
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.analysis import Analysis
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = (
     "model=fake",
     "gpu=fake",

@@ -10,6 +10,8 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.orchestration import driver
 from perfexp.reports.console import Console
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 class ScriptedRun:
     """Stands for a run; one of its steps raises what the test asks for."""

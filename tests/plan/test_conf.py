@@ -22,6 +22,8 @@ from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.plan import config, plan_file, schema, validation
 from perfexp.records import old_names
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 CONF = installation.conf_dir()
 OPTIONS = [
     (path.parent.name, path.stem)

@@ -16,6 +16,8 @@ from perfexp.records.number_formats import Formats, tf32_flags
 from perfexp.records.record import Record
 from tests.support.verdicts import record
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 COMMAND = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_size=[1,2]")
 FP32 = Precision(name="fp32")
 TORCH = Precision(name="torch", tf32=None)

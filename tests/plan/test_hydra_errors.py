@@ -12,6 +12,8 @@ from perfexp.cli.composition import compose
 from perfexp.errors import UserError
 from perfexp.plan.hydra_errors import user_error
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 def refusal(*overrides: str) -> str:
     with pytest.raises(UserError) as caught:

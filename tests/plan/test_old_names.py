@@ -15,6 +15,8 @@ from perfexp.plan import config, plan_file
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = (
     "model=fake",
     "gpu=fake",

@@ -7,6 +7,8 @@ from perfexp.plan.process_count import wanted
 from perfexp.records.record import Key, Point, Series, Status, read_points, without_replicate
 from perfexp.stopping import Fixed, Precision
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 def rule(**settings):
     return Precision(

@@ -8,6 +8,8 @@ from perfexp import commands
 from perfexp.main import main
 from perfexp.plan import sources
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 NET = """
 import torch
 from pieces.heads import Head

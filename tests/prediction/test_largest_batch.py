@@ -45,6 +45,8 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.analysis import Analysis
 from perfexp.tracking import payload, run_params
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 CAPACITY = 80e9
 WEIGHTS = 3e8
 #: 500 bytes hold weights of 96 and 2 pixels of 160 bytes, or 1 of 320 bytes in training.

@@ -16,6 +16,8 @@ from perfexp.records.record import Key, Status
 from tests.measuring.test_run import procedure
 from tests.support.scripted_meter import FakeMeter, Turns, steady
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 TRAIN = Key(phase="train", input_size=(100, 100), batch_size=4, precision="fp32")
 
 

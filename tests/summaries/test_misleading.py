@@ -13,6 +13,8 @@ from perfexp.statistics.estimators import Interval
 from perfexp.summaries.wording import percent, with_width
 from perfexp.sweep import parse_batch_sizes
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 def test_an_interval_is_never_shown_as_zero():
     assert with_width(Interval(value=2.0, low=2.0, high=2.0), "2 s") == "2 s ± 0.01 %"

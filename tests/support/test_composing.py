@@ -6,6 +6,7 @@ from perfexp.cli.composition import compose
 from perfexp.errors import UserError
 from tests.support import composing
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
 COMMANDS = [
     ["model=fake", "gpu=fake"],
     [

@@ -16,6 +16,8 @@ from perfexp.summaries.analysis import Analysis
 from perfexp.tables import speed_files
 from tests.support.builders import Builder
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 NAME = "resnet50_sp_bs1_fp32_1_speed"
 
 

@@ -12,6 +12,8 @@ from perfexp.records.summary import rows
 from perfexp.summaries.analysis import Analysis
 from perfexp.tables import vendor_file
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 QUICK = [
     "model=fake",
     "gpu=fake",
