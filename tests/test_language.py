@@ -40,7 +40,7 @@ def test_docstrings_name_the_noun_and_machines_do_not_speak(counts):
     assert counts.per_thousand(counts.told) <= 0.1
 
 
-def test_a_public_method_has_a_docstring_unless_its_protocol_or_base_class_has_it():
+def test_public_methods_have_or_inherit_docstrings():
     classes = [
         node
         for path in MODULES.values()

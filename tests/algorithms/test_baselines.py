@@ -96,7 +96,7 @@ def test_rivals_take_turns_in_changing_orders():
     assert {one[0] for one in rounds} != {"default"}
 
 
-def test_passes_that_are_launched_as_captured_compete_captured_with_captured_only():
+def test_captured_passes_compete_only_with_captured_ones():
     """The algorithm's one graph saves 3 gaps; launched alike, the algorithm is as fast as torch."""
     device, algorithm = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=20e-6), Rivalling()
 

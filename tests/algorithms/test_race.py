@@ -86,7 +86,7 @@ def test_equal_engines_replace_the_default_in_one_race_of_twenty_at_most():
 
 @pytest.mark.slow
 @pytest.mark.always("README: algorithm=fastest")
-def test_an_engine_that_is_five_percent_faster_is_chosen():
+def test_engine_five_percent_faster_is_chosen():
     won = 0
     for seed in range(RACES):
         fake = device()

@@ -383,7 +383,7 @@ def test_a_process_gets_the_cores_near_its_gpu(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.always("runs of a sweep on several GPUs")
-def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch):
+def test_local_sweep_runs_side_by_side_and_notes_it(run, monkeypatch):
     fake = (
         "model=fake",
         "gpu=fake",

@@ -62,7 +62,7 @@ def folders(here):
 
 @pytest.mark.slow
 @pytest.mark.always("README: perfexp ab")
-def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_verdict(here, capsys):
+def test_ab_decides_by_alternating_processes_compare_agrees(here, capsys):
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
     assert (

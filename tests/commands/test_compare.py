@@ -173,7 +173,7 @@ def test_another_cpu_concerns_the_times_of_the_host_only(compared):
     assert {found[name] for name in ("latency", "p95", "throughput")} == {"not comparable"}
 
 
-def test_forked_processes_are_compared_with_new_interpreters_by_device_times_only(compared):
+def test_forked_and_spawned_processes_compare_device_times_only(compared):
     sides = with_latency(made()), with_latency(made(seed=1))
     for one, start in zip(sides, ("forked", "fresh"), strict=True):
         for point in one.points:

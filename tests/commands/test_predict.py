@@ -397,9 +397,7 @@ def convolutional(tmp_path, monkeypatch):
     return ("--config-dir", tmp_path / "own", "model=two", "input_size=32", "mode=inference")
 
 
-def test_workspaces_of_a_present_device_are_in_the_peak_and_do_not_limit_the_batch(
-    predict, present, convolutional
-):
+def test_present_device_workspaces_are_in_peak_not_in_limit(predict, present, convolutional):
     code, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto", "--json")
     assert code == 0
     [point] = json.loads(printed)["memory"]["points"]

@@ -172,7 +172,7 @@ def test_a_record_that_was_changed_is_refused_and_runs_nothing(run, name, functi
     assert not Path(RESULTS).exists()
 
 
-def test_profilers_and_stores_of_a_record_are_left_out_and_values_typed_now_may_differ(run):
+def test_reproduce_drops_profilers_and_stores_typed_values_win(run):
     further = [
         "profiler=nsys",
         "profiler.tool=/bin/sh",

@@ -218,9 +218,7 @@ def test_an_input_is_kept_whatever_the_manifest_says_of_it(run, capsys):
     assert source.read_text() == text
 
 
-def test_peaks_of_another_device_stand_below_the_table_in_the_plot_and_in_the_summary(
-    run, tmp_path, capsys
-):
+def test_peaks_of_another_device_are_noted_everywhere(run, tmp_path, capsys):
     assert commands.run(["roofline", str(run), "--gpu", "t4"]) == 0
     told = "The peaks belong to another device than the measured one: data sheet of NVIDIA T4 16GB"
     assert told in capsys.readouterr().out

@@ -92,9 +92,7 @@ def test_what_is_all_done_is_said_so_with_exit_code_0(plan, tmp_path, capsys):
     ]
 
 
-def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimated(
-    plan, tmp_path, capsys
-):
+def test_status_counts_points_and_estimates_the_rest(plan, tmp_path, capsys):
     leave(tmp_path / "run", plan, statuses=[Status.OK] * 5 + [Status.OOM] * 2 + [Status.TIMEOUT])
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "resnet50  5/10 done, 2 oom, 1 timeout, 2 missing, ~66 s left" in capsys.readouterr().out
@@ -133,9 +131,7 @@ def test_a_stopping_rule_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     assert not (tmp_path / "touched").exists()
 
 
-def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothing(
-    plan, tmp_path, capsys
-):
+def test_status_of_a_running_run_changes_nothing(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan, statuses=[Status.OK] * 9)
     with (folder / "run.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
@@ -287,9 +283,7 @@ def test_a_sweep_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     assert not (tmp_path / "touched").exists()
 
 
-def test_of_a_folder_of_an_older_version_the_total_is_unknown_until_it_has_a_record(
-    plan, tmp_path, capsys
-):
+def test_status_of_an_older_folder_has_no_total_before_record(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan, expected=False)
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10 done, total unknown\n" in capsys.readouterr().out
@@ -356,9 +350,7 @@ def test_runs_of_a_sweep_that_have_not_begun_are_not_all_done(plan, tmp_path, ca
     assert "1 of 2 runs have ended" in capsys.readouterr().out
 
 
-def test_the_runs_of_a_stage_are_found_through_their_sweep_and_the_last_of_its_kind_speaks(
-    plan, tmp_path, capsys
-):
+def test_status_finds_stage_runs_by_sweep_latest_counts(plan, tmp_path, capsys):
     leave(tmp_path / "1_sanity" / "a", plan)
     leave_sweep(tmp_path / "old", ("../1_sanity/a", "it was busy"), jobs=2)
     leave_sweep(
@@ -429,9 +421,7 @@ def interrupted_sweep(folder, *names, plan, ended=1, begun=0, planned=True):
     (folder / "sweep.json").write_bytes(sweep.to_json())
 
 
-def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in_all(
-    plan, tmp_path, capsys
-):
+def test_status_counts_points_of_unstarted_runs_as_missing(plan, tmp_path, capsys):
     names = product(("alexnet", "vgg16"), ("default", "gemm"))
     interrupted_sweep(tmp_path / "s", *names, plan=plan, begun=1)
     leave(tmp_path / "b" / "0", plan)

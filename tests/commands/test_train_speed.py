@@ -113,7 +113,7 @@ def test_the_six_words_are_a_run_of_exactly_so_many_steps():
     assert "hydra.mode=RUN" in arguments
 
 
-def test_what_follows_the_six_words_counts_more_than_what_the_seed_takes_for_granted():
+def test_trailing_overrides_win_over_train_speed_defaults():
     more = (
         "data=cityscapes",
         "data.root=/data",

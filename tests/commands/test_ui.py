@@ -81,7 +81,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path, free_port, capsys):
 @pytest.mark.parametrize(
     "ending", first_always("README: perfexp ui", [signal.SIGINT, signal.SIGTERM])
 )
-def test_it_shows_the_store_takes_records_and_ends_with_all_its_processes(
+def test_ui_serves_store_takes_records_ends_all_processes(
     store, make_record, leave_run, tmp_path, monkeypatch, free_port, ending
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

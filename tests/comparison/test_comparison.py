@@ -36,7 +36,7 @@ def differing(found):
 @pytest.mark.parametrize(
     "name", ["identical, 0.5 %", "identical, 1 %", "identical, sticky clocks 2 %"]
 )
-def test_identical_sides_are_neither_faster_nor_slower_and_the_interval_holds_the_truth(name):
+def test_identical_sides_have_no_winner_and_cover_the_truth(name):
     found = shares(name)
     assert differing(found) <= 0.01
     assert abs(found.covered - 0.95) <= adapted(0.97, 0.95, PAIRS) - 0.95
@@ -232,7 +232,7 @@ def test_each_further_side_is_compared_with_the_first():
 
 
 @pytest.mark.parametrize(("ratio", "word"), [(1.08, "UNDECIDED"), (1.2, "SLOWER")])
-def test_a_verdict_on_one_process_of_each_side_allows_for_one_that_is_far_from_others(ratio, word):
+def test_single_process_verdict_allows_for_an_outlier(ratio, word):
     one, two = named("one", points=[[1.0]]), named("two", points=[[ratio]])
     for made in (one, two):
         made.priors = dict.fromkeys(("device", "host-bound"), Prior(variance=1e-4, degrees=100.0))
@@ -435,9 +435,7 @@ def test_an_interval_of_energy_is_relative_to_the_energy_of_its_own_process(widt
     ("width", "ratio", "word"),
     [(0.01, 1.01, "UNDECIDED"), (0.01, 2.0, "MORE"), (0.3, 1.5, "UNDECIDED")],
 )
-def test_energy_of_one_process_is_decided_where_its_windows_and_other_processes_allow(
-    width, ratio, word
-):
+def test_energy_of_one_process_is_decided_if_windows_allow(width, ratio, word):
     sides = [
         with_metric(
             named(str(value), points=[(1.0,)]), "energy/per_image_joules", [value], "joules", width

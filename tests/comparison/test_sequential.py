@@ -48,7 +48,7 @@ def test_identical_sides_are_the_same_after_a_few_processes():
     assert found.processes[0] < verdicts.PROCESSES + 3
 
 
-def test_a_clear_difference_is_found_in_fewer_processes_than_a_fixed_number_takes():
+def test_clear_difference_needs_fewer_processes():
     found = shares("3 % faster, 0.5 %")
     assert found.verdicts[Verdict.BETTER] >= 0.95
     assert found.processes[0] <= verdicts.PROCESSES / 2
@@ -80,7 +80,7 @@ def both(count, run_level, *, other="ab"):
     return made
 
 
-def test_a_verdict_needs_the_level_of_its_look_and_the_interval_has_its_confidence():
+def test_verdict_and_interval_use_the_level_of_their_look():
     [strict], [usual] = judged(*both(3, 1e-4)), judged(*both(3, None))
     assert (strict.verdict, usual.verdict) == (Verdict.UNDECIDED, Verdict.BETTER)
     assert strict.p == usual.p

@@ -286,7 +286,7 @@ def last_words(found):
     return {job: text.split()[-1] for (job, _), text in found.ratios.items()}
 
 
-def test_runs_that_differ_only_in_their_points_are_compared_together_at_each_point():
+def test_runs_differing_only_in_points_are_compared_per_point():
     sweep, records = models_and_batches([1.0, 3.0, 9.0], [0.8, 3.0, 13.5])
     found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
     assert (found.title, found.notes) == ("device / model=a", [])

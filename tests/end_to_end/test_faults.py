@@ -30,9 +30,7 @@ TRIALS += [(0, kind, True) for kind in TORCH_KINDS]
     sys.platform != "linux", reason="finds processes in /proc and limits those of others"
 )
 @pytest.mark.parametrize(("number", "kind", "torch"), first_always("README: crashes", TRIALS))
-def test_a_fault_loses_no_finished_point_and_the_run_can_be_completed(
-    tmp_path, number, kind, torch
-):
+def test_fault_loses_no_point_and_the_run_completes(tmp_path, number, kind, torch):
     (tmp_path / "trial").mkdir()
     pictures = draw_pictures(tmp_path / "pictures") if torch else None
     trial = Trial(number, tmp_path / "trial", short=True, pictures=pictures, kind=kind)
@@ -54,9 +52,7 @@ def test_a_line_that_lacks_its_newline_only_is_kept_by_the_next_one(tmp_path):
     assert [each.key.batch_size for each in read_points(file)] == [1, 2, 3]
 
 
-def test_what_is_measured_stays_byte_for_byte_where_something_else_is_measured_again(
-    tmp_path, monkeypatch
-):
+def test_finished_points_stay_byte_for_byte_on_rerun(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ["model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=run"]
     command.append("batch_size=[1,2]")
@@ -159,9 +155,7 @@ def test_what_is_written_is_readable_as_the_umask_says(tmp_path, umask):
 
 @pytest.mark.slow
 @pytest.mark.always("fault: kill -9 while results are replaced")
-def test_a_kill_while_results_are_replaced_loses_neither_the_old_ones_nor_the_new_ones(
-    tmp_path, monkeypatch
-):
+def test_kill_during_overwrite_keeps_old_or_new_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = [
         "model=fake",

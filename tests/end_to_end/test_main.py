@@ -125,7 +125,7 @@ def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
 
 
 @pytest.mark.slow
-def test_a_size_that_a_model_does_not_take_is_unsupported_in_the_first_prediction_too(run):
+def test_unsupported_size_is_unsupported_in_cold_start_too(run):
     small = ("model=torchvision", "model.name=squeezenet1_1", "gpu=cpu")
     code, _, [record] = run(
         *small, "input_size=16", "cold_start=true", "tracking=none", "output_dir=x"

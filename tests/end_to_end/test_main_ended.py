@@ -62,7 +62,7 @@ LOCKED = (*FAKE, f"+gpu.script.lock_name={LOCK}", "output_dir=x")
 @pytest.mark.parametrize(
     "number", first_always("README: Ctrl-C", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 )
-def test_an_interrupted_run_keeps_what_is_finished_and_can_go_on(tmp_path, number, run):
+def test_interrupted_run_keeps_finished_points_and_resumes(tmp_path, number, run):
     process = start(tmp_path, *LONG)
     wait_for(lambda: points_in(tmp_path / "x") >= 2)
     process.send_signal(number)
@@ -140,7 +140,7 @@ def test_a_folder_that_is_gone_is_what_keeps_a_worker_from_starting(run, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.always("fault: a worker is killed")
-def test_a_killed_worker_costs_one_point_at_most_and_another_takes_the_rest(tmp_path):
+def test_killed_worker_costs_at_most_one_point(tmp_path):
     process = start(tmp_path, *FAKE, sizes(30), "stopping.measure=4000", "output_dir=x")
     wait_for(lambda: points_in(tmp_path / "x") >= 2)
     os.kill(worker_of(process), signal.SIGKILL)

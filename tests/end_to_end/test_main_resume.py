@@ -162,9 +162,7 @@ def test_a_first_prediction_of_another_environment_is_not_mixed_in(run, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.always("README: layers")
-def test_layers_are_looked_into_by_a_process_of_their_own_and_go_on_where_they_stopped(
-    run, tmp_path
-):
+def test_layers_run_in_their_own_process_and_resume(run, tmp_path):
     arguments = (*FAKE, "probes.layers=true", "input_size=[64,96]", "output_dir=x")
     code, _, [record] = run(*arguments)
     assert code == 0

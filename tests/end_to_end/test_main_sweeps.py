@@ -265,7 +265,7 @@ def test_a_stage_swept_over_models_has_a_folder_for_each(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.always("README: an interrupted sweep continues")
-def test_a_sweep_is_resumed_by_its_folder_and_stays_the_same_sweep(run, tmp_path):
+def test_sweep_resumes_by_folder_and_stays_the_same(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     before = Sweep.load(tmp_path / "s")
     points = (tmp_path / "s" / "1_2" / "points.jsonl").read_bytes()
@@ -290,7 +290,7 @@ def test_another_sweep_in_the_same_folder_is_refused(run):
 
 
 @pytest.mark.slow
-def test_runs_are_numbered_by_the_order_of_the_axes_so_another_order_is_another_sweep(run):
+def test_another_order_of_axes_is_another_sweep(run):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=s")
     axes, paths = ["batch_size=1,2", "input_size=64,96"], SweepPaths(Path("s"))
     sweep = Sweep.load(paths.root)

@@ -221,9 +221,7 @@ def test_a_wrong_word_is_told_in_one_message_with_what_is_possible(run, argument
         ("--shell-completion", "--shell-completion"),
     ],
 )  # fmt: skip
-def test_what_hydra_does_not_take_or_perfexp_would_ignore_is_refused_in_one_line(
-    run, arguments, told, tmp_path
-):
+def test_ignored_overrides_are_refused_in_one_line(run, arguments, told, tmp_path):
     code, printed, _ = run(*FAKE, *arguments.split())
     assert code == 2
     [line] = printed.splitlines()

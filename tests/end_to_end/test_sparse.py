@@ -286,7 +286,7 @@ def test_values_of_a_few_points_are_refused_too(sparse):
     assert "needs 4" in point.reason
 
 
-def test_curves_of_at_most_as_many_points_as_a_sweep_measures_are_scored_by_leaving_out_one(sparse):
+def test_short_curves_are_scored_by_leaving_one_out(sparse):
     [curve] = corpus.find_curves([sparse])
     values = {
         ((side, side), 1): Interval(value=truth(side), low=None, high=None)

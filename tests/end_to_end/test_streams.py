@@ -53,7 +53,7 @@ def is_complete(folder):
 
 @pytest.mark.parametrize("where", first_always("fault: stdout is closed", STDOUTS))
 @pytest.mark.slow
-def test_a_run_goes_on_without_its_stdout_and_says_once_what_is_lost(tmp_path, where):
+def test_run_continues_without_stdout_and_reports_it_once(tmp_path, where):
     code, told = shell(f"{UNDRAWN} {FAKE} {where}", tmp_path)
     assert code == 0, told
     assert is_complete(tmp_path)
@@ -99,7 +99,7 @@ def test_results_never_go_where_a_closed_stdout_was(tmp_path):
         assert "1 point" not in (tmp_path / "x" / file).read_text()
 
 
-def test_what_is_printed_arrives_unchanged_and_a_pipe_that_does_not_block_is_waited_for(tmp_path):
+def test_output_arrives_unchanged_through_a_nonblocking_pipe(tmp_path):
     receive, send = os.pipe()
     os.set_blocking(send, False)
     text = "ü" * 200_000

@@ -129,7 +129,7 @@ def finished_record(run):
 
 @pytest.mark.slow
 @pytest.mark.always("training on data with checkpoints")
-def test_a_model_is_trained_resumed_measured_and_its_checkpoints_are_deleted(run, photographs):
+def test_whole_training_resumes_measures_deletes_checkpoints(run, photographs):
     small = (
         "model=torchvision",
         "model.name=squeezenet1_1",

@@ -136,7 +136,7 @@ def test_one_server_forks_all_and_another_follows_where_the_surroundings_change(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_server_that_is_killed_takes_its_processes_along_and_another_one_starts(begin, number):
+def test_killed_fork_server_ends_children_and_restarts(begin, number):
     process = begin("tell(parent=os.getppid()); time.sleep(600)", imports=[])
     events = process.events(60)
     parent = next(events)["parent"]

@@ -104,7 +104,7 @@ def test_what_the_calls_before_have_warmed_up_is_warm(queue_depth, least, most):
 @pytest.mark.parametrize(
     ("other", "warm"), [({"input_size": (32, 32)}, True), ({"batch_size": 2}, False)]
 )
-def test_a_point_finds_the_device_warm_where_the_last_one_was_alike_and_has_just_ended(other, warm):
+def test_device_is_warm_after_a_similar_recent_point(other, warm):
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=20)
     measuring = procedure(device, PrecisionRule(warmup_seconds=0.5), {"noise": 0.01})
     points = [measuring.measure(key) for key in (KEY, msgspec.structs.replace(KEY, **other))]
@@ -128,7 +128,7 @@ def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph()
     assert codes(point) == ["device_of_graph"]
 
 
-def test_a_point_of_several_processes_has_the_time_of_the_queue_and_that_of_the_graph():
+def test_point_of_several_processes_has_queue_and_graph_times():
     device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=2e-6)
     stopping = Fixed(warmup=2, measure=20, processes=5)
     measuring = procedure(
@@ -178,9 +178,7 @@ def test_a_call_that_waits_inside_has_no_device_time_and_says_why():
 
 
 @pytest.mark.parametrize(("launches", "method"), [(1, "queue"), (1500, "graph")])
-def test_a_call_that_can_do_without_its_waits_has_the_device_time_of_that_and_says_so(
-    launches, method
-):
+def test_nosync_call_has_its_device_time_and_a_note(launches, method):
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
     measuring = procedure(device, model={"waits": True, "launches": launches})
     model = measuring.session._model
@@ -202,7 +200,7 @@ def test_a_call_that_can_do_without_its_waits_has_the_device_time_of_that_and_sa
     assert model.waits, "everything else is of the call as it is"
 
 
-def test_what_goes_wrong_with_the_late_device_time_costs_nothing_that_was_measured():
+def test_late_device_time_failure_keeps_measured_times():
     measuring = procedure(FakeDevice(enqueue_seconds=1e-6), model={"waits": True})
 
     def without_waits():
@@ -217,7 +215,7 @@ def test_what_goes_wrong_with_the_late_device_time_costs_nothing_that_was_measur
     assert "device_leaves_out" not in codes(point), "there is no `device` time"
 
 
-def test_a_call_without_its_waits_that_neither_queue_nor_graph_takes_has_one_doubt_and_no_device_time():
+def test_unqueueable_nosync_call_has_one_doubt_no_device_time():
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
     measuring = procedure(device, model={"waits": True, "launches": 1500})
 
@@ -337,7 +335,7 @@ def test_phases_behind_a_held_queue_are_the_devices_own_times():
     assert point.facts["bound_by"] == "launch"
 
 
-def test_phases_that_do_not_fit_the_queue_are_held_against_the_time_of_the_device(monkeypatch):
+def test_phases_beyond_the_queue_are_checked_by_device_time(monkeypatch):
     monkeypatch.setattr(
         "perfexp.probes.queue.Segments.once", lambda self: self.device.synchronize()
     )
@@ -617,7 +615,7 @@ def test_where_the_device_limits_the_loop_there_is_one_energy():
     assert "energy_pace" not in codes(point)
 
 
-def test_the_pace_of_the_device_and_idle_power_afterwards_are_measured_at_anchors():
+def test_device_pace_and_idle_power_are_measured_at_anchors():
     measuring = host_bound(anchors=[((50, 50), 1)])
     point = measuring.measure(KEY)
     assert point.metric("energy/queued_per_call_joules") is None

@@ -112,9 +112,7 @@ def test_the_schedule_of_the_configuration_goes_on_step_by_step() -> None:
     assert rates[2] - rates[1] == pytest.approx(6e-5 / 1499, rel=0.01)
 
 
-def test_gradients_are_clipped_as_the_configuration_says_and_schedules_by_epochs_are_left_out() -> (
-    None
-):
+def test_mmseg_gradients_are_clipped_epoch_schedules_left_out() -> None:
     session = opened(FASTSCNN)
     session.config.optim_wrapper.clip_grad = {"type": "value", "clip_value": 0.0}
     session.config.param_scheduler = [{"type": "PolyLR", "by_epoch": True, "power": 0.9}]

@@ -570,7 +570,7 @@ class Capturing:
         )
 
 
-def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_numbers(
+def test_failed_capture_restores_stream_and_random_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda, session = Capturing(monkeypatch), open_session()
@@ -584,7 +584,7 @@ def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_n
     assert cuda.states[-1] == "afresh"
 
 
-def test_calls_without_a_module_share_memory_and_a_failed_capture_of_one_leaves_no_stream(
+def test_module_free_captures_share_memory_failure_leaves_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda, streams = Capturing(monkeypatch), []

@@ -139,7 +139,7 @@ def test_video_models_take_clips_of_the_frames_that_are_asked_for() -> None:
     assert batch.inputs.shape == (2, 3, 4, 32, 48)
 
 
-def test_segmentation_models_build_without_a_download_and_take_targets_for_each_pixel() -> None:
+def test_segmentation_builds_offline_with_targets_per_pixel() -> None:
     session = open_model("lraspp_mobilenet_v3_large")
     assert session.num_classes == 21
     assert session.random_batch((32, 48), 2, 0).targets.shape == (2, 32, 48)

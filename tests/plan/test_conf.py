@@ -336,9 +336,7 @@ def test_a_number_is_the_frames_of_a_skeleton_and_pixels_of_other_models():
         (["experiment=full_benchmark", "model.optimizer=own"], "own"),
     ],
 )
-def test_a_segmentation_model_trains_by_the_mode_where_its_own_settings_do_not_reach(
-    overrides, optimizer
-):
+def test_segmentation_training_falls_back_to_mode_settings(overrides, optimizer):
     assert plan("model=fastscnn", *overrides)["model"]["optimizer"] == optimizer
 
 

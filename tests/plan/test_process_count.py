@@ -79,7 +79,7 @@ def test_a_hundred_points_share_ten_budgets():
     assert rule(max_seconds=0.5).shared_by(8).max_seconds == 0.5
 
 
-def test_an_unfinished_process_and_further_points_of_the_first_one_change_nothing():
+def test_unfinished_process_does_not_change_the_process_count():
     planned = {without_replicate(point.key) for point in process(0, sizes=(64, 65))}
     whole = [
         point for number in range(3) for point in process(number, NOISY[number], sizes=(64, 65))

@@ -253,7 +253,7 @@ def test_the_median_of_a_strip_is_dotted_where_the_console_marks_it(
     assert size_of(drawing.draw(plot))[0] == 1200
 
 
-def test_the_line_through_samples_of_several_processes_is_the_mean_of_their_medians(
+def test_plot_line_is_the_mean_of_process_medians(
     build: Builder,
 ) -> None:
     points = [
@@ -471,7 +471,7 @@ def test_devices_that_share_a_batch_each_are_a_curve_of_their_rate(build: Builde
     assert drawing.draw(plot).startswith(b"\x89PNG")
 
 
-def test_a_number_of_devices_may_come_twice_and_values_that_are_no_number_are_left_out(
+def test_scaling_plot_takes_repeated_counts_drops_non_numbers(
     build: Builder,
 ) -> None:
     counts = ("1", "2", "2", "all")
@@ -731,7 +731,7 @@ def _lab(color: str, vision: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def test_the_page_of_a_sweep_has_its_headline_tables_that_can_be_sorted_and_its_plot(
+def test_sweep_page_has_headline_sortable_tables_and_plot(
     build: Builder,
 ) -> None:
     points = [[build.point(value), build.point(3 * value, phase="train")] for value in (0.1, 0.2)]

@@ -44,7 +44,7 @@ def test_the_prediction_of_one_grid_point_is_that_of_the_textbook(monkeypatch):
     assert one.deviation == pytest.approx(np.sqrt(variance).ravel())
 
 
-def test_intervals_of_noise_stairs_and_kernel_changes_hold_the_truth_in_nine_of_ten_cases():
+def test_prediction_intervals_cover_noise_stairs_and_changes():
     others = [truth(seed, group="other") for seed in range(100, 104)]
     calibration = calibrate([other.curve(other.campaign(12, 0.0)) for other in others])
     covered = []
@@ -66,7 +66,7 @@ def test_one_wild_curve_does_not_calibrate_the_others_alone():
     assert calibrate(curves).curves == 4
 
 
-def test_a_campaign_begins_with_six_sizes_goes_where_it_is_least_sure_and_stops_when_it_is_sure():
+def test_sparse_sweep_refines_least_certain_size_until_certain():
     smooth = truth(noise=0.001)
     x = selection.scaled(smooth.x, smooth.x)
     first = selection.initial(x)
@@ -113,7 +113,7 @@ def test_a_time_that_bends_over_the_batch_size_is_predicted():
     assert np.abs(np.exp(predicted.mean) / seconds - 1).max() < 0.01
 
 
-def test_a_time_that_bends_over_the_batch_size_is_predicted_where_small_sizes_have_large_batches():
+def test_bend_over_batch_size_is_predicted():
     random, sides = np.random.default_rng(1), np.linspace(128, 512, 9).round()
     pairs = [
         ((int(side), int(side)), int(batch))
@@ -129,9 +129,7 @@ def test_a_time_that_bends_over_the_batch_size_is_predicted_where_small_sizes_ha
         assert abs(np.expm1(predict(curve, x[10:]).mean - y[10:])).max() < 0.02
 
 
-def test_runs_of_one_batch_size_each_make_one_curve_of_which_the_newest_value_counts(
-    make_record, tmp_path
-):
+def test_single_batch_runs_form_one_curve_newest_value_wins(make_record, tmp_path):
     batches, folder = (1, 2, 4, 8, 2), tmp_path / "runs"
     for number, batch in enumerate(batches):
         run = folder / str(number)

@@ -127,7 +127,7 @@ def small(seed, *, rules=None):
 
 
 @pytest.mark.slow
-def test_the_interval_of_the_energy_holds_the_truth_where_power_and_pace_fluctuate():
+def test_energy_interval_covers_fluctuating_power_and_pace():
     energies = [small(seed, rules=Rules(plateau_seconds=0.1)) for seed in range(SIMULATIONS)]
     for name, truth in (
         ("per_call_joules", 0.6),

@@ -356,7 +356,7 @@ def test_a_slower_device_is_held_for_one_sample_only():
     ) * 1e-9 < 1.2 * 50 * 300e-6  # all of them behind a wait would be 1.4 of it
 
 
-def test_series_take_turns_block_by_block_and_what_changes_between_blocks_widens_both_intervals():
+def test_series_alternate_blocks_and_drift_widens_both():
     """A clock that falls by 5 % for every third block: the samples of one block do not show it."""
     device, order = FakeDevice(), []
     noise = np.random.default_rng(0)

@@ -129,9 +129,7 @@ def test_another_torch_or_cudnn_has_workspaces_of_its_own(calls, monkeypatch, ow
     assert not known(match="H100").of(calls).sizes
 
 
-def test_measurements_have_the_settings_of_the_plan_and_leave_those_of_the_process(
-    calls, monkeypatch
-):
+def test_workspace_probe_uses_plan_settings_restores_process(calls, monkeypatch):
     seen = []
     monkeypatch.setattr(
         module,

@@ -107,7 +107,7 @@ def test_a_profile_that_is_there_is_not_made_again(run, nsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_timed_gets_its_profile_later_and_another_one_for_other_settings(run, nsys):
+def test_timed_run_gets_its_profile_later_per_settings(run, nsys):
     tool = nsys()
     _, _, [before] = run(*FAKE)
     _, _, [after] = run(*FAKE, "profiler=nsys")
@@ -158,9 +158,7 @@ def test_what_was_recorded_but_not_imported_is_kept_and_can_be_imported_later(ru
 
 
 @pytest.mark.slow
-def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_later(
-    run, nsys, monkeypatch, tmp_path
-):
+def test_missing_profiler_is_reported_and_retried_later(run, nsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": (), "ncu": ()})
     code, _, [record] = run(*FAKE, "profiler=nsys")

@@ -121,7 +121,7 @@ def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path, axis):
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path, size):
+def test_killed_rank_is_named_and_finished_points_stay(tmp_path, size):
     folder, last = tmp_path / "run", size - 1
     asked = [
         *MODEL,
@@ -281,7 +281,7 @@ def test_nodes_that_are_not_alike_are_doubted_by_name():
     )
 
 
-def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by_all_ranks_at_once(
+def test_out_of_memory_fails_one_point_and_all_ranks_infer(
     tmp_path,
 ):
     """A batch that no rank can take; both meet the same error, the first one writes it down."""

@@ -81,9 +81,7 @@ def test_a_time_comes_with_its_interval_and_no_more_digits_than_that_supports(
         (0.00647, 0.00646, 0.00650, "6.470 ms ± 0.3 %"),
     ],
 )
-def test_rounding_and_the_half_width_hide_neither_the_figure_nor_where_its_interval_ends(
-    value, low, high, text
-):
+def test_rounding_hides_neither_figure_nor_interval_end(value, low, high, text):
     assert interval_text(Interval(value=value, low=low, high=high)) == text
 
 
@@ -119,7 +117,7 @@ def test_percentiles_of_several_processes_are_explained_beside_their_p50(build: 
     assert "pool the calls" not in out.getvalue()
 
 
-def test_a_footnote_has_the_effective_samples_of_all_points_without_the_percentile(
+def test_footnote_lists_effective_samples_missing_percentiles(
     build: Builder,
 ) -> None:
     few, more = build.independent(n=80), build.independent(n=120)
@@ -397,7 +395,7 @@ def test_training_shows_phases_share_of_data_and_estimates(build: Builder) -> No
     assert "accuracy: the labels are random" in text
 
 
-def test_memory_is_of_the_timed_calls_and_that_of_the_first_ones_is_among_the_other_metrics(
+def test_memory_line_is_of_timed_calls_first_calls_in_metrics(
     build: Builder,
 ) -> None:
     def point(size: int, first: float) -> Point:
@@ -689,7 +687,7 @@ def test_mfu_by_an_algorithm_with_fewer_multiplications_is_explained(
     assert note not in shown(build, build.point(facts=facts))
 
 
-def test_lines_are_plain_where_there_is_no_terminal_with_no_color_and_with_quiet(
+def test_lines_are_plain_without_terminal_color_or_if_quiet(
     build: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [
@@ -739,7 +737,7 @@ def test_a_run_without_a_terminal_has_one_line_for_each_finished_point() -> None
     ]
 
 
-def test_who_waits_without_a_terminal_says_so_at_once_on_stderr_where_stdout_is_quiet() -> None:
+def test_waiting_without_a_terminal_is_reported_on_stderr() -> None:
     for is_quiet in (False, True):
         out, err = io.StringIO(), io.StringIO()
         with Console(quiet=is_quiet, out=out, err=err, width=80).progress() as progress:

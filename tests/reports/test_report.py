@@ -255,7 +255,7 @@ def test_a_record_without_points_says_so(build: Builder) -> None:
     assert "nothing was measured" in markdown.markdown(Analysis.of(build.record()))
 
 
-def test_growth_and_processes_have_their_sections_where_there_is_something_to_say(
+def test_growth_and_process_sections_appear_only_if_needed(
     build: Builder,
 ) -> None:
     points = [
@@ -282,7 +282,7 @@ def test_a_time_that_does_not_fit_the_sizes_is_told(build: Builder) -> None:
     assert "(scaling\\_unexpected); help: measure this size" in text
 
 
-def test_the_report_has_the_sections_of_the_console_and_the_plots_below_the_first(
+def test_report_has_console_sections_with_plots_below_the_first(
     build: Builder,
 ) -> None:
     record = build.record(build.point(), build.first_prediction())

@@ -36,7 +36,7 @@ def integral(function, low, high, steps=200_000):
 
 
 @pytest.mark.parametrize("degrees", [1, 1.5, 2.7, 9.37, 100.5])
-def test_students_point_leaves_5_percent_beyond_it_whether_or_not_the_degrees_are_a_whole_number(
+def test_student_quantile_leaves_5_percent_for_any_degrees(
     degrees,
 ):
     def density(angle):  # of arctan(T / √ν), up to a factor
@@ -58,7 +58,7 @@ def test_binomial_quantiles_are_those_of_counting(n, q, probability):
 
 
 @pytest.mark.parametrize(("n", "critical"), [(6, 0), (20, 5), (30, 9), (50, 17), (100, 39)])
-def test_binomial_quantiles_lie_beyond_the_critical_values_of_tables_of_the_sign_test(n, critical):
+def test_binomial_quantiles_match_sign_test_tables(n, critical):
     """Tables print the largest number of signs that rejects at a two-sided level of 5 %."""
     low, high = (binomial_quantile(probability, n, 0.5) for probability in (0.025, 0.975))
     assert (low, high) == (critical + 1, n - critical - 1)

@@ -103,7 +103,7 @@ def test_the_figures_of_a_machine_replace_what_was_known():
     assert PRIOR.on(rounded) == PRIOR.on([Component(variance=LEAST_VARIANCE, degrees=4)] * 2)
 
 
-def test_two_figures_of_one_process_each_are_decided_where_processes_differ_by_less():
+def test_single_processes_are_decided_beyond_process_spread():
     one, two, near = (
         Repeats(values=(value,), prior=priors.of_kind("cuda")["device"])
         for value in (1.0, 2.0, 1.001)
@@ -126,7 +126,7 @@ def test_the_interval_of_a_spread_holds_the_true_one():
 
 
 @pytest.mark.parametrize("processes", [3, 8])
-def test_another_run_lies_within_the_interval_of_the_mean_times_the_square_root_of_two(processes):
+def test_another_run_lies_within_root_two_times_the_interval(processes):
     runs = np.random.default_rng(processes).normal(0, 0.02, (4000, 2, processes))
     intervals = [geometric_mean(np.exp(run[0])) for run in runs]
     apart = np.array(
@@ -187,7 +187,7 @@ def test_processes_of_a_server_share_it_and_fresh_ones_do_not():
     )
 
 
-def test_other_work_on_a_cpu_widens_the_interval_of_a_run_but_not_of_one_in_turn():
+def test_other_cpu_work_widens_runs_but_not_alternating_ones():
     known = priors.of_kind("cpu")
     idle, busy = timed(process_start="forked"), timed(process_start="forked", other_cpu_cores=1.0)
     usual = priors.find(known, [idle, idle], "latency").server
@@ -224,9 +224,7 @@ def test_other_work_on_a_cpu_widens_the_interval_of_a_run_but_not_of_one_in_turn
         ({"threads": 1}, {"logical_cores": 2}, {"devices": 2}, 0),
     ],
 )
-def test_other_work_that_fits_beside_the_threads_of_a_run_does_not_widen_its_intervals(
-    make_record, session, cpu, ranks, free
-):
+def test_work_on_spare_cores_does_not_widen_intervals(make_record, session, cpu, ranks, free):
     others = 1.0
     points = [
         Builder().point(

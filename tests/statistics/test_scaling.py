@@ -148,7 +148,7 @@ def test_two_points_off_the_curve_are_far_and_no_other():
     assert fit(x, y).far == (3, 8)
 
 
-def test_fewer_than_six_sizes_can_not_tell_an_outlier_and_fewer_than_four_make_no_fit():
+def test_outliers_need_six_sizes_and_fits_need_four():
     x = megapixels(5)
     assert fit(x, law(x)).tolerance == math.inf
     with pytest.raises(ValueError, match="3 sizes are too few"):

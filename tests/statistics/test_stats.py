@@ -26,7 +26,7 @@ def test_the_median_interval_covers_the_truth(name, n):
     assert covered / RUNS >= adapted(0.92, nominal=0.95)
 
 
-def test_a_strongly_correlated_short_series_has_mostly_no_interval_rather_than_a_wrong_one():
+def test_short_correlated_series_has_no_interval_not_a_wrong_one():
     rng, wrong = np.random.default_rng(7), 0
     for _ in range(RUNS):
         interval = estimators.median_interval(SERIES["AR(1) 0.9"](rng, 40))
@@ -77,9 +77,7 @@ def test_a_percentile_has_an_interval_from_the_needed_number_on():
 
 @pytest.mark.parametrize("tau", [1.3, 2.5, 8.0, 40.0])
 @pytest.mark.parametrize("percentile", [1, 90, 95, 99])
-def test_correlated_samples_have_an_interval_from_the_needed_number_of_effective_ones_on(
-    percentile, tau
-):
+def test_correlated_series_needs_enough_effective_samples(percentile, tau):
     rng, needed = np.random.default_rng(1), math.ceil(estimators.samples_needed(percentile) * tau)
     enough, short = (
         estimators.percentile_interval(rng.random(n), percentile, tau) for n in (needed, needed - 1)
@@ -190,7 +188,7 @@ def test_calls_per_sample_makes_the_cost_of_a_record_negligible():
 
 
 @pytest.mark.parametrize(("call_seconds", "k"), [(2.5e-3, 3), (4.9e-3, 2), (20e-3, 1)])
-def test_a_record_costs_at_most_a_microsecond_a_call_where_that_does_not_take_long(call_seconds, k):
+def test_samples_group_calls_to_cost_a_microsecond_at_most(call_seconds, k):
     assert estimators.calls_per_sample(call_seconds, 32e-9, record_seconds=2.03e-6) == k
 
 
@@ -263,7 +261,7 @@ def measured_by_processes(rng, processes=5, calls=200):
     return levels[:, None] * np.exp(0.01 * rng.standard_normal((processes, calls)))
 
 
-def test_the_interval_across_processes_covers_the_truth_and_one_of_the_pooled_calls_does_not():
+def test_interval_across_processes_covers_pooled_calls_do_not():
     rng, across, pooled = np.random.default_rng(17), 0, 0
     for _ in range(RUNS):
         calls = measured_by_processes(rng)

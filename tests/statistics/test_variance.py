@@ -70,7 +70,7 @@ def far_apart():
     return [blockwise.summarise([one]) for one in samples], samples
 
 
-def test_a_percentile_of_processes_far_apart_reaches_as_far_by_ratio_as_theirs_demand():
+def test_percentile_interval_spans_distant_processes_by_ratio():
     summaries, samples = far_apart()
     found = moderated.combined(summaries, samples).summary.percentiles[95]
     demanded = geometric_mean([one.percentiles[95].value for one in summaries])

@@ -354,9 +354,7 @@ def test_too_few_samples_are_remedied_by_what_ended_the_block(make_record, reaso
     ("reason", "noise", "few"),
     [("max_seconds", 0.001, False), ("max_seconds", 0.008, True), ("precision", 0.008, False)],
 )
-def test_an_interval_of_few_samples_is_believed_only_if_three_times_as_wide_would_do(
-    reason, noise, few
-):
+def test_few_sample_interval_counts_three_times_as_wide(reason, noise, few):
     """Of what time cut short the correlation is not known well."""
     samples = (1 + noise * np.random.default_rng(1).standard_normal(16)).tolist()
     achieved = estimators.median_interval(samples).relative_half_width
@@ -470,9 +468,7 @@ def test_a_loop_that_leaves_the_device_idle_has_one_diagnostic_with_its_cause(
 
 
 @pytest.mark.parametrize("code", [None, "device_idle"])
-def test_speedups_of_a_device_that_its_loop_leaves_idle_are_said_to_be_those_of_the_device(
-    make_record, code
-):
+def test_speedup_of_an_idle_device_is_named_device_speedup(make_record, code):
     measured = point(0.01, kind="device")
     measured.metrics = [Metric(name="algorithm/speedup_over_default", value=1.2, unit="1")]
     measured.doubts = (

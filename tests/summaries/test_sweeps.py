@@ -188,7 +188,7 @@ def test_two_devices_that_are_slower_than_one_are_a_warning(
         ]
 
 
-def test_many_devices_are_compared_with_the_best_of_fewer_and_the_worst_point_is_named(
+def test_scaling_compares_with_fewer_devices_names_worst_point(
     build: Builder,
 ) -> None:
     axes = [{"gpu.count": count} for count in ("1", "2", "4")]
@@ -265,7 +265,7 @@ def test_a_run_of_several_sizes_or_phases_is_a_line_too(build: Builder) -> None:
     assert sweep_summary.in_a_line(Analysis.of(build.record(build.failed()))) == "(oom)"
 
 
-def test_warnings_of_all_runs_follow_once_for_each_code_with_the_worst_and_the_range(
+def test_sweep_lists_each_warning_once_with_worst_and_range(
     build: Builder,
 ) -> None:
     points = [build.point(batch=batch) for batch in (1, 2, 4)]

@@ -168,9 +168,7 @@ def test_a_speed_dir_that_can_not_be_written_is_told(
     assert "The measurements are kept, and the run's own folder has the file." in line
 
 
-def test_runs_of_one_sweep_do_not_take_one_anothers_place_and_a_repeat_finds_its_own(
-    build: Builder, tmp_path: Path
-) -> None:
+def test_sweep_runs_keep_separate_speed_files_on_repeat(build: Builder, tmp_path: Path) -> None:
     axes = [{"algorithm": "default"}, {"algorithm": "gemm"}]
     sweep, _ = build.sweep(axes, [[build.training()], [build.training()]])
     speeds = tmp_path / "speeds"

@@ -42,7 +42,7 @@ def test_times_are_milliseconds_of_the_measured_samples(build: Builder) -> None:
     assert (line["n"], line["warmup_calls"], line["time_kind"]) == ("80", "10", "latency")
 
 
-def test_percentiles_come_from_the_latency_also_where_the_device_time_stands_for_the_point(
+def test_percentiles_come_from_latency_even_with_device_time(
     build: Builder,
 ) -> None:
     point = build.point(0.01, n=400, noise=0.001, kinds=("device", "latency"))
@@ -117,7 +117,7 @@ def test_figures_keep_their_full_precision() -> None:
     ]
 
 
-def test_a_text_that_a_spreadsheet_would_run_is_defused_and_a_negative_number_is_not() -> None:
+def test_csv_formulas_are_defused_negative_numbers_are_not() -> None:
     texts = [
         "=HYPERLINK(1)",
         "+1+1",

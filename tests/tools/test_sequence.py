@@ -44,9 +44,7 @@ def test_a_step_that_does_not_fit_is_left_out_and_later_ones_that_do_are_run(tmp
 @pytest.mark.parametrize(
     ("limit", "after"), [({"seconds": 20}, "next: left out"), ({}, "next: code 0")]
 )
-def test_a_step_that_takes_much_longer_than_it_should_is_ended_with_all_its_processes(
-    tmp_path, capsys, monkeypatch, limit, after
-):
+def test_overlong_step_is_ended_with_all_its_processes(tmp_path, capsys, monkeypatch, limit, after):
     monkeypatch.setattr(sequence, "GRACE_SECONDS", 0.3)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
     text = f"endless 1 $PYTHON -c '{stubborn}' & echo $! > child; sleep 1000\nnext 30 true\n"

@@ -233,9 +233,7 @@ def test_more_sizes_than_a_store_takes_in_time_have_no_runs_of_their_own(make_re
     assert payload.of_run(Analysis.of(make_record(sizes=range(32, 97))), tmp_path).children == []
 
 
-def test_figures_that_the_console_marks_are_named_in_a_tag_and_marked_in_the_description(
-    make_record, tmp_path
-):
+def test_marked_figures_are_tagged_and_marked_in_mlflow(make_record, tmp_path):
     few = payload.of_run(Analysis.of(make_record(calls=4)), tmp_path)
     assert {"latency/p50_ms", "throughput/samples_per_second"} <= set(
         few.tags["perfexp.estimated_metrics"].split(", ")

@@ -37,7 +37,7 @@ def test_views_are_for_the_kind_of_device_that_was_measured():
 @pytest.mark.parametrize(
     "view", [view for view in VIEWS if view.made_with in ("gpu", "cpu")], ids=lambda view: view.key
 )
-def test_figures_come_first_then_conditions_then_the_interval_and_the_number_of_processes(view):
+def test_view_columns_order_figures_conditions_intervals(view):
     columns = view.state["selectedColumns"]
     conditions = [
         f"params.`{name}`"

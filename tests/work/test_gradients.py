@@ -54,7 +54,7 @@ def multiplied_by_autograd(model, shape):
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", first_always("FLOPs of the backward pass", MODELS))
-def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, training):
+def test_backward_flops_are_those_of_autograd(name, training):
     models = import_torchvision().models
     model = (
         build(models, name, 64) if name != "googlenet" else models.googlenet(init_weights=False)

@@ -307,7 +307,7 @@ def test_keys_of_layers_belong_to_those_that_are_timed():
 
 
 @pytest.mark.parametrize(("spread", "told"), [(0.3, True), (0.001, False)])
-def test_a_clean_call_that_is_hardly_known_says_so_where_the_layers_disagree_with_it(spread, told):
+def test_uncertain_call_is_noted_where_layers_disagree(spread, told):
     samples = [1.0 + spread * (n % 7) for n in range(40)]
     timed = Point(key=KEY, status=Status.OK, series=[Series(name="latency", samples=samples)])
     point = dissect(of_torch(), layers_key(KEY), timed)
