@@ -2,7 +2,7 @@
 
     python validation/hostile.py [--trials 500] [--seed 0]
 
-First the whole corpus of tests/hostile/cases.py, of which the tests take a part, then folders with random changes.
+First the whole corpus of tests/adversarial/cases.py, of which the tests take a part, then folders with random changes.
 
 The claim is that of SECURITY.md. The exit code is 1 if anything did not hold; the seed of each such trial is named.
 """
@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.hostile.cases import CASES
-from tests.hostile.mutations import mutate
-from tests.hostile.place import Place, commands, driver, make_base
+from tests.adversarial.cases import CASES
+from tests.adversarial.mutations import mutate
+from tests.adversarial.place import Place, commands, driver, make_base
 
 
 def main() -> int:

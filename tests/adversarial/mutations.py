@@ -7,8 +7,8 @@ import shutil
 
 import yaml
 
-from tests.hostile.cases import plant_option
-from tests.hostile.place import commands
+from tests.adversarial.cases import plant_option
+from tests.adversarial.place import commands
 
 #: Values that fit nowhere, or where they should not.
 _VALUES = (

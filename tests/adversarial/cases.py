@@ -16,7 +16,7 @@ from contextlib import closing
 import yaml
 
 from perfexp.host.installation import conf_dir
-from tests.hostile.place import commands
+from tests.adversarial.place import commands
 
 CASES = {}
 

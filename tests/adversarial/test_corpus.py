@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.cases import CASES
-from tests.hostile.mutations import mutate
-from tests.hostile.place import Place, commands, driver, make_base
+from tests.adversarial.cases import CASES
+from tests.adversarial.mutations import mutate
+from tests.adversarial.place import Place, commands, driver, make_base
 from tests.support.selection import first_always
 
 #: Mutations; validation/hostile.py tries more.

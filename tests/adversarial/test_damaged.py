@@ -15,7 +15,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.reports import run_files
 from perfexp.summaries.analysis import Analysis
-from tests.hostile.damaged import damaged
+from tests.adversarial.damaged import damaged
 
 GOOD = (
     Path(__file__).parent / "record.json",

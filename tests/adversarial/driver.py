@@ -1,6 +1,6 @@
 """Runs commands of perfexp on hostile folders, each in a forked process that is watched and ended in time.
 
-    python -P tests/hostile/driver.py
+    python -P tests/adversarial/driver.py
 
 A line of JSON on stdin for each case: `command` (arguments), `cwd`, `environment`, `out` (a folder for what it prints),
 `watch` (see site/sitecustomize.py) and `seconds`. A line on stdout for each: `code`, None where it had to be killed.
