@@ -93,9 +93,7 @@ def test_an_object_is_measured_in_this_process_which_the_record_says():
     ("failure", "raised"),
     [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left"), PerfexpError)],
 )
-def test_an_object_that_is_not_measured_to_the_end_keeps_its_finished_points(
-    monkeypatch, failure, raised
-):
+def test_unfinished_api_measurement_keeps_finished_points(monkeypatch, failure, raised):
     measure, calls = Procedure.measure, []
 
     def second_fails(self, key):

@@ -113,9 +113,7 @@ def test_samples_without_a_time_end_nothing():
         (5.0, 12.0, True),
     ],
 )
-def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(
-    max_seconds, elapsed_seconds, ends
-):
+def test_series_without_interval_continues_twice_or_two_seconds(max_seconds, elapsed_seconds, ends):
     """The first three of the 23 samples are warm-up, and an equal share of the time is theirs."""
     rule = Precision(
         target=1e-9, max_seconds=max_seconds, min_calls=10, warmup_calls=3, warmup_seconds=0.0

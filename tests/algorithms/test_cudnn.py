@@ -255,7 +255,7 @@ def test_backward_algorithms_can_be_named(cudnn):
         Forced(name="gemm", backward_data="algo_3")
 
 
-def test_algorithms_that_are_not_repeatable_are_refused_where_that_is_asked_for(cudnn):
+def test_deterministic_runs_refuse_unrepeatable_algorithms(cudnn):
     cudnn()
     forced = Forced(name="gemm", backend="cudnn", backward_data="algo_0")
     torch.use_deterministic_algorithms(True)

@@ -142,7 +142,7 @@ def test_all_are_captured_or_none_is():
     assert list(eager.seconds) == [Launching.eager]
 
 
-def test_memory_that_a_capture_lacks_is_a_reason_and_other_errors_are_raised():
+def test_capture_out_of_memory_is_a_reason_other_errors_raise():
     fake = device()
 
     def lacks(error, call):

@@ -104,7 +104,7 @@ def test_ab_decides_by_alternating_processes_compare_agrees(here, capsys):
 
 
 @pytest.mark.slow
-def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
+def test_ab_out_of_time_is_undecided_and_the_command_continues(
     processes_that_differ, here, capsys, monkeypatch
 ):
     identical = ("", "", *FAKE)

@@ -331,7 +331,7 @@ def test_the_manifest_of_a_data_set_is_not_perfexps(tmp_path):
 @pytest.mark.parametrize(
     "name", ["train.csv", "thesis.csv", "model.pt", "photos.sqlite", "train/train.nsys-rep"]
 )
-def test_a_forged_manifest_deletes_nothing_whose_name_perfexp_does_not_give(tmp_path, name):
+def test_forged_manifest_deletes_only_names_of_perfexp(tmp_path, name):
     leave(tmp_path, name)
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
     assert (tmp_path / name).exists()

@@ -216,9 +216,7 @@ def test_an_older_device_time_of_a_graph_is_not_compared_with_a_queue(compared):
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("cuda", "not comparable"), ("cpu", "better")])
-def test_a_pipelined_rate_is_not_compared_with_one_of_calls_that_synchronize(
-    compared, kind, verdict
-):
+def test_pipelined_and_synchronized_rates_are_not_compared(compared, kind, verdict):
     one = with_latency(made(environment={"device.kind": kind}))
     other = with_latency(made([[0.5 * factor for factor in FLAT]], seed=1))
     for point in other.points:
@@ -246,9 +244,7 @@ def test_a_pipelined_rate_is_not_compared_with_one_of_calls_that_synchronize(
     ("joules", "accuracy", "verdict"),
     [(1.0, 0.05, "not comparable"), (2.0, 0.05, "worse"), (2.0, None, "not comparable")],
 )
-def test_the_energy_of_another_board_is_compared_beyond_the_errors_of_the_meters(
-    joules, accuracy, verdict, compared
-):
+def test_energy_of_another_board_includes_both_meter_errors(joules, accuracy, verdict, compared):
     sides = (
         made(environment={"device.uuid": "GPU-1"}),
         made(environment={"device.uuid": "GPU-2"}, seed=1),

@@ -54,7 +54,7 @@ def change(folder, name, function):
 
 @pytest.mark.slow
 @pytest.mark.always("README: perfexp reproduce")
-def test_the_same_code_is_reproduced_in_five_processes_and_a_folder_of_its_own(run):
+def test_same_code_reproduces_in_five_processes_in_a_new_folder(run):
     code, printed = run(*AGAIN)
     assert code == 0, printed
     assert "REPRODUCED: device, latency, throughput of 1 point within ±1 %" in printed
@@ -113,7 +113,7 @@ def test_a_point_that_fails_now_differs(run, slower_device):
         ),
     ],
 )
-def test_another_machine_or_version_is_not_comparable_and_nothing_is_measured(run, changed, reason):
+def test_another_machine_is_not_comparable_nothing_is_measured(run, changed, reason):
     change("x", "record.json", lambda record: record["environment"].update(changed))
     code, printed = run(*AGAIN)
     assert code == 2

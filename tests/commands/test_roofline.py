@@ -193,7 +193,7 @@ def test_a_runs_layers_are_drawn_with_the_peaks_of_its_plan(run, capsys):
 
 
 @pytest.mark.slow
-def test_what_a_run_has_drawn_is_drawn_again_and_a_file_of_somebody_else_is_not(run, capsys):
+def test_roofline_replaces_own_plots_but_no_foreign_file(run, capsys):
     assert commands.run(["roofline", str(run)]) == 0
     before = (run / "roofline.csv").read_text()
     (run / "roofline.csv").write_text("cut off")

@@ -148,7 +148,7 @@ def test_status_of_a_running_run_changes_nothing(plan, tmp_path, capsys):
     ]
 
 
-def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_is_told(plan, tmp_path, capsys):
+def test_half_written_line_is_skipped_damaged_one_is_reported(plan, tmp_path, capsys):
     torn = leave(tmp_path / "torn", plan)
     content = (torn / "points.jsonl").read_bytes()
     (torn / "points.jsonl").write_bytes(content[:-50])
@@ -436,9 +436,7 @@ def test_status_counts_points_of_unstarted_runs_as_missing(plan, tmp_path, capsy
     ]
 
 
-def test_a_sweep_of_which_no_run_has_begun_has_the_names_and_points_of_its_runs(
-    plan, tmp_path, capsys
-):
+def test_status_of_an_unstarted_sweep_names_runs_and_points(plan, tmp_path, capsys):
     interrupted_sweep(
         tmp_path / "s", ("resnet50", "default"), ("resnet50", "fft"), plan=plan, ended=0
     )
@@ -450,9 +448,7 @@ def test_a_sweep_of_which_no_run_has_begun_has_the_names_and_points_of_its_runs(
     ]
 
 
-def test_a_run_without_a_limit_of_time_is_estimated_by_those_that_were_measured(
-    plan, tmp_path, capsys
-):
+def test_unlimited_run_is_estimated_by_measured_ones(plan, tmp_path, capsys):
     interrupted_sweep(tmp_path / "s", ("resnet50", "default"), ("vgg16", "default"), plan=plan)
     sweep = Sweep.load(tmp_path / "s")
     sweep.planned[1].seconds = None
@@ -500,9 +496,7 @@ def test_a_run_that_its_configuration_refused_is_in_the_row_of_its_model(plan, t
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(
-    tmp_path, monkeypatch, processes
-):
+def test_sweep_writes_planned_runs_before_the_first_begins(tmp_path, monkeypatch, processes):
     seen = []
     folder = tmp_path / "s"
     monkeypatch.setattr(

@@ -139,7 +139,7 @@ def test_fp16_is_mixed_precision_as_in_training_frameworks(word, name, here):
     assert Record.load(next(here.rglob("record.json"))).points[0].key.precision == name
 
 
-def test_fp16_says_what_it_is_and_parameters_in_half_precision_can_still_be_had():
+def test_train_speed_fp16_is_explained_and_half_stays_available():
     def notes(*overrides):
         words = {
             "model": "fake",

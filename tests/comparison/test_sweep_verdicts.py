@@ -327,7 +327,7 @@ def test_a_sweep_over_points_alone_has_no_ratios():
     assert figures.winner(SweepAnalysis.of(sweep, records)) == {}
 
 
-def test_a_point_at_which_the_baseline_failed_has_no_ratio_and_the_others_have():
+def test_point_with_failed_baseline_has_no_ratio():
     sweep, records = models_and_batches([1.0, 3.0, None], [0.8, 3.0, 9.0])
     found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
     assert last_words(found) == {3: "FASTER", 4: "SAME"}

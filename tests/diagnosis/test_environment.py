@@ -56,7 +56,7 @@ def test_differences_name_what_makes_times_incomparable():
 
 
 @pytest.mark.parametrize("limit", ["power_limit_watts", "application_clock_hertz", "auto_boost"])
-def test_another_limit_of_the_clock_is_a_difference_and_an_unknown_one_is_not(limit):
+def test_another_clock_limit_is_a_difference_unknown_is_not(limit):
     old, new = ({"device": {"name": "A", limit: value}} for value in (700.0, 500.0))
     assert environment.differences(old, new) == [(f"device.{limit}", 700.0, 500.0)]
     for unknown in ({"device": {"name": "A"}}, {"device": {"name": "A", limit: None}}):

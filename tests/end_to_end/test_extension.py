@@ -148,7 +148,7 @@ def test_a_class_that_can_not_be_imported_is_told(home):
     assert "Traceback" not in done.stderr
 
 
-def test_a_module_in_a_folder_that_is_not_on_the_path_is_told_with_the_remedy(home, monkeypatch):
+def test_module_off_the_path_is_reported_with_the_fix(home, monkeypatch):
     (home / "nearby.py").write_text("class Net:\n    pass\n")
     monkeypatch.chdir(home)
     remedy = r"^nearby.Net can't be {}: nearby.py is in this folder, .*: run python -m perfexp, or set PYTHONPATH=\.$"

@@ -151,7 +151,7 @@ def test_a_point_without_memory_is_a_result_and_the_next_one_goes_on(run):
     assert "scripted" in printed
 
 
-def test_a_size_that_the_model_can_not_take_is_unsupported_and_the_sweep_goes_on(run):
+def test_unsupported_size_does_not_stop_the_sweep(run):
     code, printed, [record] = run(*FAKE, "input_size=[16,64]", "model.smallest=32", "output_dir=x")
     assert code == 1
     assert [point.status for point in record.points] == [Status.UNSUPPORTED, Status.OK]
@@ -331,7 +331,7 @@ def test_points_after_a_refusal_say_why_they_were_not_tried(run, photographs, tm
     assert record.points[1].error.startswith("not tried: ")
 
 
-def test_a_model_that_rejects_its_inputs_is_not_started_again_for_the_cold_start(run):
+def test_model_rejecting_its_inputs_gets_no_cold_start(run):
     code, printed, [record] = run(
         "model=fake",
         "model.smallest=64",

@@ -220,7 +220,7 @@ def test_a_hanging_worker_is_ended_and_another_takes_the_rest(run):
     assert "timeout_seconds" in record.points[1].error
 
 
-def test_a_device_that_is_lost_costs_one_point_and_a_new_worker_takes_the_rest(run, tmp_path):
+def test_lost_device_costs_one_point_and_a_new_worker_continues(run, tmp_path):
     # in this order with this seed
     code, _, [record] = run(
         *FAKE, "batch_size=[1,100,2]", "seed=3", "model.faults.lost=1000000", "output_dir=x"
@@ -238,9 +238,7 @@ def test_a_device_that_is_lost_costs_one_point_and_a_new_worker_takes_the_rest(r
         ("fail", Status.FAILED, "RuntimeError"),
     ],
 )
-def test_what_goes_wrong_in_one_point_is_its_status_and_the_others_are_measured(
-    run, fault, status, told
-):
+def test_failure_of_one_point_is_its_status_others_are_measured(run, fault, status, told):
     code, _, [record] = run(
         *FAKE, "batch_size=[1,100,2]", f"model.faults.{fault}=1000000", "output_dir=x"
     )

@@ -68,7 +68,7 @@ def test_help_is_printed_and_nothing_is_measured(arguments, capsys, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
-def test_the_help_of_keys_has_each_with_its_default_and_meaning_and_all_options(capsys):
+def test_key_help_lists_every_default_meaning_and_option(capsys):
     assert dispatch(["help", "keys"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -543,9 +543,7 @@ def test_a_refused_run_leaves_what_was_there_before(run, tmp_path):
         ("tracking.request_timeout_seconds=-1", "positive"),
     ],
 )
-def test_a_tracking_store_that_cannot_be_is_refused_before_anything_is_measured(
-    setting, message, tmp_path
-):
+def test_impossible_tracking_store_is_refused_before_measuring(setting, message, tmp_path):
     done = processes.run("model=fake", "gpu=fake", setting, "output_dir=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

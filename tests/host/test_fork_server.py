@@ -125,7 +125,7 @@ def test_what_it_prints_is_in_the_log_with_its_errors(begin, tmp_path):
     assert "words" in log and "ZeroDivisionError" in log
 
 
-def test_one_server_forks_all_and_another_follows_where_the_surroundings_change(begin, monkeypatch):
+def test_one_fork_server_serves_until_the_environment_changes(begin, monkeypatch):
     parents = [
         next(begin("tell(parent=os.getppid())", imports=[]).events(60))["parent"] for _ in range(2)
     ]
@@ -230,7 +230,7 @@ def test_what_a_process_inherits_is_that_of_its_own_start(begin, monkeypatch):
     assert (after["cores"], after["umask"]) == ([min(cores)], 0o077)
 
 
-def test_a_server_without_descriptors_leaves_new_interpreters_and_no_process(begin, monkeypatch):
+def test_server_without_descriptors_falls_back_to_spawning(begin, monkeypatch):
     process = begin("tell(parent=os.getppid())", imports=[])
     parent = psutil.Process(next(process.events(60))["parent"])
     process.end()

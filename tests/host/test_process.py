@@ -75,7 +75,7 @@ def test_nothing_that_a_worker_started_outlives_it(tmp_path, ending):
 
 
 @pytest.mark.slow
-def test_children_that_keep_the_pipe_open_do_not_hide_that_the_worker_has_ended(tmp_path):
+def test_worker_end_is_seen_though_children_hold_its_pipe(tmp_path):
     process = worker(tmp_path, CHILDREN + "children[0].kill()")
     [event] = process.events(60)
     assert process.end() == 0

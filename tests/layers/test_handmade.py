@@ -181,7 +181,7 @@ def node(name, sequence, start, end, number):
     return [event._replace(forward_thread=1), inner._replace(forward_thread=1)]
 
 
-def test_a_kernel_of_the_backward_thread_goes_to_the_row_of_the_forward_operator():
+def test_backward_thread_kernel_goes_to_its_forward_operator():
     call = only([
         *backward(*node("ConvolutionBackward0", 7, 210, 300, 20)),
         host("aten::convolution_backward", 212, 250, 30, thread=2),

@@ -287,7 +287,7 @@ def test_attention_takes_the_fast_way_that_it_takes_without_marks(monkeypatch):
     assert fast == [1]
 
 
-def test_gradients_by_perfexps_own_convolutions_are_in_the_row_of_their_layer():
+def test_own_convolution_gradients_are_in_their_layer_row():
     from perfexp.algorithms import engines  # noqa: F401 - registers the operator
 
     class Convolution(nn.Conv2d):

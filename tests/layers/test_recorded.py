@@ -97,7 +97,7 @@ def test_gradients_of_every_convolution_are_in_its_row(name):
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_gradients_are_in_the_row_of_the_module_whose_forward_made_the_node(name):
+def test_gradients_are_in_the_row_of_their_forward_module(name):
     events = recording(name)[1]
     for call in calls_of(name):
         forward = {

@@ -70,7 +70,7 @@ def codes(point):
     return [doubt.code for doubt in point.doubts if doubt.code != "busy_host"]
 
 
-def test_an_asynchronous_device_has_three_times_and_a_synchronous_one_has_one():
+def test_async_device_has_three_times_and_sync_device_one():
     assert [series.name for series in measure().series] == ["throughput", "latency", "device"]
     assert [series.name for series in measure(FakeDevice(asynchronous=False)).series] == ["latency"]
 
@@ -113,7 +113,7 @@ def test_device_is_warm_after_a_similar_recent_point(other, warm):
     assert (second.warmup * second.calls_per_sample < 250) is warm
 
 
-def test_a_call_with_more_launches_than_the_queue_takes_is_measured_as_a_graph():
+def test_call_beyond_the_launch_queue_is_measured_as_a_graph():
     device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=1e-6, queue_depth=1000)
     point = measure(device, model={"launches": 1500})
     assert point.facts["device_method"] == "graph"
@@ -157,7 +157,7 @@ def test_a_call_that_cannot_be_captured_has_a_reason_beside_its_time():
     assert point.metric("device/graph_seconds").reason == "it reads its numbers"
 
 
-def test_times_by_graph_and_by_queue_are_neither_pooled_nor_fitted_together():
+def test_graph_and_queue_times_are_never_pooled():
     device = FakeDevice(enqueue_seconds=1e-6, graph_gap_seconds=1e-6, queue_depth=1000)
     by_graph = row([procedure(device, model={"launches": 1500}).measure(KEY)])
     by_queue = row([procedure(device).measure(msgspec.structs.replace(KEY, input_size=(50, 50)))])

@@ -492,7 +492,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("without facts", "can't be resumed from: 'facts'"),
     ],
 )
-def test_a_file_to_resume_from_that_does_not_fit_is_refused_before_anything_runs(
+def test_unfit_checkpoint_is_refused_before_anything_runs(
     kind: str, message: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     file, trap = tmp_path / "x.pt", tmp_path / "executed"

@@ -190,7 +190,7 @@ def test_a_run_that_is_unsupported_is_called_so_and_nothing_else(tmp_path, capsy
     assert "failed" not in told
 
 
-def test_a_process_that_was_forked_in_between_does_not_keep_the_lock_of_a_sweep(tmp_path):
+def test_forked_process_does_not_keep_the_sweep_lock(tmp_path):
     paths, (receive, send) = SweepPaths(tmp_path), os.pipe()
     with paths.locked():
         if not (child := os.fork()):

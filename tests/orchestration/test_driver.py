@@ -106,7 +106,7 @@ def test_a_failure_is_reported_once_and_the_other_runs_go_on(measured, step, err
     assert second.steps[-1] == "publish"
 
 
-def test_an_interrupt_while_records_are_sent_leaves_none_without_its_outcome(measured):
+def test_interrupt_while_sending_leaves_an_outcome_per_record(measured):
     runs = [assignment("a"), assignment("b", publish=KeyboardInterrupt()), assignment("c")]
     outcomes = [(name, outcome) for name, outcome, _ in measured(*runs, interrupted=True)]
     assert outcomes == [(name, f"record of {name}") for name in "abc"]

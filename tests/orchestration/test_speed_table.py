@@ -62,9 +62,7 @@ def test_the_file_is_named_where_it_is_there(build: Builder, tmp_path: Path) -> 
     assert found["speed file"] == (str(tmp_path / "0" / "resnet50_sp_bs1_fp32_1_speed"),)
 
 
-def test_what_failed_or_was_refused_has_a_line_with_its_reason_and_no_figure(
-    build: Builder, tmp_path: Path
-) -> None:
+def test_failed_runs_have_a_line_with_reason_and_no_figure(build: Builder, tmp_path: Path) -> None:
     found = cells(made(build, tmp_path, [[build.failed(Status.OOM, phase="train")], None]))
     assert found["model"] == ("m0", "m1")
     assert found["GPUs"] == ("1", "2")

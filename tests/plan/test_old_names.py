@@ -91,7 +91,7 @@ def as_written_before(folder: Path) -> str:
     return record["plan_hash"]
 
 
-def test_a_run_of_an_earlier_version_is_read_continued_and_has_the_same_hash(tmp_path, capsys):
+def test_run_of_an_earlier_version_continues_with_the_same_hash(tmp_path, capsys):
     folder = tmp_path / "run"
     command = (*FAKE, "processes=1", f"output_dir={folder}")
     assert main(list(command)) == 0

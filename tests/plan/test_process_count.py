@@ -53,7 +53,7 @@ def test_the_least_number_is_measured_whatever_the_first_ones_show():
         assert count([process(number) for number in range(done)]) == 3
 
 
-def test_precise_processes_need_no_others_and_imprecise_ones_up_to_the_most():
+def test_imprecise_processes_add_others_up_to_the_maximum():
     assert count([process(number) for number in range(3)]) == 3
     for done in (3, 4):
         assert count([process(number, NOISY[number]) for number in range(done)]) == done + 1

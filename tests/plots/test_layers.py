@@ -305,7 +305,7 @@ def test_numbers_of_any_length_in_a_path_are_no_error() -> None:
     assert layer_groups.name_of_all([f"a.0.b{digits}", f"a.1.b{digits}"]) == f"a.0-1.b{digits}"
 
 
-def test_the_page_of_a_run_has_its_times_and_layers_with_their_names_as_tooltips(
+def test_run_page_shows_times_and_layers_with_tooltips(
     build: Builder,
 ) -> None:
     record = build.record(build.point(), blocks(build))

@@ -429,7 +429,7 @@ def test_a_sweep_over_names_has_a_bar_for_each_the_shortest_first(build: Builder
     assert plot.caption.subtitle.endswith("; × is the ratio to the baseline")
 
 
-def test_bars_of_several_models_are_groups_and_phases_have_axes_of_their_own(
+def test_bars_group_models_and_phases_have_own_axes(
     build: Builder,
 ) -> None:
     seconds = {("a", "gemm"): 0.3, ("a", "fft"): 0.2, ("b", "gemm"): 0.1, ("b", "fft"): 0.15}

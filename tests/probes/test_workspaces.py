@@ -79,7 +79,7 @@ def known(device=None, *, precision=FP32, execution=None, **settings):
     )
 
 
-def test_a_workspace_is_the_memory_beyond_inputs_and_outputs_of_the_second_call(calls):
+def test_workspace_is_extra_memory_of_the_second_call(calls):
     with Allocator({"convolution": 3 * 2**20, "convolution_backward": 0}) as allocator:
         device = Scripted(allocator)
         assert [workspace_bytes(call, device) for call in calls] == [3 * 2**20, 0]

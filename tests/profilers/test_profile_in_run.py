@@ -386,7 +386,7 @@ def interrupt_when_profiling(tool, times):
 
 
 @pytest.mark.slow
-def test_a_profile_stays_when_the_one_that_was_to_replace_it_is_interrupted(run, nsys, database):
+def test_profile_stays_if_its_replacement_is_interrupted(run, nsys, database):
     script = {"version": VERSION, "reports": REPORTS, "database": str(database)}
     tool = nsys()
     _, _, [before] = run(*FAKE, "profiler=nsys")
@@ -450,7 +450,7 @@ def test_what_a_pass_that_was_killed_has_left_is_not_taken_for_a_profile(run, ns
     assert not list(Path("x").glob(".profile"))
 
 
-def test_a_command_without_a_profiler_is_not_blamed_for_a_profile_of_before(run, nsys):
+def test_old_profile_is_no_fault_of_a_command_without_profiler(run, nsys):
     nsys(complaint="Illegal")
     assert run(*FAKE, "profiler=nsys")[0] == 1
     assert run(*FAKE)[0] == 0

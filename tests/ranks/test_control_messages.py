@@ -265,7 +265,7 @@ def test_strangers_are_refused_and_a_lost_remote_rank_noticed(tmp_path, monkeypa
     leader.end()
 
 
-def test_a_greeting_that_comes_a_byte_at_a_time_is_given_up_at_its_deadline(monkeypatch):
+def test_slow_greeting_is_abandoned_at_its_deadline(monkeypatch):
     class Slow:
         now = 0.0
 

@@ -152,7 +152,7 @@ def test_replicates_are_different_points(tmp_path):
     assert missing([key(1, replicate=1)], file) == [key(1, replicate=1)]
 
 
-def test_the_status_of_a_run_is_that_of_its_first_point_that_did_not_end_well():
+def test_run_status_is_that_of_its_first_bad_point():
     assert overall_status([point(1), point(2)]) is Status.OK
     assert overall_status([point(1), point(2, Status.OOM), point(3, Status.FAILED)]) is Status.OOM
     assert overall_status([]) is Status.FAILED

@@ -63,7 +63,7 @@ def test_the_header_says_what_is_measured_and_for_how_long() -> None:
     ]
 
 
-def test_a_time_comes_with_its_interval_and_no_more_digits_than_that_supports(
+def test_time_has_its_interval_and_only_supported_digits(
     build: Builder,
 ) -> None:
     text = shown(build, build.point(0.0624, n=400, noise=0.02))
@@ -85,7 +85,7 @@ def test_rounding_hides_neither_figure_nor_interval_end(value, low, high, text):
     assert interval_text(Interval(value=value, low=low, high=high)) == text
 
 
-def test_a_pipe_has_whole_lines_whatever_columns_a_parent_with_readline_exports(
+def test_piped_lines_ignore_the_exported_columns(
     build: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -633,7 +633,7 @@ def test_a_metric_that_some_points_lack_says_at_how_many(build: Builder) -> None
     assert "  no accuracy: no labels\n" in shown(build, points[1])
 
 
-def test_metrics_of_an_estimated_time_or_rate_are_estimated_with_its_digits(build: Builder) -> None:
+def test_metrics_of_an_estimated_time_are_estimated_too(build: Builder) -> None:
     metrics = [
         Metric(name="work/flops_per_second", value=3.574e9, unit="1/s"),
         Metric(name="mfu", value=0.62, unit="1"),
@@ -966,7 +966,7 @@ def test_the_hosts_time_to_launch_is_the_median_of_the_processes(build: Builder)
     assert [one.value for one in row.metrics if one.name == "loop/host_seconds"] == [2.8e-3]
 
 
-def test_one_measurement_has_at_most_eight_lines_and_one_warning_with_its_help(
+def test_one_measurement_prints_at_most_eight_lines(
     build: Builder,
 ) -> None:
     doubts = [idle(0.2), make("throttled", share=0.1, series="device", reasons="power")]
@@ -993,7 +993,7 @@ def test_one_measurement_has_at_most_eight_lines_and_one_warning_with_its_help(
     ]
 
 
-def test_of_several_warnings_the_one_that_voids_most_is_shown_and_named_first(
+def test_warning_that_voids_most_comes_first(
     build: Builder,
 ) -> None:
     doubts = [

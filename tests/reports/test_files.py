@@ -47,7 +47,7 @@ def test_files_of_the_run_itself_are_named_where_they_are_there(
     }
 
 
-def test_a_run_that_measured_nothing_has_a_table_and_a_report_but_no_picture(
+def test_run_without_results_has_table_and_report_but_no_plot(
     build: Builder, tmp_path: Path
 ) -> None:
     paths = RunPaths(tmp_path)

@@ -231,7 +231,7 @@ def parts(*names: str) -> list[tuple[str, str]]:
     return [(row.name, row.label) for row in found.parts]
 
 
-def test_kernels_with_one_short_name_are_told_apart_by_the_end_of_their_template() -> None:
+def test_kernels_of_one_short_name_differ_by_template_ending() -> None:
     names = (
         "void ns::gemm<float, (int)4, (bool)1>(T1 *)",
         "void ns::gemm<float, (int)8, (bool)1>(T1 *)",
@@ -245,7 +245,7 @@ def test_kernels_with_one_short_name_are_told_apart_by_the_end_of_their_template
     assert [label for _, label in parts("k<(int)1>(int)", "k(int)")] == ["k<1>", "k"]
 
 
-def test_kernels_whose_templates_are_long_or_alike_are_numbered_from_the_slowest() -> None:
+def test_kernels_with_similar_templates_are_numbered_by_time() -> None:
     long = "at::native::AFunctorWithAVeryLongName<float, float, 3>"
     assert [
         label for _, label in parts(f"k<{long}, (int)1>(T)", f"k<{long}, (int)1>(T *)", "k(T)")

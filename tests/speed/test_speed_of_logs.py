@@ -53,7 +53,7 @@ def test_the_warm_up_is_skipped_and_the_rest_is_images_over_mean_time(family, lo
 
 
 @pytest.mark.parametrize("first", [[], [2.0], [1.6, 1.3, 1.15]])
-def test_the_warm_up_is_cut_and_rare_slow_lines_of_a_steady_training_are_not(first):
+def test_log_warm_up_is_cut_but_rare_slow_steps_stay(first):
     """Of 50 steady lines a tenth takes half as long again; MSER on its own reports 1 % too short a time."""
     biases, skipped = [], []
     for seed in range(200):
@@ -677,7 +677,7 @@ def test_real_json_logs(name, time, left_out):
     assert not speed.failed
 
 
-def test_text_and_json_of_one_real_training_agree_as_far_as_the_text_is_rounded():
+def test_text_and_json_of_one_training_log_agree():
     text, values = (
         of_log(DATA / "mmcv_epoch.log", KNOWN),
         of_log(DATA / "mmcv_epoch.log.json", KNOWN),

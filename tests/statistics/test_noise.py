@@ -41,7 +41,7 @@ def test_processes_that_differ_more_than_their_calls_are_noted():
 
 
 @pytest.mark.parametrize(("shuffled", "least", "most"), [(True, 0.9, 1.0), (False, 0.0, 0.1)])
-def test_a_slow_down_over_a_sweep_is_no_growth_with_the_size_in_random_order(shuffled, least, most):
+def test_random_order_keeps_slowdown_out_of_the_size_growth(shuffled, least, most):
     sizes, held = np.linspace(224, 512, 100).round().astype(int), 0
     keys = [
         Key(phase="inference", input_size=(int(s), int(s)), batch_size=1, precision="fp32")

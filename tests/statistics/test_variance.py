@@ -12,7 +12,7 @@ from perfexp.statistics.moderated import Component, geometric_mean
 
 
 @pytest.mark.parametrize("processes", [3, 5, 10])
-def test_a_comparison_detects_the_detectable_difference_in_four_of_five_cases(processes):
+def test_detectable_difference_is_detected_in_four_of_five_cases(processes):
     deviation = 0.03
     ratio = moderated.detectable_ratio(Component(variance=deviation**2, degrees=9), processes)
     generator = np.random.default_rng(3)
@@ -44,7 +44,7 @@ def test_a_process_with_a_call_of_0_counts_as_the_others_do():
 
 
 @pytest.mark.parametrize("zeros", [60, 100])
-def test_a_process_whose_median_is_0_does_not_leave_the_first_process_alone(zeros):
+def test_process_with_median_zero_does_not_isolate_the_first(zeros):
     found, samples = processes_with(zeros=zeros)
     together = np.concatenate(samples)
     assert found.n == 300
@@ -82,7 +82,7 @@ def test_percentile_interval_spans_distant_processes_by_ratio():
     )
 
 
-def test_a_percentile_does_not_reach_below_the_median_nor_a_low_one_above_it():
+def test_percentile_interval_does_not_cross_the_median():
     generator = np.random.default_rng(0)
     samples = [1e-3 * np.exp(generator.normal(0.0, 0.01, 400)) for _ in range(3)]
     for one, share in zip(samples, (1.1, 1.6, 3.0), strict=True):

@@ -445,9 +445,7 @@ def test_a_loop_that_is_slower_than_one_that_waits_shows_a_change_of_pace(
         (0.6, "loading takes 60% of a call"),
     ],
 )
-def test_a_loop_that_leaves_the_device_idle_has_one_diagnostic_with_its_cause(
-    make_record, loading, words
-):
+def test_loop_with_an_idle_device_has_one_diagnostic_with_cause(make_record, loading, words):
     measured = point(0.01, kind="device")
     measured.series += point(0.02, kind="throughput").series
     shares = {"data_share": (loading, "1"), "loop/host_seconds": (0.0202, "seconds")}
@@ -552,7 +550,7 @@ def test_a_race_that_other_processes_read_from_the_cache_counts_once(make_record
     assert (promised.value, promised.low, promised.high) == (1.2, 1.2, 1.2)
 
 
-def test_speedups_of_the_whole_model_are_pooled_where_every_process_has_them(make_record):
+def test_model_speedups_are_pooled_if_every_process_has_them(make_record):
     points = of_processes([3.0, 3.0], [1.2, 1.3])
     points[1].metrics.append(Metric(name="algorithm/speedup_over_default", value=1.2, unit="1"))
     record = make_record(points=points)

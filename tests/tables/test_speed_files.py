@@ -55,9 +55,7 @@ def run(build: Builder, *points: Point, speed_dir: Path | None = None, **fields:
     return build.record(*(points or (build.training(),)), plan=plan, **fields)
 
 
-def test_a_training_leaves_its_speed_file_in_the_runs_folder_and_the_manifest(
-    build: Builder, place: Place
-) -> None:
+def test_training_leaves_speed_file_in_folder_and_manifest(build: Builder, place: Place) -> None:
     artifacts = place.write(run(build))
     assert artifacts[NAME] == "data"
     assert NAME in place.paths.claimed()

@@ -35,7 +35,7 @@ def test_each_step_has_a_folder_and_tells_its_exit_code(tmp_path, capsys):
     assert (out / "good" / "printed.txt").read_text().splitlines()[1:] == ["42", str(out / "good")]
 
 
-def test_a_step_that_does_not_fit_is_left_out_and_later_ones_that_do_are_run(tmp_path, capsys):
+def test_step_that_does_not_fit_is_skipped_later_ones_run(tmp_path, capsys):
     code, told, out = ran(tmp_path, "long 1000 touch here\nshort 30 true\n", capsys, seconds=100)
     assert (code, told) == (1, ["long: left out", "short: code 0"])
     assert not (out / "long").exists()

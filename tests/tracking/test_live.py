@@ -115,9 +115,7 @@ def test_a_store_that_fails_ends_the_following_and_not_the_training(training, li
 
 
 @pytest.mark.slow
-def test_a_training_is_seen_while_it_runs_and_its_record_adds_nothing_twice(
-    training, leave_run, tmp_path
-):
+def test_live_training_is_seen_in_mlflow_without_duplicates(training, leave_run, tmp_path):
     record, points = training
     sink = MlflowSink(uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="live")
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")

@@ -591,7 +591,7 @@ def test_more_than_a_batch_of_everything_arrives(
     assert len(history(run, "latency/ci_high_ms")) == 144
 
 
-def test_artifacts_go_to_their_folders_and_links_and_missing_files_are_told(
+def test_artifacts_keep_folders_links_and_missing_are_reported(
     sink, runs, files, make_record, leave_run, tmp_path
 ):
     record = make_record()
@@ -852,9 +852,7 @@ def test_processes_that_meet_at_a_fresh_store_do_each_other_no_harm(
     assert sorted(run.data.tags["perfexp.kind"] for run in found) == ["run"] * 2 + ["sweep"]
 
 
-def test_mlflows_own_variables_name_store_and_experiment_where_nothing_else_does(
-    tmp_path, monkeypatch
-):
+def test_mlflow_variables_name_store_and_experiment_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/own.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     assert (MlflowSink().uri, MlflowSink().experiment) == (f"sqlite:///{tmp_path}/own.db", "mine")

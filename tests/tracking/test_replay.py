@@ -55,7 +55,7 @@ def test_decimation_keeps_the_extremes_and_the_order():
     assert decimate([3.0, 1.0]) == [(0, 3.0), (1, 1.0)]
 
 
-def test_the_samples_of_an_only_point_are_a_chart_and_those_of_many_are_not(make_record, tmp_path):
+def test_samples_are_charted_for_a_single_point_only(make_record, tmp_path):
     one, many = (
         payload.of_run(Analysis.of(make_record(sizes=sizes, calls=900)), tmp_path)
         for sizes in ((224,), (224, 256))

@@ -237,7 +237,7 @@ def test_a_worker_starts_without_what_a_cold_start_does_not_need():
 
 
 @pytest.mark.parametrize("profiled", [False, True])
-def test_a_worker_takes_part_in_the_turns_of_the_host_before_it_opens_anything(profiled, tmp_path):
+def test_worker_joins_the_host_turns_before_opening_anything(profiled, tmp_path):
     noted = []
 
     class Bench(Workbench):
