@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, chdir, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
-from perfexp.host import fork_server
 from perfexp.main import main
 from perfexp.orchestration import machine_priors
 from perfexp.records.record import (
@@ -39,9 +38,8 @@ from perfexp.records.record import (
     Stop,
     overall_status,
 )
-from perfexp.reports import run_files
-from tests import composing, rotation, undrawn
-from tests.sinks.builders import ALIKE
+from tests.support import composing, selection, undrawn
+from tests.support.builders import ALIKE, Builder
 
 MakeRecord = Callable[..., Record]
 LeaveRun = Callable[[Record, Path], Path]
@@ -52,15 +50,12 @@ PHASES = {"data": 0.05, "forward": 0.3, "loss": 0.02, "backward": 0.55, "optimiz
 TTFP = {"imports": 2.5, "context": 0.01, "weights": 0.4, "first_call": 0.29, "second_call": 0.06}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    rotation.note_choice(config)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a usual run leaves out, see tests/rotation.py."""
-    if left_out := rotation.of_the_whole(items):
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    selection.deselect(config, items)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -84,40 +79,11 @@ def own_history(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     monkeypatch.setattr(machine_priors, "cache_folder", lambda name: folder / name)
 
 
-_LAYERS_PNG, _PNG = run_files._layers_png, run_files._png
-
-
-@pytest.fixture(autouse=True, scope="session")
-def without_pictures() -> Iterator[None]:
-    """Runs of this process draw nothing: see tests/undrawn.py and `drawn`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_files, "_layers_png", undrawn.layers_png)
-        patch.setattr(run_files, "_png", undrawn.png)
-        yield
-
-
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look at pictures: runs of this process draw them."""
-    monkeypatch.setattr(run_files, "_layers_png", _LAYERS_PNG)
-    monkeypatch.setattr(run_files, "_png", _PNG)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def remembered_compositions() -> Iterator[None]:
-    """Hydra composes each part of perfexp's own configuration once: see tests/composing.py."""
-    with composing.remembered():
+def quick_commands() -> Iterator[None]:
+    """Commands of this process compose from memory and draw stand-ins; `run` and `finished` do so anyway."""
+    with composing.remembered(), undrawn.stand_ins():
         yield
-
-
-@pytest.fixture
-def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests to which it matters that a process has a new interpreter."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise fork_server.Unforkable("a test asks for new interpreters")
-
-    monkeypatch.setattr(fork_server, "fork", refuse)
 
 
 #: Changes the scripted device; `{factors}` by the number of the replicate make it slower.
@@ -221,7 +187,12 @@ def finished(shared_folder: SharedFolder) -> Finished:
         def measure(folder: Path) -> None:
             (folder / "root").mkdir()
             printed = io.StringIO()
-            with chdir(folder / "root"), redirect_stdout(printed), redirect_stderr(printed):
+            with ExitStack() as stack:
+                stack.enter_context(chdir(folder / "root"))
+                stack.enter_context(redirect_stdout(printed))
+                stack.enter_context(redirect_stderr(printed))
+                stack.enter_context(composing.remembered())
+                stack.enter_context(undrawn.stand_ins())
                 code = main(command)
             (folder / "ended.json").write_text(
                 json.dumps({"code": code, "printed": printed.getvalue()})
@@ -237,6 +208,8 @@ def finished(shared_folder: SharedFolder) -> Finished:
 class Command:
     """Runs perfexp in a folder of its own: exit code, printed text, and the records that are there afterwards.
 
+    Compositions are remembered, and plots are stand-ins unless `draws` is set.
+
     Args:
         folder: the current one.
         capsys: of the test.
@@ -247,9 +220,12 @@ class Command:
         self, folder: Path, capsys: pytest.CaptureFixture[str], finished: Finished
     ) -> None:
         self.folder, self._capsys, self._finished = folder, capsys, finished
+        self.draws = False
 
     def __call__(self, *arguments: str) -> tuple[int, str, list[Record]]:
-        code = main(arguments)
+        plots = nullcontext() if self.draws else undrawn.stand_ins()
+        with composing.remembered(), plots:
+            code = main(arguments)
         printed = self._capsys.readouterr()
         return code, printed.out + printed.err, FinishedRun(code, "", self.folder).records
 
@@ -315,6 +291,12 @@ def first_prediction_point() -> Point:
     key = Key(phase="ttfp", input_size=(224, 224), batch_size=1, precision="fp32")
     series = [Series(name=f"ttfp/{name}", samples=[seconds]) for name, seconds in TTFP.items()]
     return Point(key=key, status=Status.OK, series=series)
+
+
+@pytest.fixture
+def build() -> Builder:
+    """Make records of a run part by part."""
+    return Builder()
 
 
 @pytest.fixture

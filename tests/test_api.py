@@ -18,6 +18,8 @@ from perfexp.measuring.procedure import Procedure
 from perfexp.models.fake import FakeModel
 from perfexp.records.record import Record, Status
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = {"gpu": "fake", "tracking": "none", "stopping": "fixed", "cold_start": False, "processes": 1}
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebooks" / "batch-sizes.ipynb"
 
@@ -91,9 +93,7 @@ def test_an_object_is_measured_in_this_process_which_the_record_says():
     ("failure", "raised"),
     [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left"), PerfexpError)],
 )
-def test_an_object_that_is_not_measured_to_the_end_keeps_its_finished_points(
-    monkeypatch, failure, raised
-):
+def test_unfinished_api_measurement_keeps_finished_points(monkeypatch, failure, raised):
     measure, calls = Procedure.measure, []
 
     def second_fails(self, key):
@@ -186,6 +186,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: documentation, the notebook")
 def test_the_notebook_runs(capsys):
     """Each code cell in order, in one namespace, as Jupyter runs them."""
     os.environ.setdefault("MPLBACKEND", "agg")

@@ -199,7 +199,7 @@ def test_imports_point_down_and_never_in_a_circle():
         visit(module, [])
 
 
-def test_heavy_packages_stay_in_their_rooms_and_processes_start_without_them():
+def test_heavy_packages_stay_in_their_rooms():
     for module in MODULES:
         for imported in imports_of(module, deferred=True):
             package = imported.split(".")[0]

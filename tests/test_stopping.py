@@ -8,7 +8,8 @@ import pytest
 from perfexp.errors import UserError
 from perfexp.statistics import blockwise, estimators
 from perfexp.stopping import Fixed, Precision
-from tests.simulation import (
+from tests.support.selection import first_always
+from tests.support.simulation import (
     RUNS,
     SERIES,
     adapted,
@@ -34,7 +35,7 @@ def test_precision_needs_few_calls_at_one_percent_noise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SERIES)
+@pytest.mark.parametrize("name", first_always("README: the ± of a process", SERIES))
 def test_the_interval_at_the_stop_covers_the_truth(name):
     """Stopping when it looks good makes intervals too narrow; this is how much is left."""
     rng, truth, covered = np.random.default_rng(21), true_median(name), 0
@@ -112,9 +113,7 @@ def test_samples_without_a_time_end_nothing():
         (5.0, 12.0, True),
     ],
 )
-def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(
-    max_seconds, elapsed_seconds, ends
-):
+def test_series_without_interval_continues_twice_or_two_seconds(max_seconds, elapsed_seconds, ends):
     """The first three of the 23 samples are warm-up, and an equal share of the time is theirs."""
     rule = Precision(
         target=1e-9, max_seconds=max_seconds, min_calls=10, warmup_calls=3, warmup_seconds=0.0
@@ -126,7 +125,7 @@ def test_a_series_without_an_interval_goes_on_for_as_long_again_or_two_seconds(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.0, 0.7, 0.9])
-def test_an_interval_of_a_series_cut_short_holds_the_truth_if_taken_for_three_times_as_wide(rho):
+def test_tripled_interval_of_a_cut_series_holds_the_truth(rho):
     rng, has, held = np.random.default_rng(4), 0, 0
     for _ in range(300):
         rule = Precision(target=1e-9, max_seconds=20.0, warmup_seconds=0.0)
@@ -186,9 +185,7 @@ def test_percentiles_prolong_the_measurement_until_they_have_their_samples():
 
 
 @pytest.mark.parametrize(("tail", "least", "most"), [(50.0, 5.0, 5.2), (95.0, 5.2, 9.5)])
-def test_a_series_goes_on_for_the_percentile_that_is_not_to_remain_without_an_interval(
-    tail, least, most
-):
+def test_series_continues_until_its_percentile_has_an_interval(tail, least, most):
     """Calls of 0.075 s: 66 fit into five seconds, p95 takes 72 and more, p99 would take 368."""
     source = 0.075 * (1 + 0.001 * np.random.default_rng(0).standard_normal(5_000))
     rule = Precision(max_seconds=5.0, warmup_seconds=0.0, tail_percentile=tail)
@@ -199,9 +196,7 @@ def test_a_series_goes_on_for_the_percentile_that_is_not_to_remain_without_an_in
 
 
 @pytest.mark.parametrize(("call_seconds", "most"), [(0.15, 5.2), (0.1, 10.2)])
-def test_overtime_for_a_percentile_ends_and_is_not_begun_where_it_can_not_be_enough(
-    call_seconds, most
-):
+def test_percentile_overtime_ends_or_never_starts_if_hopeless(call_seconds, most):
     """Of calls of 0.15 s 66 fit into ten seconds: p95 takes 72."""
     source = call_seconds * (1 + 0.001 * np.random.default_rng(0).standard_normal(5_000))
     rule = Precision(max_seconds=5.0, warmup_seconds=0.0, tail_percentile=95)

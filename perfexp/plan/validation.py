@@ -30,6 +30,11 @@ def check(plan: config.Plan) -> None:
     """Raise UserError for a plan with an impossible setting or combination of settings."""
     if not plan.phases:
         raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
+    for phase in plan.phases:
+        if not isinstance(getattr(plan.mode, phase), Mapping):
+            raise UserError(
+                f"mode.{phase}: set mode.{phase}.KEY=VALUE; perfexp help mode lists its keys."
+            )
     _check_numbers(plan)
     if plan.epochs is not None and "train" not in plan.phases:
         raise UserError(f"epochs={plan.epochs} is for training: add mode=train.")
@@ -38,13 +43,10 @@ def check(plan: config.Plan) -> None:
             f"epochs={plan.epochs} needs data with an end, and data=synthetic has none: set the samples of an epoch "
             "(data.num_samples=10000), or a data set (data=images, data=cifar10)."
         )
-    nodes = [
-        node for phase in plan.phases if isinstance(node := getattr(plan.mode, phase), Mapping)
-    ]
-    if (
-        nodes
-        and all(node.get("batch_size") is not None for node in nodes)
-        and plan.batch_size not in ([], [1])
+    nodes = [getattr(plan.mode, phase) for phase in plan.phases]
+    if all(node.get("batch_size") is not None for node in nodes) and plan.batch_size not in (
+        [],
+        [1],
     ):
         sizes = ",".join(str(size or "max") for size in plan.batch_size)
         raise UserError(

@@ -15,7 +15,7 @@ from perfexp.records.point_times import DEVICE_TIMES, is_forked, is_of_gpu
 from perfexp.records.record import Point, Record
 from perfexp.statistics.prior import Prior
 
-#: Priors by device kind and class, fitted by `benchmarks/process_components.py`.
+#: Priors by device kind and class, fitted by `validation/process_components.py`.
 TABLE = Path(__file__).with_name("process_priors.json")
 #: Class for host times that the device does not limit.
 HOST_BOUND = "host-bound"

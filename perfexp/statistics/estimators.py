@@ -14,7 +14,7 @@ from perfexp.statistics.distributions import ALPHA, Z95, binomial_quantile, stud
 Samples = NDArray[np.float64]
 
 #: Below this many effective samples the autocorrelation time is unreliable, and the median's
-#: interval may be too narrow by this factor (`benchmarks/intervals.py`).
+#: interval may be too narrow by this factor (`validation/intervals.py`).
 FEW, FEW_TOO_NARROW = 30.0, 3.0
 #: Factor in the half-width formula of `median_interval`.
 _HALF_Z95 = Z95 / 2

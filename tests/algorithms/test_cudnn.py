@@ -190,7 +190,7 @@ def test_a_pass_that_cudnn_refuses_is_torchs_and_says_so(cudnn):
     assert {which for which, *_ in scripted.calls} == {"Forward", "BackwardData"}
 
 
-def test_what_cudnn_refuses_only_when_it_is_called_is_found_before_the_model_runs(cudnn):
+def test_late_cudnn_refusals_are_found_before_the_model_runs(cudnn):
     cudnn(fails=lambda which, code, *_: code == 4)
     layer, forced = nn.Conv2d(4, 6, 3), Forced(name="fft", backend="cudnn")
     with torch.inference_mode(), forced.applied(session(layer)):
@@ -255,7 +255,7 @@ def test_backward_algorithms_can_be_named(cudnn):
         Forced(name="gemm", backward_data="algo_3")
 
 
-def test_algorithms_that_are_not_repeatable_are_refused_where_that_is_asked_for(cudnn):
+def test_deterministic_runs_refuse_unrepeatable_algorithms(cudnn):
     cudnn()
     forced = Forced(name="gemm", backend="cudnn", backward_data="algo_0")
     torch.use_deterministic_algorithms(True)

@@ -13,7 +13,6 @@ from perfexp.algorithms.forced import Forced, choose
 from perfexp.algorithms.layer import Layer
 from perfexp.convolutions.portable import ALGORITHMS
 from perfexp.errors import Unsupported, UserError
-from tests.rotation import some_of
 
 NAMES = tuple(ALGORITHMS)
 
@@ -405,7 +404,7 @@ def test_a_trial_on_fake_tensors_leaves_nothing_behind(net):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_of(NAMES, 4))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_compiled_model_is_one_graph_and_sees_the_algorithm_come_and_go(net, name):
     from torch._dynamo.testing import CompileCounter
 

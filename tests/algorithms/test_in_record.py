@@ -56,7 +56,7 @@ def measure():
     return go
 
 
-def test_the_share_that_ran_as_asked_is_in_every_point_also_of_a_size_seen_before(measure):
+def test_algorithm_coverage_is_in_every_point(measure):
     # 8 × 8 outputs each: 4 · 3 · 9 products of the strided layer, which Winograd does not take, 4 · 4 · 9 of the other
     share = 16 / (12 + 16)
     for point in measure("winograd"):

@@ -23,7 +23,7 @@ from perfexp.algorithms.families import (
     shipped,
 )
 from perfexp.algorithms.forced import Forced
-from tests.rotation import some_of
+from tests.support.selection import slow_after
 
 SEEN = json.loads((Path(__file__).parent / "kernels_seen.json").read_text())
 RAN = {
@@ -122,7 +122,7 @@ def test_kernels_that_nobody_has_seen_belong_to_none():
 
 
 @pytest.mark.parametrize("which", list(Pass))
-def test_nearly_all_calls_are_taken_for_what_they_were_or_for_what_cudnn_ran_instead(which):
+def test_nearly_all_recorded_calls_are_identified(which):
     calls = [call for call in SEEN if call["which"] == which]
     for algorithm in RAN[which]:
         own = [call for call in calls if call["algorithm"] == algorithm]
@@ -292,7 +292,7 @@ def test_kernels_that_run_beside_any_algorithm_prove_none(kernels):
     assert (report.status, report.ran) == (LayerStatus.unproven, None)
 
 
-def test_an_unknown_winograd_kernel_between_known_ones_is_not_taken_for_a_substitute():
+def test_unknown_winograd_kernel_is_not_a_substitute():
     fused = "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1"
     report = judged(
         {"which": "forward", "algorithm": "winograd"},
@@ -355,7 +355,7 @@ def test_kernels_that_are_not_known_prove_nothing(cudnn):
     assert [doubt.code for doubt in report.doubts()] == ["algorithm_unproven"]
 
 
-#: A third of them for each commit; benchmarks/swapped_codes.py takes all, with the real cuDNN.
+#: validation/swapped_codes.py tries them with the real cuDNN.
 SWAPS = [
     (which, pair)
     for which in Pass
@@ -364,7 +364,7 @@ SWAPS = [
 ]
 
 
-@pytest.mark.parametrize(("which", "pair"), some_of(SWAPS, 20))
+@pytest.mark.parametrize(("which", "pair"), slow_after(20, SWAPS))
 def test_a_binding_with_two_codes_swapped_is_found_out(cudnn, monkeypatch, which, pair):
     one, other = pair
     wrong = {**CODES[which], one: CODES[which][other], other: CODES[which][one]}

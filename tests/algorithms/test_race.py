@@ -11,7 +11,7 @@ from perfexp.algorithms.race import _CHECKED_ROUNDS, Launching, Race
 from perfexp.devices.fake import FakeDevice
 from perfexp.errors import Unsupported
 from perfexp.probes import turns
-from tests.simulation import adapted
+from tests.support.simulation import adapted
 
 RACES = 300
 
@@ -85,7 +85,8 @@ def test_equal_engines_replace_the_default_in_one_race_of_twenty_at_most():
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_five_percent_faster_is_chosen():
+@pytest.mark.always("README: algorithm=fastest")
+def test_engine_five_percent_faster_is_chosen():
     won = 0
     for seed in range(RACES):
         fake = device()
@@ -141,7 +142,7 @@ def test_all_are_captured_or_none_is():
     assert list(eager.seconds) == [Launching.eager]
 
 
-def test_memory_that_a_capture_lacks_is_a_reason_and_other_errors_are_raised():
+def test_capture_out_of_memory_is_a_reason_other_errors_raise():
     fake = device()
 
     def lacks(error, call):

@@ -383,7 +383,8 @@ def test_a_process_gets_the_cores_near_its_gpu(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_runs_are_measured_by_processes_side_by_side_and_say_so(run, monkeypatch):
+@pytest.mark.always("runs of a sweep on several GPUs")
+def test_local_sweep_runs_side_by_side_and_notes_it(run, monkeypatch):
     fake = (
         "model=fake",
         "gpu=fake",
@@ -460,7 +461,7 @@ def test_a_failed_sbatch_leaves_a_sweep_only_if_it_had_begun_before(run, monkeyp
     assert (run.folder / "s").exists() is not is_new
 
 
-def test_a_sparse_sweep_is_finished_with_the_points_that_its_results_ask_for(tmp_path, make_record):
+def test_sparse_sweep_needs_the_points_its_results_ask_for(tmp_path, make_record):
     record = make_record()
     (tmp_path / "record.json").write_bytes(record.to_json())
     (tmp_path / "details").mkdir()
@@ -655,9 +656,7 @@ def test_a_container_has_its_own_perfexp_and_no_scontrol(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_container_that_would_requeue_is_refused_before_anything_is_submitted(
-    run, tmp_path, monkeypatch
-):
+def test_requeueing_container_is_refused_before_submission(run, tmp_path, monkeypatch):
     """No command of SLURM is on the PATH: the refusal comes before the first of them."""
     (tmp_path / "mine" / "cluster").mkdir(parents=True)
     site_file = "defaults: [/schema/cluster@_here_, _self_]\nname: boxed\ncontainer: image.sif\n"
@@ -694,7 +693,7 @@ def test_jobs_that_are_left_in_the_queue_print_their_json(capsys, tmp_path):
     assert not capsys.readouterr().out
 
 
-def test_nodes_that_do_not_respond_are_not_idle_and_partitions_may_be_several(monkeypatch):
+def test_unresponsive_nodes_are_not_idle_in_any_partition(monkeypatch):
     listed = "a|one*|idle*|(null)|(null)\nb|two|idle|(null)|(null)\nc|three|alloc|(null)|(null)\n"
     monkeypatch.setattr(slurm, "call", lambda *words, **_: listed)
     gpus = {"cpu": ClusterGpu(gres="", partition="one,two")}

@@ -5,6 +5,8 @@ import pytest
 from perfexp.__main__ import dispatch as main
 from perfexp.cluster import default_site
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 STORED = [
     "--config-dir=/sites",
     "cluster=dsai",

@@ -150,7 +150,7 @@ def test_a_process_that_ends_hard_or_a_cancelled_element_is_reported(each_cluste
 
 
 @pytest.mark.slow
-def test_a_run_that_is_warned_of_its_limit_is_queued_again_and_loses_no_point(each_cluster, sweep):
+def test_run_warned_of_its_limit_is_requeued_without_loss(each_cluster, sweep):
     sizes = ("sweep=sizes", "sweep.num_sizes=60", "batch_size=1,2", "processes=1")
     assert sweep(*sizes, "hydra.launcher.wait=false")[0] == 0
     points = sweep.folder / "0-b1" / "details" / "points.jsonl"

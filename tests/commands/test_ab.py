@@ -15,6 +15,8 @@ from perfexp.records.record import Record, Status, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.statistics import sequential
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = (
     "model=fake",
     "gpu=fake",
@@ -59,7 +61,8 @@ def folders(here):
 
 
 @pytest.mark.slow
-def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_verdict(here, capsys):
+@pytest.mark.always("README: perfexp ab")
+def test_ab_decides_by_alternating_processes_compare_agrees(here, capsys):
     code, out, _ = measured(capsys, A, B, *FAKE)
     assert code == 0
     assert (
@@ -101,7 +104,7 @@ def test_a_difference_is_decided_by_processes_in_turn_and_compare_repeats_the_ve
 
 
 @pytest.mark.slow
-def test_time_ends_it_undecided_and_the_same_command_continues_to_the_last_look(
+def test_ab_out_of_time_is_undecided_and_the_command_continues(
     processes_that_differ, here, capsys, monkeypatch
 ):
     identical = ("", "", *FAKE)

@@ -11,6 +11,8 @@ from perfexp.orchestration import segmentation_table, worker_query
 from perfexp.plan import config
 from perfexp.records.sweep_record import Sweep
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 SMALL = (
     *("model=fake", "tracking=none", "stopping.measure=20", "input_size=64"),
     *("probes.work=false", "device_lock=fail", "quiet=true"),

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.records.diagnostics import make
 from perfexp.records.record import Metric, Record, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
+from tests.support.verdicts import record
 
 FLAT = [1.0, 1.001, 0.999]
 FAKE = (
@@ -254,6 +254,7 @@ def test_an_empty_folder_and_a_missing_one_have_exit_code_2(checked, tmp_path, c
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: perfexp check")
 def test_a_slower_model_is_caught_from_measurement_to_exit_code(run, capsys):
     for folder, changes in (("base", ()), ("equal", ()), ("slow", ("model.base_seconds=1.1e-3",))):
         assert run(*FAKE, f"output_dir={folder}", *changes)[0] == 0

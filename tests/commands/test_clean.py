@@ -20,6 +20,8 @@ from perfexp.profilers.nsys import Nsys
 from perfexp.records.paths import is_artifact
 from perfexp.records.record import Key
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 def leave(folder, *names, claimed=None, uid="1f", repeated="1f"):
     """A run's folder with such files, and a manifest that names them; its sweep.json repeats its identity."""
@@ -330,7 +332,7 @@ def test_the_manifest_of_a_data_set_is_not_perfexps(tmp_path):
 @pytest.mark.parametrize(
     "name", ["train.csv", "thesis.csv", "model.pt", "photos.sqlite", "train/train.nsys-rep"]
 )
-def test_a_forged_manifest_deletes_nothing_whose_name_perfexp_does_not_give(tmp_path, name):
+def test_forged_manifest_deletes_only_names_of_perfexp(tmp_path, name):
     leave(tmp_path, name)
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
     assert (tmp_path / name).exists()

@@ -10,8 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks import comparison
-from benchmarks.comparison import record
 from perfexp import commands
 from perfexp.commands.compare import print_comparison
 from perfexp.comparison import comparability, comparison_table, judging
@@ -27,7 +25,10 @@ from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.tracking import mlflow_sink
 from perfexp.tracking.mlflow_sink import MlflowSink
 from perfexp.tracking.store import TrackingFailed
-from tests.sinks.builders import ALIKE
+from tests.support.builders import ALIKE
+from tests.support.verdicts import record, seconds
+
+pytestmark = pytest.mark.usefixtures("quick_commands")
 
 FLAT = [1.0, 1.001, 0.999]
 ENVIRONMENT = {
@@ -172,7 +173,7 @@ def test_another_cpu_concerns_the_times_of_the_host_only(compared):
     assert {found[name] for name in ("latency", "p95", "throughput")} == {"not comparable"}
 
 
-def test_forked_processes_are_compared_with_new_interpreters_by_device_times_only(compared):
+def test_forked_and_spawned_processes_compare_device_times_only(compared):
     sides = with_latency(made()), with_latency(made(seed=1))
     for one, start in zip(sides, ("forked", "fresh"), strict=True):
         for point in one.points:
@@ -215,9 +216,7 @@ def test_an_older_device_time_of_a_graph_is_not_compared_with_a_queue(compared):
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("cuda", "not comparable"), ("cpu", "better")])
-def test_a_pipelined_rate_is_not_compared_with_one_of_calls_that_synchronize(
-    compared, kind, verdict
-):
+def test_pipelined_and_synchronized_rates_are_not_compared(compared, kind, verdict):
     one = with_latency(made(environment={"device.kind": kind}))
     other = with_latency(made([[0.5 * factor for factor in FLAT]], seed=1))
     for point in other.points:
@@ -245,9 +244,7 @@ def test_a_pipelined_rate_is_not_compared_with_one_of_calls_that_synchronize(
     ("joules", "accuracy", "verdict"),
     [(1.0, 0.05, "not comparable"), (2.0, 0.05, "worse"), (2.0, None, "not comparable")],
 )
-def test_the_energy_of_another_board_is_compared_beyond_the_errors_of_the_meters(
-    joules, accuracy, verdict, compared
-):
+def test_energy_of_another_board_includes_both_meter_errors(joules, accuracy, verdict, compared):
     sides = (
         made(environment={"device.uuid": "GPU-1"}),
         made(environment={"device.uuid": "GPU-2"}, seed=1),
@@ -818,7 +815,7 @@ def test_no_record_is_read_twice(monkeypatch):
     monkeypatch.setattr(
         Record, "load", classmethod(lambda cls, path: (read.append(path), load(cls, path))[1])
     )
-    comparison.seconds(20)
+    seconds(20)
     assert len(read) == len(set(read)) == 20
 
 
@@ -885,6 +882,7 @@ def _published(store, tmp_path, records, sweep=None):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: perfexp compare")
 def test_a_side_may_be_a_run_or_a_sweep_of_a_tracking_store(store, saved, tmp_path, capsys):
     [folder] = saved(made())
     children, records = [], []

@@ -17,6 +17,8 @@ from perfexp.host import locks
 from perfexp.orchestration import worker_query
 from perfexp.worker import answers, entry
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 H200 = "GPU-11111111-2222-3333-4444-555555555555"
 BOARD = {
     "uuid": H200,
@@ -434,7 +436,7 @@ def test_a_process_that_dies_is_a_finding_and_what_it_told_is_kept(quiet_machine
     assert diagnosed(quiet_machine, surveyed) == {"devices": "fail", "gpu=auto": "fail"}
 
 
-def test_a_device_that_kills_the_process_does_not_keep_the_cpu_from_being_measured(quiet_machine):
+def test_doctor_measures_cpu_after_a_device_kills_its_process(quiet_machine):
     surveyed = conduct(UNDER_WAY + "os.kill(os.getpid(), signal.SIGSEGV)")
     assert diagnosed(quiet_machine, surveyed, "cpu") == {"devices": "warn"}
 
@@ -559,9 +561,7 @@ def scripted(monkeypatch):
     return see
 
 
-def test_the_exit_code_says_whether_it_can_measure_and_the_lines_are_plain_in_a_pipe(
-    h200, scripted, capsys
-):
+def test_doctor_exit_code_means_can_measure_and_pipes_are_plain(h200, scripted, capsys):
     scripted(h200)
     assert commands.run(["doctor"]) == 0
     printed = capsys.readouterr().out

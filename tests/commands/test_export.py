@@ -71,7 +71,7 @@ def test_the_figures_are_those_of_the_runs_own_table_with_their_units(
     assert frame["phase_backward_ms"].isna().tolist() == [False, True, False, True]
 
 
-def test_numbers_truths_and_times_have_their_types_and_what_is_missing_is_null(
+def test_mlflow_table_types_numbers_booleans_times_and_nulls(
     make_record, leave_run, tmp_path, here
 ):
     record = make_record(sizes=(224, 256), failing={256: Status.OOM})

@@ -25,7 +25,9 @@ from perfexp.records.record import Key
 from perfexp.reports.support_table import shape_text, table
 from perfexp.worker import answers
 from tests.algorithms.scripted_cudnn import in_place
-from tests.rotation import some_of
+from tests.support.selection import slow_after
+
+pytestmark = pytest.mark.usefixtures("quick_commands")
 
 PORTABLE = [
     "direct",
@@ -252,7 +254,7 @@ def test_what_was_passed_over_is_told_on_request(here, cudnn, small, capsys):
     )
 
 
-@pytest.mark.parametrize("width", some_of([80, 100, 160], 2))
+@pytest.mark.parametrize("width", slow_after(2, [80, 100, 160]))
 @pytest.mark.parametrize("mode", ["inference", "train"])
 def test_no_line_is_wider_than_the_terminal(here, cudnn, capsys, monkeypatch, mode, width):
     cudnn(refuses=strided, workspace=lambda which, code: 1234567 * code)

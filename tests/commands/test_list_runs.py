@@ -13,6 +13,8 @@ from perfexp.records.record import Record, SweepMembership
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.grid import Grid
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 PLAN = {"model": {"name": "resnet18"}, "mode": {"name": "inference"}, "batch_size": 1}
 
@@ -152,7 +154,7 @@ def test_nothing_is_listed_of_a_folder_without_runs(tmp_path, capsys):
     assert commands.run(["list", "runs", str(tmp_path / "gone")]) == 2
 
 
-def test_a_terminal_that_is_too_narrow_for_the_table_has_two_lines_for_each_run():
+def test_narrow_terminal_lists_two_lines_per_run():
     row = {
         "ended": "2026-01-05 10:30",
         "folder": "outputs/a",

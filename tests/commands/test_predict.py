@@ -32,6 +32,8 @@ from perfexp.worker.peak_memory import (
     forked_trace,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 SPARSE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "stopping.measure=8", "quiet=true",
           "sweep=sparse", "model.stairs=0.02", "output_dir=out")  # fmt: skip
 FAKE = ("model=fake", "gpu=fake", "model.stairs=0.02", "--no-memory")
@@ -61,6 +63,7 @@ def small():
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: sweep=sparse predicts sizes")
 def test_times_are_measured_interpolated_or_refused_and_named_so(predict, finished):
     folder = finished(*SPARSE).root
     code, printed, _ = predict(*FAKE, "input_size=[224,226,600]", "--corpus", folder)
@@ -394,9 +397,7 @@ def convolutional(tmp_path, monkeypatch):
     return ("--config-dir", tmp_path / "own", "model=two", "input_size=32", "mode=inference")
 
 
-def test_workspaces_of_a_present_device_are_in_the_peak_and_do_not_limit_the_batch(
-    predict, present, convolutional
-):
+def test_present_device_workspaces_are_in_peak_not_in_limit(predict, present, convolutional):
     code, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto", "--json")
     assert code == 0
     [point] = json.loads(printed)["memory"]["points"]

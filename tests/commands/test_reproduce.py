@@ -13,6 +13,8 @@ from perfexp import commands
 from perfexp.plan import plan_file
 from perfexp.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 GIVEN = (
     "model=fake",
     "gpu=fake",
@@ -51,7 +53,8 @@ def change(folder, name, function):
 
 
 @pytest.mark.slow
-def test_the_same_code_is_reproduced_in_five_processes_and_a_folder_of_its_own(run):
+@pytest.mark.always("README: perfexp reproduce")
+def test_same_code_reproduces_in_five_processes_in_a_new_folder(run):
     code, printed = run(*AGAIN)
     assert code == 0, printed
     assert "REPRODUCED: device, latency, throughput of 1 point within ±1 %" in printed
@@ -110,7 +113,7 @@ def test_a_point_that_fails_now_differs(run, slower_device):
         ),
     ],
 )
-def test_another_machine_or_version_is_not_comparable_and_nothing_is_measured(run, changed, reason):
+def test_another_machine_is_not_comparable_nothing_is_measured(run, changed, reason):
     change("x", "record.json", lambda record: record["environment"].update(changed))
     code, printed = run(*AGAIN)
     assert code == 2
@@ -169,7 +172,7 @@ def test_a_record_that_was_changed_is_refused_and_runs_nothing(run, name, functi
     assert not Path(RESULTS).exists()
 
 
-def test_profilers_and_stores_of_a_record_are_left_out_and_values_typed_now_may_differ(run):
+def test_reproduce_drops_profilers_and_stores_typed_values_win(run):
     further = [
         "profiler=nsys",
         "profiler.tool=/bin/sh",

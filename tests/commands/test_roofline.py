@@ -193,7 +193,7 @@ def test_a_runs_layers_are_drawn_with_the_peaks_of_its_plan(run, capsys):
 
 
 @pytest.mark.slow
-def test_what_a_run_has_drawn_is_drawn_again_and_a_file_of_somebody_else_is_not(run, capsys):
+def test_roofline_replaces_own_plots_but_no_foreign_file(run, capsys):
     assert commands.run(["roofline", str(run)]) == 0
     before = (run / "roofline.csv").read_text()
     (run / "roofline.csv").write_text("cut off")
@@ -218,9 +218,7 @@ def test_an_input_is_kept_whatever_the_manifest_says_of_it(run, capsys):
     assert source.read_text() == text
 
 
-def test_peaks_of_another_device_stand_below_the_table_in_the_plot_and_in_the_summary(
-    run, tmp_path, capsys
-):
+def test_peaks_of_another_device_are_noted_everywhere(run, tmp_path, capsys):
     assert commands.run(["roofline", str(run), "--gpu", "t4"]) == 0
     told = "The peaks belong to another device than the measured one: data sheet of NVIDIA T4 16GB"
     assert told in capsys.readouterr().out

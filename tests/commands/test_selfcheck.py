@@ -15,6 +15,8 @@ from perfexp.records.record import Key, Point, Record, Series, Status
 from perfexp.records.summary import rows
 from perfexp.summaries import selfcheck_summary
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = ("model=fake", "gpu=fake", "input_size=64", "stopping=brisk", "device_lock=wait")
 #: Factors on the device's times of the replicates 0, 1, ….
 FACTORS = np.exp(np.random.default_rng(11).normal(0, 0.05, 10)).tolist()

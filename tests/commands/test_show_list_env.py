@@ -14,6 +14,8 @@ from perfexp.records.diagnostics import make
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Metric
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
@@ -54,9 +56,7 @@ def test_show_gives_the_sum_of_a_sweep_again(tmp_path, capsys):
     assert "2 of 2 runs" in capsys.readouterr().out
 
 
-def test_show_writes_a_page_with_the_console_s_lines_and_plots_that_needs_no_network(
-    make_record, leave_run, tmp_path, capsys
-):
+def test_show_html_needs_no_network(make_record, leave_run, tmp_path, capsys):
     name = "<script>alert(1)</script>"
     record = make_record(sizes=(224, 256), plan={"model": {"name": name}})
     folder, file = leave_run(record, tmp_path / "run"), tmp_path / "page.html"

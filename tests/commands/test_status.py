@@ -26,6 +26,8 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Series, Status, point_to_line
 from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
 
@@ -90,9 +92,7 @@ def test_what_is_all_done_is_said_so_with_exit_code_0(plan, tmp_path, capsys):
     ]
 
 
-def test_done_failed_and_missing_points_are_counted_and_what_is_left_is_estimated(
-    plan, tmp_path, capsys
-):
+def test_status_counts_points_and_estimates_the_rest(plan, tmp_path, capsys):
     leave(tmp_path / "run", plan, statuses=[Status.OK] * 5 + [Status.OOM] * 2 + [Status.TIMEOUT])
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "resnet50  5/10 done, 2 oom, 1 timeout, 2 missing, ~66 s left" in capsys.readouterr().out
@@ -131,9 +131,7 @@ def test_a_stopping_rule_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     assert not (tmp_path / "touched").exists()
 
 
-def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothing(
-    plan, tmp_path, capsys
-):
+def test_status_of_a_running_run_changes_nothing(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan, statuses=[Status.OK] * 9)
     with (folder / "details" / "run.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
@@ -150,7 +148,7 @@ def test_a_run_that_another_process_measures_is_running_and_asking_changes_nothi
     ]
 
 
-def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_is_told(plan, tmp_path, capsys):
+def test_half_written_line_is_skipped_damaged_one_is_reported(plan, tmp_path, capsys):
     torn = leave(tmp_path / "torn", plan)
     content = (torn / "details" / "points.jsonl").read_bytes()
     (torn / "details" / "points.jsonl").write_bytes(content[:-50])
@@ -285,9 +283,7 @@ def test_a_sweep_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     assert not (tmp_path / "touched").exists()
 
 
-def test_of_a_folder_of_an_older_version_the_total_is_unknown_until_it_has_a_record(
-    plan, tmp_path, capsys
-):
+def test_status_of_an_older_folder_has_no_total_before_record(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan, expected=False)
     assert commands.run(["status", str(tmp_path)]) == 1
     assert "10 done, total unknown\n" in capsys.readouterr().out
@@ -356,9 +352,7 @@ def test_runs_of_a_sweep_that_have_not_begun_are_not_all_done(plan, tmp_path, ca
     assert "1 of 2 runs have ended" in capsys.readouterr().out
 
 
-def test_the_runs_of_a_stage_are_found_through_their_sweep_and_the_last_of_its_kind_speaks(
-    plan, tmp_path, capsys
-):
+def test_status_finds_stage_runs_by_sweep_latest_counts(plan, tmp_path, capsys):
     leave(tmp_path / "1_sanity" / "a", plan)
     leave_sweep(tmp_path / "old", ("../1_sanity/a", "it was busy"), jobs=2)
     leave_sweep(
@@ -429,9 +423,7 @@ def interrupted_sweep(folder, *names, plan, ended=1, begun=0, planned=True):
     (folder / "sweep.json").write_bytes(sweep.to_json())
 
 
-def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in_all(
-    plan, tmp_path, capsys
-):
+def test_status_counts_points_of_unstarted_runs_as_missing(plan, tmp_path, capsys):
     names = product(("alexnet", "vgg16"), ("default", "gemm"))
     interrupted_sweep(tmp_path / "s", *names, plan=plan, begun=1)
     leave(tmp_path / "b" / "0", plan)
@@ -446,9 +438,7 @@ def test_the_points_of_runs_that_have_not_begun_are_missing_in_their_rows_and_in
     ]
 
 
-def test_a_sweep_of_which_no_run_has_begun_has_the_names_and_points_of_its_runs(
-    plan, tmp_path, capsys
-):
+def test_status_of_an_unstarted_sweep_names_runs_and_points(plan, tmp_path, capsys):
     interrupted_sweep(
         tmp_path / "s", ("resnet50", "default"), ("resnet50", "fft"), plan=plan, ended=0
     )
@@ -460,9 +450,7 @@ def test_a_sweep_of_which_no_run_has_begun_has_the_names_and_points_of_its_runs(
     ]
 
 
-def test_a_run_without_a_limit_of_time_is_estimated_by_those_that_were_measured(
-    plan, tmp_path, capsys
-):
+def test_unlimited_run_is_estimated_by_measured_ones(plan, tmp_path, capsys):
     interrupted_sweep(tmp_path / "s", ("resnet50", "default"), ("vgg16", "default"), plan=plan)
     sweep = Sweep.load(tmp_path / "s")
     sweep.planned[1].seconds = None
@@ -510,9 +498,7 @@ def test_a_run_that_its_configuration_refused_is_in_the_row_of_its_model(plan, t
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_sweep_writes_its_runs_with_their_points_before_the_first_one_begins(
-    tmp_path, monkeypatch, processes
-):
+def test_sweep_writes_planned_runs_before_the_first_begins(tmp_path, monkeypatch, processes):
     seen = []
     folder = tmp_path / "s"
     monkeypatch.setattr(

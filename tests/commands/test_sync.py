@@ -77,7 +77,7 @@ def test_a_folder_above_sends_everything_below_it_and_twice_does_no_harm(
     assert capsys.readouterr().out.count("sent ") == 6
 
 
-def test_a_folder_without_a_record_is_the_users_error_and_the_others_are_sent(
+def test_sync_skips_a_folder_without_record_as_user_error(
     store, read, make_record, leave_run, tmp_path, capsys
 ):
     (tmp_path / "empty").mkdir()

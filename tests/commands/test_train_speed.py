@@ -10,6 +10,8 @@ from perfexp.orchestration import worker_query
 from perfexp.records.record import Record
 from perfexp.speed import Mode, Speed
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 SIX = ("fake", "sp", "fp32", "2", "30", "5")
 FAKE = ("gpu=fake", "tracking=none", "probes.work=false", "input_size=64")
 NAME = "fake_sp_bs2_fp32_1_speed.json"
@@ -111,7 +113,7 @@ def test_the_six_words_are_a_run_of_exactly_so_many_steps():
     assert "hydra.mode=RUN" in arguments
 
 
-def test_what_follows_the_six_words_counts_more_than_what_the_seed_takes_for_granted():
+def test_trailing_overrides_win_over_train_speed_defaults():
     more = (
         "data=cityscapes",
         "data.root=/data",
@@ -137,7 +139,7 @@ def test_fp16_is_mixed_precision_as_in_training_frameworks(word, name, here):
     assert Record.load(next(here.rglob("record.json"))).points[0].key.precision == name
 
 
-def test_fp16_says_what_it_is_and_parameters_in_half_precision_can_still_be_had():
+def test_train_speed_fp16_is_explained_and_half_stays_available():
     def notes(*overrides):
         words = {
             "model": "fake",

@@ -16,7 +16,7 @@ from perfexp.commands import ui
 from perfexp.errors import PerfexpError
 from perfexp.summaries.analysis import Analysis
 from perfexp.tracking.mlflow_sink import MlflowSink
-from tests.rotation import some_of
+from tests.support.selection import first_always
 
 
 @pytest.fixture
@@ -78,8 +78,10 @@ def test_a_server_that_cannot_start_says_why(tmp_path, free_port, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", some_of([signal.SIGINT, signal.SIGTERM], 1))
-def test_it_shows_the_store_takes_records_and_ends_with_all_its_processes(
+@pytest.mark.parametrize(
+    "ending", first_always("README: perfexp ui", [signal.SIGINT, signal.SIGTERM])
+)
+def test_ui_serves_store_takes_records_ends_all_processes(
     store, make_record, leave_run, tmp_path, monkeypatch, free_port, ending
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

@@ -381,9 +381,7 @@ class _Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_the_device_pipeline_waits_for_nothing_and_makes_no_tensor_from_the_hosts_numbers(
-    root: Path, session: Session
-) -> None:
+def test_device_pipeline_never_syncs_nor_copies_from_host(root: Path, session: Session) -> None:
     with opened(Cifar(root=str(root), pipeline=Pipeline.device), session) as batches:
         batches.next()
         with _Operations() as operations:

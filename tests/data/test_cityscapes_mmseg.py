@@ -26,7 +26,7 @@ from tests.data.streets import change_mask, cut_off, stem, write_pair, write_str
 
 import_torchvision()
 pytest.importorskip("mmseg")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_commands")]
 
 FASTSCNN = "fast_scnn_8xb4-160k_cityscapes-512x1024"
 SIZE = (64, 128)
@@ -182,7 +182,7 @@ def test_files_that_can_not_be_used_are_named(session: MmsegSession, tmp_path: P
         pipeline.prepare(pair)
 
 
-def test_pictures_of_several_sizes_are_told_where_they_can_not_be_one_batch(
+def test_images_of_several_sizes_in_a_batch_are_reported(
     session: MmsegSession, tmp_path: Path
 ) -> None:
     root = write_streets(tmp_path, size=SIZE)

@@ -92,7 +92,7 @@ def test_the_middle_of_a_wide_picture_is_kept() -> None:
     assert inside.getextrema() == ((255, 255),) * 3
 
 
-def test_training_leaves_out_what_does_not_fill_a_batch_and_evaluation_does_not(
+def test_training_drops_a_partial_batch_evaluation_keeps_it(
     photographs: Path, session: Session
 ) -> None:
     images = Images(root=str(photographs), workers=0)
@@ -166,7 +166,7 @@ def test_pictures_without_subfolders_have_no_labels(tmp_path: Path, session: Ses
         pass
 
 
-def test_hidden_files_other_files_and_links_out_of_the_folder_are_passed_over(
+def test_hidden_and_foreign_files_and_outward_links_are_skipped(
     tmp_path: Path,
 ) -> None:
     save_picture(tmp_path / "elsewhere" / "1.png")

@@ -36,7 +36,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's own look is all there is")
-def test_a_process_that_loads_ends_though_its_parent_was_killed_before_it_could_look():
+def test_loader_ends_if_its_parent_died_before_it_looked():
     root = Path(__file__).parent.parent.parent
     command, pipe = [sys.executable, "-c", ORPHAN], subprocess.PIPE
     parent = subprocess.Popen(command, stdout=pipe, cwd=root, text=True, start_new_session=True)
@@ -64,7 +64,7 @@ with data.open(session=session, input_size=(1, 1), batch_size=1, training=False,
 
 
 @pytest.mark.slow
-def test_batches_arrive_though_the_path_of_the_temporary_folder_is_too_long_for_a_socket(tmp_path):
+def test_batches_arrive_with_a_temp_path_too_long_for_sockets(tmp_path):
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
     command = [sys.executable, "-c", BATCH]
@@ -109,7 +109,7 @@ class Loader:
         return [given() is not None for given in self._given]
 
 
-def test_a_batch_stays_on_the_host_until_the_next_has_been_loaded_as_in_a_for_statement() -> None:
+def test_host_batch_lives_until_the_next_is_loaded() -> None:
     loader = Loader()
     batches = LoadedBatches(loader, Order(6, None), 2, SimpleNamespace(place=loader.place))  # type: ignore[arg-type]
     for _ in range(3):

@@ -101,7 +101,7 @@ def test_bytes_that_are_not_text_and_second_files_of_a_name_are_left_out(folder)
     ]
 
 
-def test_the_archives_folder_of_coordinates_is_found_and_its_raw_files_are_not_read(tmp_path):
+def test_skeleton_archive_coordinates_are_found_raw_not_read(tmp_path):
     write(tmp_path / "SkeletonData" / "Simplified", "101_18_0_1_1_stand.txt")
     write(tmp_path / "SkeletonData" / "Raw", "101_18_0_1_1_stand.txt", "Version0.1")
     [repetition], problems = read(tmp_path)

@@ -64,7 +64,7 @@ def test_boards_are_those_that_the_environment_shows_to_cuda(boards, visible, na
     assert nvml.visible_names() == names
 
 
-def test_without_a_choice_all_boards_are_visible_in_the_order_of_the_driver(boards):
+def test_all_boards_are_visible_in_driver_order_by_default(boards):
     assert nvml.visible_names() == ["NVIDIA H100", "NVIDIA A100", "NVIDIA A100"]
 
 

@@ -25,7 +25,6 @@ from perfexp.algorithms.engines import Engines
 from perfexp.convolutions.convolution import Convolution
 from perfexp.devices.fake import FakeDevice
 from perfexp.kernels import launch
-from tests.rotation import some_of
 
 INTERPRETED = kernels.interpreted()
 #: Before any kernel was run.
@@ -33,8 +32,7 @@ IMPORTED = "triton" in sys.modules
 
 #: Bounds of the relative L2 error by data type; docs/results/algorithm-errors.md has them and what was seen.
 BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-#: Some of the data types, see tests/rotation.py.
-DTYPES = pytest.mark.parametrize("dtype", some_of(BOUNDS, 2, "interpreted"), ids=str)
+DTYPES = pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
 NAMES = pytest.mark.parametrize("name", ["direct", "winograd"])
 FEW = settings(
     max_examples=4,
@@ -260,7 +258,7 @@ class NoDriver:
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize(("dtype", "capability", "tf32", "last"), some_of(COMPILED, 2), ids=str)
+@pytest.mark.parametrize(("dtype", "capability", "tf32", "last"), COMPILED, ids=str)
 def test_kernels_compile_for_gpus_and_keep_sums_in_registers(
     dtype, capability, tf32, last, monkeypatch, tmp_path
 ):

@@ -55,7 +55,7 @@ def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
     ("busy", "codes"),
     [(0.4, ["layers_disagree"]), (0.7, []), (0.97, []), (1.04, []), (1.08, ["layers_disagree"])],
 )
-def test_gaps_of_the_host_are_no_disagreement_but_kernels_that_are_another_time_are(busy, codes):
+def test_host_gaps_agree_but_other_kernel_times_disagree(busy, codes):
     found = close(times(busy, 3.0, method=Method.unheld), 1.0)
     assert [doubt.code for doubt in found.doubts] == [*codes, "layers_inexact"]
     assert (
@@ -159,7 +159,7 @@ def counted(*kinds):
     return Work(rows=tuple(rows), parameters=0, backward=True, uncounted=())
 
 
-def test_an_operation_has_the_work_of_the_one_that_was_counted_there_in_both_passes():
+def test_operation_has_the_work_counted_at_its_place():
     given = times()
     given.rows = [*operations("add", "cat"), *operations("add", "cat", which=Pass.backward)]
     lines = join(given, counted("add", "cat", "flatten"))

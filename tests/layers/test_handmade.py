@@ -78,7 +78,7 @@ def test_kernels_on_two_streams_share_the_time_in_which_both_run():
     assert taken(call) == {row("a"): (50, 0), row("b"): (51, 0)}
 
 
-def test_the_nanosecond_that_cannot_be_shared_goes_to_the_kernel_that_began_first():
+def test_odd_nanosecond_goes_to_the_earlier_kernel():
     call = only([
         host(CALL, 0, 9, 1), host(module("a"), 1, 2, 2), host(module("b"), 3, 4, 3),
         kernel("ka", 100, 111, 2), kernel("kb", 100, 111, 3, stream=8),
@@ -181,7 +181,7 @@ def node(name, sequence, start, end, number):
     return [event._replace(forward_thread=1), inner._replace(forward_thread=1)]
 
 
-def test_a_kernel_of_the_backward_thread_goes_to_the_row_of_the_forward_operator():
+def test_backward_thread_kernel_goes_to_its_forward_operator():
     call = only([
         *backward(*node("ConvolutionBackward0", 7, 210, 300, 20)),
         host("aten::convolution_backward", 212, 250, 30, thread=2),
@@ -190,7 +190,7 @@ def test_a_kernel_of_the_backward_thread_goes_to_the_row_of_the_forward_operator
     assert taken(call) == {row("a"): (10, 0), row("a", Pass.backward): (30, 0)}
 
 
-def test_what_the_engine_adds_up_beside_a_node_is_an_accumulation_and_other_work_is_the_nodes():
+def test_engine_sums_are_accumulation_other_work_is_the_nodes():
     call = only([
         *backward(*node("ConvolutionBackward0", 7, 210, 300, 20)),
         host("aten::add", 285, 290, 30, thread=2), host("aten::sum", 291, 295, 31, thread=2),

@@ -149,7 +149,7 @@ def test_rows_of_the_forward_pass_are_those_of_the_work_in_the_same_order(train)
     assert [place for place in found if place not in rows] == []
 
 
-def test_every_operator_of_a_training_step_has_a_row_and_gradients_are_where_their_forward_operator_is():
+def test_training_operators_have_rows_gradients_beside_forward():
     model, inputs = Net().train(), torch.rand(2, 4, 6, 6)
     times = marked(model, training(model, inputs))
     assert not times.unattributed
@@ -176,7 +176,7 @@ def test_gradients_of_parameters_are_added_up_in_rows_of_their_modules():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_checkpointing_computes_again_is_backward_and_has_no_rows_of_its_own(reentrant):
+def test_recomputed_layers_count_as_backward(reentrant):
     class Checkpointed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -287,7 +287,7 @@ def test_attention_takes_the_fast_way_that_it_takes_without_marks(monkeypatch):
     assert fast == [1]
 
 
-def test_gradients_by_perfexps_own_convolutions_are_in_the_row_of_their_layer():
+def test_own_convolution_gradients_are_in_their_layer_row():
     from perfexp.algorithms import engines  # noqa: F401 - registers the operator
 
     class Convolution(nn.Conv2d):

@@ -97,7 +97,7 @@ def test_gradients_of_every_convolution_are_in_its_row(name):
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_gradients_are_in_the_row_of_the_module_whose_forward_made_the_node(name):
+def test_gradients_are_in_the_row_of_their_forward_module(name):
     events = recording(name)[1]
     for call in calls_of(name):
         forward = {
@@ -112,7 +112,7 @@ def test_gradients_are_in_the_row_of_the_module_whose_forward_made_the_node(name
         )
 
 
-def test_both_gradients_of_an_inner_convolution_of_vgg16_are_there_and_only_one_of_the_first():
+def test_vgg16_inner_convolutions_have_two_gradients_first_one():
     call = calls_of("vgg16_8_train")[0]
     names = {
         key.path: " ".join(row.kernels)
@@ -124,7 +124,7 @@ def test_both_gradients_of_an_inner_convolution_of_vgg16_are_there_and_only_one_
     assert {path for path, kernels in names.items() if "dgrad" not in kernels} == {"features.0"}
 
 
-def test_in_a_chain_layers_run_backward_in_the_reverse_order_of_their_forward_pass():
+def test_chain_layers_run_backward_in_reverse_order():
     rows = list(calls_of("vgg16_8_train")[0].rows)
     forward = [key.path for key in rows if key.which is Pass.forward]
     backward = [key.path for key in rows if key.which is Pass.backward and key.path is not None]

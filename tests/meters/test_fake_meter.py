@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfexp.devices.fake import FakeDevice
 from perfexp.meters import PowerKind
-from tests.scripted_meter import FakeMeter, Polyline, steady
+from tests.support.scripted_meter import FakeMeter, Polyline, steady
 
 points = st.lists(
     st.tuples(st.floats(0.01, 5.0), st.floats(0.0, 1000.0)), min_size=1, max_size=6

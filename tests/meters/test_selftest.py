@@ -10,7 +10,7 @@ from perfexp.diagnosis.meter_selftest import findings, try_meters
 from perfexp.meters import Found, PowerKind, none_because
 from perfexp.records.diagnostics import make
 from tests.meters.clock import Clock
-from tests.scripted_meter import FakeMeter, steady
+from tests.support.scripted_meter import FakeMeter, steady
 
 
 def tried(**script):

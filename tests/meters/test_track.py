@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfexp.meters import PowerKind, Reading
 from perfexp.meters.track import Tick, Track, uncertainty, windows_between
-from tests.scripted_meter import FakeMeter, Polyline, steady
+from tests.support.scripted_meter import FakeMeter, Polyline, steady
 
 
 class Told:
@@ -87,7 +87,7 @@ def test_the_integral_is_the_trapezoid_rule(watts):
     assert track.integral_joules(-0.5, end).value == pytest.approx(truth)
 
 
-def test_the_integral_reaches_from_end_to_end_of_the_window_along_straight_lines():
+def test_power_integral_spans_the_window_along_straight_lines():
     clock = [0.0]
     curve = Polyline([(0.0, 100.0), (10.0, 300.0)])
     track = Track(FakeMeter(lambda: clock[0], curve), lambda: clock[0])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from perfexp.meters.track import Track
 from perfexp.meters.watch import Rules, Watch
 from tests.meters.clock import Clock
-from tests.scripted_meter import FakeMeter, Polyline, steady
+from tests.support.scripted_meter import FakeMeter, Polyline, steady
 
 
 def watched(curve, *, rules=None, tick_seconds=None, **script):
@@ -84,7 +84,7 @@ def test_the_period_of_the_counter_is_found():
     assert track.tick_seconds == pytest.approx(0.1, rel=0.01)
 
 
-def test_in_the_window_the_counter_is_read_only_where_a_tick_is_expected_and_the_power_ten_times():
+def test_window_reads_counter_at_ticks_and_power_ten_times():
     """Each question takes some of the host's time, of which calls may need every bit."""
     window, track = watched(steady(300.0), tick_seconds=0.1, query_seconds=1e-3)
     end = window.edges[-1]

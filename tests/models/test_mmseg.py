@@ -16,6 +16,7 @@ from perfexp.models import Batch, Execution, Precision
 from perfexp.models import mmseg_config as room
 from perfexp.models.mmseg import Mmseg, MmsegSession, masked_losses
 from perfexp.models.torchvision_import import import_torchvision
+from tests.support.selection import first_always
 
 import_torchvision()
 pytest.importorskip("mmseg")
@@ -62,7 +63,9 @@ def test_parameters_and_flops_are_those_that_are_published(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [OCRNET, FASTSCNN, SEGFORMER])
+@pytest.mark.parametrize(
+    "config", first_always("README: mmsegmentation", [OCRNET, FASTSCNN, SEGFORMER])
+)
 def test_it_learns_by_its_own_loss_and_optimiser(config: str) -> None:
     session = opened(config)
     batch = session.random_batch(SIZE, 2, seed=3)
@@ -109,9 +112,7 @@ def test_the_schedule_of_the_configuration_goes_on_step_by_step() -> None:
     assert rates[2] - rates[1] == pytest.approx(6e-5 / 1499, rel=0.01)
 
 
-def test_gradients_are_clipped_as_the_configuration_says_and_schedules_by_epochs_are_left_out() -> (
-    None
-):
+def test_mmseg_gradients_are_clipped_epoch_schedules_left_out() -> None:
     session = opened(FASTSCNN)
     session.config.optim_wrapper.clip_grad = {"type": "value", "clip_value": 0.0}
     session.config.param_scheduler = [{"type": "PolyLR", "by_epoch": True, "power": 0.9}]

@@ -229,7 +229,7 @@ def test_a_precision_is_what_the_model_computes_in(
     assert train(session, batch, steps=2)[-1] < 10
 
 
-def test_fp16_autocast_scales_the_loss_and_the_optimizer_unscales_the_gradients(
+def test_fp16_autocast_scales_loss_and_unscales_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch_settings, "_has_fast_float16", lambda: True)
@@ -275,7 +275,7 @@ def test_tf32_on_a_cpu_runs_as_fp32_with_a_doubt() -> None:
     )
 
 
-def test_a_data_type_that_the_device_refuses_runs_as_fp32_with_torchs_reason() -> None:
+def test_refused_data_type_runs_as_fp32_with_torchs_reason() -> None:
     session = open_session(
         precision=Precision(name="bf16", storage="bfloat16"), device=WithoutBfloat16()
     )
@@ -570,7 +570,7 @@ class Capturing:
         )
 
 
-def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_numbers(
+def test_failed_capture_restores_stream_and_random_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda, session = Capturing(monkeypatch), open_session()
@@ -584,7 +584,7 @@ def test_a_capture_that_fails_leaves_neither_its_stream_nor_its_mark_on_random_n
     assert cuda.states[-1] == "afresh"
 
 
-def test_calls_without_a_module_share_memory_and_a_failed_capture_of_one_leaves_no_stream(
+def test_module_free_captures_share_memory_failure_leaves_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda, streams = Capturing(monkeypatch), []
@@ -603,7 +603,7 @@ def test_calls_without_a_module_share_memory_and_a_failed_capture_of_one_leaves_
 
 
 @pytest.mark.parametrize(("name", "capturable"), [("adamw", True), ("sgd", None)])
-def test_an_optimizer_that_counts_on_the_host_counts_on_the_device_in_a_capture(
+def test_captured_optimizer_counts_steps_on_the_device(
     monkeypatch: pytest.MonkeyPatch, name: str, capturable: bool | None
 ) -> None:
     Capturing(monkeypatch)

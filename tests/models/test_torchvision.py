@@ -16,10 +16,10 @@ from perfexp.models import Execution, Precision
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision import Torchvision
 from perfexp.models.torchvision_import import import_torchvision
-from tests.rotation import some_of
+from tests.support.selection import first_always
 
 #: One builder of each family, with a size that is small for it, some of them: all builders are in
-#: benchmarks/torchvision_models.py.
+#: tools/torchvision_models.py.
 FAMILIES = {
     "alexnet": 64,
     "convnext_tiny": 32,
@@ -94,7 +94,7 @@ def weights_of(name: str, **settings: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_of(FAMILIES, 12))
+@pytest.mark.parametrize("name", first_always("README: torchvision", FAMILIES))
 def test_a_builder_of_each_family_infers_and_trains(name: str) -> None:
     session = open_model(name, **SMALLER.get(name, {}))
     size = (FAMILIES[name], FAMILIES[name])
@@ -139,7 +139,7 @@ def test_video_models_take_clips_of_the_frames_that_are_asked_for() -> None:
     assert batch.inputs.shape == (2, 3, 4, 32, 48)
 
 
-def test_segmentation_models_build_without_a_download_and_take_targets_for_each_pixel() -> None:
+def test_segmentation_builds_offline_with_targets_per_pixel() -> None:
     session = open_model("lraspp_mobilenet_v3_large")
     assert session.num_classes == 21
     assert session.random_batch((32, 48), 2, 0).targets.shape == (2, 32, 48)

@@ -404,9 +404,8 @@ def die_in_epoch_3(pictures: str, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_is_killed_goes_on_to_the_same_weights(
-    pictures: Path, tmp_path: Path
-) -> None:
+@pytest.mark.always("fault: a training is killed")
+def test_killed_training_resumes_to_the_same_weights(pictures: Path, tmp_path: Path) -> None:
     data = Images(root=str(pictures), workers=0)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
@@ -493,7 +492,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("without facts", "can't be resumed from: 'facts'"),
     ],
 )
-def test_a_file_to_resume_from_that_does_not_fit_is_refused_before_anything_runs(
+def test_unfit_checkpoint_is_refused_before_anything_runs(
     kind: str, message: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     file, trap = tmp_path / "x.pt", tmp_path / "executed"
@@ -660,7 +659,7 @@ def names(batches: Batches, **settings: Any) -> list[str]:
     return [name for name, _ in step.segments]
 
 
-def test_a_graph_leaves_schedule_and_average_to_the_host_and_reads_the_rate_from_a_tensor(
+def test_graph_step_reads_rate_tensor_host_keeps_schedule(
     monkeypatch: Any,
 ) -> None:
     session = open_session()

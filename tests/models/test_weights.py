@@ -74,7 +74,7 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_the_state_dict_of_a_checkpoint_is_found_without_prefixes_of_wrappers(
+def test_state_dict_is_found_without_wrapper_prefixes(
     checkpoint: Callable[[], Any], tmp_path: Path
 ) -> None:
     found = loaded(checkpoint(), tmp_path / "file.pth")

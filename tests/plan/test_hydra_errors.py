@@ -12,6 +12,8 @@ from perfexp.cli.composition import compose
 from perfexp.errors import UserError
 from perfexp.plan.hydra_errors import user_error
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 def refusal(*overrides: str) -> str:
     with pytest.raises(UserError) as caught:
@@ -22,7 +24,7 @@ def refusal(*overrides: str) -> str:
 @pytest.mark.parametrize(
     "value", ["/tmp/größe", "日本", "a=b", "run#1", "a(b)", "x'y", 'a"b#c', "a;b&c", "a\\#b"]
 )
-def test_a_value_that_needs_quotes_is_shown_with_those_of_hydra_and_of_a_shell(value: str) -> None:
+def test_quoted_values_are_shown_for_hydra_and_the_shell(value: str) -> None:
     message = refusal(f"output_dir={value}")
     assert "Lexer" not in message
     shown = message.partition("In a shell, type: ")[2]

@@ -14,6 +14,8 @@ from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.worker.workbench import Workbench
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 NO_DEVICE = ("model=resnet18", "input_size=32", "tracking=none", "stopping=fixed", "processes=1")
 TRAINS = ("mode=train", "data=synthetic_epoch", "epochs=1")
 

@@ -7,6 +7,8 @@ from perfexp.plan.process_count import wanted
 from perfexp.records.record import Key, Point, Series, Status, read_points, without_replicate
 from perfexp.stopping import Fixed, Precision
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 def rule(**settings):
     return Precision(
@@ -51,7 +53,7 @@ def test_the_least_number_is_measured_whatever_the_first_ones_show():
         assert count([process(number) for number in range(done)]) == 3
 
 
-def test_precise_processes_need_no_others_and_imprecise_ones_up_to_the_most():
+def test_imprecise_processes_add_others_up_to_the_maximum():
     assert count([process(number) for number in range(3)]) == 3
     for done in (3, 4):
         assert count([process(number, NOISY[number]) for number in range(done)]) == done + 1
@@ -77,7 +79,7 @@ def test_a_hundred_points_share_ten_budgets():
     assert rule(max_seconds=0.5).shared_by(8).max_seconds == 0.5
 
 
-def test_an_unfinished_process_and_further_points_of_the_first_one_change_nothing():
+def test_unfinished_process_does_not_change_the_process_count():
     planned = {without_replicate(point.key) for point in process(0, sizes=(64, 65))}
     whole = [
         point for number in range(3) for point in process(number, NOISY[number], sizes=(64, 65))
@@ -95,6 +97,7 @@ def test_points_without_a_time_need_no_further_process():
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: processes are added until ± is narrow")
 def test_a_run_goes_on_until_it_is_precise_and_is_complete_then(
     slower_device, tmp_path, monkeypatch, capsys
 ):

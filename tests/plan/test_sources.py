@@ -8,6 +8,8 @@ from perfexp import commands
 from perfexp.main import main
 from perfexp.plan import sources
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 NET = """
 import torch
 from pieces.heads import Head
@@ -67,9 +69,7 @@ def test_relative_imports_loops_and_broken_files_are_read(here):
 
 
 @pytest.mark.slow
-def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(
-    here, capsys, monkeypatch
-):
+def test_results_of_changed_code_are_not_reused_file_is_named(here, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(here))
     command = [
         "--config-dir=conf",
@@ -93,9 +93,7 @@ def test_results_of_changed_code_are_not_reused_and_a_comparison_names_the_file(
 
 
 @pytest.mark.slow
-def test_a_sweep_of_changed_code_has_no_table_and_a_repetition_names_the_file(
-    here, capsys, monkeypatch
-):
+def test_sweep_of_changed_code_has_no_table_and_names_the_file(here, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(here))
     command = [
         "--config-dir=conf",

@@ -152,7 +152,7 @@ def test_a_device_that_warms_up_slowly_is_waited_for():
 
 
 @pytest.mark.parametrize("clock_noise", [0.0, 0.05])
-def test_a_device_that_is_steady_is_waited_for_no_longer_than_it_takes_to_see_that(clock_noise):
+def test_steady_device_is_not_waited_for_longer_than_needed(clock_noise):
     point, bias, codes = settled(0.01, clock_noise=clock_noise)
     assert point.facts["settling_seconds"] == pytest.approx(30, abs=3)
     assert abs(bias) <= 0.003

@@ -17,7 +17,7 @@ from perfexp.meters.watch import Rules
 from perfexp.probes.energy import EnergyProcedure, rules_for
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
-from tests.scripted_meter import FakeMeter, Polyline, Turns, steady
+from tests.support.scripted_meter import FakeMeter, Polyline, Turns, steady
 
 
 class Logged(FakeDevice):
@@ -136,6 +136,7 @@ def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: energy")
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     watts=st.floats(10.0, 2000.0),
@@ -201,9 +202,7 @@ def test_the_warm_plateau_before_the_window_is_not_in_it():
 @pytest.mark.parametrize(
     ("worked_seconds", "plateau_seconds"), [(0.0, 1.2), (0.4, 0.8), (30.0, 0.6)]
 )
-def test_what_the_device_has_just_worked_on_such_calls_is_half_of_the_plateau_at_the_most(
-    worked_seconds, plateau_seconds
-):
+def test_recent_work_counts_at_most_half_of_the_plateau(worked_seconds, plateau_seconds):
     device = Logged(enqueue_seconds=10e-6)
     measuring = procedure(device, meter_of(device, steady(300.0)))
     measuring.idle()
@@ -237,7 +236,7 @@ def test_a_query_of_four_milliseconds_does_not_let_the_device_idle(enqueue_secon
 
 
 @pytest.mark.parametrize("query_seconds", [20e-6, 4e-3, 15e-3])
-def test_a_call_that_the_host_is_slow_to_issue_keeps_its_pace_however_slow_a_query_is(
+def test_slow_meter_query_does_not_slow_a_host_bound_call(
     query_seconds,
 ):
     device = Logged(enqueue_seconds=20e-6)
@@ -439,7 +438,7 @@ def jumping(seed, mean_watts, spread_watts):
 
 
 @pytest.mark.slow
-def test_an_integral_of_few_readings_of_a_jumping_power_is_no_witness_against_the_counter():
+def test_few_power_readings_do_not_contradict_the_counter():
     apart, believed = [], []
     for seed in range(40):
         device = FakeDevice(enqueue_seconds=10e-6)
@@ -461,7 +460,7 @@ def test_an_integral_of_few_readings_of_a_jumping_power_is_no_witness_against_th
     assert sum(believed) >= 38, "but for what few readings happen to agree on"
 
 
-def test_a_counter_that_is_wrong_by_more_than_its_witness_can_be_is_told_however_the_power_jumps():
+def test_wrong_counter_is_reported_despite_jumping_power():
     device = FakeDevice(enqueue_seconds=10e-6)
     energy = measured(device, meter_of(device, jumping(0, 300.0, 75.0), gain=1.4))
     assert values(energy)["per_call_joules"] is None

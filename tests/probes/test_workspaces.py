@@ -79,7 +79,7 @@ def known(device=None, *, precision=FP32, execution=None, **settings):
     )
 
 
-def test_a_workspace_is_the_memory_beyond_inputs_and_outputs_of_the_second_call(calls):
+def test_workspace_is_extra_memory_of_the_second_call(calls):
     with Allocator({"convolution": 3 * 2**20, "convolution_backward": 0}) as allocator:
         device = Scripted(allocator)
         assert [workspace_bytes(call, device) for call in calls] == [3 * 2**20, 0]
@@ -129,9 +129,7 @@ def test_another_torch_or_cudnn_has_workspaces_of_its_own(calls, monkeypatch, ow
     assert not known(match="H100").of(calls).sizes
 
 
-def test_measurements_have_the_settings_of_the_plan_and_leave_those_of_the_process(
-    calls, monkeypatch
-):
+def test_workspace_probe_uses_plan_settings_restores_process(calls, monkeypatch):
     seen = []
     monkeypatch.setattr(
         module,

@@ -85,7 +85,7 @@ def launches():
     return listing.read(HERE / "inference_ncu.csv", counters.wanted).launches
 
 
-def test_counted_flops_of_a_convolution_are_its_multiplications_and_additions(launches):
+def test_convolution_flops_are_multiplications_and_additions(launches):
     """cuDNN's implicit GEMM pads what it multiplies: at least twice the multiply-accumulates, and not much more."""
     convolutions = [launch for launch in launches if "fprop_implicit_gemm" in launch.kernel]
     first, second = (counters.count(launch) for launch in convolutions)

@@ -31,6 +31,7 @@ def profile_of(record):
 
 
 @pytest.mark.slow
+@pytest.mark.always("README: profiler=nsys")
 def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
     tool = nsys()
     code, printed, [record] = run(*FAKE, "profiler=nsys")
@@ -106,7 +107,7 @@ def test_a_profile_that_is_there_is_not_made_again(run, nsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_timed_gets_its_profile_later_and_another_one_for_other_settings(run, nsys):
+def test_timed_run_gets_its_profile_later_per_settings(run, nsys):
     tool = nsys()
     _, _, [before] = run(*FAKE)
     _, _, [after] = run(*FAKE, "profiler=nsys")
@@ -157,9 +158,7 @@ def test_what_was_recorded_but_not_imported_is_kept_and_can_be_imported_later(ru
 
 
 @pytest.mark.slow
-def test_a_tool_that_is_not_installed_is_told_with_its_source_and_tried_again_later(
-    run, nsys, monkeypatch, tmp_path
-):
+def test_missing_profiler_is_reported_and_retried_later(run, nsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": (), "ncu": ()})
     code, _, [record] = run(*FAKE, "profiler=nsys")
@@ -387,7 +386,7 @@ def interrupt_when_profiling(tool, times):
 
 
 @pytest.mark.slow
-def test_a_profile_stays_when_the_one_that_was_to_replace_it_is_interrupted(run, nsys, database):
+def test_profile_stays_if_its_replacement_is_interrupted(run, nsys, database):
     script = {"version": VERSION, "reports": REPORTS, "database": str(database)}
     tool = nsys()
     _, _, [before] = run(*FAKE, "profiler=nsys")
@@ -451,7 +450,7 @@ def test_what_a_pass_that_was_killed_has_left_is_not_taken_for_a_profile(run, ns
     assert not list(Path("x").glob(".profile"))
 
 
-def test_a_command_without_a_profiler_is_not_blamed_for_a_profile_of_before(run, nsys):
+def test_old_profile_is_no_fault_of_a_command_without_profiler(run, nsys):
     nsys(complaint="Illegal")
     assert run(*FAKE, "profiler=nsys")[0] == 1
     assert run(*FAKE)[0] == 0

@@ -10,6 +10,8 @@ from hydra.core.config_store import ConfigStore
 from perfexp.host import installation
 from perfexp.plan import config
 
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
 
 @pytest.mark.parametrize("option", ["nsys", "ncu", "torch", "nvtx"])
 def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(option):

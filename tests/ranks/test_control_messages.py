@@ -232,9 +232,7 @@ def test_a_rank_that_is_no_more_is_noticed(tmp_path, monkeypatch):
     assert leader.lost()
 
 
-def test_strangers_are_turned_away_and_a_rank_of_another_host_that_is_no_more_is_noticed(
-    tmp_path, monkeypatch
-):
+def test_strangers_are_refused_and_a_lost_remote_rank_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("perfexp.ranks.control_messages._DYING_SECONDS", 0.05)
     address, found = meet(tmp_path), []
     leading = threading.Thread(
@@ -267,7 +265,7 @@ def test_strangers_are_turned_away_and_a_rank_of_another_host_that_is_no_more_is
     leader.end()
 
 
-def test_a_greeting_that_comes_a_byte_at_a_time_is_given_up_at_its_deadline(monkeypatch):
+def test_slow_greeting_is_abandoned_at_its_deadline(monkeypatch):
     class Slow:
         now = 0.0
 

@@ -74,7 +74,8 @@ def run(script):
 
 
 @pytest.mark.slow
-def test_ranks_of_two_nodes_meet_and_one_that_is_killed_is_named_with_its_node(job):
+@pytest.mark.always("fault: a rank of two nodes is killed")
+def test_ranks_of_two_nodes_meet_and_a_killed_one_is_named(job):
     job.write_text(SRUN.format(python=sys.executable))
     job.chmod(0o755)
     code, [block, failed] = run(RANK)

@@ -13,8 +13,10 @@ from perfexp.probes import depth
 from perfexp.probes.energy import EnergyProcedure
 from perfexp.ranks import Burst
 from perfexp.records.record import Key, Status
-from tests.scripted_meter import FakeMeter, Turns, steady
-from tests.test_run import procedure
+from tests.measuring.test_run import procedure
+from tests.support.scripted_meter import FakeMeter, Turns, steady
+
+pytestmark = pytest.mark.usefixtures("quick_commands")
 
 TRAIN = Key(phase="train", input_size=(100, 100), batch_size=4, precision="fp32")
 
@@ -195,9 +197,7 @@ def test_what_only_the_first_rank_computes_costs_its_figure_only():
 @pytest.mark.parametrize(
     ("error", "status"), [(Unsupported("not here"), Status.OK), (OutOfMemory("no"), Status.OOM)]
 )
-def test_what_goes_wrong_beside_the_times_costs_the_point_unless_nothing_was_called(
-    monkeypatch, error, status
-):
+def test_rank_failure_after_timing_fails_the_point(monkeypatch, error, status):
     """After a call that one rank did not end, the others wait for it: no figure beside the times is worth that."""
     measuring = procedure(group=ProcessGroup())
 

@@ -18,8 +18,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events
 from perfexp.records.record import Record, Status
 from perfexp.worker import rank_process
-from tests import processes
-from tests.rotation import some_of
+from tests.support import processes
 
 #: A network of a few numbers, which needs no import of torchvision; larger pictures take long, but no work.
 NET = """
@@ -85,11 +84,9 @@ def ranks_of(folder):
     return found
 
 
-@pytest.mark.parametrize(
-    "axis", some_of(["execution=eager,compile", "execution.channels_last=false,true"], 1)
-)
+@pytest.mark.parametrize("axis", ["execution=eager,compile", "execution.channels_last=false,true"])
 def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path, axis):
-    """A second job is where `torchrun -m perfexp --multirun` would hang; at every other commit it is compiled."""
+    """A second job is where `torchrun -m perfexp --multirun` would hang."""
     folder = tmp_path / "sweep"
     asked = ["-m", *MODEL, axis, "probes.scaling=true"]
     ended = perfexp(*asked, *QUICK, f"output_dir={folder}")
@@ -124,7 +121,7 @@ def test_two_jobs_of_a_multirun_train_by_two_ranks_each(tmp_path, axis):
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_a_rank_that_is_killed_is_named_and_what_was_finished_stays(tmp_path, size):
+def test_killed_rank_is_named_and_finished_points_stay(tmp_path, size):
     folder, last = tmp_path / "run", size - 1
     asked = [
         *MODEL,
@@ -284,7 +281,7 @@ def test_nodes_that_are_not_alike_are_doubted_by_name():
     )
 
 
-def test_the_memory_that_is_not_enough_fails_a_point_and_an_inference_is_made_by_all_ranks_at_once(
+def test_out_of_memory_fails_one_point_and_all_ranks_infer(
     tmp_path,
 ):
     """A batch that no rank can take; both meet the same error, the first one writes it down."""

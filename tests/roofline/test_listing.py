@@ -262,9 +262,7 @@ def test_what_is_no_text_and_what_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [TIME, BYTES])
-def test_a_metric_that_is_missing_is_named_with_the_command_that_collects_it(
-    name: str, tmp_path: Path
-) -> None:
+def test_missing_ncu_metric_is_named_with_its_command(name: str, tmp_path: Path) -> None:
     kernel = counted()
     kernel.metrics = {key: value for key, value in kernel.metrics.items() if key != name}
     with pytest.raises(UserError, match=name) as error:
@@ -272,7 +270,7 @@ def test_a_metric_that_is_missing_is_named_with_the_command_that_collects_it(
     assert "ncu --nvtx" in str(error.value)
 
 
-def test_metrics_of_something_else_and_those_that_ncu_could_not_measure_are_told(
+def test_unrelated_and_unmeasured_ncu_metrics_are_reported(
     tmp_path: Path,
 ) -> None:
     other = Kernel(metrics={"launch__registers_per_thread": ("register/thread", "32")})

@@ -262,7 +262,7 @@ def test_a_label_that_is_cut_keeps_both_ends() -> None:
     assert len(cut("a" * 50 + "<…, 4>", 20)) == 20
 
 
-def test_kernels_and_layers_are_numbered_from_the_slowest_and_launches_as_their_kernels() -> None:
+def test_roofline_numbers_kernels_and_layers_from_the_slowest() -> None:
     found = roofline(
         counted("a", us=10, stack=("step", "inner")), counted("b", us=15), counted("a", us=30)
     )
@@ -569,7 +569,7 @@ def test_a_public_sample_of_a_t4_is_read_right() -> None:
     assert optimizer.share == pytest.approx(0.84, abs=0.005)
 
 
-def test_the_report_of_a_run_has_the_longest_layers_with_their_shares_of_the_ceilings(
+def test_report_lists_longest_layers_with_ceiling_shares(
     make_record,
 ) -> None:
     lines = [

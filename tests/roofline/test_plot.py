@@ -184,7 +184,7 @@ ALIKE = [
 ]
 
 
-def test_kernels_of_one_name_have_numbers_in_the_table_the_plot_and_the_csv() -> None:
+def test_kernels_of_one_name_get_numbers_and_suffixes() -> None:
     found = roofline(ALIKE)
     numbers, names = (column.cells[1:] for column in console_grid(found).columns[:2])
     assert numbers == ("1", "2")

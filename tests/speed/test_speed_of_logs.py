@@ -53,7 +53,7 @@ def test_the_warm_up_is_skipped_and_the_rest_is_images_over_mean_time(family, lo
 
 
 @pytest.mark.parametrize("first", [[], [2.0], [1.6, 1.3, 1.15]])
-def test_the_warm_up_is_cut_and_rare_slow_lines_of_a_steady_training_are_not(first):
+def test_log_warm_up_is_cut_but_rare_slow_steps_stay(first):
     """Of 50 steady lines a tenth takes half as long again; MSER on its own reports 1 % too short a time."""
     biases, skipped = [], []
     for seed in range(200):
@@ -215,7 +215,7 @@ def test_of_two_trainings_in_a_log_the_last_counts_and_it_is_said(family, log):
     assert speed.remark.endswith("the last of 2 trainings in the log")
 
 
-def test_a_training_that_was_resumed_after_a_crash_is_good_again_with_its_own_facts(log):
+def test_training_resumed_after_a_crash_is_good_again(log):
     crash = "Traceback (most recent call last):\n  File 'x.py', line 1, in <module>\nRuntimeError: NCCL error\n"
     first = writing.mmengine_head(batch=2, cards=1) + writing.mmengine_iter([1.0] * 8) + crash
     second = writing.mmengine_head(batch=4, cards=2) + writing.mmengine_iter([0.25] * 8, first=450)
@@ -225,7 +225,7 @@ def test_a_training_that_was_resumed_after_a_crash_is_good_again_with_its_own_fa
     assert "the last of 2" in speed.remark
 
 
-def test_a_training_that_crashed_before_its_first_step_counts_where_it_is_the_last(log):
+def test_crash_before_the_first_step_counts_if_last(log):
     text = writing.mmcv_head() + writing.mmcv_iter([1.0] * 8) + writing.mmcv_head()
     speed = of_log(log(text))
     assert (speed.failed, speed.remark) == (
@@ -418,9 +418,7 @@ _NAMED = "2022-05-01 10:00:00,001 - root - INFO - "
         ),
     ],
 )
-def test_logs_of_other_programs_and_without_steps_are_refused_and_not_called_failures(
-    content, refusal, log
-):
+def test_foreign_or_empty_logs_are_refused_not_failed_jobs(content, refusal, log):
     with pytest.raises(UserError, match=refusal):
         of_log(log(content), KNOWN)
 
@@ -679,7 +677,7 @@ def test_real_json_logs(name, time, left_out):
     assert not speed.failed
 
 
-def test_text_and_json_of_one_real_training_agree_as_far_as_the_text_is_rounded():
+def test_text_and_json_of_one_training_log_agree():
     text, values = (
         of_log(DATA / "mmcv_epoch.log", KNOWN),
         of_log(DATA / "mmcv_epoch.log.json", KNOWN),

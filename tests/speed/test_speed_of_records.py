@@ -167,7 +167,7 @@ def test_so_is_one_without_a_usable_time(point, make_record, tmp_path):
     assert of_record(record, tmp_path)[0].document()["JOB_FAIL_FLAG"] == 1
 
 
-def test_points_that_only_size_or_process_tell_apart_have_files_of_their_own(make_record, tmp_path):
+def test_points_differing_by_size_or_process_have_own_files(make_record, tmp_path):
     record = make_record()
     record.points = [
         trained(0.25, size=(256, 256)),

@@ -72,7 +72,7 @@ def test_a_training_step_holds_gradients_and_the_state_of_the_optimizer():
     assert peak.total_bytes == pytest.approx(3 * weights, rel=0.01)
 
 
-def test_sizes_are_those_of_the_blocks_of_the_allocator_and_end_with_their_tensors():
+def test_allocation_sizes_are_allocator_blocks_freed_with_tensor():
     with FakeTensorMode():
         allocations = Allocations()
         with allocations:

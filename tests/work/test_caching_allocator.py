@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from benchmarks.allocator_history import replay
 from perfexp.work.allocations import Allocations, without_memory
 from perfexp.work.caching_allocator import CachingAllocator
 from perfexp.work.trial import isolated
+from tests.support.allocator_replay import replay
 
 MIB = 2**20
 

@@ -6,14 +6,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.torchvision_work import build
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.work.count import count
 from perfexp.work.tensors import tensors_in
 from perfexp.work.trial import isolated, replace_tensors
-from tests.rotation import some_of
+from tests.support.published_models import build
+from tests.support.selection import first_always
 
-#: Some of them by the commit.
+#: One of each kind.
 MODELS = ["resnet18", "mnasnet0_5", "regnet_y_400mf", "googlenet", "swin_t", "densenet121"]
 
 
@@ -53,8 +53,8 @@ def multiplied_by_autograd(model, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", some_of(MODELS, 3))
-def test_products_of_the_backward_pass_are_those_that_autograd_runs(name, training):
+@pytest.mark.parametrize("name", first_always("FLOPs of the backward pass", MODELS))
+def test_backward_flops_are_those_of_autograd(name, training):
     models = import_torchvision().models
     model = (
         build(models, name, 64) if name != "googlenet" else models.googlenet(init_weights=False)

@@ -544,9 +544,7 @@ def test_complex_numbers_count_by_their_real_parts():
 @pytest.mark.parametrize(
     ("kind", "shape"), [(nn.Conv2d, (2, 3, 8, 8)), (nn.ConvTranspose2d, (2, 3, 8, 8))]
 )
-def test_a_complex_convolution_and_its_gradients_have_four_times_the_work_of_a_real_one(
-    kind, shape
-):
+def test_complex_convolution_has_four_times_the_real_work(kind, shape):
     real = count(kind(3, 5, 3), size(*shape), backward=True)
     work = count(kind(3, 5, 3, dtype=torch.complex64), size(*shape), backward=True)
     assert (work.macs, work.flops) == (4 * real.macs, 4 * real.flops)
@@ -561,7 +559,7 @@ def test_the_gradients_of_complex_products_are_counted():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_sparse_tensors_and_functions_of_the_model_in_an_operator_are_refused_in_plain_words():
+def test_sparse_tensors_and_model_functions_are_refused():
     flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
     heads = torch.ones(1, 2, 128, 16)
     with pytest.raises(

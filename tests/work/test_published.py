@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from benchmarks.torchvision_work import ROUNDING, TOLERANCE, build, size_of
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.work.count import count
-from tests.rotation import some_of
+from tests.support.published_models import ROUNDING, TOLERANCE, build, size_of
+from tests.support.selection import first_always
 
-#: Some of them by the commit.
+#: One of each kind.
 NAMES = (
     "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5",
     "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18", "resnext50_32x4d", "shufflenet_v2_x0_5",
@@ -17,7 +17,7 @@ NAMES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_of(NAMES, 8))
+@pytest.mark.parametrize("name", first_always("README: FLOPs", NAMES))
 def test_macs_and_parameters_are_those_that_are_published(name):
     models = import_torchvision().models
     weights = models.get_model_weights(name).DEFAULT

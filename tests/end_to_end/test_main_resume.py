@@ -1,0 +1,209 @@
+"""The command line from end to end: runs that are repeated and resumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perfexp.cli.resume import with_resumed
+from perfexp.main import main
+from perfexp.plan import plan_fields
+from perfexp.records.record import Status
+
+FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
+FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping=fixed")
+
+
+def test_repeating_the_command_measures_only_what_is_missing(run):
+    run.shared(*FAKE, "batch_size=[1,2]", "output_dir=x")
+    lines = Path("x/details/points.jsonl").read_bytes().splitlines(keepends=True)
+    Path("x/details/points.jsonl").write_bytes(lines[0])
+    code, _, [record] = run(*FAKE, "batch_size=[1,2]", "output_dir=x")
+    assert code == 0
+    assert Path("x/details/points.jsonl").read_bytes().splitlines(keepends=True)[0] == lines[0]
+    assert len(record.points) == 2
+
+
+def test_a_record_keeps_its_identity_when_the_command_is_repeated(run):
+    _, _, [before] = run.shared(*FAKE, "output_dir=x")
+    _, _, [after] = run(*FAKE, "output_dir=x")
+    assert before.uid == after.uid
+
+
+def test_another_plan_in_the_same_folder_is_refused_with_what_differs(run):
+    run.shared(*FAKE, "output_dir=x")
+    code, printed, [record] = run(*FAKE, "output_dir=x", "batch_size=8")
+    assert code == 2
+    assert "batch_size: 1 → 8" in printed
+    assert record.plan["batch_size"] == 1
+
+
+def test_a_plan_that_was_changed_on_disk_is_not_run(tmp_path):
+    from perfexp.worker.entry import main as worker
+
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump({"model": {"_target_": "os.system"}}))
+    assert worker([str(tmp_path), "--plan-sha256", "0" * 64]) == 2
+
+
+def test_what_failed_is_measured_again_and_what_is_known_is_not(run, tmp_path):
+    from perfexp.records.record import point_to_line, read_points
+
+    run.shared(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
+    file = tmp_path / "x" / "details" / "points.jsonl"
+    one, two, oom = sorted(read_points(file), key=lambda point: point.key.batch_size)
+    one.status = Status.FAILED
+    file.write_bytes(b"".join(map(point_to_line, (one, two, oom))))
+    _, _, [record] = run(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
+    assert [point.status for point in record.points] == [Status.OK, Status.OK, Status.OOM]
+    assert record.points[0].started != one.started
+    assert record.points[1].started == two.started
+    assert record.points[2].started == oom.started
+
+
+def test_a_repetition_with_nothing_left_says_so_and_keeps_the_times(run):
+    _, _, [before] = run.shared(*FAKE, "output_dir=x")
+    code, printed, [after] = run(*FAKE, "output_dir=x")
+    assert code == 0
+    assert "Nothing is left to measure" in printed
+    assert (after.started, after.ended) == (before.started, before.ended)
+
+
+def test_points_of_another_environment_are_not_mixed_in(run, tmp_path):
+    run.shared(*FAKE, "batch_size=[1,2]", "output_dir=x")
+    lines = (tmp_path / "x/details/points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x/details/points.jsonl").write_bytes(lines[0])
+    (tmp_path / "x/record.json").unlink()
+    file = tmp_path / "x/details/environment.json"
+    file.write_text(file.read_text().replace('"scripted device"', '"another device"'))
+    code, printed, _ = run(*FAKE, "batch_size=[1,2]", "output_dir=x")
+    assert code == 2
+    assert "another device → scripted device" in printed
+
+
+def test_a_run_is_resumed_by_its_folder(run, tmp_path):
+    run.shared(*FAKE, "batch_size=[1,2,100]", "model.faults.oom=1000000", "output_dir=x")
+    lines = (tmp_path / "x" / "details" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "details" / "points.jsonl").write_bytes(
+        lines[0] + lines[1][:40]
+    )  # killed while it wrote
+    (tmp_path / "x" / "record.json").unlink()
+    code, _, [record] = run("resume=x")
+    assert code == 1
+    assert (tmp_path / "x" / "details" / "points.jsonl").read_bytes().startswith(lines[0])
+    assert [point.status for point in record.points] == [Status.OK, Status.OK, Status.OOM]
+
+
+@pytest.mark.parametrize("content", ['{"schema_version": 99}', "{", '{"photos": []}'])
+def test_a_record_that_cannot_be_read_is_not_overwritten(run, tmp_path, content):
+    run.shared(*FAKE, "output_dir=x")
+    (tmp_path / "x" / "record.json").write_text(content)
+    (tmp_path / "x" / "details" / "points.jsonl").unlink()
+    code = main(["resume=x"])
+    assert code == 2
+    assert (tmp_path / "x" / "record.json").read_text() == content
+
+
+def test_results_that_only_the_record_still_has_are_not_measured_again(run, tmp_path):
+    _, _, [before] = run(*FAKE, "batch_size=[1,2]", "probes.layers=true", "output_dir=x")
+    points = tmp_path / "x" / "details" / "points.jsonl"
+    points.write_bytes(points.read_bytes().splitlines(keepends=True)[0])
+    code, printed, [after] = run("resume=x")
+    assert code == 0
+    assert "Nothing is left to measure" in printed
+    assert after.points == before.points
+
+
+@pytest.mark.slow
+def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
+    (tmp_path / "mine" / "stopping").mkdir(parents=True)
+    (tmp_path / "mine" / "stopping" / "quickly.yaml").write_text(
+        "_target_: perfexp.stopping.Fixed\nwarmup: 1\nmeasure: 6\n"
+    )
+    given = ("model=fake", "gpu=fake", "tracking=none", "stopping=quickly", "output_dir=x")
+    assert run("--config-dir", "mine", *given)[0] == 0
+    code, printed, _ = run("resume=x")
+    assert code == 2
+    assert "--config-dir=mine" in printed
+    assert run("--config-dir=mine", "resume=x")[0] == 0
+    assert run("resume=x", "--config-dir", "mine")[0] == 0
+
+
+def test_names_and_tags_in_a_store_are_repeated_and_its_address_is_not(tmp_path):
+    texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
+    content = {"format": plan_fields.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(content))
+    arguments, _ = with_resumed([f"resume={tmp_path}"])
+    assert [text for text in arguments if "tracking" in text] == texts
+
+
+def test_doubts_of_an_earlier_worker_stay(run, tmp_path):
+    run.shared(*FAKE, "batch_size=[1,2]", "output_dir=x")
+    environment = json.loads((tmp_path / "x" / "details" / "environment.json").read_bytes())
+    environment["doubts"].append({"code": "shared_device", "detail": "seen before", "remedy": ""})
+    (tmp_path / "x" / "details" / "environment.json").write_text(json.dumps(environment))
+    lines = (tmp_path / "x" / "details" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "details" / "points.jsonl").write_bytes(lines[0])
+    _, _, [record] = run("resume=x")
+    assert [doubt.code for doubt in record.doubts] == ["simulated", "shared_device"]
+
+
+def test_a_first_prediction_of_another_environment_is_not_mixed_in(run, tmp_path):
+    run.shared(*FIRST, "output_dir=x")
+    environment = json.loads((tmp_path / "x" / "details" / "environment.json").read_bytes())
+    environment["environment"]["device"]["name"] = "another device"
+    (tmp_path / "x" / "details" / "environment.json").write_text(json.dumps(environment))
+    lines = (tmp_path / "x" / "details" / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "details" / "points.jsonl").write_bytes(lines[0])
+    (tmp_path / "x" / "record.json").unlink()
+    code, printed, _ = run("resume=x")
+    assert code == 2
+    assert "another environment (device.name: another device" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.always("README: layers")
+def test_layers_run_in_their_own_process_and_resume(run, tmp_path):
+    arguments = (*FAKE, "probes.layers=true", "input_size=[64,96]", "output_dir=x")
+    code, _, [record] = run(*arguments)
+    assert code == 0
+    phases = [point.key.phase for point in record.points]
+    assert phases == ["inference", "inference", "inference_layers", "inference_layers"]
+    assert [point.metric("layers/closure").reason for point in record.points[:2]] == [
+        "the model is scripted: it has no layers"
+    ] * 2
+    lines = (tmp_path / "x/details/points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x/details/points.jsonl").write_bytes(b"".join(lines[:-1]))
+    code, _, [record] = run(*arguments)
+    assert (code, len(record.points)) == (0, 4)
+    assert "Nothing is left" in run(*arguments)[1]
+
+
+@pytest.mark.slow
+def test_layers_of_points_that_failed_are_not_tried_and_go_with_them(run, tmp_path):
+    arguments = (*FAKE, "probes.layers=true", "batch_size=[1,100]", "output_dir=x")
+    _, _, [record] = run(*arguments, "model.faults.oom=1000000")
+    assert [point.status for point in record.points] == [
+        Status.OK,
+        Status.OOM,
+        Status.OK,
+        Status.OK,
+    ]
+    assert "not tried" in record.points[3].metric("layers/closure").reason
+    lines = (tmp_path / "x/details/points.jsonl").read_text().splitlines(keepends=True)
+    lines[0] = lines[0].replace('"status":"ok"', '"status":"failed"', 1)
+    (tmp_path / "x/details/points.jsonl").write_text("".join(lines))
+    before = [line for line in lines if "inference_layers" in line and '"batch_size":1,' in line]
+    run(*arguments, "model.faults.oom=1000000")
+    after = (tmp_path / "x/details/points.jsonl").read_text()
+    assert len(before) == 1
+    assert before[0] not in after
+
+
+def test_what_is_resumed_has_its_folder_already(run):
+    run.shared(*FAKE, "output_dir=x")
+    code, printed, _ = run("resume=x", "output_dir=y")
+    assert code == 2
+    assert "leave output_dir out" in printed
+    assert not Path("y").exists()

@@ -1,0 +1,116 @@
+"""Earlier names of settings are understood: on command lines, in users' files, stored plans and Python arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import perfexp
+from perfexp.cli import composition
+from perfexp.main import main
+from perfexp.plan import config, plan_file
+from perfexp.records.old_names import arguments_of_today
+from perfexp.records.record import Record
+
+pytestmark = pytest.mark.usefixtures("quick_commands")
+
+FAKE = (
+    "model=fake",
+    "gpu=fake",
+    "tracking=none",
+    "stopping=coarse",
+    "stopping.processes=1",
+    "quiet=true",
+)
+#: Settings by their earlier names, and where a plan has them.
+OLD = ("replicate=2", "ttfp=true", "stopping.epsilon=0.03")
+
+
+def chosen(plan: config.Plan) -> tuple[int | None, bool, float]:
+    return plan.processes, plan.cold_start, plan.stopping["target"]
+
+
+@pytest.mark.parametrize(
+    ("text", "today"),
+    [
+        ("replicate=3", "processes=3"),
+        ("+ttfp=true", "+cold_start=true"),
+        ("~replicate", "~processes"),
+        ("stopping.epsilon=0.1", "stopping.target=0.1"),
+        ("stopping.epsilons=0.1", "stopping.epsilons=0.1"),
+        ("model.replicate=3", "model.replicate=3"),
+        ("output_dir=replicate=3", "output_dir=replicate=3"),
+    ],
+)
+def test_an_override_of_an_earlier_name_gets_todays(text, today):
+    assert arguments_of_today([text]) == [today]
+
+
+def test_a_command_line_with_earlier_names_has_the_plan_of_one_with_todays():
+    old, new = (composition.compose([*FAKE, *texts]) for texts in (OLD, arguments_of_today(OLD)))
+    assert plan_file.differences(old, new) == []
+    assert chosen(config.typed(old)) == (2, True, 0.03)
+
+
+def test_python_arguments_may_have_earlier_names():
+    plan = perfexp.compose(*FAKE, replicate=2, ttfp=True, stopping__epsilon=0.03)
+    assert chosen(plan) == (2, True, 0.03)
+
+
+def test_a_users_file_may_have_earlier_names_and_a_typed_value_wins(tmp_path):
+    file = tmp_path / "own" / "experiment" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("# @package _global_\nreplicate: 2\nttfp: true\nstopping:\n  epsilon: 0.03\n")
+    own = (f"--config-dir={tmp_path / 'own'}", "experiment=mine", *FAKE)
+    assert chosen(config.typed(composition.compose(own))) == (2, True, 0.03)
+    assert chosen(
+        config.typed(composition.compose([*own, "processes=4", "stopping.target=0.05"]))
+    ) == (4, True, 0.05)
+
+
+def test_settings_of_a_users_own_stopping_rule_keep_their_names():
+    plain = composition.compose(FAKE) | {"stopping": {"_target_": "mine.Rule", "epsilon": 0.5}}
+    assert config.typed(plain).stopping == {"_target_": "mine.Rule", "epsilon": 0.5}
+
+
+def as_written_before(folder: Path) -> str:
+    """Give the plan and the record of a run the names of earlier versions; return the plan's hash."""
+    plan = folder / "details" / "plan.yaml"
+    text = re.sub(r"^processes:", "replicate:", plan.read_text(), flags=re.M)
+    text = re.sub(r"^cold_start:", "ttfp:", text, flags=re.M).replace("  target:", "  epsilon:")
+    plan.write_text(text.replace("- processes=", "- replicate="))
+    file = folder / "record.json"
+    record = json.loads(file.read_text())
+    stored = record["plan"]
+    stored["replicate"], stored["ttfp"] = stored.pop("processes"), stored.pop("cold_start")
+    stored["stopping"]["epsilon"] = stored["stopping"].pop("target")
+    file.write_text(json.dumps(record))
+    return record["plan_hash"]
+
+
+def test_run_of_an_earlier_version_continues_with_the_same_hash(tmp_path, capsys):
+    folder = tmp_path / "run"
+    command = (*FAKE, "processes=1", f"output_dir={folder}")
+    assert main(list(command)) == 0
+    plan_hash = as_written_before(folder)
+    record = Record.load(folder)
+    assert (
+        plan_file.plan_hash(record.plan)
+        == plan_file.plan_hash(plan_file.read(folder / "details" / "plan.yaml"))
+        == plan_hash
+    )
+    assert record.plan["processes"] == 1
+    measured = record.points
+
+    assert main([f"resume={folder}", "processes=2"]) == 0, capsys.readouterr().err
+    again = Record.load(folder)
+    assert again.points[0] == measured[0]
+    assert {point.key.replicate for point in again.points} == {0, 1}
+
+
+def test_a_format_that_is_no_number_counts_as_an_older_one():
+    new = {"format": plan_file.FORMAT, "model": {"name": "resnet18"}, "cache": "warm"}
+    assert plan_file.differences({"format": [], "model": {"name": "resnet18"}}, new) == []
