@@ -40,7 +40,7 @@ def _loaded(text):
 def set_command(place, *overrides, drop):
     """Put overrides into the stored commands of the run and of the sweep."""
     for folder, name, read, write in (
-        (place.run, "plan.yaml", _loaded, _dumped),
+        (place.run, "details/plan.yaml", _loaded, _dumped),
         (place.run, "record.json", json.loads, json.dumps),
         (place.sweep, "sweep.json", json.loads, json.dumps),
     ):
@@ -213,7 +213,7 @@ def code_in_the_current_folder(place):
         (place.cwd / f"{name}.py").write_text(place.planted)
     (place.cwd / "matplotlibrc").write_text("text.usetex: True\nbackend: module://evil\n")
     (place.cwd / "evil.py").write_text(place.planted)
-    (place.run / "points.jsonl").unlink()
+    (place.run / "details" / "points.jsonl").unlink()
     yield place.run
 
 
@@ -229,7 +229,7 @@ def a_repository_that_runs_programs(place):
     for folder in ("objects", "refs/heads"):
         (place.cwd / ".git" / folder).mkdir(parents=True)
     (place.cwd / ".gitattributes").write_text("* filter=x\n")
-    (place.run / "points.jsonl").unlink()
+    (place.run / "details" / "points.jsonl").unlink()
     yield place.run
 
 
@@ -237,22 +237,23 @@ def a_repository_that_runs_programs(place):
 
 #: Files of a run and of a sweep, with the commands that read them beside `resume`.
 _OF_RUN = {
-    "run.log": ("status", "clean"),
-    "points.jsonl": ("status",),
+    "details/run.log": ("status", "clean"),
+    "details/points.jsonl": ("status",),
     "record.json": ("show", "list", "status", "export", "compare", "sync", "clean", "reproduce"),
-    "plan.yaml": ("show", "list", "status", "clean", "reproduce"),
-    "expected.json": ("status",),
-    "environment.json": (),
-    "manifest.json": ("clean",),
+    "details/plan.yaml": ("show", "list", "status", "clean", "reproduce"),
+    "details/expected.json": ("status",),
+    "details/environment.json": (),
+    "details/manifest.json": ("clean",),
     "report.md": ("sync",),
+    "details": ("show", "status", "clean", "reproduce"),
 }
 _OF_SWEEP = {
     "sweep.json": ("show", "list", "status", "export", "compare", "sync", "clean"),
     "sweep.csv": ("sync",),
-    "multirun.yaml": ("status",),
-    "sweep.lock": ("clean",),
-    "manifest.json": ("clean",),
-    "0_1": ("show", "list", "status", "export", "compare", "sync"),
+    "details/multirun.yaml": ("status",),
+    "details/sweep.lock": ("clean",),
+    "details/manifest.json": ("clean",),
+    "0-b1": ("show", "list", "status", "export", "compare", "sync"),
 }
 
 
@@ -261,7 +262,7 @@ def _readers(place, path):
     files, folder = (
         (_OF_SWEEP, place.sweep) if path.is_relative_to(place.sweep) else (_OF_RUN, place.run)
     )
-    wanted = (*files[path.name], f"resume={folder}")
+    wanted = (*files[path.relative_to(folder).as_posix()], f"resume={folder}")
     return [command for command in commands(folder, place.out) if command[0] in wanted]
 
 
@@ -328,7 +329,7 @@ def files_without_an_end(place):
 @case
 def a_folder_whose_name_is_a_command(place):
     place.run = place.run.rename(place.run.with_name("x;touch canary;'$(touch canary)"))
-    (place.run / "points.jsonl").unlink()
+    (place.run / "details" / "points.jsonl").unlink()
     yield place.run
 
 
@@ -340,7 +341,7 @@ def a_name_that_moves_the_cursor(place):
 
 @case
 def a_manifest_that_names_other_files(place):
-    manifest = json.loads((place.run / "manifest.json").read_bytes())
+    manifest = json.loads((place.run / "details" / "manifest.json").read_bytes())
     away = [f"../../outside/{name}" for name in ("precious.csv", "train_gemm_overall.csv")]
     manifest["files"] += [
         *away,
@@ -348,7 +349,7 @@ def a_manifest_that_names_other_files(place):
         "link_gemm_overall.csv",
         "to/precious.csv",
     ]
-    (place.run / "manifest.json").write_text(json.dumps(manifest))
+    (place.run / "details" / "manifest.json").write_text(json.dumps(manifest))
     (place.run / "link_gemm_overall.csv").symlink_to(place.outside / "precious.csv")
     (place.run / "to").symlink_to(place.outside)
     yield place.run
@@ -360,7 +361,8 @@ def replacements_that_lead_elsewhere(place):
     fake = ["model=fake", "gpu=fake", "stopping=fixed", "tracking=none", "seed=3"]
     given, kept = [[f"resume={place.run}"], [*fake, f"output_dir={place.run}"]], place.root / "kept"
     place.run.rename(kept)
-    for linked in ("h", "checkpoints", ".replacement", ".replacement/checkpoints"):
+    inside = ("checkpoints", "details")
+    for linked in ("h", *inside, ".replacement", *(f".replacement/{name}" for name in inside)):
         shutil.copytree(kept, place.run)
         inner = place.run / ".replacement"
         if linked != inner.name:
@@ -370,13 +372,15 @@ def replacements_that_lead_elsewhere(place):
             for name in () if linked.endswith("/checkpoints") else ("net_images_best.pt", "bashrc"):
                 (inner / "checkpoints").mkdir(exist_ok=True)
                 (inner / "checkpoints" / name).write_text("evil")
-            manifest = json.loads((inner / "manifest.json").read_bytes())
+            manifest = json.loads((inner / "details" / "manifest.json").read_bytes())
             manifest["files"] += [
                 "checkpoints/train_gemm_overall.csv",
                 "checkpoints/net_images_best.pt",
                 "h/bashrc",
             ]
-            (inner / "manifest.json").write_text(json.dumps(manifest))
+            (inner / "details" / "manifest.json").write_text(json.dumps(manifest))
+        if linked.endswith("details"):
+            shutil.rmtree(place.run / linked)
         (place.run / linked).symlink_to(place.outside)
         yield [*given, ["--overwrite", *given[1]], ["clean", str(place.run), "--yes"]]
         shutil.rmtree(place.run)
@@ -430,12 +434,13 @@ def ranges_of_billions(place):
 def brackets_by_the_hundred_thousand(place):
     deep = "[" * 200_000
     yield from of(place, f"batch_size={deep}", drop=("batch_size",))
-    (place.sweep / "multirun.yaml").write_text(deep)
-    for name in ("record.json", "environment.json", "manifest.json", "expected.json"):
-        (place.run / name).write_text('{"schema_version":1,"plan":{"a":' + deep)
-    (place.run / "points.jsonl").write_text(deep + "\n")
+    (place.sweep / "details" / "multirun.yaml").write_text(deep)
+    for name in ("environment.json", "manifest.json", "expected.json"):
+        (place.run / "details" / name).write_text('{"schema_version":1,"plan":{"a":' + deep)
+    (place.run / "record.json").write_text('{"schema_version":1,"plan":{"a":' + deep)
+    (place.run / "details" / "points.jsonl").write_text(deep + "\n")
     yield [[f"resume={place.run}"], [f"resume={place.sweep}"], ["status", str(place.sweep)]]
-    (place.run / "plan.yaml").write_text(f"command: {deep}")
+    (place.run / "details" / "plan.yaml").write_text(f"command: {deep}")
     yield place.run
 
 
@@ -444,15 +449,15 @@ def aliases_of_aliases(place):
     lines = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"]
     lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
     text = "\n".join([*lines, "command: *a39"])
-    (place.run / "plan.yaml").write_text(text)
-    (place.sweep / "multirun.yaml").write_text(text)
+    (place.run / "details" / "plan.yaml").write_text(text)
+    (place.sweep / "details" / "multirun.yaml").write_text(text)
     yield place.run
     yield place.sweep
 
 
 @case
 def counts_beyond_all_measure(place):
-    plan = yaml.safe_load((place.run / "plan.yaml").read_bytes())
+    plan = yaml.safe_load((place.run / "details" / "plan.yaml").read_bytes())
     for changed in (
         {"processes": 10**30},
         {"percentiles": [-50, 95]},
@@ -467,8 +472,8 @@ def counts_beyond_all_measure(place):
         },
         {"timeout_seconds": 1e300},
     ):
-        (place.run / "plan.yaml").write_text(_dumped({**plan, **changed}))
-        yield _readers(place, place.run / "plan.yaml")
+        (place.run / "details" / "plan.yaml").write_text(_dumped({**plan, **changed}))
+        yield _readers(place, place.run / "details" / "plan.yaml")
 
 
 # What a red team found -----------------------------------------------------------------------------------------------
@@ -480,7 +485,7 @@ def names_and_values_that_are_interpolated(place):
     for name in ("${now:.}.", "${oc.env:HOSTILE_SECRET}"):
         folder = place.root / "given" / name
         shutil.copytree(place.run, folder)
-        (folder / "points.jsonl").unlink()
+        (folder / "details" / "points.jsonl").unlink()
         yield [[f"resume={folder}"]]
     yield from of(place, "data=images", r"data.root=$\{oc.env:HOSTILE_SECRET\}", drop=("data",))
     yield from of(place, r"model.weights=$\{oc.env:HOSTILE_SECRET\}.pth", drop=("data",))
@@ -519,10 +524,12 @@ def commands_of_hundreds_of_thousands_of_characters(place):
 @case
 def a_manifest_of_a_million_names(place):
     names = [f"{number}_gemm_overall.csv" for number in range(200_000)]
-    manifest = json.loads((place.run / "manifest.json").read_bytes())
-    (place.run / "manifest.json").write_text(json.dumps(manifest | {"files": names}))
+    manifest = json.loads((place.run / "details" / "manifest.json").read_bytes())
+    (place.run / "details" / "manifest.json").write_text(json.dumps(manifest | {"files": names}))
     yield [[f"resume={place.run}"], ["clean", str(place.run), "--yes"]]
-    (place.run / "manifest.json").write_text(json.dumps(manifest | {"files": names * 10}))
+    (place.run / "details" / "manifest.json").write_text(
+        json.dumps(manifest | {"files": names * 10})
+    )
     yield [[f"resume={place.run}"], ["clean", str(place.run), "--yes"]]
 
 
@@ -588,19 +595,19 @@ def outputs_that_are_a_link(place):
 def a_stage_that_holds_runs_of_others(place):
     stage = place.cwd / "outputs" / "2_quick" / "fake_default_fake"
     shutil.copytree(place.run, stage)
-    (stage / "points.jsonl").write_text("")
+    (stage / "details" / "points.jsonl").write_text("")
     content = (stage / "record.json").read_bytes()
     (stage / "record.json").unlink()
     yield from of(place, "stage=2_quick")
     yield from of(place, "experiment=quick")
-    assert (stage / "points.jsonl").read_text() == ""
+    assert (stage / "details" / "points.jsonl").read_text() == ""
     assert not (stage / "record.json").exists(), content
 
 
 @case
 def pipes_where_people_look(place):
     os.mkfifo(place.cwd / "matplotlibrc")
-    (place.run / "points.jsonl").unlink()
+    (place.run / "details" / "points.jsonl").unlink()
     yield [[f"resume={place.run}"]]
     logs = place.run / "vis_data"
     logs.mkdir()
@@ -630,7 +637,7 @@ def an_index_of_git_without_an_end(place):
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
     with (place.cwd / ".git" / "index").open("wb") as file:
         file.truncate(1 << 40)
-    (place.run / "points.jsonl").unlink()
+    (place.run / "details" / "points.jsonl").unlink()
     yield [[f"resume={place.run}"]]
 
 
@@ -645,7 +652,7 @@ def names_of_artifacts_that_move_the_cursor(place):
 
 @case
 def facts_of_profiles_that_are_something_else(place):
-    lines = (place.run / "points.jsonl").read_bytes().splitlines()
+    lines = (place.run / "details" / "points.jsonl").read_bytes().splitlines()
     point = json.loads(lines[0])
     point["key"]["phase"] = "inference_profile"
     for facts in (
@@ -657,7 +664,7 @@ def facts_of_profiles_that_are_something_else(place):
         {"profiler": "torch", "files": ["/etc/passwd", "../../outside/bashrc"]},
     ):
         point["facts"] = {"profile": facts}
-        (place.run / "points.jsonl").write_bytes(
+        (place.run / "details" / "points.jsonl").write_bytes(
             b"\n".join([*lines, json.dumps(point).encode()]) + b"\n"
         )
         (place.run / "record.json").unlink(missing_ok=True)
@@ -689,12 +696,12 @@ def a_log_that_begins_again_at_every_line(place):
 def halves_of_surrogate_pairs(place):
     """What JSON and YAML may escape, and no file can be written with."""
     for path, key in (
-        (place.run / "environment.json", "host"),
+        (place.run / "details" / "environment.json", "host"),
         (place.run / "record.json", "name"),
-        (place.run / "plan.yaml", "uid"),
-        (place.run / "manifest.json", "perfexp"),
+        (place.run / "details" / "plan.yaml", "uid"),
+        (place.run / "details" / "manifest.json", "perfexp"),
         (place.sweep / "sweep.json", "name"),
-        (place.sweep / "multirun.yaml", "app_name"),
+        (place.sweep / "details" / "multirun.yaml", "app_name"),
     ):
         before = path.read_text()
         changed = re.sub(rf'("?{key}"?: ?)[^\n,}}]+', r'\1"\\ud800"', before)

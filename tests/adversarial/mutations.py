@@ -39,12 +39,12 @@ _VALUES = (
     ),
 )
 _NAMES = (
-    *("plan.yaml", "expected.json", "record.json", "points.jsonl", "manifest.json"),
-    *("environment.json", "run.log", "report.md"),
+    *("details/plan.yaml", "details/expected.json", "record.json", "details/points.jsonl"),
+    *("details/manifest.json", "details/environment.json", "details/run.log", "report.md"),
 )
 _SWEEP_NAMES = (
-    *("sweep.json", "multirun.yaml", "manifest.json", "sweep.lock", "sweep.csv"),
-    *("0_1/plan.yaml", "1_2/record.json"),
+    *("sweep.json", "details/multirun.yaml", "details/manifest.json", "details/sweep.lock"),
+    *("sweep.csv", "0-b1/details/plan.yaml", "1-b2/record.json"),
 )
 
 
@@ -63,7 +63,9 @@ def mutate(place, seed):
 
 def _overrides(place, path, random_):
     """An override more in the stored command."""
-    path = path.parent / ("sweep.json" if (path.parent / "sweep.json").exists() else "plan.yaml")
+    folder = path.parent.parent if path.parent.name == "details" else path.parent
+    is_sweep = (folder / "sweep.json").exists()
+    path = folder / ("sweep.json" if is_sweep else "details/plan.yaml")
     option = plant_option(
         place, f"_target_: shutil.copy\nsrc: {place.outside}/bashrc\ndst: {place.canary}\n"
     )

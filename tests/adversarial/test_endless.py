@@ -194,6 +194,7 @@ def test_the_accounting_is_asked_once_for_a_file_of_many_jobs(tmp_path, monkeypa
         SubmittedRun(run=number, job=f"{number}_1", gpu="x", submitted="")
         for number in range(30_000)
     ]
+    SweepPaths(tmp_path).create()
     job_states.append(SweepPaths(tmp_path), entries)
     children = [SweepChild(job=7, name="x", directory="7", status=Status.INTERRUPTED)]
     [state] = job_states.states(

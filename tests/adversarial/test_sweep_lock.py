@@ -27,7 +27,7 @@ def test_one_of_two_resumed_sweeps_is_refused_once_and_the_summary_says_what_the
     first.communicate()
     for record in (tmp_path / "s").rglob("record.json"):
         record.unlink()
-        record.with_name("points.jsonl").unlink()
+        (record.parent / "details" / "points.jsonl").unlink()
     both = [start(tmp_path, "resume=s") for _ in range(2)]
     ended = [(*process.communicate(timeout=120), process.returncode) for process in both]
     assert sorted(code for _, _, code in ended) == [0, 2]
@@ -51,4 +51,4 @@ def test_a_summary_that_says_failed_is_mended_by_the_records(tmp_path):
     assert [(child.status, child.error) for child in Sweep.load(tmp_path / "s").children] == [
         (Status.OK, None)
     ] * 2
-    assert Record.load(tmp_path / "s" / "0_1").status is Status.OK
+    assert Record.load(tmp_path / "s" / "0-b1").status is Status.OK
