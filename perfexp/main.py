@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from perfexp.cli import own_models
 from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
 from perfexp.cli.flags import (
     CONFIG_DIR,
@@ -109,6 +110,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
             text for text in arguments if text not in own and text.partition("=")[0] != MAX_JOBS
         ]
         refuse_words(arguments)
+        application.own_models = own_models.nodes(arguments)
         if not application.is_dry:
             fork_server.prepare()  # it starts while the plan is composed
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
@@ -123,6 +125,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         call_with_hydra(
             arguments,
             application,
+            application.own_models,
             begun=application.begin_sweep,
             composed=application.measure_composed,
             ended=application.end_sweep,
@@ -137,6 +140,7 @@ class _Application:
 
     def __init__(self) -> None:
         self.arguments: list[str] = []
+        self.own_models: dict[str, Any] = {}
         self.most_jobs = 0
         self.offer: Offer | None = None
         self.is_dry = self.overwrites = self.is_verbose = self._is_refused = self._optimizes = False
@@ -260,7 +264,7 @@ class _Application:
                 self._join(composed)
             plain = config.plan_of(composed, settings.runtime.choices, command)
             if self.offer is not None:
-                check_targets(plain, self.offer)
+                check_targets(plain, self.offer, self.own_models)
             assignment = self._assignment(plain)
             if not self.overwrites:
                 refuse_other_plan(RunPaths(assignment.folder), plain)  # before building anything

@@ -71,7 +71,7 @@ def compose(
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
     if offer is not None:
-        check_targets(plain, offer)
+        check_targets(plain, offer, models or {})
     validation.check(config.typed(plain))
     return plain
 

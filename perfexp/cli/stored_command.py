@@ -116,9 +116,14 @@ def refusal(why: str, texts: Sequence[str], words: Sequence[str]) -> UserError:
     return UserError(f"{' '.join(words)}: {why}. If you trust it, type it again: {again}")
 
 
-def check_targets(plain: Mapping[str, Any], offer: Offer) -> None:
-    """Raise UserError for a plan of a stored command with code that no file offers."""
-    if unknown := {target for _, target in config.targets(plain)} - offer.targets:
+def check_targets(plain: Mapping[str, Any], offer: Offer, typed: Mapping[str, Any]) -> None:
+    """Raise UserError for a plan of a stored command with code that no file offers.
+
+    Args:
+        typed: model options that the user typed as `module:Name`.
+    """
+    offered = offer.targets | {target for _, target in config.targets(typed)}
+    if unknown := {target for _, target in config.targets(plain)} - offered:
         raise UserError(
             f"The stored command chooses code that no configuration file offers: {sorted(unknown)}."
         )

@@ -13,6 +13,12 @@ from perfexp.errors import UserError, did_you_mean
 
 #: Width of a terminal, in characters.
 _WIDTH = 80
+#: Models without a file in conf/.
+_OTHER_MODELS = (
+    "Others: each name of torchvision; timm:NAME; mine:TinyNet for your class or function in "
+    "mine.py, in the current folder or on the module path, with its arguments as model.KEY=VALUE. "
+    "Its method example_inputs(batch_size) makes inputs other than images."
+)
 #: The overview, with places for the groups and the keys.
 _OVERVIEW = """\
 perfexp measures how fast a deep-learning model trains and infers.
@@ -21,6 +27,7 @@ perfexp measures how fast a deep-learning model trains and infers.
   perfexp model=resnet18 mode=train batch_size=[8,32] two points of one run
   perfexp -m model=resnet18,alexnet batch_size=1,8    a run for each combination
   perfexp experiment=quick model=vgg16                10 sizes
+  perfexp model=mine:TinyNet model.width=32           your class in ./mine.py
 
 look     perfexp list runs               runs and sweeps below outputs
          perfexp show                    the last run; DIR another one, -v all
@@ -147,6 +154,8 @@ def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> 
         yield f"Options of the group {key} ({key}=NAME --cfg job prints the keys of one, help keys all):"
         for name, place in sorted(options[key].items()):
             yield _filled(f"  {name}".ljust(width), [comment_of(place)])
+        if key == "model":
+            yield _filled("  ", [_OTHER_MODELS])
     for name, lines in keys.lines(conf).items() if key not in options else ():
         if f".{name}".endswith(f".{key}") or name.startswith(f"{key}."):
             yield from map(_wrapped, lines)

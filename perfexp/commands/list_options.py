@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 import yaml
 
+from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.cli.conf_files import comment_of, options_below
 from perfexp.cli.keys import keys
@@ -106,7 +107,7 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
     others = sorted(set(torchvision_names.names()) - set(about)) if group == "model" else []
     width = max(map(len, about)) + 2
     texts = [f"{option:<{width}}{text}".rstrip() for option, text in about.items()]
-    by_name = f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME"
+    by_name = f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME; your own: model=FILE:CLASS"
     emit(
         dict.fromkeys(others, "of torchvision") | about,
         [*texts, *([textwrap.fill(by_name, _WIDTH)] if others else [])],
@@ -138,4 +139,8 @@ def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
     # any algorithm will do: all are queried, with their shared settings (backend, workspace_bytes)
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
     words = command_line([*chosen, *overrides], config_dir)
-    return query(compose(words), "algorithms", waiting=lambda text: echo(text, err=True))
+    return query(
+        compose(words, own_models.nodes(words)),
+        "algorithms",
+        waiting=lambda text: echo(text, err=True),
+    )

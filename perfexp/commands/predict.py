@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
+from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit
 from perfexp.errors import PerfexpError, UserError
@@ -92,7 +93,8 @@ def predict(
     missing = [str(folder) for folder in corpus_folders or () if not folder.is_dir()]
     if missing:
         raise UserError(f"--corpus {missing[0]} is not a folder.")
-    plain = compose(command_line(words, config_dir))
+    arguments = command_line(words, config_dir)
+    plain = compose(arguments, own_models.nodes(arguments))
     plan = config.typed(plain)
     if plan.seeks_batch:
         raise UserError(

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.cli.flags import CONFIG_DIR, DRY_RUN
 from perfexp.cli.overrides import quoted
@@ -194,7 +195,7 @@ def _settle(
         record.command, record.plan, [*flags, *typed], ["reproduce", str(place)]
     )
     arguments = [*flags, *repeated, *typed]
-    plain = compose(arguments, offer=offer)
+    plain = compose(arguments, own_models.nodes(typed), offer)
     plan = config.typed(plain)
     folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
     if folder.resolve() == (place if place.is_dir() else place.parent).resolve():

@@ -67,6 +67,8 @@ def adapt(built: object, name: str) -> Model:
 
     It may be a model, a torch module, or a partial that makes a torch module.
     """
+    if isinstance(built, functools.partial) and _is_model(built.func):
+        built = built()
     # a module may have its own method `open`
     if isinstance(built, (torch.nn.Module, functools.partial)):
         return ModuleModel(built, name=name)
@@ -76,6 +78,11 @@ def adapt(built: object, name: str) -> Model:
         f"model={name} built a {type(built).__name__}. Its _target_ has to name a torch.nn.Module, a function that "
         "returns one, or a class with the method open of perfexp.models.Model."
     )
+
+
+def _is_model(made_by: Any) -> bool:
+    is_module = isinstance(made_by, type) and issubclass(made_by, torch.nn.Module)
+    return hasattr(made_by, "open") and not is_module
 
 
 class LiveModule:

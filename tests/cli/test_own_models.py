@@ -1,0 +1,78 @@
+"""Models that a command line names as `module:Name`."""
+
+import sys
+
+import pytest
+
+from perfexp.cli import own_models
+from perfexp.cli.composition import compose
+from perfexp.errors import UserError
+from perfexp.main import main
+from perfexp.records.record import Record, Status
+
+MINE = """
+import torch
+
+class TinyNet(torch.nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.head = torch.nn.Linear(3, width)
+
+    def forward(self, x):
+        return self.head(x.mean(dim=(2, 3)))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The current folder with a module `mine_here`, and the module path without it."""
+    (tmp_path / "mine_here.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    return tmp_path
+
+
+def test_a_typed_class_becomes_an_option_with_the_typed_keys(mine):
+    words = ["model=mine_here:TinyNet", "model.width=32", "model.a.b=1", "batch_size=2"]
+    node = {"_target_": "mine_here.TinyNet", "_partial_": True, "width": None, "a": {"b": None}}
+    assert own_models.nodes(words) == {"mine_here:TinyNet": node}
+    assert sys.path[-1] == str(mine)
+
+
+def test_each_class_of_a_sweep_becomes_an_option(mine):
+    assert list(own_models.nodes(["model=mine_here:A,mine_here:B,resnet18"])) == [
+        "mine_here:A",
+        "mine_here:B",
+    ]
+
+
+@pytest.mark.parametrize("text", ["model=resnet18", "model=timm:vit_tiny", "gpu=mine_here:TinyNet"])
+def test_other_words_name_no_own_model(mine, text):
+    assert own_models.nodes([text, "model.width=3"]) == {}
+    assert str(mine) not in sys.path
+
+
+def test_a_module_that_does_not_exist_is_named(mine):
+    with pytest.raises(UserError, match="there is no module nowhere"):
+        own_models.nodes(["model=nowhere:TinyNet"])
+
+
+def test_typed_values_reach_the_plan(mine):
+    words = ["model=mine_here:TinyNet", "model.width=32"]
+    plain = compose(words, own_models.nodes(words))
+    assert plain["model"]["_target_"] == "mine_here.TinyNet"
+    assert plain["model"]["width"] == 32
+
+
+@pytest.mark.slow
+@pytest.mark.always("README: own models on the command line")
+def test_a_typed_class_is_measured_and_resumed_only_when_typed(mine, capsys):
+    words = ["model=mine_here:TinyNet", "model.width=32", "gpu=cpu", "input_size=8"]
+    others = ["stopping=fixed", "stopping.measure=3", "tracking=none", "output_dir=x"]
+    assert main([*words, *others]) == 0
+    record = Record.load(mine / "x")
+    assert record.status is Status.OK
+    assert record.plan["model"]["width"] == 32
+    assert main(["resume=x"]) == 2
+    assert "model=mine_here:TinyNet model.width=32" in capsys.readouterr().err
+    assert main(["resume=x", *words[:2]]) == 0
