@@ -12,6 +12,7 @@ from perfexp.host import interrupts
 from perfexp.orchestration.job import Run
 from perfexp.orchestration.preparation import Assignment
 from perfexp.plan.hydra_errors import as_perfexp_error
+from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.reports.console import Console
 from perfexp.reports.progress import Whole
@@ -102,7 +103,7 @@ def _saved(runs: Sequence[Run], ended: Ended) -> Iterator[tuple[Run, Record]]:
             if run.has_results:
                 yield run, run.save()
         except Exception as error:
-            ended(run.assignment, as_perfexp_error(error, run.paths.log))
+            ended(run.assignment, as_perfexp_error(error, RunPaths(run.assignment.folder).log))
 
 
 def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended: Ended) -> None:
@@ -118,7 +119,7 @@ def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended
             try:
                 run.publish(record, results)
             except Exception as error:
-                outcome = as_perfexp_error(error, run.paths.log)
+                outcome = as_perfexp_error(error, RunPaths(run.assignment.folder).log)
             del left[0]
             ended(run.assignment, outcome)
     finally:

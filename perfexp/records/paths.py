@@ -226,6 +226,7 @@ class _Folder:
         return content if isinstance(content, dict) else {}
 
     def _write(self, manifest: dict[str, Any]) -> None:
+        self.details.mkdir(exist_ok=True)
         write_atomically(self.manifest, json.dumps(manifest, indent=1).encode() + b"\n")
 
     @contextmanager

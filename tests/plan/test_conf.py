@@ -28,7 +28,6 @@ from perfexp.records import old_names
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
 CONF = installation.conf_dir()
-ROOT = Path(__file__).parents[1]
 OPTIONS = [
     (path.parent.name, path.stem)
     for path in sorted(CONF.glob("*/*.yaml"))
@@ -116,7 +115,7 @@ def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(name):
 def test_each_key_has_exactly_one_description():
     known = {key.name for of_schema in keys.keys(CONF).values() for key in of_schema}
     assert set(keys.descriptions()) == known
-    lines = (ROOT / "perfexp/plan/key_descriptions.yaml").read_text(encoding="utf-8").splitlines()
+    lines = Path(config.__file__).with_name("key_descriptions.yaml").read_text().splitlines()
     assert len([line for line in lines if line[0] != "#"]) == len(known)
 
 

@@ -48,7 +48,8 @@ def test_nsys_looks_after_the_timing_and_leaves_its_files(run, nsys):
     )
     assert names == {"train.nsys-rep", *(f"train_{report}.csv" for report in reports)}
     listed = set(json.loads(Path("x/details/manifest.json").read_text())["files"])
-    assert {path.name for path in Path("x").iterdir()} <= listed
+    files = (path for path in Path("x").rglob("*") if path.is_file())
+    assert {path.relative_to("x").as_posix() for path in files} <= listed
     facts = point.facts["profile"]
     assert facts["kernels"][0] == {
         "name": "void dgrad2d<float, 3>(float *, int)",

@@ -70,7 +70,8 @@ def test_a_trace_the_operators_and_the_memory_of_a_training_step(run):
     assert "self: on the CPU, without the operators that it calls" in printed
     assert "\n## Profile\n" in Path("x/report.md").read_text()
     listed = set(json.loads(Path("x/details/manifest.json").read_text())["files"])
-    assert {path.name for path in Path("x").iterdir()} <= listed
+    files = (path for path in Path("x").rglob("*") if path.is_file())
+    assert {path.relative_to("x").as_posix() for path in files} <= listed
 
 
 @pytest.mark.parametrize(
