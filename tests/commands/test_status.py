@@ -131,7 +131,7 @@ def test_a_stopping_rule_of_somebody_elses_is_not_run(plan, tmp_path, capsys):
     assert not (tmp_path / "touched").exists()
 
 
-def test_status_of_a_running_run_changes_nothing(plan, tmp_path, capsys):
+def test_status_of_a_measured_run_changes_nothing(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan, statuses=[Status.OK] * 9)
     with (folder / "details" / "run.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
