@@ -40,6 +40,26 @@ def test_docstrings_name_the_noun_and_machines_do_not_speak(counts):
     assert counts.per_thousand(counts.told) <= 0.1
 
 
+def test_docstrings_are_plain_and_have_examples(counts):
+    density = counts.densities.per_thousand
+    assert density("of") <= 35
+    assert density("that of") <= 0.3
+    assert density("by which") <= 1
+    assert density("examples") >= 2
+
+
+def test_pages_address_their_reader_and_stay_short():
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "results" not in path.parts]
+    texts = [path.read_text(encoding="utf-8") for path in pages]
+    assert sum(len(text.split()) for text in texts) <= 45_000
+    densities = language.Densities()
+    for text in texts:
+        densities.add(language.prose(text))
+    assert densities.per_thousand("you") >= 5
+    assert densities.per_thousand("of") <= 28
+    assert densities.per_thousand("that of") <= 0.3
+
+
 def test_public_methods_have_or_inherit_docstrings():
     classes = [
         node

@@ -12,6 +12,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +27,53 @@ _DANGLING = re.compile(
 )
 _WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
 _TOLD = re.compile(r"\b(?:told|tell|tells)\b", re.IGNORECASE)
+#: Habits whose density says how a text reads, by name.
+_HABITS = {
+    "of": re.compile(r"\bof\b", re.IGNORECASE),
+    "that of": re.compile(r"\b(?:that|those) of\b", re.IGNORECASE),
+    "by which": re.compile(
+        r"\b(?:by|in|of|for|from|with|on|at|to) which\b|\bwhose\b", re.IGNORECASE
+    ),
+    "examples": re.compile(r"\b(?:for example|such as)\b|\be\.g\.", re.IGNORECASE),
+    "you": re.compile(r"\byou(?:rs?)?\b", re.IGNORECASE),
+}
 _WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")
+
+
+@dataclass
+class Densities:
+    """How often habits occur in texts.
+
+    Attributes:
+        words: number of words in all texts.
+        habits: number of occurrences by the habit's name, for example `of`.
+    """
+
+    words: int = 0
+    habits: Counter[str] = field(default_factory=Counter)
+
+    def add(self, text: str) -> None:
+        """Count a text."""
+        self.words += len(_WORD.findall(text))
+        for name, habit in _HABITS.items():
+            self.habits[name] += len(habit.findall(text))
+
+    def per_thousand(self, habit: str) -> float:
+        """Return a habit's occurrences per 1,000 words."""
+        return self.habits[habit] / max(self.words, 1) * 1e3
+
+
+def prose(markdown: str) -> str:
+    """Return a Markdown page without code blocks, inline code and targets of links."""
+    text = re.sub(r"(?ms)^\s*```.*?^\s*```\s*$", "", markdown)
+    return re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", text))
 
 
 @dataclass
 class Counts:
     """Figures of a package."""
+
+    densities: Densities = field(default_factory=Densities)
 
     entries: int = 0
     dangling: list[str] = field(default_factory=list)
@@ -91,6 +133,7 @@ def count(folder: Path) -> Counts:
         for name, text in docstrings(ast.parse(source)):
             counts.docstrings += 1
             counts.words += len(_WORD.findall(text))
+            counts.densities.add(text)
             counts.what += len(_WHAT.findall(text))
             counts.told += len(_TOLD.findall(text))
             for entry, description in entries(text):
@@ -121,6 +164,8 @@ def main() -> None:
         print(f"  dangling entries   {len(counts.dangling)} of {counts.entries} ({share:.1%})")
         print(f"  'what'             {counts.per_thousand(counts.what):.2f} per 1,000 words")
         print(f"  'told/tell/tells'  {counts.per_thousand(counts.told):.2f} per 1,000 words")
+        for habit in counts.densities.habits:
+            print(f"  {habit!r:<18} {counts.densities.per_thousand(habit):.2f} per 1,000 words")
         print(f"  comments           {counts.comments / max(counts.lines, 1):.1%} of the lines")
         if options.list:
             print(*counts.dangling, sep="\n")
