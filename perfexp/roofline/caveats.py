@@ -97,7 +97,7 @@ def _contradictions(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[
     ]
     if stated and implied and abs(max(implied) / stated - 1) > _CONTRADICTION:
         yield (
-            f"Warning: the memory ceiling ({pretty(stated, 'B/s')}, {sources}) contradicts the file: its bytes and "
+            f"The memory ceiling ({pretty(stated, 'B/s')}, {sources}) contradicts the file: its bytes and "
             f"percentages imply a peak of {pretty(max(implied), 'B/s')}. Is --gpu the device that was profiled?"
         )
 

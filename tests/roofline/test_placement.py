@@ -160,7 +160,7 @@ def test_a_memory_roof_that_the_files_own_percentages_contradict_is_a_warning(
     found = [
         note
         for note in roofline(busy).notes
-        if note.startswith("Warning: the memory ceiling (1.00 TB/s, given by")
+        if note.startswith("The memory ceiling (1.00 TB/s, given by")
     ]
     assert bool(found) == warns
     if percent == "60":
