@@ -77,8 +77,7 @@ replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000
 runs, --hydra-help explains Hydra's other flags. `perfexp COMMAND --help`
 explains a command, `perfexp help keys` all options and keys, `perfexp help
 profiler.steps` one of them, `perfexp help busy_host` the code of a warning, and
-`perfexp help p95` or `perfexp help ≈` a term of the tables; README.md has the
-rest."""
+`perfexp help p95` or `perfexp help ≈` a term of the tables."""
 #: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
 COMMANDS = tuple(dict.fromkeys(re.findall(r"^.{9}perfexp ([\w-]+)", _OVERVIEW, re.MULTILINE)))
 #: Earlier names of commands, which go on working.

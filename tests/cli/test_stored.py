@@ -164,16 +164,16 @@ def test_a_typed_folder_offers_its_options_and_their_keys(tmp_path):
     stored_command.check(
         ["model=tiny", "model.width=32", "model.nested.deep=[3]", "model.file=word"], offer, WORDS
     )
-    stored_command.check_targets({"model": {"_target_": "mine.Tiny"}}, offer)
+    stored_command.check_targets({"model": {"_target_": "mine.Tiny"}}, offer, {})
     for text in ("model.file=x/z", "model.depth=1", "model.nested.other=1"):
         with pytest.raises(UserError):
             stored_command.check([text], offer, WORDS)
 
 
 def test_code_that_no_file_names_is_refused(offer):
-    stored_command.check_targets({"stopping": {"_target_": "perfexp.stopping.Fixed"}}, offer)
+    stored_command.check_targets({"stopping": {"_target_": "perfexp.stopping.Fixed"}}, offer, {})
     with pytest.raises(UserError, match="shutil"):
-        stored_command.check_targets({"probe": {"x": [{"_target_": "shutil.rmtree"}]}}, offer)
+        stored_command.check_targets({"probe": {"x": [{"_target_": "shutil.rmtree"}]}}, offer, {})
 
 
 def test_all_that_must_be_typed_is_named_at_once(offer):
