@@ -77,12 +77,16 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
     if plan is not None and plan.stage:
         return _stage_folder(plan, axes)
     folders = plan.config_dirs() if plan is not None else [conf_dir()]
+    values = [
+        _device(value, 0, folders) if axis == "gpu" else value for axis, value in axes.items()
+    ]
+    older = sweep / safe_name("_".join([str(job), *values]))[:100]
+    if older.is_dir():  # a sweep of an older version goes on where it began
+        return older
     words = [str(job)]
-    for axis, value in axes.items():
+    for axis, value in zip(axes, values, strict=True):
         key = axis.rpartition(".")[2]
-        if axis == "gpu":
-            words.append(_device(value, 0, folders))
-        elif axis in _PLAIN_AXES:
+        if axis in _PLAIN_AXES:
             words.append(value)
         else:
             words.append(f"b{value.strip('[]')}" if key == "batch_size" else f"{key}-{value}")

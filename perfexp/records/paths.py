@@ -317,7 +317,8 @@ class RunPaths(_Folder):
         inner = self.replacement()
         if not untrusted.is_regular(inner.record):
             return
-        refuse_link(inner.root / CHECKPOINTS)
+        for name in (CHECKPOINTS, DETAILS):
+            refuse_link(inner.root / name)
         earlier, names = self.claimed(), inner.claimed()
         for path in self.results():
             if path.relative_to(self.root).as_posix() not in names:

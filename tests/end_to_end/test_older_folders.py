@@ -7,6 +7,7 @@ import yaml
 
 from perfexp import commands
 from perfexp.main import main
+from perfexp.plan import naming
 from perfexp.records.record import Record, Status
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
@@ -54,6 +55,13 @@ def test_it_is_measured_again_with_overwrite(older):
     assert yaml.safe_load((older / "plan.yaml").read_text())["format"] == 4
     assert Record.load(older).status is Status.OK
     assert not (older / "details").exists()
+
+
+def test_an_older_sweep_goes_on_in_the_folders_where_it_began(tmp_path):
+    axes = {"batch_size": "1", "gpu": "fake"}
+    assert naming.child_folder(None, tmp_path, 0, axes) == tmp_path / "0-b1-fake"
+    (tmp_path / "0_1_fake").mkdir()
+    assert naming.child_folder(None, tmp_path, 0, axes) == tmp_path / "0_1_fake"
 
 
 def test_its_results_are_still_read(older, tmp_path, capsys):
