@@ -68,6 +68,8 @@ def _settings(typed: Sequence[str]) -> dict[str, Any]:
         *parents, last = key.removeprefix(_PREFIX).split(".")
         node = settings
         for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = None
+            if not isinstance(node.get(parent), dict):
+                node[parent] = {}
+            node = node[parent]
+        node.setdefault(last)
     return settings

@@ -39,6 +39,12 @@ def test_a_typed_class_becomes_an_option_with_the_typed_keys(mine):
     assert sys.path[-1] == str(mine)
 
 
+@pytest.mark.parametrize("keys", [("model.a=1", "model.a.b=2"), ("model.a.b=2", "model.a=1")])
+def test_a_key_and_a_key_within_it_are_both_possible(mine, keys):
+    nodes = own_models.nodes(["model=mine_here:TinyNet", *keys])
+    assert nodes["mine_here:TinyNet"]["a"] == {"b": None}
+
+
 def test_each_class_of_a_sweep_becomes_an_option(mine):
     assert list(own_models.nodes(["model=mine_here:A,mine_here:B,resnet18"])) == [
         "mine_here:A",
