@@ -42,6 +42,10 @@ Record.text = staticmethod(
 def compose(*arguments: str, **overrides: Any) -> config.Plan:
     """Return the plan for some overrides, as the command line composes it.
 
+    >>> plan = compose("model=fake", gpu="fake", batch_size=[1, 8], stopping__max_seconds=10)
+    >>> plan.model_name, plan.mode.name, plan.batch_size, plan.stopping["max_seconds"]
+    ('fake', 'inference', [1, 8], 10.0)
+
     Args:
         arguments: overrides as text, such as `"model=resnet50"`.
         overrides: keys with their values; two underscores are a dot (`stopping__max_seconds=10`).
@@ -61,6 +65,10 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
 
     This process measures a model object once, and the record is marked `in_process`. The object is
     a torch module, a module class, or a function that takes an image batch.
+
+    >>> record = measure("fake", gpu="fake", tracking="none", processes=2)
+    >>> print(record.status.value, record.points[0].key)
+    ok inference 224 batch 1
 
     Args:
         arguments: overrides as text.
@@ -105,6 +113,11 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
 
 def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     """Return a table of all runs in and below folders.
+
+    >>> record = measure("fake", gpu="fake", tracking="none", processes=2, output_dir="runs/a")
+    >>> table = load("runs")
+    >>> table.model.unique().tolist(), table.batch_size.tolist()
+    (['fake'], [1])
 
     Args:
         places: run folders, sweep folders, any folders above them, or records.
