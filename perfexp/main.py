@@ -36,7 +36,6 @@ from perfexp.cli.overrides import (
     without_credentials,
 )
 from perfexp.cli.resume import with_resumed
-from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cluster.campaign import campaign_of
 from perfexp.cluster.default_site import with_site
 from perfexp.cluster.element import Campaign, Element, of_arguments
@@ -111,9 +110,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
                 f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out."
             )
         arguments, application.element = of_arguments(arguments)
-        arguments, application.offer = with_resumed(
-            arguments if application.element else with_site(arguments)
-        )
+        arguments = with_resumed(arguments if application.element else with_site(arguments))
         application.arguments = arguments
         call_with_hydra(
             arguments,
@@ -133,7 +130,6 @@ class _Application:
     def __init__(self) -> None:
         self.arguments: list[str] = []
         self.most_jobs = 0
-        self.offer: Offer | None = None
         self.is_dry = self.overwrites = self.is_verbose = self._is_refused = self._optimizes = False
         self.element: Element | None = None
         self._campaign: Campaign | None = None
@@ -245,15 +241,11 @@ class _Application:
             if settings.mode == RunMode.MULTIRUN:
                 self._join(composed)
             plain = config.plan_of(composed, settings.runtime.choices, command)
-            if self.offer is not None:
-                check_targets(plain, self.offer)
             assignment = self._assignment(plain)
             if not self.overwrites:
                 refuse_other_plan(
                     RunPaths(assignment.folder), plain
                 )  # before anything of the plan is built
-            if self.offer is not None and self.sweep_run is not None:
-                self.sweep_run.refuse_other_runs(assignment.folder)
             self._folder = assignment.folder
             validation.check(assignment.plan)
             is_here = self._campaign is None or not self._campaign.outlives

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfexp.cli.flags import MULTIRUN
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.cache import user_folder
 from perfexp.host.files import write_atomically
 
@@ -22,7 +22,7 @@ def file() -> Path:
 def words() -> list[str]:
     """Return the words, one per line of the file; none without one."""
     try:
-        lines = untrusted.read_bytes(file()).decode().splitlines()
+        lines = foreign.read_bytes(file()).decode().splitlines()
     except FileNotFoundError:
         return []
     except (OSError, UnicodeError) as error:

@@ -18,7 +18,7 @@ from perfexp.host.files import write_atomically
 from perfexp.orchestration.preparation import Assignment
 from perfexp.plan import config, naming
 from perfexp.plan.override_keys import differing_keys, key_of, measures_the_same
-from perfexp.records.paths import RunPaths, SweepPaths
+from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership, timestamp
 from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 from perfexp.reports import run_files
@@ -86,6 +86,11 @@ class SweepRun:
             stack.enter_context(self.paths.locked())
             self.sweep = self._before(self.sweep.command) or self.sweep
             self.sweep.ended = None
+            if (
+                self.paths.begun_in(self.sweep.command) is None
+            ):  # from here on it is what this user typed
+                self.sweep.command = list(self._command)
+                self.paths.sign(self._command)
             self._write()
             write_atomically(self.paths.multirun, self._multirun)
             self._stack = stack.pop_all()
@@ -117,17 +122,6 @@ class SweepRun:
             )
         sweep.refresh(self.paths.root)
         return sweep
-
-    def refuse_other_runs(self, folder: Path) -> None:
-        """Raise UserError if a folder, such as a stage's, holds a run that this sweep did not begin."""
-        if (
-            folder.parent.absolute() != self.paths.root
-            and folder.exists()
-            and RunPaths(folder).sweep != self.sweep.uid
-        ):
-            raise UserError(
-                f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's."
-            )
 
     def accept(self, assignment: Assignment) -> None:
         """Take tracker, points and estimated time from the first valid run; raises UserError if its settings clash."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.profilers import is_profile
 from perfexp.records import units
 from perfexp.records.record import (
@@ -191,7 +191,7 @@ def results(text: bytes) -> dict[Key, Result]:
 def refusal(path: Path) -> str | None:
     """Read `refused.txt`: why the last worker of a run refused to start or to go on; None if it did not."""
     try:
-        return one_line(untrusted.read_bytes(path).decode(errors="replace").strip()) or None
+        return one_line(foreign.read_bytes(path).decode(errors="replace").strip()) or None
     except OSError:
         return None
 
