@@ -110,6 +110,7 @@ def _measure(application: _Application, arguments: list[str]) -> None:
                 f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out."
             )
         arguments, application.element = of_arguments(arguments)
+        application.resumes = any(text.startswith("resume=") for text in arguments)
         arguments = with_resumed(arguments if application.element else with_site(arguments))
         application.arguments = arguments
         call_with_hydra(
@@ -130,7 +131,9 @@ class _Application:
     def __init__(self) -> None:
         self.arguments: list[str] = []
         self.most_jobs = 0
-        self.is_dry = self.overwrites = self.is_verbose = self._is_refused = self._optimizes = False
+        self.is_dry = self.resumes = self.overwrites = self.is_verbose = self._is_refused = (
+            self._optimizes
+        ) = False
         self.element: Element | None = None
         self._campaign: Campaign | None = None
         self._is_left = False
@@ -246,6 +249,8 @@ class _Application:
                 refuse_other_plan(
                     RunPaths(assignment.folder), plain
                 )  # before anything of the plan is built
+            if self.resumes and self.sweep_run is not None:
+                self.sweep_run.refuse_other_runs(assignment.folder)
             self._folder = assignment.folder
             validation.check(assignment.plan)
             is_here = self._campaign is None or not self._campaign.outlives

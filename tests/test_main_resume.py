@@ -18,11 +18,11 @@ FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping
 
 def test_repeating_the_command_measures_only_what_is_missing(run):
     run.shared(*FAKE, "batch_size=[1,2]", "output_dir=x")
-    lines = Path("x/points.jsonl").read_bytes().splitlines(keepends=True)
-    Path("x/points.jsonl").write_bytes(lines[0])
+    lines = Path("x/details/points.jsonl").read_bytes().splitlines(keepends=True)
+    Path("x/details/points.jsonl").write_bytes(lines[0])
     code, _, [record] = run(*FAKE, "batch_size=[1,2]", "output_dir=x")
     assert code == 0
-    assert Path("x/points.jsonl").read_bytes().splitlines(keepends=True)[0] == lines[0]
+    assert Path("x/details/points.jsonl").read_bytes().splitlines(keepends=True)[0] == lines[0]
     assert len(record.points) == 2
 
 
@@ -44,6 +44,7 @@ def test_a_plan_that_was_changed_on_disk_is_not_run(tmp_path):
     from perfexp.worker.entry import main as worker
 
     plan = tmp_path / "details" / "plan.yaml"
+    plan.parent.mkdir()
     plan.write_text(yaml.safe_dump({"model": {"_target_": "os.system"}}))
     assert worker([str(tmp_path), "--plan-sha256", "0" * 64]) == 2
 
@@ -73,10 +74,10 @@ def test_a_repetition_with_nothing_left_says_so_and_keeps_the_times(run):
 
 def test_points_of_another_environment_are_not_mixed_in(run, tmp_path):
     run.shared(*FAKE, "batch_size=[1,2]", "output_dir=x")
-    lines = (tmp_path / "x/points.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "x/points.jsonl").write_bytes(lines[0])
+    lines = (tmp_path / "x/details/points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x/details/points.jsonl").write_bytes(lines[0])
     (tmp_path / "x/record.json").unlink()
-    file = tmp_path / "x/environment.json"
+    file = tmp_path / "x/details/environment.json"
     file.write_text(file.read_text().replace('"scripted device"', '"another device"'))
     code, printed, _ = run(*FAKE, "batch_size=[1,2]", "output_dir=x")
     assert code == 2
@@ -155,7 +156,7 @@ def test_what_somebody_else_began_goes_on_by_its_command_alone(
         else ("batch_size=[1,2]", "output_dir=x")
     )
     run.shared(*FAKE, *swept)
-    signed = tmp_path / "x" / ("manifest.json" if is_sweep else "plan.yaml")
+    signed = tmp_path / "x" / "details" / ("manifest.json" if is_sweep else "plan.yaml")
     text = signed.read_text()
     if kind == "another user":
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -201,6 +202,7 @@ def test_a_sweep_with_another_command_than_was_typed_is_somebody_elses(run, tmp_
 def test_names_and_tags_in_a_store_are_repeated_and_its_address_is_not(tmp_path):
     texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
     content = {"format": plan_fields.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
+    (tmp_path / "details").mkdir()
     plan = plan_file.signed(yaml.safe_dump(content).encode())
     (tmp_path / "details" / "plan.yaml").write_bytes(plan)
     arguments = with_resumed([f"resume={tmp_path}"])
@@ -243,8 +245,8 @@ def test_layers_are_looked_into_by_a_process_of_their_own_and_go_on_where_they_s
     assert [point.metric("layers/closure").reason for point in record.points[:2]] == [
         "the model is scripted: it has no layers"
     ] * 2
-    lines = (tmp_path / "x/points.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "x/points.jsonl").write_bytes(b"".join(lines[:-1]))
+    lines = (tmp_path / "x/details/points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x/details/points.jsonl").write_bytes(b"".join(lines[:-1]))
     code, _, [record] = run(*arguments)
     assert (code, len(record.points)) == (0, 4)
     assert "Nothing is left" in run(*arguments)[1]
@@ -261,12 +263,12 @@ def test_layers_of_points_that_failed_are_not_tried_and_go_with_them(run, tmp_pa
         Status.OK,
     ]
     assert "not tried" in record.points[3].metric("layers/closure").reason
-    lines = (tmp_path / "x/points.jsonl").read_text().splitlines(keepends=True)
+    lines = (tmp_path / "x/details/points.jsonl").read_text().splitlines(keepends=True)
     lines[0] = lines[0].replace('"status":"ok"', '"status":"failed"', 1)
-    (tmp_path / "x/points.jsonl").write_text("".join(lines))
+    (tmp_path / "x/details/points.jsonl").write_text("".join(lines))
     before = [line for line in lines if "inference_layers" in line and '"batch_size":1,' in line]
     run(*arguments, "model.faults.oom=1000000")
-    after = (tmp_path / "x/points.jsonl").read_text()
+    after = (tmp_path / "x/details/points.jsonl").read_text()
     assert len(before) == 1
     assert before[0] not in after
 

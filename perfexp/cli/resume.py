@@ -38,7 +38,7 @@ _MOST_SHOWN = 50_000
 
 
 class Begun(NamedTuple):
-    """What a folder was begun with.
+    """The command that began a folder.
 
     Attributes:
         command: overrides and flags, as stored in the folder.
@@ -144,7 +144,7 @@ def _begun(folder: Path) -> Begun:
 
 
 def begun_run(folder: Path) -> Begun:
-    """Return what a run's folder was begun with; raises UserError if that cannot be read."""
+    """Return the command that began a run's folder; raises UserError if that cannot be read."""
     paths = RunPaths(folder)
     if not paths.plan.exists():
         raise UserError(

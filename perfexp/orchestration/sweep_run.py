@@ -18,7 +18,7 @@ from perfexp.host.files import write_atomically
 from perfexp.orchestration.preparation import Assignment
 from perfexp.plan import config, naming
 from perfexp.plan.override_keys import differing_keys, key_of, measures_the_same
-from perfexp.records.paths import SweepPaths
+from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership, timestamp
 from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
 from perfexp.reports import run_files
@@ -122,6 +122,14 @@ class SweepRun:
             )
         sweep.refresh(self.paths.root)
         return sweep
+
+    def refuse_other_runs(self, folder: Path) -> None:
+        """Raise UserError if a folder, such as a stage's, holds a run that this sweep did not begin."""
+        is_elsewhere = folder.parent.absolute() != self.paths.root
+        if is_elsewhere and folder.exists() and RunPaths(folder).sweep != self.sweep.uid:
+            raise UserError(
+                f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's."
+            )
 
     def accept(self, assignment: Assignment) -> None:
         """Take tracker, points and estimated time from the first valid run; raises UserError if its settings clash."""

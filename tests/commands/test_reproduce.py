@@ -79,11 +79,11 @@ def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slower_device)
     assert any("device of 224 · batch 1: " in line and "by +" in line for line in answer["reasons"])
 
     before = Path(
-        "y/points.jsonl"
+        "y/details/points.jsonl"
     ).read_bytes()  # the same command with the folder measures nothing twice
     slower_device(1.0)
     assert run(*AGAIN, "output_dir=y")[0] == 1
-    assert Path("y/points.jsonl").read_bytes() == before
+    assert Path("y/details/points.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def set_base_and_hash(record):
 @pytest.mark.parametrize(
     ("name", "function", "refusal"),
     [
-        ("plan.yaml", set_base, "x: you did not begin it, or elsewhere. Nothing was run."),
+        ("details/plan.yaml", set_base, "x: you did not begin it, or elsewhere. Nothing was run."),
         ("record.json", lambda record: set_base(record["plan"]), "the plan in it does not match"),
         ("record.json", set_base_and_hash, "model.base_seconds: 0.5 → 0.001"),
         (
@@ -284,7 +284,7 @@ def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, 
 def test_a_sweeps_run_is_reproduced_without_its_sweep(run):
     record = Record.load(Path("x"))
     shutil.copytree("x", "z")
-    for name in ("plan.yaml", "manifest.json"):
+    for name in ("details/plan.yaml", "details/manifest.json"):
         Path("z", name).unlink()
     Path("z/record.json").write_bytes(
         msgspec.structs.replace(record, command=record.command[:-1]).to_json()
