@@ -23,10 +23,9 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
-from perfexp.cli import meant
+from perfexp.cli import meant, own_models
 from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values, refuse_no_folders
 from perfexp.cli.overrides import alternatives, parsed, refuse_unreadable, without_credentials
-from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cli.usage import COMMANDS
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
@@ -48,14 +47,11 @@ _MODEL = re.compile(r"(?:^|[\s/])model\s*[=:](.*)")
 _SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
-def compose(
-    arguments: Sequence[str], models: Mapping[str, Any] | None = None, offer: Offer | None = None
-) -> dict[str, Any]:
+def compose(arguments: Sequence[str], models: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts.
 
     Args:
         models: nodes of models without a file, by the name of their option.
-        offer: options that a stored command may choose.
     """
     results: list[tuple[DictConfig, dict[str, Any]]] = []
 
@@ -70,8 +66,6 @@ def compose(
         plain = config.plan_of(*results[0], arguments)
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
-    if offer is not None:
-        check_targets(plain, offer, models or {})
     validation.check(config.typed(plain))
     return plain
 
@@ -121,8 +115,8 @@ def call_with_hydra(
         stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
-        named = {name: torchvision_names.node(name) for name in _models_without_file(arguments)}
-        config.register(Path(scratch), {**named, **(models or {})})
+        nodes = {name: torchvision_names.node(name) for name in _models_without_file(arguments)}
+        config.register(Path(scratch), {**nodes, **own_models.nodes(arguments), **(models or {})})
         create = Plugins.instantiate_sweeper
 
         def sweeper(plugins: Plugins, *, config: DictConfig, **others: Any) -> Sweeper:

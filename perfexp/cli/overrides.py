@@ -25,8 +25,7 @@ from perfexp.errors import UserError
 from perfexp.host import credentials, installation
 from perfexp.plan.override_keys import key_of
 
-#: Limits on a stored command, in overrides and characters: a longer one would keep the parser busy for minutes.
-_MOST_OVERRIDES, _MOST_STORED = 500, 50_000
+_PLAIN_PATH = re.compile(r"/[\w./-]+", re.ASCII)
 #: Limits on one argument.
 _MOST_CHARACTERS, _MOST_NESTED, _MOST_DIGITS = 10_000, 32, 400
 #: Default limit on the runs of a sweep, and on a range that is counted exactly.
@@ -63,14 +62,6 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
         depths = accumulate((character in "[{(") - (character in "]})") for character in text)
         if max(depths, default=0) > _MOST_NESTED:
             raise UserError(f"{shown} is nested more than {_MOST_NESTED} deep.")
-
-
-def refuse_length(command: Sequence[str]) -> None:
-    """Raise UserError for a stored command that would take long to parse: nobody types that much."""
-    if len(command) > _MOST_OVERRIDES or sum(map(len, command)) > _MOST_STORED:
-        raise UserError(
-            f"the stored command has {len(command):,} overrides of {sum(map(len, command)):,} characters"
-        )
 
 
 def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
@@ -153,7 +144,9 @@ def _without_credentials(argument: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote any text as one value of Hydra's grammar."""
+    """Return any text as one value of Hydra's grammar: in quotes, unless it is a plain path."""
+    if _PLAIN_PATH.fullmatch(text):
+        return text
     escaped = re.sub(r"(\\*)('|$)", r"\1\1\2", text).replace("'", "\\'")
     return f"'{escaped}'"
 

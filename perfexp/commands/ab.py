@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.cli.overrides import without_credentials
 from perfexp.commands import sides
@@ -80,7 +79,7 @@ def ab(
     overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
     variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
     commands = [_arguments(overrides, own) for own in variants]
-    plains = [compose(words, own_models.nodes(words)) for words in commands]
+    plains = [compose(words) for words in commands]
     _refuse_other_points(plains)
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
     command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]

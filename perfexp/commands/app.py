@@ -14,7 +14,7 @@ from perfexp.cli.flags import refuse_no_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
 from perfexp.host.files import write_atomically
-from perfexp.host.untrusted import printable
+from perfexp.host.foreign import printable
 from perfexp.models import torchvision_names
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Section

@@ -13,7 +13,7 @@ from perfexp.cluster import default_site, job_states, slurm
 from perfexp.cluster import site as sites
 from perfexp.commands.app import SWEEP, ConfigDir, app, echo, options
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records import units
 from perfexp.records.folders import below, run_folders
 from perfexp.records.paths import SweepPaths, refuse_link
@@ -151,7 +151,7 @@ def logs(
     for suffix in ("out", "err"):
         file = paths.job_logs / f"{entry.job}.{suffix}"
         try:
-            text = untrusted.read_bytes(file).decode(errors="replace")
+            text = foreign.read_bytes(file).decode(errors="replace")
         except OSError as error:
             echo(f"{file}: {error.strerror}", err=True)
             continue

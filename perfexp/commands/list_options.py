@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 import yaml
 
-from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.cli.conf_files import comment_of, options_below
 from perfexp.cli.keys import keys
@@ -140,7 +139,7 @@ def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
     words = command_line([*chosen, *overrides], config_dir)
     return query(
-        compose(words, own_models.nodes(words)),
+        compose(words),
         "algorithms",
         waiting=lambda text: echo(text, err=True),
     )

@@ -20,7 +20,7 @@ import msgspec
 from perfexp.commands.app import PLAN, RECORD, SWEEP, echo, emit, oldest
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError, did_you_mean
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.records import folders, old_names, units
 from perfexp.records.paths import RunPaths, home_of
@@ -152,7 +152,7 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
                 sweeps[sweep.uid] = place, sweep
             elif place not in runs:  # a record comes before the plan beside it
                 runs[place] = _recorded(file) if file.name == RECORD else _begun(file)
-        except (UserError, OSError, *untrusted.DECODING_ERRORS) as error:
+        except (UserError, OSError, *foreign.DECODING_ERRORS) as error:
             _report(error, file)
     found: dict[Path, Found] = {}
     for place, run in runs.items():
@@ -169,7 +169,7 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
 
 
 def _recorded(file: Path) -> _Run:
-    run = untrusted.from_json(untrusted.read_bytes(file), _Run)
+    run = foreign.from_json(foreign.read_bytes(file), _Run)
     run.plan = old_names.plan_of_today(run.plan)
     return run
 

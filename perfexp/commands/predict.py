@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit
 from perfexp.errors import PerfexpError, UserError
@@ -94,7 +93,7 @@ def predict(
     if missing:
         raise UserError(f"--corpus {missing[0]} is not a folder.")
     arguments = command_line(words, config_dir)
-    plain = compose(arguments, own_models.nodes(arguments))
+    plain = compose(arguments)
     plan = config.typed(plain)
     if plan.seeks_batch:
         raise UserError(

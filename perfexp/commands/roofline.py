@@ -22,7 +22,7 @@ from perfexp.commands.app import (
     refuse_to_overwrite,
 )
 from perfexp.errors import UserError
-from perfexp.host import gpu_sheets, interrupts, untrusted
+from perfexp.host import foreign, gpu_sheets, interrupts
 from perfexp.host.gpu_sheets import GpuFile
 from perfexp.plots import roofline_files as sink
 from perfexp.plots import roofline_table
@@ -143,7 +143,7 @@ def _of_run(
         name for name in RunPaths(folder).claimed() if is_own_place(name) and name.endswith(".csv")
     ]
     tables = [
-        path for name in names if untrusted.is_regular(path := folder / name) and is_listing(path)
+        path for name in names if foreign.is_regular(path := folder / name) and is_listing(path)
     ]
     for path in tables:
         title = label or f"{record.name} · {path.stem}"

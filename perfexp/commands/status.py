@@ -12,7 +12,7 @@ import typer
 from perfexp.cluster import job_states
 from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.plan.override_keys import measures_the_same
 from perfexp.profilers import is_profile
@@ -157,9 +157,7 @@ def _run(folder: Path) -> Run:
     )  # unreadable means not done
     # reading YAML takes a hundred times as long as the record, which has the same plan at the end
     plan = plan_file.read(paths.plan) if record is None or running else record.plan
-    results = (
-        run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
-    )
+    results = run_status.results(foreign.read_bytes(paths.points)) if paths.points.is_file() else {}
     if record is not None and not paths.points.exists():  # the record alone was copied
         results = {
             one.key: run_status.Result(key=one.key, status=one.status) for one in record.points

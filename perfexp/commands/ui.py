@@ -24,8 +24,8 @@ from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_h
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.credentials import hide, mask
+from perfexp.host.foreign import printable
 from perfexp.host.installation import python_command
-from perfexp.host.untrusted import printable
 from perfexp.tracking import store
 from perfexp.tracking.views import VIEWS
 

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from perfexp import __version__
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import UserError
-from perfexp.host import repository, scheduler, untrusted
+from perfexp.host import foreign, repository, scheduler
 from perfexp.records.diagnostics import Diagnostic
 
 _PACKAGES = ["torch", "torchvision", "numpy", "hydra-core", "omegaconf"]
@@ -118,7 +118,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
     Raises `UserError` if it cannot be read.
     """
     try:
-        content = msgspec.convert(untrusted.json_data(untrusted.read_bytes(path)), _File)
+        content = msgspec.convert(foreign.json_data(foreign.read_bytes(path)), _File)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ from perfexp import __version__
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, predictions
 from perfexp.forecast.predictions import Forecast
-from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
+from perfexp.host import crash_report, foreign, gpu_sheets, installation, interrupts
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.orchestration import machine_priors, supervisor
 from perfexp.orchestration.preparation import (
@@ -498,7 +498,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         story = "".join(traceback.format_exception(error)).encode(errors="replace")
         with (
             suppress(OSError),
-            untrusted.open_append(paths.log) as log,
+            foreign.open_append(paths.log) as log,
         ):  # a full disk has no room for the traceback
             log.write(story)
         if isinstance(error, OSError):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.files import write_atomically
 from perfexp.plan import config, plan_file
 from perfexp.profilers import profiled_key
@@ -98,7 +98,7 @@ def prepare(
         write_atomically(paths.points, b"".join(other_lines(paths, forgotten)))
         finished = read_points(paths.points)
     write_expected(paths, plan, finished)
-    content = plan_file.to_yaml({**plain, "uid": paths.uid})
+    content = plan_file.signed(plan_file.to_yaml({**plain, "uid": paths.uid}))
     write_atomically(paths.plan, content)
     return hashlib.sha256(content).hexdigest()
 
@@ -116,7 +116,7 @@ def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point
 def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
     """Return whether a run's folder has its record and a final result for each point."""
     try:
-        results = run_status.results(untrusted.read_bytes(paths.points))
+        results = run_status.results(foreign.read_bytes(paths.points))
         everything = plan.keys(read_points(paths.points))
     except (OSError, UserError):
         return False
@@ -168,7 +168,7 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
     If a point is forgotten, so are its layers and its profile.
     """
-    for line in untrusted.read_bytes(paths.points).split(b"\n"):
+    for line in foreign.read_bytes(paths.points).split(b"\n"):
         for point in points_from_lines(line):
             if forgotten.isdisjoint((point.key, timed_key(point.key), profiled_key(point.key))):
                 yield line + b"\n"
@@ -191,7 +191,7 @@ def is_of_perfexp(paths: RunPaths) -> bool:
     identities: set[str | None] = set()
     for file in (paths.record, SweepPaths(paths.root).summary):
         with suppress(OSError, ValueError, msgspec.MsgspecError, RecursionError):
-            identities.add(untrusted.from_json(untrusted.read_bytes(file), _Identity).uid)
+            identities.add(foreign.from_json(foreign.read_bytes(file), _Identity).uid)
     with suppress(UserError):
         identities.add(str(plan_file.read(paths.plan).get("uid")))
     return paths.uid is not None and paths.uid in identities

@@ -15,7 +15,7 @@ import msgspec
 
 from perfexp.diagnosis import environment
 from perfexp.errors import Unsupported, UserError
-from perfexp.host import interrupts, untrusted
+from perfexp.host import foreign, interrupts
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
 from perfexp.orchestration.preparation import (
@@ -341,7 +341,7 @@ def _run_profiler(job: Job, point: Point, place: Place) -> None:
     if "status" in reported:
         point.status, point.error = Status(reported["status"]), str(reported["error"])
         return
-    log = untrusted.read_bytes(job.paths.log)[began:].decode(errors="replace")
+    log = foreign.read_bytes(job.paths.log)[began:].decode(errors="replace")
     if ending.status is Status.TIMEOUT or (ending.status is Status.KILLED and not reported):
         when = f"while {profiler.name} was writing, " if reported else ""
         point.status, point.error = ending.status, f"{when}{ending.text}"

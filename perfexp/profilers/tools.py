@@ -18,7 +18,7 @@ from typing import Any
 
 from perfexp.diagnosis import environment
 from perfexp.host import interrupts
-from perfexp.host.untrusted import printable, spreadsheet_text
+from perfexp.host.foreign import printable, spreadsheet_text
 from perfexp.profilers import ProfilerFailed
 
 #: Default time limit for a tool.

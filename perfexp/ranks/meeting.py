@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.files import write_atomically
 from perfexp.ranks import Place
 
@@ -98,7 +98,7 @@ def from_leader(place: Place) -> BinaryIO:
 def _meeting(place: Place) -> Meeting | None:
     if not _file(place.folder).exists():
         return None
-    return msgspec.json.decode(untrusted.read_bytes(_file(place.folder)), type=Meeting)
+    return msgspec.json.decode(foreign.read_bytes(_file(place.folder)), type=Meeting)
 
 
 def _file(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, Seconds, Status
 
 #: Sweep axis for the number of devices.
@@ -153,13 +153,13 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """
         file = path / "sweep.json" if path.is_dir() else path
         try:
-            sweep = untrusted.from_json(untrusted.read_bytes(file, _MOST_BYTES), cls)
+            sweep = foreign.from_json(foreign.read_bytes(file, _MOST_BYTES), cls)
             _check_folders(sweep.children)
             _check_folders(sweep.planned)
             return sweep
         except OSError as error:
             raise UserError(f"No sweep can be read at {file}: {error.strerror}.") from error
-        except untrusted.DECODING_ERRORS as error:
+        except foreign.DECODING_ERRORS as error:
             raise UserError(f"{file} is not a perfexp sweep: {error}.") from error
 
 
@@ -171,4 +171,4 @@ def _check_folders(children: Sequence[SweepChild | PlannedRun]) -> None:
         longest = max(map(len, content.split(b"/")))
         if runs > 1 or b"\0" in content or len(content) > _MOST_OF_PATH or longest > _MOST_OF_NAME:
             why = f"{runs} runs have the folder" if runs > 1 else "no folder can be"
-            raise msgspec.ValidationError(f"{why} {untrusted.printable(folder[:_SHOWN])}")
+            raise msgspec.ValidationError(f"{why} {foreign.printable(folder[:_SHOWN])}")

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from perfexp.host.credentials import mask
-from perfexp.host.untrusted import printable
+from perfexp.host.foreign import printable
 from perfexp.records import units
 from perfexp.records.quantities import time_title
 from perfexp.records.record import Key

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.profilers import is_profile
 from perfexp.records import units
 from perfexp.records.record import (
@@ -210,7 +210,7 @@ def refusal(path: Path) -> str | None:
     None if it did not refuse.
     """
     try:
-        return one_line(untrusted.read_bytes(path).decode(errors="replace").strip()) or None
+        return one_line(foreign.read_bytes(path).decode(errors="replace").strip()) or None
     except OSError:
         return None
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.roofline.numbers import factor, is_of_locale, number
 
 #: Metrics that the "details" page shows under a label.
@@ -100,7 +100,7 @@ def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
     It raises `UserError` if the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
     """
     try:
-        content = untrusted.read_bytes(path, _MAX_BYTES)
+        content = foreign.read_bytes(path, _MAX_BYTES)
     except OSError as error:
         raise UserError(
             f"{path} can't be read: {error.strerror}. Name a CSV that ncu wrote, or a run's folder."

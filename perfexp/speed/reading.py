@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.speed.facts import Facts, Head
 from perfexp.speed.lines import (
     DATED,
@@ -240,12 +240,12 @@ def _neighboring_facts(path: Path) -> Iterator[Facts]:
     here = path.absolute().parent
     if here.name == "vis_data":
         with suppress(OSError):
-            config = untrusted.read_bytes(here / "config.py")[:_LONGEST]
+            config = foreign.read_bytes(here / "config.py")[:_LONGEST]
             yield Head(config=config.decode(errors="replace")).facts()
         texts = [here.parent / f"{here.parent.name}.log"]
     else:
         texts = [path.with_suffix("")] if path.name.endswith(".log.json") else []
     for file in texts:
-        if untrusted.is_regular(file):
+        if foreign.is_regular(file):
             with suppress(UserError):
                 yield facts_of(read(file), file)

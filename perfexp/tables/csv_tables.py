@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 
-from perfexp.host.untrusted import spreadsheet_text
+from perfexp.host.foreign import spreadsheet_text
 from perfexp.summaries.subject import one_line
 from perfexp.tables.flat import FIRST_COLUMNS, Cell
 

@@ -13,7 +13,7 @@ import msgspec
 
 from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records.quantities import ACCURACY, IMAGE_ENERGY, PEAK_MEMORY
 from perfexp.records.record import Metric, Record, Status
 from perfexp.records.summary import Row
@@ -83,10 +83,10 @@ def load(path: Path) -> Record:
         UserError: the file is missing or invalid, or its format is newer.
     """
     try:
-        content = untrusted.from_json(untrusted.read_bytes(path), _Content)
+        content = foreign.from_json(foreign.read_bytes(path), _Content)
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}.") from error
-    except untrusted.DECODING_ERRORS as error:
+    except foreign.DECODING_ERRORS as error:
         raise UserError(f"{path} is not a file of export.vendor_json=true: {error}.") from error
     if content.format > FORMAT:
         raise UserError(

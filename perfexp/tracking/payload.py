@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from perfexp.comparison.document import Comparison
 from perfexp.host.files import safe_name
-from perfexp.host.untrusted import printable
+from perfexp.host.foreign import printable
 from perfexp.records.paths import DETAILS, SweepPaths
 from perfexp.records.record import LARGEST, Artifact, Point, Record, Status
 from perfexp.records.sweep_record import Sweep

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from perfexp.host.credentials import scrub
+from perfexp.host.foreign import MAX_BYTES
 from perfexp.host.lifeline import die_with
-from perfexp.host.untrusted import MAX_BYTES
 from perfexp.tracking.delivery import (
     Dataset,
     Delivery,

@@ -21,7 +21,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import locks
 from perfexp.host.cache import home
 from perfexp.host.credentials import hide, mask
-from perfexp.host.untrusted import is_regular
+from perfexp.host.foreign import is_regular
 from perfexp.records.folders import ARTIFACTS
 
 #: Default address for `perfexp ui`.

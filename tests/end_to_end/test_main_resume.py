@@ -1,6 +1,7 @@
 """The command line from end to end: runs that are repeated and resumed."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import yaml
 
 from perfexp.cli.resume import with_resumed
 from perfexp.main import main
-from perfexp.plan import plan_fields
+from perfexp.plan import plan_fields, plan_file
 from perfexp.records.record import Status
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
@@ -42,7 +43,8 @@ def test_another_plan_in_the_same_folder_is_refused_with_what_differs(run):
 def test_a_plan_that_was_changed_on_disk_is_not_run(tmp_path):
     from perfexp.worker.entry import main as worker
 
-    plan = tmp_path / "plan.yaml"
+    plan = tmp_path / "details" / "plan.yaml"
+    plan.parent.mkdir()
     plan.write_text(yaml.safe_dump({"model": {"_target_": "os.system"}}))
     assert worker([str(tmp_path), "--plan-sha256", "0" * 64]) == 2
 
@@ -116,25 +118,94 @@ def test_results_that_only_the_record_still_has_are_not_measured_again(run, tmp_
 
 
 @pytest.mark.slow
-def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
+def test_groups_of_ones_own_are_found_again_from_the_folder_of_the_command_alone(
+    run, tmp_path, monkeypatch
+):
     (tmp_path / "mine" / "stopping").mkdir(parents=True)
     (tmp_path / "mine" / "stopping" / "quickly.yaml").write_text(
         "_target_: perfexp.stopping.Fixed\nwarmup: 1\nmeasure: 6\n"
     )
     given = ("model=fake", "gpu=fake", "tracking=none", "stopping=quickly", "output_dir=x")
     assert run("--config-dir", "mine", *given)[0] == 0
+    assert run("resume=x")[0] == 0
+    assert run("--config-dir=mine", "resume=x")[0] == 0
+    (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, printed, _ = run("resume=../x")
+    assert code == 2
+    assert f"begun in {tmp_path}" in printed
+    assert run("resume=../x", f"--config-dir={tmp_path / 'mine'}")[0] == 0
+
+
+def typing(printed):
+    """The command that is shown to be typed."""
+    [line] = [line for line in printed.splitlines() if line.startswith("perfexp ")]
+    return shlex.split(line)[1:]
+
+
+@pytest.mark.parametrize("kind", ["another user", "unsigned", "a plan that was changed"])
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_what_somebody_else_began_goes_on_by_its_command_alone(
+    kind, is_sweep, run, tmp_path, monkeypatch
+):
+    if kind == "a plan that was changed" and is_sweep:
+        pytest.skip("its command is in sweep.json")
+    swept = (
+        ("-m", "batch_size=1,2", "output_dir=x")
+        if is_sweep
+        else ("batch_size=[1,2]", "output_dir=x")
+    )
+    run.shared(*FAKE, *swept)
+    signed = tmp_path / "x" / "details" / ("manifest.json" if is_sweep else "plan.yaml")
+    text = signed.read_text()
+    if kind == "another user":
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    else:
+        changed = (
+            ("seed: ", "seed: 1")
+            if kind == "a plan that was changed"
+            else ("signature", "anything")
+        )
+        signed.write_text(text.replace(*changed))
+    code, printed, before = run("resume=x")
+    assert code == 2
+    shown = typing(printed)
+    assert shown[-1] == f"output_dir={tmp_path}/x"
+    if kind != "a plan that was changed":
+        assert run(*shown)[0] == 0
+        assert [record.uid for record in run("resume=x")[2]] == [record.uid for record in before]
+        assert run("resume=x")[0] == 0, "from there on it is this user's"
+
+
+def test_a_moved_folder_stays_ones_own(run, tmp_path):
+    run.shared(*FAKE, "output_dir=x")
+    (tmp_path / "x").rename(tmp_path / "y")
+    assert run("resume=y")[0] == 0
+
+
+def test_a_sweep_with_another_command_than_was_typed_is_somebody_elses(run, tmp_path):
+    run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=x")
+    summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
+    summary["command"].append(
+        "profiler.tool=/bin/sh"
+    )  # not a key of the measurement: the sweep is the same
+    (tmp_path / "x" / "sweep.json").write_text(json.dumps(summary))
     code, printed, _ = run("resume=x")
     assert code == 2
-    assert "--config-dir=mine" in printed
-    assert run("--config-dir=mine", "resume=x")[0] == 0
-    assert run("resume=x", "--config-dir", "mine")[0] == 0
+    assert "profiler.tool=/bin/sh" in typing(printed)
+    assert run(*FAKE, "-m", "batch_size=1,2", "output_dir=x")[0] == 0
+    summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
+    assert "profiler.tool=/bin/sh" not in summary["command"], "what is signed is what was typed"
+    assert run("resume=x")[0] == 0
 
 
 def test_names_and_tags_in_a_store_are_repeated_and_its_address_is_not(tmp_path):
     texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
     content = {"format": plan_fields.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(content))
-    arguments, _ = with_resumed([f"resume={tmp_path}"])
+    (tmp_path / "details").mkdir()
+    plan = plan_file.signed(yaml.safe_dump(content).encode())
+    (tmp_path / "details" / "plan.yaml").write_bytes(plan)
+    arguments = with_resumed([f"resume={tmp_path}"])
     assert [text for text in arguments if "tracking" in text] == texts
 
 

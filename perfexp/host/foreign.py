@@ -1,4 +1,4 @@
-"""Foreign files: reading and appending to files that somebody else may have made. They are data, never code.
+"""Foreign: the one reader of files that perfexp did not write in this process. They are data, never code.
 
 Only regular files are opened: a link, a FIFO, a device or a folder in their place is an `OSError` that names it.
 """

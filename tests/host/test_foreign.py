@@ -10,7 +10,7 @@ import pytest
 
 from perfexp import commands
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
@@ -22,7 +22,7 @@ def write(path: Path, text: str, encoding: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("read", [untrusted.json_data, untrusted.yaml_data])
+@pytest.mark.parametrize("read", [foreign.json_data, foreign.yaml_data])
 def test_the_mark_of_utf_8_is_read_and_utf_16_refused(read):
     assert read('{"größe": 1}'.encode("utf-8-sig")) == {"größe": 1}
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
@@ -79,7 +79,7 @@ def test_a_speed_file_with_a_mark_is_replaced_like_any_other(
 )
 def test_values_that_are_not_of_their_type_are_refused_in_one_line(text, tmp_path):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
-        untrusted.yaml_data(f"x: {text}".encode())
+        foreign.yaml_data(f"x: {text}".encode())
     assert type(caught.value) is ValueError
     with pytest.raises(UserError, match="cannot be read as a plan"):
         plan_file.read(write(tmp_path / "plan.yaml", f"x: {text}", "utf-8"))
@@ -88,8 +88,8 @@ def test_values_that_are_not_of_their_type_are_refused_in_one_line(text, tmp_pat
 @pytest.mark.parametrize("form", ["1{}", '!!int "1{}"', "!!int '1{} '", "1{}.5"])
 def test_numbers_in_base_60_have_a_limited_length(form):
     with pytest.raises(ValueError, match="a number of more than 1000 characters"):
-        untrusted.yaml_data(b"x: " + form.format(":59" * 100_000).encode())
-    assert untrusted.yaml_data(b"x: " + b"ab " * 100_000)["x"] == ("ab " * 100_000).strip()
+        foreign.yaml_data(b"x: " + form.format(":59" * 100_000).encode())
+    assert foreign.yaml_data(b"x: " + b"ab " * 100_000)["x"] == ("ab " * 100_000).strip()
 
 
 @pytest.mark.parametrize("text", ["1: x\na: b", "1: x", "a: {1: x, b: y}", "a: {2020-01-01: x}"])
