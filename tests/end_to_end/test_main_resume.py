@@ -1,7 +1,6 @@
 """The command line from end to end: runs that are repeated and resumed."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from perfexp.cli.resume import with_resumed
 from perfexp.main import main
 from perfexp.plan import plan_fields, plan_file
 from perfexp.records.record import Status
+from tests.support import typed
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping=fixed")
@@ -137,12 +137,6 @@ def test_groups_of_ones_own_are_found_again_from_the_folder_of_the_command_alone
     assert run("resume=../x", f"--config-dir={tmp_path / 'mine'}")[0] == 0
 
 
-def typing(printed):
-    """The command that is shown to be typed."""
-    [line] = [line for line in printed.splitlines() if line.startswith("perfexp ")]
-    return shlex.split(line)[1:]
-
-
 @pytest.mark.parametrize("kind", ["another user", "unsigned", "a plan that was changed"])
 @pytest.mark.parametrize("is_sweep", [False, True])
 def test_what_somebody_else_began_goes_on_by_its_command_alone(
@@ -169,7 +163,7 @@ def test_what_somebody_else_began_goes_on_by_its_command_alone(
         signed.write_text(text.replace(*changed))
     code, printed, before = run("resume=x")
     assert code == 2
-    shown = typing(printed)
+    shown = typed.shown(printed)
     assert shown[-1] == f"output_dir={tmp_path}/x"
     if kind != "a plan that was changed":
         assert run(*shown)[0] == 0
@@ -192,7 +186,7 @@ def test_a_sweep_with_another_command_than_was_typed_is_somebody_elses(run, tmp_
     (tmp_path / "x" / "sweep.json").write_text(json.dumps(summary))
     code, printed, _ = run("resume=x")
     assert code == 2
-    assert "profiler.tool=/bin/sh" in typing(printed)
+    assert "profiler.tool=/bin/sh" in typed.shown(printed)
     assert run(*FAKE, "-m", "batch_size=1,2", "output_dir=x")[0] == 0
     summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
     assert "profiler.tool=/bin/sh" not in summary["command"], "what is signed is what was typed"
