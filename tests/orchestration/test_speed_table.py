@@ -33,7 +33,7 @@ def cells(grid: Grid | None) -> dict[str, tuple[str, ...]]:
     return {column.title: column.cells for column in grid.columns}
 
 
-def test_each_training_has_a_line_with_its_rate_over_all_cards_and_per_card(
+def test_each_training_has_a_rate_over_all_cards_and_per_card(
     build: Builder, tmp_path: Path
 ) -> None:
     found = cells(

@@ -50,7 +50,7 @@ def test_an_override_of_an_earlier_name_gets_todays(text, today):
     assert arguments_of_today([text]) == [today]
 
 
-def test_a_command_line_with_earlier_names_has_the_plan_of_one_with_todays():
+def test_command_with_earlier_names_has_the_same_plan():
     old, new = (composition.compose([*FAKE, *texts]) for texts in (OLD, arguments_of_today(OLD)))
     assert plan_file.differences(old, new) == []
     assert chosen(config.typed(old)) == (2, True, 0.03)
@@ -61,7 +61,7 @@ def test_python_arguments_may_have_earlier_names():
     assert chosen(plan) == (2, True, 0.03)
 
 
-def test_a_users_file_may_have_earlier_names_and_a_typed_value_wins(tmp_path):
+def test_users_file_may_have_earlier_names_and_typed_value_wins(tmp_path):
     file = tmp_path / "own" / "experiment" / "mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("# @package _global_\nreplicate: 2\nttfp: true\nstopping:\n  epsilon: 0.03\n")

@@ -80,7 +80,7 @@ def killed_at(step, monkeypatch, act):
 
 
 @pytest.mark.parametrize("step", range(1, 25))
-def test_a_complete_replacement_is_in_place_after_a_kill_at_any_step(
+def test_complete_replacement_is_in_place_after_kill_at_any_step(
     folder, replacement, monkeypatch, step
 ):
     uid = replacement.uid
