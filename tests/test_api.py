@@ -68,7 +68,7 @@ def test_a_name_is_measured_in_a_fresh_process(model):
     assert [point.key.batch_size for point in record.points] == [1, 2]
 
 
-def test_object_is_measured_in_this_process_which_record_says():
+def test_object_is_measured_in_process_and_the_record_says_so():
     record = perfexp.measure(
         FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run"
     )

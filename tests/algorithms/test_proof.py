@@ -317,7 +317,7 @@ def place(monkeypatch, tmp_path):
         (("sm_90", 92000), ["algorithm_unproven"]),
     ],
 )
-def test_proof_by_kernels_from_another_device_is_doubted(cudnn, place, found, codes):
+def test_proof_by_kernels_of_another_device_or_cudnn_is_flagged(cudnn, place, found, codes):
     place(*found)
     report = prove("gemm")
     assert statuses(report) == {"ok"}

@@ -68,7 +68,7 @@ def work():
 
 
 @pytest.mark.parametrize("which", list(Pass))
-def test_pass_is_launched_when_its_addresses_come_again(scripted, monkeypatch, made, which):
+def test_pass_is_launched_as_a_graph_once_its_addresses_recur(scripted, monkeypatch, made, which):
     cudnn = scripted(workspace=lambda *_: 256)
     monkeypatch.setattr(replays_module, "Launch", Launched)
     shape = Shape(
@@ -98,7 +98,7 @@ def test_pass_is_launched_when_its_addresses_come_again(scripted, monkeypatch, m
     assert len(cudnn.calls) == 5
 
 
-def test_while_somebody_captures_enqueued_and_not_remembered(made, work, monkeypatch):
+def test_pass_is_enqueued_and_not_remembered_during_a_capture(made, work, monkeypatch):
     replays, enqueued = work
     for capturing in (True, True, False, False, True):
         monkeypatch.setattr(replays_module, "capturing", lambda capturing=capturing: capturing)
@@ -107,7 +107,7 @@ def test_while_somebody_captures_enqueued_and_not_remembered(made, work, monkeyp
     assert [each.streams for each in made] == [[77]]
 
 
-def test_like_for_like_with_torch_enqueues_and_counts_nothing(made, work):
+def test_run_eager_enqueues_everything_and_counts_nothing(made, work):
     replays, enqueued = work
     with Forced(name="gemm").run_eager(replays_module.eager):
         for _ in range(3):
@@ -122,7 +122,7 @@ def test_like_for_like_with_torch_enqueues_and_counts_nothing(made, work):
 
 
 @pytest.mark.parametrize("error", [CaptureError, CudnnError])
-def test_what_cannot_be_captured_is_tried_once_until_next_point(monkeypatch, work, error):
+def test_failed_capture_is_not_retried_before_the_next_point(monkeypatch, work, error):
     tried, (replays, enqueued) = [], work
 
     def refuses(enqueue, device):

@@ -76,7 +76,7 @@ def test_settings_out_of_range_are_refused(node, wrong):
         SlurmSettings(**node)
 
 
-def test_long_sweeps_are_cut_by_array_size_and_requests(tmp_path, monkeypatch):
+def test_long_sweep_is_split_by_array_size_and_by_request(tmp_path, monkeypatch):
     paths, options = SweepPaths(tmp_path), []
     paths.create()
     monkeypatch.setattr(slurm, "max_array_size", lambda: 3)
@@ -176,7 +176,7 @@ def test_states_join_records_queue_and_accounting(campaign):
     assert "1 run of job 7 pending: Resources" in lines
 
 
-def test_gate_waits_for_what_runs_and_is_refused_by_what_failed(campaign):
+def test_dependency_waits_for_running_and_refuses_failed_runs(campaign):
     sweep, folder = campaign
     with pytest.raises(
         UserError, match=r"5 runs of .* did not succeed \(run1: failed: CUDA out of memory"
@@ -193,7 +193,7 @@ def test_gate_waits_for_what_runs_and_is_refused_by_what_failed(campaign):
         campaigns.dependency("nowhere")
 
 
-def test_foreign_jobs_file_cancels_only_jobs_of_sweeps_name(campaign, monkeypatch, capsys):
+def test_foreign_jobs_file_cancels_only_jobs_with_the_sweep_name(campaign, monkeypatch, capsys):
     _, folder = campaign
     calls = []
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
@@ -330,7 +330,7 @@ def test_a_job_knows_itself_and_who_else_is_on_its_node(monkeypatch):
     assert scheduler.job_facts() is None
 
 
-def test_turn_begins_when_all_others_pause_and_nobody_deadlocks(monkeypatch, tmp_path):
+def test_turn_begins_when_all_others_pause_without_deadlock(monkeypatch, tmp_path):
     """Each of four threads records who is at work; in a turn it is alone."""
     monkeypatch.setattr(locks, "TEMPORARY", tmp_path)
     at_work, alone, lock = set(), [], threading.Lock()
@@ -431,7 +431,7 @@ def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_failed_sbatch_leaves_sweep_only_if_it_had_begun_before(run, monkeypatch, is_new):
+def test_failed_sbatch_removes_a_new_sweep_but_no_earlier_one(run, monkeypatch, is_new):
     calls = []
 
     def call(*command, **_):
@@ -494,7 +494,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_run(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_interrupt_ends_processes_and_sums_up_their_results(run, monkeypatch):
+def test_interrupt_ends_processes_and_summarizes_their_results(run, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
@@ -534,7 +534,7 @@ def test_logs_of_processes_follow_no_link(tmp_path):
         (1, True, PerfexpError, True),
     ],
 )
-def test_local_run_ends_with_its_exit_code_and_record_of_its_own(
+def test_local_run_outcome_follows_exit_code_and_new_record(
     tmp_path, make_record, code, is_new, outcome, is_sent
 ):
     (tmp_path / "record.json").write_bytes(make_record().to_json())
@@ -548,7 +548,7 @@ def test_local_run_ends_with_its_exit_code_and_record_of_its_own(
     assert (type(outcomes[0]), assignment.is_sent) == (outcome, is_sent)
 
 
-def test_only_job_of_slurm_succeeds_with_record_not_sent(campaign, monkeypatch):
+def test_only_a_slurm_job_succeeds_with_an_unsent_record(campaign, monkeypatch):
     _, folder = campaign
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(element.lifeline, "die_with", lambda parent: None)
@@ -566,7 +566,7 @@ def test_only_job_of_slurm_succeeds_with_record_not_sent(campaign, monkeypatch):
         (Status.OK, True, None),
     ],
 )
-def test_job_without_record_own_is_reported_with_its_state(
+def test_job_without_a_complete_new_record_reports_its_state(
     tmp_path, make_record, status, is_new, text
 ):
     record = make_record()
@@ -608,7 +608,7 @@ def test_interrupt_during_submission_waits_for_the_jobs_file(tmp_path, monkeypat
     assert job_states.load(paths)[0].job == "5_0"
 
 
-def test_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monkeypatch):
+def test_cancelling_a_sweep_includes_jobs_missing_from_its_file(campaign, monkeypatch):
     _, folder = campaign
     calls = []
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
@@ -712,7 +712,7 @@ def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
     assert "hello" in capsys.readouterr().out
 
 
-def test_unlistable_queue_is_asked_once_for_all_sweeps(campaign, monkeypatch, capsys):
+def test_queue_that_cannot_be_listed_is_queried_only_once(campaign, monkeypatch, capsys):
     sweep, folder = campaign
     (folder / "other" / "details").mkdir(parents=True)
     other = replaced(sweep, uid="t", command=["batch_size=7,8"], children=[])

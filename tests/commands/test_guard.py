@@ -136,7 +136,7 @@ def test_names_that_the_user_allows_are_answered(host, ask, server):
         None,
     ],
 )
-def test_name_rebound_to_this_machine_reads_and_writes_nothing(host, ask, server):
+def test_rebound_host_name_reads_and_writes_nothing(host, ask, server):
     headers = [] if host is None else [("Host", host)]
     for method, path in READS:
         status, _, content = ask(method, path, headers)
@@ -215,7 +215,7 @@ def test_the_store_is_on_no_command_line(server):
     ]
 
 
-def test_all_own_addresses_are_accepted_when_listening_on_all():
+def test_wildcard_address_accepts_every_address_of_this_machine():
     hosts = guard.accepted_hosts("0.0.0.0", 5000, None)
     assert {"localhost:5000", "127.0.0.1", f"{socket.gethostname().lower()}:5000"} <= set(hosts)
     assert not [host for host in hosts if "*" in host or "%" in host]

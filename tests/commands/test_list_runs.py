@@ -99,7 +99,9 @@ def test_listed_figure_is_the_median_that_show_prints(tmp_path, capsys):
     assert "GPU time" in line
 
 
-def test_sweep_is_line_with_range_and_states_of_its_runs(make_record, leave_run, tmp_path, capsys):
+def test_sweep_is_one_line_with_the_range_and_states_of_its_runs(
+    make_record, leave_run, tmp_path, capsys
+):
     for job, size in enumerate((64, 128, 256)):
         membership = SweepMembership(uid="s", job=job, jobs=4)
         record = make_record(

@@ -90,7 +90,7 @@ def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slower_device)
 
 
 @pytest.mark.slow
-def test_difference_near_margin_is_undecided_with_reason(run, slower_device):
+def test_difference_near_the_margin_is_undecided_with_a_reason(run, slower_device):
     slower_device(1.01)
     code, printed = run(*AGAIN)
     assert code == 2
@@ -169,7 +169,7 @@ def test_a_record_that_was_changed_is_refused_and_runs_nothing(run, name, functi
         ("model.weights=$(touch x)", "data.root='a b'"),
     ],
 )
-def test_command_of_foreign_record_is_shown_whole_to_be_typed(run, hostile):
+def test_command_of_a_foreign_record_is_shown_and_not_run(run, hostile):
     change("x", "record.json", lambda record: record["command"].extend(hostile))
     code, printed = run(*AGAIN)
     assert code == 2
@@ -180,7 +180,7 @@ def test_command_of_foreign_record_is_shown_whole_to_be_typed(run, hostile):
     assert not Path(RESULTS).exists()
 
 
-def test_foreign_record_is_reproduced_by_command_that_is_typed(run, monkeypatch, tmp_path_factory):
+def test_foreign_record_is_reproduced_by_its_typed_command(run, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("another-user")))
     code, printed = run(*AGAIN, "--dry-run")
     assert code == 2
@@ -253,7 +253,7 @@ os.execv(sys.executable, [sys.executable, "-m", "perfexp", *sys.argv[number + 1 
 
 
 @pytest.mark.slow
-def test_image_runs_without_network_record_has_its_digest(run, monkeypatch):
+def test_image_runs_without_network_and_its_digest_is_recorded(run, monkeypatch):
     engine = Path("docker").absolute()
     engine.write_text(ENGINE.format(python=sys.executable))
     engine.chmod(0o755)

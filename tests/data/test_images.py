@@ -60,7 +60,7 @@ def test_class_folders_become_labels_in_alphabetical_order(
     assert labels.tolist() == [0] * 6 + [1] * 6
 
 
-def test_batch_is_normalised_and_of_size_that_was_asked_for(
+def test_batch_is_normalized_and_has_the_requested_size(
     photographs: Path, session: Session
 ) -> None:
     with open_images(Images(root=str(photographs), workers=0), session, training=False) as batches:

@@ -24,14 +24,12 @@ GIVEN_BACK = (
         (10 * GIB, None, None, "the driver does not report the memory in use"),
     ],
 )
-def test_memory_of_device_less_than_torchs_own_is_not_told(
-    monkeypatch, before, used, value, reason
-):
+def test_device_memory_below_torch_memory_is_not_reported(monkeypatch, before, used, value, reason):
     peak, reserved, board = memory(monkeypatch, before, used)
     assert (peak.value, reserved.value, board.value, board.reason) == (GIB, 3 * GIB, value, reason)
 
 
-def test_buffer_that_flushes_cache_is_no_memory_of_call(monkeypatch):
+def test_cache_flush_buffer_is_not_counted_as_call_memory(monkeypatch):
     told = memory(monkeypatch, 10 * GIB, 14 * GIB, flushed=SimpleNamespace(nbytes=GIB // 2))
     assert [each.value for each in told] == [GIB // 2, 5 * GIB // 2, 7 * GIB // 2]
 
@@ -63,7 +61,7 @@ def memory(monkeypatch, before, used, flushed=None):
         ([(1, None)], 4, "1 other process"),
     ],
 )
-def test_earlier_device_user_is_waited_for_then_named(monkeypatch, states, looks, doubt):
+def test_other_device_users_are_waited_for_and_then_reported(monkeypatch, states, looks, doubt):
     seen, now = [], [0.0]
     clock = SimpleNamespace(
         monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds)
@@ -103,7 +101,7 @@ def test_a_device_without_a_board_is_not_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize("offset_seconds", [0.0, 4e-6])
-def test_short_clock_reading_excludes_the_constant_spin_part(monkeypatch, offset_seconds):
+def test_short_clock_reading_excludes_the_constant_spin_time(monkeypatch, offset_seconds):
     hertz, seconds = 1.98e9, [0.0]
     device = object.__new__(CudaDevice)
 

@@ -43,7 +43,7 @@ def point(batch_size):
     return Point(key=key, status=Status.OK)
 
 
-def test_line_that_lacks_its_newline_only_is_kept_by_next_one(tmp_path):
+def test_line_that_lacks_only_its_newline_survives_an_append(tmp_path):
     file = tmp_path / "points.jsonl"
     append_line(file, point_to_line(point(1)))
     append_line(file, point_to_line(point(2)))
@@ -67,7 +67,7 @@ def test_finished_points_stay_byte_for_byte_on_rerun(tmp_path, monkeypatch):
     assert [each.status for each in read_points(file)] == [Status.OK, Status.OK]
 
 
-def test_what_crash_left_of_file_being_written_is_removed(tmp_path):
+def test_partial_files_of_a_crash_are_removed_and_others_kept(tmp_path):
     paths = RunPaths(tmp_path)
     paths.create()
     (tmp_path / ".record.json.abc_1234").write_text("{")
@@ -112,7 +112,7 @@ def test_interrupt_waits_until_a_held_step_is_done(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"whole"
 
 
-def test_interrupt_that_waits_comes_through_where_asked_for():
+def test_held_interrupt_is_raised_at_an_explicit_check():
     with interrupts.handled(), interrupts.held():
         interrupts.check()
         with interrupts.held():
@@ -126,7 +126,7 @@ def test_an_interrupt_that_nothing_holds_comes_at_once():
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_worker_ends_if_its_parent_ended_before_it_looked(tmp_path):
+def test_worker_ends_if_its_parent_has_already_ended(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     command = [

@@ -26,13 +26,13 @@ def test_repeating_the_command_measures_only_what_is_missing(run):
     assert len(record.points) == 2
 
 
-def test_record_keeps_its_identity_when_command_is_repeated(run):
+def test_record_keeps_its_identity_when_the_command_is_repeated(run):
     _, _, [before] = run.shared(*FAKE, "output_dir=x")
     _, _, [after] = run(*FAKE, "output_dir=x")
     assert before.uid == after.uid
 
 
-def test_other_plan_in_same_folder_is_refused_with_differences(run):
+def test_other_plan_in_the_same_folder_is_refused_with_its_diff(run):
     run.shared(*FAKE, "output_dir=x")
     code, printed, [record] = run(*FAKE, "output_dir=x", "batch_size=8")
     assert code == 2
@@ -64,7 +64,7 @@ def test_what_failed_is_measured_again_and_what_is_known_is_not(run, tmp_path):
     assert record.points[2].started == oom.started
 
 
-def test_repetition_with_nothing_left_says_so_and_keeps_times(run):
+def test_repeated_complete_run_measures_nothing_and_keeps_times(run):
     _, _, [before] = run.shared(*FAKE, "output_dir=x")
     code, printed, [after] = run(*FAKE, "output_dir=x")
     assert code == 0
@@ -118,7 +118,7 @@ def test_results_left_only_in_the_record_are_not_remeasured(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_groups_own_are_found_again_from_folder_of_command_alone(run, tmp_path, monkeypatch):
+def test_relative_config_dir_is_found_only_in_the_first_folder(run, tmp_path, monkeypatch):
     (tmp_path / "mine" / "stopping").mkdir(parents=True)
     (tmp_path / "mine" / "stopping" / "quickly.yaml").write_text(
         "_target_: perfexp.stopping.Fixed\nwarmup: 1\nmeasure: 6\n"
@@ -175,7 +175,7 @@ def test_a_moved_folder_stays_ones_own(run, tmp_path):
     assert run("resume=y")[0] == 0
 
 
-def test_sweep_with_another_command_than_was_typed_is_foreign(run, tmp_path):
+def test_sweep_with_a_changed_command_is_treated_as_foreign(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=x")
     summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
     summary["command"].append(
@@ -191,7 +191,7 @@ def test_sweep_with_another_command_than_was_typed_is_foreign(run, tmp_path):
     assert run("resume=x")[0] == 0
 
 
-def test_resume_repeats_names_and_tags_but_no_store_address(tmp_path):
+def test_resume_repeats_run_names_and_tags_but_no_store_address(tmp_path):
     texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
     content = {"format": plan_fields.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
     (tmp_path / "details").mkdir()
@@ -212,7 +212,7 @@ def test_doubts_of_an_earlier_worker_stay(run, tmp_path):
     assert [doubt.code for doubt in record.doubts] == ["simulated", "shared_device"]
 
 
-def test_first_prediction_of_another_environment_is_not_mixed_in(run, tmp_path):
+def test_resume_refuses_a_cold_start_in_another_environment(run, tmp_path):
     run.shared(*FIRST, "output_dir=x")
     environment = json.loads((tmp_path / "x" / "details" / "environment.json").read_bytes())
     environment["environment"]["device"]["name"] = "another device"
@@ -244,7 +244,7 @@ def test_layers_run_in_their_own_process_and_resume(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_layers_of_failed_points_are_not_tried(run, tmp_path):
+def test_layers_of_a_failed_point_are_not_tried_or_kept(run, tmp_path):
     arguments = (*FAKE, "probes.layers=true", "batch_size=[1,100]", "output_dir=x")
     _, _, [record] = run(*arguments, "model.faults.oom=1000000")
     assert [point.status for point in record.points] == [

@@ -84,7 +84,7 @@ def test_the_console_says_how_much_is_predicted_and_how_sure(sparse):
     )
 
 
-def test_predictions_are_in_own_files_never_among_results(sparse):
+def test_predictions_are_in_their_own_files_and_not_in_results(sparse):
     record, lines = Record.load(sparse), (sparse / "details" / "predicted.jsonl").read_bytes()
     keys = {point.key for point in record.points}
     assert {point.key for point in read_points(sparse / "details" / "points.jsonl")} == keys
@@ -222,7 +222,7 @@ def test_batch_sizes_of_a_phase_alone_are_predicted_for_it_alone(run):
     }
 
 
-def test_phases_with_own_batch_sizes_choose_by_own_results():
+def test_phases_with_own_batch_sizes_select_by_their_own_results():
     words = "batch_size=[1,2,4,8,16,32,64,128]", "mode.train.batch_size=[1,2,4,8,16,32,64,256]"
     plan = config.typed(
         compose(
@@ -248,7 +248,7 @@ def test_phases_with_own_batch_sizes_choose_by_own_results():
     ]
 
 
-def test_plot_shows_predictions_as_band_between_measured_sizes(sparse):
+def test_plot_shows_predictions_as_a_band_between_measured_sizes(sparse):
     record, curves = Record.load(sparse), corpus.find_curves([sparse])
     [forecast] = predictions.of_record(record, curves, corpus.Corpus([]))
     panel, rate = record_plots.plot(Analysis.of(record), [forecast]).panels

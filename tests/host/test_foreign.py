@@ -77,7 +77,7 @@ def test_a_speed_file_with_a_mark_is_replaced_like_any_other(
         "!!timestamp 2020-99-99",
     ],
 )
-def test_values_not_of_their_type_are_refused_in_one_line(text, tmp_path):
+def test_yaml_values_of_the_wrong_type_are_refused_in_one_line(text, tmp_path):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
         foreign.yaml_data(f"x: {text}".encode())
     assert type(caught.value) is ValueError

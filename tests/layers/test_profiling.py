@@ -222,7 +222,7 @@ def captured(machine, names, *, data=True):
 DEEP = {"queue_depth": 40, "launches": 60, "slower": 40.0, "enqueue_seconds": 20e-6}
 
 
-def test_call_that_is_captured_has_rows_of_same_kernels(monkeypatch):
+def test_captured_call_has_the_rows_of_the_same_kernels(monkeypatch):
     machine = Machine(**DEEP)
     times = profiled(monkeypatch, machine, CALL_SECONDS + 1e-6, capture=captured(machine, WORK))
     assert times.method is Method.graph
@@ -252,7 +252,7 @@ def test_a_graph_that_is_another_call_says_nothing_of_the_layers(monkeypatch, na
     assert "% of its time is of other kernels, or of kernels that it lacks" in doubt.message
 
 
-def test_call_that_cannot_be_captured_after_all_is_taken_as(monkeypatch):
+def test_call_that_cannot_be_captured_is_profiled_uncaptured(monkeypatch):
     held, deep = (
         profiled(monkeypatch, machine, capture=lambda: None)
         for machine in (Machine(), Machine(**DEEP))
@@ -261,7 +261,7 @@ def test_call_that_cannot_be_captured_after_all_is_taken_as(monkeypatch):
     assert "it could not be captured this time" in deep.doubts[0].message
 
 
-def test_profile_that_tells_another_story_than_clock_is_doubt(monkeypatch):
+def test_profile_that_disagrees_with_the_clock_is_flagged(monkeypatch):
     times = profiled(monkeypatch, Machine(), clean=CALL_SECONDS * 0.9)
     assert [doubt.code for doubt in times.doubts] == ["layers_disagree"]
 

@@ -140,7 +140,7 @@ def test_a_partial_makes_weights_that_follow_the_seed() -> None:
     assert not torch.equal(outputs(1), outputs(2))
 
 
-def test_infinities_and_nan_are_found_wherever_outputs_have_them() -> None:
+def test_infinities_and_nan_are_found_in_nested_outputs() -> None:
     session = open_adapted(Classifier())
     fine = {
         "out": torch.ones(2, 3),

@@ -130,7 +130,7 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize(("content", "message"), OTHER_FILES.values(), ids=OTHER_FILES)
-def test_weights_of_another_kind_are_refused_with_a_remedy(
+def test_file_of_another_kind_is_refused_with_a_remedy(
     content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file.pth").write_bytes(content)

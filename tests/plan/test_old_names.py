@@ -61,7 +61,7 @@ def test_python_arguments_may_have_earlier_names():
     assert chosen(plan) == (2, True, 0.03)
 
 
-def test_users_file_may_have_earlier_names_and_typed_value_wins(tmp_path):
+def test_user_file_may_have_earlier_names_and_typed_values_win(tmp_path):
     file = tmp_path / "own" / "experiment" / "mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("# @package _global_\nreplicate: 2\nttfp: true\nstopping:\n  epsilon: 0.03\n")

@@ -71,7 +71,7 @@ def test_operations_of_tensor_cores_are_counted_once() -> None:
 @pytest.mark.parametrize(
     ("capability", "each"), [("7.0", 512), ("7.5", 2048), ("8.0", 4096), ("8.9", 4096)]
 )
-def test_instructions_of_older_tensor_cores_have_size_estimate(capability: str, each: int) -> None:
+def test_older_tensor_core_instructions_have_an_estimated_size(capability: str, each: int) -> None:
     found = count(launch({"sm__inst_executed_pipe_tensor.sum": 10.0}, capability))
     assert found.flops == {"tensor": 10 * each}
     assert found.estimated

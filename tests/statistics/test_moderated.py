@@ -56,7 +56,7 @@ def test_the_variance_is_the_mean_of_prior_and_own_by_degrees():
     assert math.log(interval.high / interval.value) == pytest.approx(half)
 
 
-def test_without_prior_it_is_students_interval_of_logarithms():
+def test_interval_without_a_prior_is_students_of_the_logarithms():
     values = (1.0, 1.02, 0.99, 1.01)
     expected = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
     found = geometric_mean(values)

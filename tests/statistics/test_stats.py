@@ -274,7 +274,7 @@ def test_interval_across_processes_covers_pooled_calls_do_not():
 
 
 @pytest.mark.parametrize("processes", [2, 3, 10])
-def test_interval_across_processes_covers_the_truth(processes):
+def test_interval_over_processes_covers_the_truth_at_its_level(processes):
     rng, covered = np.random.default_rng(18), 0
     for _ in range(RUNS):
         interval = geometric_mean(np.exp(0.02 * rng.standard_normal(processes)))
@@ -282,7 +282,7 @@ def test_interval_across_processes_covers_the_truth(processes):
     assert abs(covered / RUNS - 0.95) <= adapted(0.02, nominal=0)
 
 
-def test_interval_across_two_processes_is_that_of_formula():
+def test_interval_over_two_processes_matches_the_formula():
     interval, spread = geometric_mean([1.0, 1.02]), Repeats(values=(1.0, 1.02)).own.spread
     assert interval.value == pytest.approx(np.sqrt(1.02))
     assert interval.high / interval.value == pytest.approx(np.exp(12.706205 * np.log(1.02) / 2))

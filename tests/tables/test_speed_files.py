@@ -70,7 +70,9 @@ def test_inference_and_first_predictions_leave_none(build: Builder, place: Place
     assert not any("speed" in name for name in place.write(record))
 
 
-def test_each_training_has_file_own_one_that_failed_as_well(build: Builder, place: Place) -> None:
+def test_each_training_has_its_own_speed_file_even_if_it_failed(
+    build: Builder, place: Place
+) -> None:
     failed = build.failed(phase="train", batch=4)
     record = run(build, build.training(), build.training(size=(512, 512)), build.point(), failed)
     names = [name for name in place.write(record) if name.endswith("_speed.json")]
@@ -83,7 +85,7 @@ def test_each_training_has_file_own_one_that_failed_as_well(build: Builder, plac
     assert flags == [0, 0, 1]
 
 
-def test_earlier_speed_file_is_replaced_others_stay(
+def test_earlier_speed_file_is_replaced_and_foreign_files_stay(
     build: Builder, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.write(run(build))
@@ -132,7 +134,7 @@ def test_speed_dir_may_be_the_runs_own_folder(
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])
-def test_speed_dir_that_is_no_folder_costs_nothing_but_that_copy(
+def test_invalid_speed_dir_costs_only_the_copy_there(
     name: str, build: Builder, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place.speeds / "file").write_text("")

@@ -67,7 +67,7 @@ def epochs_of(training, number):
     )
 
 
-def test_each_epoch_is_sent_once_and_delivery_pauses_next_one(training, live):
+def test_each_epoch_is_sent_exactly_once_while_training_runs(training, live):
     for number in range(2):
         live.requests.put(epochs_of(training, number))
         assert live.arrived.acquire(timeout=30)
@@ -105,7 +105,7 @@ def test_epochs_that_wait_are_sent_together(training):
     assert {figure.step for figure in whole.figures} == {1, 2, 3}
 
 
-def test_store_that_fails_ends_following_and_not_training(training, live):
+def test_failing_store_ends_live_tracking_but_not_the_training(training, live):
     live.answers.append({"error": "no store", "is_late": False})
     live.requests.put(epochs_of(training, 0))
     assert live.arrived.acquire(timeout=30)

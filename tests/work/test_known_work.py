@@ -57,7 +57,7 @@ def test_a_convolution_by_hand():
     assert row.backward_flops is None
 
 
-def test_work_of_1d_3d_and_transposed_convolutions_by_hand():
+def test_work_of_1d_3d_and_transposed_convolutions_is_exact():
     assert only(count(nn.Conv1d(4, 6, 3), size(2, 4, 10))).macs == 2 * 6 * 8 * 4 * 3
     assert (
         only(count(nn.Conv3d(2, 4, 3, groups=2), size(1, 2, 5, 6, 7))).macs
