@@ -1,17 +1,20 @@
-"""Resume: replace `resume=DIR` by the command with which this user began DIR; that of anybody else must be typed."""
+"""Resume: replace `resume=DIR` by the command with which this user began DIR.
+
+Anybody else's command is shown, to be typed.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfexp.cli import own_models
-from perfexp.cli.flags import CONFIG_DIR
+from perfexp.cli.flags import CONFIG_DIR, MULTIRUN
 from perfexp.cli.overrides import quoted
 from perfexp.errors import UserError
 from perfexp.orchestration.sweep_run import remembered_store
@@ -32,10 +35,12 @@ _LEFT_OUT = (
     "tracking.uri",
     "tracking.experiment",
 )
-#: Between the words of an override.
-_SEPARATORS = re.compile(r"file://|[\s,=:'\"\[\]{}()]+")
+#: Before and after a path in an override.
+_SEPARATOR = r"""[\s,=:'"\[\]{}()]"""
 #: Limit on a command that is shown, in characters: nobody types more.
 _MOST_SHOWN = 50_000
+#: Categories of visible characters. Some letters and a symbol are blank all the same.
+_VISIBLE, _BLANK = "LNPS", "\u115f\u1160\u2800\u3164\uffa0"
 
 
 class Begun(NamedTuple):
@@ -79,24 +84,42 @@ class Begun(NamedTuple):
         """
         if self.place is None:
             why = "you did not begin it, or elsewhere"
-        elif self.place != str(Path.cwd()) and (
-            own_models.named(words) or any(map(_names_a_file, words))
-        ):
+        elif self.place != str(Path.cwd()) and (own_models.named(words) or _name_files(words)):
             why = (
                 f"it was begun in {self.place}, and its command names files, which are others here"
             )
         else:
             return
-        line = shlex.join(["perfexp", *typing])
-        if (
-            not line.isprintable() or "  " in line or len(line) > _MOST_SHOWN
-        ):  # a terminal would show another one
+        line = line_to_type(typing) if all(map(_is_override, words)) else None
+        if line is None:
             raise UserError(
-                f"{subject}: {why}. Its command can't be shown: it is too long, or does not print."
+                f"{subject}: {why}. Its command can't be shown: it is too long, or a terminal or a "
+                "shell could take it for another one."
             )
         raise UserError(
             f"{subject}: {why}. Nothing was run. To go on, type its command if you trust it:\n{line}"
         )
+
+
+def line_to_type(words: Sequence[str]) -> str | None:
+    """Return a perfexp command line that a terminal shows, and any shell reads, as it is.
+
+    None if there is no such line: characters are invisible, or a backslash precedes a quote, which
+    fish takes for an escape.
+    """
+    line = shlex.join(["perfexp", *words])
+    is_ambiguous = "  " in line or "\\'" in line or not all(map(_is_visible, line))
+    return None if is_ambiguous or len(line) > _MOST_SHOWN else line
+
+
+def _is_visible(letter: str) -> bool:
+    is_blank = letter in _BLANK
+    return letter == " " or (unicodedata.category(letter)[0] in _VISIBLE and not is_blank)
+
+
+def _is_override(word: str) -> bool:
+    """Return whether a word is an override or a flag of one, and not the name of a command."""
+    return "=" in word or word.startswith("~") or word in MULTIRUN
 
 
 def with_resumed(arguments: Sequence[str]) -> list[str]:
@@ -135,12 +158,12 @@ def _begun(folder: Path) -> Begun:
         return begun_run(folder)
     sweep = Sweep.load(folder)
     if sweep.in_turn:
-        raise UserError(
-            f"resume={folder}: repeat its command to continue it: {sweep.continuation(folder)}"
-        )
+        line = line_to_type([*sweep.command, f"output_dir={folder}"])
+        again = f" if you trust it: {line}" if line else ", which can't be shown"
+        raise UserError(f"resume={folder}: to continue it, repeat its command{again}")
     return Begun(
         sweep.command,
-        SweepPaths(folder).begun_in(sweep.command),
+        SweepPaths(folder).begun_in(sweep),
         _plan_of(sweep, folder),
         sweep.uid,
     )
@@ -182,7 +205,10 @@ def _key_of(word: str) -> str:
     return CONFIG_DIR[0] if key in CONFIG_DIR else key
 
 
-def _names_a_file(word: str) -> bool:
-    """Whether a word of a command has the name of a file in the current folder."""
-    parts = (part for part in _SEPARATORS.split(word) if part and not part.startswith("/"))
-    return any(map(os.path.lexists, parts))
+def _name_files(words: Sequence[str]) -> bool:
+    """Return whether a word may name something in the current folder by a relative path."""
+    here = [".", "..", *(path.name for path in Path.cwd().iterdir())]
+    names = "|".join(re.escape(name.replace("\\", "")) for name in here)
+    entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
+    plain = [word.replace("\\", "").replace("file://", " ") for word in words]
+    return any("${" in word or entry.search(word) for word in plain)
