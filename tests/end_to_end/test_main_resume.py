@@ -179,7 +179,7 @@ def test_without_a_key_runs_go_on_and_are_foreign_afterwards(run, monkeypatch):
     assert run("resume=x")[0] == 2
 
 
-def test_a_sweep_with_another_identity_than_was_signed_is_foreign(run, tmp_path):
+def test_a_sweep_with_another_identity_than_signed_is_foreign(run, tmp_path):
     run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=x")
     summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
     (tmp_path / "x" / "sweep.json").write_text(json.dumps({**summary, "uid": "another"}))
