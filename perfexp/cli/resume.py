@@ -6,8 +6,6 @@ Anybody else's command is shown, to be typed.
 from __future__ import annotations
 
 import re
-import shlex
-import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +15,7 @@ from perfexp.cli import own_models
 from perfexp.cli.flags import CONFIG_DIR, MULTIRUN
 from perfexp.cli.overrides import quoted
 from perfexp.errors import UserError
+from perfexp.host import foreign
 from perfexp.orchestration.sweep_run import remembered_store
 from perfexp.plan import plan_file
 from perfexp.plan.override_keys import key_of
@@ -37,10 +36,6 @@ _LEFT_OUT = (
 )
 #: Before and after a path in an override.
 _SEPARATOR = r"""[\s,=:'"\[\]{}()]"""
-#: Limit on a command that is shown, in characters: nobody types more.
-_MOST_SHOWN = 50_000
-#: Categories of visible characters. Some letters and a symbol are blank all the same.
-_VISIBLE, _BLANK = "LNPS", "\u115f\u1160\u2800\u3164\uffa0"
 
 
 class Begun(NamedTuple):
@@ -83,14 +78,14 @@ class Begun(NamedTuple):
             typing: the command line to type.
         """
         if self.place is None:
-            why = "you did not begin it, or elsewhere"
+            why = "you did not begin it, or did with another home"
         elif self.place != str(Path.cwd()) and (own_models.named(words) or _name_files(words)):
             why = (
                 f"it was begun in {self.place}, and its command names files, which are others here"
             )
         else:
             return
-        line = line_to_type(typing) if all(map(_is_override, words)) else None
+        line = foreign.command_line(typing) if all(map(_is_override, words)) else None
         if line is None:
             raise UserError(
                 f"{subject}: {why}. Its command can't be shown: it is too long, or a terminal or a "
@@ -99,22 +94,6 @@ class Begun(NamedTuple):
         raise UserError(
             f"{subject}: {why}. Nothing was run. To go on, type its command if you trust it:\n{line}"
         )
-
-
-def line_to_type(words: Sequence[str]) -> str | None:
-    """Return a perfexp command line that a terminal shows, and any shell reads, as it is.
-
-    None if there is no such line: characters are invisible, or a backslash precedes a quote, which
-    fish takes for an escape.
-    """
-    line = shlex.join(["perfexp", *words])
-    is_ambiguous = "  " in line or "\\'" in line or not all(map(_is_visible, line))
-    return None if is_ambiguous or len(line) > _MOST_SHOWN else line
-
-
-def _is_visible(letter: str) -> bool:
-    is_blank = letter in _BLANK
-    return letter == " " or (unicodedata.category(letter)[0] in _VISIBLE and not is_blank)
 
 
 def _is_override(word: str) -> bool:
@@ -158,7 +137,7 @@ def _begun(folder: Path) -> Begun:
         return begun_run(folder)
     sweep = Sweep.load(folder)
     if sweep.in_turn:
-        line = line_to_type([*sweep.command, f"output_dir={folder}"])
+        line = sweep.command_line(folder)
         again = f" if you trust it: {line}" if line else ", which can't be shown"
         raise UserError(f"resume={folder}: to continue it, repeat its command{again}")
     return Begun(

@@ -1,16 +1,13 @@
 """Commands of folders: which go on by themselves, and how the others are shown."""
 
 import json
-import shlex
 
 import pytest
 import yaml
 
-from perfexp.cli.resume import Begun, line_to_type, with_resumed
+from perfexp.cli.resume import Begun, with_resumed
 from perfexp.errors import UserError
 from perfexp.plan import plan_fields
-
-INVISIBLE = ("\x1b[2J", "\u202e", "\u200b", "\u3164", "\u2800", "\ufe0f", "\u00a0", "\n", "  ")
 
 
 def refuse(words, place):
@@ -50,16 +47,6 @@ def test_a_word_that_names_no_file_goes_on_elsewhere(word, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").touch()
     refuse([word], "/elsewhere")
-
-
-def test_a_shown_command_is_read_by_a_shell_as_it_was_stored():
-    words = ["model=a b", "x=$(touch y)", "z='q'", "data.root=/home/Jörg/数据", "e=;#!&"]
-    assert shlex.split(line_to_type(words)) == ["perfexp", *words]
-
-
-@pytest.mark.parametrize("text", [*INVISIBLE, "\\'\"; touch x #", "x" * 60_000])
-def test_a_command_that_could_be_taken_for_another_is_not_shown(text):
-    assert line_to_type([f"model.name=a{text}b"]) is None
 
 
 @pytest.mark.parametrize("words", [["clean", "--yes"], ["--help"], ["ui"]])
