@@ -1,19 +1,21 @@
-"""Resume: replace `resume=DIR` by the command with which this user began DIR; that of anybody else must be typed."""
+"""Resume: replace `resume=DIR` by the command with which this user began DIR.
+
+Anybody else's command is shown, to be typed.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfexp.cli import own_models
-from perfexp.cli.flags import CONFIG_DIR
+from perfexp.cli.flags import CONFIG_DIR, MULTIRUN
 from perfexp.cli.overrides import quoted
 from perfexp.errors import UserError
+from perfexp.host import foreign
 from perfexp.orchestration.sweep_run import remembered_store
 from perfexp.plan import plan_file
 from perfexp.plan.override_keys import key_of
@@ -32,10 +34,8 @@ _LEFT_OUT = (
     "tracking.uri",
     "tracking.experiment",
 )
-#: Between the words of an override.
-_SEPARATORS = re.compile(r"file://|[\s,=:'\"\[\]{}()]+")
-#: Limit on a command that is shown, in characters: nobody types more.
-_MOST_SHOWN = 50_000
+#: Before and after a path in an override.
+_SEPARATOR = r"""[\s,=:'"\[\]{}()]"""
 
 
 class Begun(NamedTuple):
@@ -78,25 +78,27 @@ class Begun(NamedTuple):
             typing: the command line to type.
         """
         if self.place is None:
-            why = "you did not begin it, or elsewhere"
-        elif self.place != str(Path.cwd()) and (
-            own_models.named(words) or any(map(_names_a_file, words))
-        ):
+            why = "you did not begin it, or did with another home"
+        elif self.place != str(Path.cwd()) and (own_models.named(words) or _name_files(words)):
             why = (
                 f"it was begun in {self.place}, and its command names files, which are others here"
             )
         else:
             return
-        line = shlex.join(["perfexp", *typing])
-        if (
-            not line.isprintable() or "  " in line or len(line) > _MOST_SHOWN
-        ):  # a terminal would show another one
+        line = foreign.command_line(typing) if all(map(_is_override, words)) else None
+        if line is None:
             raise UserError(
-                f"{subject}: {why}. Its command can't be shown: it is too long, or does not print."
+                f"{subject}: {why}. Its command can't be shown: it is too long, or a terminal or a "
+                "shell could take it for another one."
             )
         raise UserError(
             f"{subject}: {why}. Nothing was run. To go on, type its command if you trust it:\n{line}"
         )
+
+
+def _is_override(word: str) -> bool:
+    """Return whether a word is an override or a flag of one, and not the name of a command."""
+    return "=" in word or word.startswith("~") or word in MULTIRUN
 
 
 def with_resumed(arguments: Sequence[str]) -> list[str]:
@@ -135,12 +137,12 @@ def _begun(folder: Path) -> Begun:
         return begun_run(folder)
     sweep = Sweep.load(folder)
     if sweep.in_turn:
-        raise UserError(
-            f"resume={folder}: repeat its command to continue it: {sweep.continuation(folder)}"
-        )
+        line = sweep.command_line(folder)
+        again = f" if you trust it: {line}" if line else ", which can't be shown"
+        raise UserError(f"resume={folder}: to continue it, repeat its command{again}")
     return Begun(
         sweep.command,
-        SweepPaths(folder).begun_in(sweep.command),
+        SweepPaths(folder).begun_in(sweep),
         _plan_of(sweep, folder),
         sweep.uid,
     )
@@ -182,7 +184,10 @@ def _key_of(word: str) -> str:
     return CONFIG_DIR[0] if key in CONFIG_DIR else key
 
 
-def _names_a_file(word: str) -> bool:
-    """Whether a word of a command has the name of a file in the current folder."""
-    parts = (part for part in _SEPARATORS.split(word) if part and not part.startswith("/"))
-    return any(map(os.path.lexists, parts))
+def _name_files(words: Sequence[str]) -> bool:
+    """Return whether a word may name something in the current folder by a relative path."""
+    here = [".", "..", *(path.name for path in Path.cwd().iterdir())]
+    names = "|".join(re.escape(name.replace("\\", "")) for name in here)
+    entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
+    plain = [word.replace("\\", "").replace("file://", " ") for word in words]
+    return any("${" in word or entry.search(word) for word in plain)

@@ -94,11 +94,9 @@ class SweepRun:
             stack.enter_context(self.paths.locked())
             self.sweep = self._before(self.sweep.command) or self.sweep
             self.sweep.ended = None
-            if (
-                self.paths.begun_in(self.sweep.command) is None
-            ):  # from here on it is what this user typed
+            if self.paths.begun_in(self.sweep) is None:  # now it is what this user typed
                 self.sweep.command = list(self._command)
-                self.paths.sign(self._command)
+                self.paths.sign(self.sweep)
             self._write()
             write_atomically(self.paths.multirun, self._multirun)
             self._stack = stack.pop_all()

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from perfexp.errors import UserError
 from perfexp.host import foreign, signature
 from perfexp.host.files import safe_name, write_atomically
+from perfexp.records.sweep_record import Sweep
 
 #: Limit on a manifest.json, which only holds file names.
 _MOST_MANIFEST_BYTES = 8 << 20
@@ -379,23 +380,18 @@ class SweepPaths(_Folder):
         self.job_logs = self.details / _JOB_LOGS
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
 
-    def sign(self, command: Sequence[str]) -> None:
-        """Enter in the manifest that this user gave the command of the sweep, in the current folder."""
+    def sign(self, sweep: Sweep) -> None:
+        """Enter in the manifest that this user gave the sweep's command, in the current folder."""
         place = str(Path.cwd())
-        mark = signature.of(self._signed(command, place))
+        mark = signature.of(_signed(sweep, place))
         self._write({**self._manifest(), "begun_in": place, "signature": mark})
 
-    def begun_in(self, command: Sequence[str]) -> str | None:
-        """The folder in which this user gave the command; None if it is somebody else's."""
-        place, mark = (self._manifest().get(key) for key in ("begun_in", "signature"))
-        return (
-            place
-            if isinstance(place, str) and signature.is_of(mark, self._signed(command, place))
-            else None
-        )
-
-    def _signed(self, command: Sequence[str], place: str) -> bytes:
-        return json.dumps(["sweep", self.uid, place, *command]).encode()
+    def begun_in(self, sweep: Sweep) -> str | None:
+        """Return the folder where this user gave the sweep's command; None if somebody else did."""
+        manifest = self._manifest()
+        place, mark = manifest.get("begun_in"), manifest.get("signature")
+        is_own = isinstance(place, str) and signature.is_of(mark, _signed(sweep, place))
+        return place if is_own else None
 
     def make_job_logs(self) -> None:
         """Create the folder for job output.
@@ -405,3 +401,7 @@ class SweepPaths(_Folder):
         """
         refuse_link(self.job_logs)
         self.job_logs.mkdir(parents=True, exist_ok=True)
+
+
+def _signed(sweep: Sweep, place: str) -> bytes:
+    return json.dumps(["sweep", sweep.uid, place, *sweep.command]).encode()

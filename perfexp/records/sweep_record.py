@@ -103,8 +103,13 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def continuation(self, folder: Path) -> str:
         """Return the command that completes the sweep, for example `perfexp resume=DIR`."""
-        words = [*self.command, f"output_dir={folder}"] if self.in_turn else [f"resume={folder}"]
-        return shlex.join(["perfexp", *words])
+        if self.in_turn and (line := self.command_line(folder)):
+            return line
+        return shlex.join(["perfexp", f"resume={folder}"])
+
+    def command_line(self, folder: Path) -> str | None:
+        """Return the command that measures into a folder; None if it can't be shown."""
+        return foreign.command_line([*self.command, f"output_dir={folder}"])
 
     def record_of(self, child: SweepChild, folder: Path) -> Record | None:
         """Read a run's record; None without a record.

@@ -58,9 +58,11 @@ def plant_option(place, text):
     return os.path.relpath(place.outside / "evil" / "option", conf_dir() / "stopping")
 
 
-def of(place, *overrides, drop=("no such key",)):
+def of(place, *overrides, drop=("no such key",), is_signed=False):
     """Both folders are resumed with further stored overrides, and the run is reproduced."""
     set_command(place, *overrides, drop=drop)
+    if is_signed:
+        place.sign()
     again = ["reproduce", str(place.run), "--dry-run"]
     yield [[f"resume={place.run}"], [f"resume={place.sweep}"], ["status", str(place.sweep)], again]
 
@@ -600,8 +602,9 @@ def a_stage_that_holds_runs_of_others(place):
     (stage / "details" / "points.jsonl").write_text("")
     content = (stage / "record.json").read_bytes()
     (stage / "record.json").unlink()
-    yield from of(place, "stage=2_quick")
-    yield from of(place, "experiment=quick")
+    for is_signed in (False, True):
+        yield from of(place, "stage=2_quick", is_signed=is_signed)
+        yield from of(place, "experiment=quick", is_signed=is_signed)
     assert (stage / "details" / "points.jsonl").read_text() == ""
     assert not (stage / "record.json").exists(), content
 

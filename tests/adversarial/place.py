@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 
 from perfexp.plan import plan_file
 from perfexp.records.paths import SweepPaths
+from perfexp.records.sweep_record import Sweep
 from tests.support import processes
 
 HERE = Path(__file__).parent
@@ -125,19 +126,23 @@ class Place:
                 file.write_bytes(
                     file.read_bytes().replace(os.fsencode(base), os.fsencode(self.root / "given"))
                 )
-        if self.is_owner:
-            with chdir(self.cwd), patch.dict(os.environ, self._state_home):
-                self._sign()
+        self.sign()
 
     @property
     def _state_home(self):
         return {"XDG_STATE_HOME": str(self.root / "home" / "state")}
 
+    def sign(self):
+        """Sign the commands as they are now, if the user began both runs."""
+        if self.is_owner:
+            with chdir(self.cwd), patch.dict(os.environ, self._state_home):
+                self._sign()
+
     def _sign(self):
         for plan in (self.root / "given").rglob("plan.yaml"):
             unsigned = plan.read_bytes().partition(b"# begun in ")[0]
             plan.write_bytes(plan_file.signed(unsigned))
-        SweepPaths(self.sweep).sign(json.loads((self.sweep / "sweep.json").read_bytes())["command"])
+        SweepPaths(self.sweep).sign(Sweep.load(self.sweep))
 
     def listing(self):
         """Inode, size and time of the last change of what was given, four levels deep."""

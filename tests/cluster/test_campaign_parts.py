@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -457,6 +458,34 @@ def test_failed_sbatch_removes_a_new_sweep_but_no_earlier_one(run, monkeypatch, 
     assert (code, bool(calls)) == (1, True), printed
     assert "Invalid partition" in printed
     assert (run.folder / "s").exists() is not is_new
+
+
+@pytest.mark.slow
+@pytest.mark.always("SECURITY.md: jobs have another key than their user")
+def test_a_job_with_another_home_goes_on_when_requeued(run, tmp_path, monkeypatch):
+    """A requeue ends the first attempt after a point; both have a home of their own."""
+    scripts = []
+    monkeypatch.setattr(slurm, "max_array_size", lambda: 1000)
+    monkeypatch.setattr(slurm, "submit", lambda script, given: scripts.append(script) or "7")
+    monkeypatch.setattr(slurm, "queue", dict)
+    monkeypatch.setattr(slurm, "accounted", lambda name: {})
+    words = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_size=[1,2]")
+    sweep = ("-m", *words, "seed=1,2", "output_dir=s", "hydra/launcher=slurm")
+    assert run(*sweep, "hydra.launcher.wait=false")[0] == 0
+    [script], folder = scripts, tmp_path / "s" / "0-seed-1"
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    for attempt in (1, 2):
+        for name in ("HOME", "XDG_STATE_HOME"):
+            monkeypatch.setenv(name, str(tmp_path / f"home{attempt}"))
+        subprocess.run(["bash"], input=script, text=True, check=True, timeout=300)
+        points = RunPaths(folder).points.read_bytes().splitlines(keepends=True)
+        assert len(points) == 2
+        if attempt == 1:
+            first = points[0]
+            RunPaths(folder).points.write_bytes(first)
+            RunPaths(folder).record.unlink()
+    assert points[0] == first
+    assert Record.load(folder).status is Status.OK
 
 
 def test_sparse_sweep_needs_the_points_its_results_ask_for(tmp_path, make_record):

@@ -136,7 +136,11 @@ def set_base_and_hash(record):
 @pytest.mark.parametrize(
     ("name", "function", "refusal"),
     [
-        ("details/plan.yaml", set_base, "x: you did not begin it, or elsewhere. Nothing was run."),
+        (
+            "details/plan.yaml",
+            set_base,
+            "x: you did not begin it, or did with another home. Nothing was run.",
+        ),
         ("record.json", lambda record: set_base(record["plan"]), "the plan in it does not match"),
         ("record.json", set_base_and_hash, "model.base_seconds: 0.5 → 0.001"),
         (

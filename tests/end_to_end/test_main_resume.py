@@ -1,6 +1,7 @@
 """The command line from end to end: runs that are repeated and resumed."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_relative_config_dir_is_found_only_in_the_first_folder(run, tmp_path, mo
     assert run("resume=../x", f"--config-dir={tmp_path / 'mine'}")[0] == 0
 
 
-@pytest.mark.parametrize("kind", ["another user", "unsigned", "a plan that was changed"])
+@pytest.mark.parametrize("kind", ["another user", "unsigned", "damaged", "a plan that was changed"])
 @pytest.mark.parametrize("is_sweep", [False, True])
 def test_what_somebody_else_began_goes_on_by_its_command_alone(
     kind, is_sweep, run, tmp_path, monkeypatch
@@ -153,12 +154,12 @@ def test_what_somebody_else_began_goes_on_by_its_command_alone(
     if kind == "another user":
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     else:
-        changed = (
-            ("seed: ", "seed: 1")
-            if kind == "a plan that was changed"
-            else ("signature", "anything")
-        )
-        signed.write_text(text.replace(*changed))
+        patterns = {
+            "a plan that was changed": ("seed: ", "seed: 1"),
+            "unsigned": ("signature", "anything"),
+            "damaged": (r"(signature\W+)\w{8}", r"\g<1>00000000"),
+        }
+        signed.write_text(re.sub(*patterns[kind], text))
     code, printed, before = run("resume=x")
     assert code == 2
     shown = typed.shown(printed)
@@ -167,6 +168,23 @@ def test_what_somebody_else_began_goes_on_by_its_command_alone(
         assert run(*shown)[0] == 0
         assert [record.uid for record in run("resume=x")[2]] == [record.uid for record in before]
         assert run("resume=x")[0] == 0, "from there on it is this user's"
+
+
+def test_without_a_key_runs_go_on_and_are_foreign_afterwards(run, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    assert run(*FAKE, "output_dir=x")[0] == 0
+    code, printed, _ = run("resume=x")
+    assert code == 2
+    assert run(*typed.shown(printed))[0] == 0
+    assert run("resume=x")[0] == 2
+
+
+def test_a_sweep_with_another_identity_than_signed_is_foreign(run, tmp_path):
+    run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=x")
+    summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
+    (tmp_path / "x" / "sweep.json").write_text(json.dumps({**summary, "uid": "another"}))
+    code, printed, _ = run("resume=x")
+    assert (code, "Nothing was run" in printed) == (2, True)
 
 
 def test_a_moved_folder_stays_ones_own(run, tmp_path):

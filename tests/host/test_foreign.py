@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from perfexp.plan import plan_file
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.tables import vendor_file
+
+INVISIBLE = ("\x1b[2J", "\u202e", "\u200b", "\u3164", "\u2800", "\ufe0f", "\u00a0", "\n", "  ")
 
 
 def write(path: Path, text: str, encoding: str) -> Path:
@@ -102,3 +105,13 @@ def test_settings_of_a_model_may_have_numbers_as_keys(tmp_path):
     assert plan_file.read(write(tmp_path / "plan.yaml", "a: {1: x, 2: y}", "utf-8")) == {
         "a": {1: "x", 2: "y"}
     }
+
+
+def test_a_shown_command_is_read_by_a_shell_as_it_was_stored():
+    words = ["model=a b", "x=$(touch y)", "z='q'", "data.root=/home/Jörg/数据", "e=;#&"]
+    assert shlex.split(foreign.command_line(words)) == ["perfexp", *words]
+
+
+@pytest.mark.parametrize("text", [*INVISIBLE, "\\'\"; touch x #", "!ls", "x" * 60_000])
+def test_a_command_that_could_be_taken_for_another_is_not_shown(text):
+    assert foreign.command_line([f"model.name=a{text}b"]) is None

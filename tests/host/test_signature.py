@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,6 +24,14 @@ def test_a_key_is_made_once_and_for_its_user_alone(key):
     assert os.listdir(key.parent) == ["key"]  # noqa: PTH208
     assert signature.is_of(mark, b"content")
     assert not signature.is_of(mark, b"Content")
+
+
+def test_two_first_runs_at_once_have_one_key(key):
+    code = "from perfexp.host import signature; print(signature.of(b'x'))"
+    command = [sys.executable, "-c", code]
+    first = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    assert len({process.communicate(timeout=60)[0] for process in first}) == 1
+    assert signature.is_of(signature.of(b"x"), b"x")
 
 
 @pytest.mark.parametrize("mark", [None, "", 5, "\ud800", "0" * 64, ["x"]])
