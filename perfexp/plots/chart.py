@@ -120,6 +120,12 @@ class Bar:
         """Return whether the time has no interval."""
         return self.value is not None and self.value.low is None
 
+    @property
+    def end(self) -> float:
+        """Return the largest value to draw, in seconds; 0 without a time."""
+        known = [one.high or one.value for one in (self.value, self.behind) if one]
+        return max(known, default=0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facet:
@@ -190,7 +196,7 @@ def unit_of(unit: str, most: float) -> tuple[float, str]:
 
     In that unit the largest value is at least 1.
     """
-    return next(
-        ((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1),
-        (1.0, unit),
-    )
+    for factor, name in _SCALES.get(unit, ()):
+        if most * factor >= 1:
+            return factor, name
+    return 1.0, unit
