@@ -32,7 +32,8 @@ def engine_path(name: str | None) -> str:
     found = next((path for one in names if (path := shutil.which(one))), None)
     if found is None:
         raise UserError(
-            f"No container engine found ({', '.join(names)}). Install one, or name it with --engine."
+            f"No container engine found ({', '.join(names)}). Install one, or name it with "
+            "--engine."
         )
     return found
 

@@ -190,7 +190,8 @@ class Run(supervisor.Job):
             if assignment.overwrites and paths.plan.exists():
                 if not is_of_perfexp(paths):
                     raise UserError(
-                        f"{paths.manifest} is not that of the run beside it: --overwrite removes nothing."
+                        f"{paths.manifest} is not that of the run beside it: --overwrite removes "
+                        "nothing."
                     )
                 self.paths = paths = paths.replacement()
                 if holds_other_plan(paths, assignment.plain):
@@ -479,12 +480,17 @@ def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str
         try:
             record = Record.load(before)
         except PerfexpError:
-            yield f"warning: {before} has no record: that stage of this combination was not finished."
+            yield (
+                f"warning: {before} has no record: that stage of this combination was not finished."
+            )
             continue
         failed = next((point for point in record.points if point.status is not Status.OK), None)
         if failed is not None:
             why = f": {one_line(failed.error)}" if failed.error else ""
-            yield f"warning: in {before} this combination ended {record.status.value} ({failed.key}{why})."
+            yield (
+                f"warning: in {before} this combination ended {record.status.value} "
+                f"({failed.key}{why})."
+            )
 
 
 @contextmanager

@@ -246,6 +246,6 @@ def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
             )
         listed = "\n  ".join(changed[:20])
         raise UserError(
-            f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"
-            "Choose another output_dir, add --overwrite, or repeat the original command to continue it."
+            f"{paths.root} holds the run of another plan. It differs in\n  {listed}\nChoose "
+            "another output_dir, add --overwrite, or repeat the original command to continue it."
         )

@@ -124,8 +124,9 @@ class SweepRun:
         ):  # the order numbers the runs
             keys = ", ".join(differing_keys(sweep.command, command))
             raise UserError(
-                f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. Choose another output_dir, "
-                f"or repeat that command to continue it{f'; yours differs in {keys}' * bool(keys)}."
+                f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. Choose "
+                "another output_dir, or repeat that command to continue "
+                f"it{f'; yours differs in {keys}' * bool(keys)}."
             )
         sweep.refresh(self.paths.root)
         return sweep
@@ -142,7 +143,8 @@ class SweepRun:
             and RunPaths(folder).sweep != self.sweep.uid
         ):
             raise UserError(
-                f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's."
+                f"{folder} holds a run that this sweep did not begin: repeat its command, not the "
+                "sweep's."
             )
 
     def accept(self, assignment: Assignment) -> None:
@@ -183,8 +185,9 @@ class SweepRun:
             remember_store(self.sweep.uid, self.paths.root, tracker.settings)
         elif uri != self.sweep.store:
             self._console.warning(
-                f"the sweep's earlier runs are in {self.sweep.store[:_LONGEST]}; the others are sent to {uri}. "
-                f"To choose: {self.sweep.continuation(self.paths.root)} tracking.uri=URI"
+                f"the sweep's earlier runs are in {self.sweep.store[:_LONGEST]}; the others are "
+                f"sent to {uri}. To choose: {self.sweep.continuation(self.paths.root)} "
+                "tracking.uri=URI"
             )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:

@@ -32,16 +32,18 @@ from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
 
 _NOT_PERMITTED = (
-    "this user may not read the GPU's counters (ERR_NVGPUCTRPERM). The administrator of the machine can permit it: "
-    "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of /etc/modprobe.d, then load the driver again; or "
-    "run as root, or in a container with --cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). "
-    "See https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+    "this user may not read the GPU's counters (ERR_NVGPUCTRPERM). The administrator of the "
+    "machine can permit it: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of "
+    "/etc/modprobe.d, then load the driver again; or run as root, or in a container with "
+    "--cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). See "
+    "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 )
 #: Patterns of ncu's error messages, and their meaning.
 _FAILURES = {
     "ERR_NVGPUCTRPERM": _NOT_PERMITTED,
     "driver resource was unavailable": (
-        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: dcgmi profile --pause"
+        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: "
+        "dcgmi profile --pause"
     ),
     "no kernels were profiled": "it saw no kernel between cudaProfilerStart and Stop; see details/run.log",
     "unsupported gpu|not supported on this device|driver version is (?:too old|not supported)": (
@@ -126,7 +128,8 @@ class Ncu(Profiler):
         for metric in self.metrics or ():
             if not _METRIC.fullmatch(metric):
                 raise UserError(
-                    f"profiler.metrics: '{metric}' is not a counter of ncu; see ncu --query-metrics."
+                    f"profiler.metrics: '{metric}' is not a counter of ncu; see ncu "
+                    "--query-metrics."
                 )
 
     def outputs(self, place: Place) -> list[Path]:

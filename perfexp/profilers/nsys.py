@@ -193,7 +193,10 @@ def evaluate(
     }
     if problems:
         failed = "; ".join(f"{report}: {why}" for report, why in problems.items())
-        advice = "choose others with profiler.reports, or create them later with perfexp nsys-stats DIR -r REPORT"
+        advice = (
+            "choose others with profiler.reports, or create them later with perfexp nsys-stats "
+            "DIR -r REPORT"
+        )
         results.doubt(f"nsys created no {failed}", advice)
     in_range = {entry["name"]: entry["kernels"] for entry in ranges}
     if whole == WHOLE["train"] and "backward" in in_range:
@@ -210,8 +213,8 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
     importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
     if not importers:
         raise ProfilerFailed(
-            f"{stream.name} was recorded but not imported, and there is no QdstrmImporter beside {tool.path}: "
-            "open it with the user interface of Nsight Systems, which imports it."
+            f"{stream.name} was recorded but not imported, and there is no QdstrmImporter beside "
+            f"{tool.path}: open it with the user interface of Nsight Systems, which imports it."
         )
     target = stream.with_suffix(ENDINGS[0])
     if target.is_symlink():  # the importer would follow it
@@ -234,8 +237,8 @@ def _no_profile(place: Place, said: str) -> ProfilerFailed:
         )
         why = why or "without a message"
         return ProfilerFailed(
-            f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
-            f"perfexp nsys-stats {place.folder.parent}",
+            f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without "
+            f"measuring again: perfexp nsys-stats {place.folder.parent}",
             files=[stream.name],
         )
     if (

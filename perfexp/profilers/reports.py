@@ -133,7 +133,8 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
         near = nearest(report.partition(":")[0], those)
         hint = f"; it has {' and '.join(near)}" if near else ""
         raise ProfilerFailed(
-            f"nsys {tool.version or ''} has no such report{hint}: nsys stats --help-reports lists them"
+            f"nsys {tool.version or ''} has no such report{hint}: nsys stats --help-reports lists "
+            "them"
         )
     why = ""
     for name in names:

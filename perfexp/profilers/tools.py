@@ -72,7 +72,8 @@ def find(name: str, given: str | None = None) -> Tool:
     path = given or (environment.tool(name) or {}).get("path")
     if path is None:
         raise ProfilerFailed(
-            f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}"
+            f"{name} is not installed, neither on the PATH nor where its installer puts it: "
+            f"{source}"
         )
     # a relative path would fail in another working directory
     path = str(Path(path).absolute())

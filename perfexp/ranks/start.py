@@ -168,5 +168,6 @@ def refuse_busy(port: int, host: str = "127.0.0.1") -> None:
             probe.bind((host, port))
         except OSError as error:
             raise UserError(
-                f"gpu.port={port} can't be used: {error.strerror}. Leave gpu.port out to take a free port."
+                f"gpu.port={port} can't be used: {error.strerror}. Leave gpu.port out to take a "
+                "free port."
             ) from error

@@ -224,7 +224,10 @@ def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
     own, most = row.value(PEAK_MEMORY), max(peaks, default=None)
     if not own or not most or own < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
         return ""
-    return f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for another workspace"
+    return (
+        f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for "
+        "another workspace"
+    )
 
 
 def _kernel_evidence(

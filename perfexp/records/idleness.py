@@ -71,8 +71,8 @@ def _issuing(share: float) -> str:
     """Describe the host time to issue the calls, as a share of the loop."""
     if share > _HOST_CHANGED:
         return (
-            f"issuing the calls took {share:.1f} times the loop's time when it was measured alone, so the pace of the "
-            "host changed in between"
+            f"issuing the calls took {share:.1f} times the loop's time when it was measured "
+            "alone, so the pace of the host changed in between"
         )
     return f"the host needs {min(share, 1.0):.0%} to issue the calls"
 

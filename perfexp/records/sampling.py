@@ -23,7 +23,9 @@ _TREND_PROCESSES, _TREND_FLOOR = 5, 0.005
 _PROCESS_APART = 1.5
 #: How to get more samples, by the reason why a block ended.
 _MORE_SAMPLES = {
-    "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp train-speed) or stopping=normal",
+    "fixed": (
+        "use more calls (stopping.measure=N; ITERATIONS of perfexp train-speed) or stopping=normal"
+    ),
     "max_seconds": "use more time (stopping.max_seconds=N)",
     "max_calls": "use more calls (stopping.max_calls=N)",
     "epochs": "use more epochs, or more data",

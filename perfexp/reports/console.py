@@ -142,7 +142,8 @@ class Console:
             self.show(analysis, folder)
         else:
             self._line(
-                f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: {sweep_summary.in_a_line(analysis)}"
+                f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: "
+                f"{sweep_summary.in_a_line(analysis)}"
             )
 
     def results(self, analysis: Analysis) -> int:

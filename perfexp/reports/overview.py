@@ -255,7 +255,8 @@ def loads(record: Record) -> list[str]:
                     known += readings
     fields = distinguishing(key for key, _ in pooled)
     return [
-        f"{label(key, fields)} · {series}: {', '.join(_load_text(fact, readings[fact]) for fact in readings)}"
+        f"{label(key, fields)} · {series}: "
+        f"{', '.join(_load_text(fact, readings[fact]) for fact in readings)}"
         for (key, series), readings in pooled.items()
     ]
 
@@ -263,8 +264,14 @@ def loads(record: Record) -> list[str]:
 def _load_text(fact: str, readings: Sequence[float]) -> str:
     title, factor, unit = _LOADS[fact]
     if not readings:
-        return f"no {title}, since the device worked for less than {_AVERAGED_SECONDS:g} s, over which a board averages"
-    return f"{title} {median(readings) * factor:.0f} {unit} ({units.counted(len(readings), 'reading')})"
+        return (
+            f"no {title}, since the device worked for less than {_AVERAGED_SECONDS:g} s, over "
+            "which a board averages"
+        )
+    return (
+        f"{title} {median(readings) * factor:.0f} {unit} "
+        f"({units.counted(len(readings), 'reading')})"
+    )
 
 
 def _busy_seconds(point: Point, name: str) -> float:

@@ -142,7 +142,10 @@ def _notes(survey: Survey) -> Iterator[str]:
     if survey["inputs"] > 1:
         yield f"the first of the plan's {survey['inputs']} input and batch sizes"
     if _trains(survey):
-        yield "pass: fwd computes the outputs, data the gradient of the inputs, filter that of the weights"
+        yield (
+            "pass: fwd computes the outputs, data the gradient of the inputs, filter that of the "
+            "weights"
+        )
     if survey["unused"]:
         yield f"not used in {survey['phase']}: {', '.join(survey['unused'])}"
     for diagnostic in survey["doubts"]:

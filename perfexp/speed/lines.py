@@ -52,7 +52,8 @@ _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
 #: Lines unique to mmengine, mmcv and packages based on them. Their other lines could come from any
 #: logger.
 OWN = re.compile(
-    rf"{DATED.pattern}(?:,\d{{1,3}})? - (?:mm\w+ - {_LEVEL}|(?:[\w.-]+ - )?{_LEVEL} - (?:Environment info:|"
+    rf"{DATED.pattern}(?:,\d{{1,3}})? - (?:mm\w+ - {_LEVEL}|(?:[\w.-]+ - )?{_LEVEL} - "
+    r"(?:Environment info:|"
     r"Distributed training:|Start running, host:))|System environment:\s*$"
 )
 #: Last line of a traceback.

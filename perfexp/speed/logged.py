@@ -125,7 +125,8 @@ def _why_failed(run: Run) -> str:
 
 def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
     parts = [
-        f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × {num_gpus} images"
+        f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × "
+        f"{num_gpus} images"
     ]
     if left.skipped:
         parts.append(f"the first {left.skipped} skipped")
@@ -140,7 +141,10 @@ def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
 
 def _omitted(log: Log) -> Iterator[str]:
     if log.is_json and log.unreadable:
-        yield f"{log.unreadable} line{'s' if log.unreadable > 1 else ''} left out that can't be read as JSON"
+        yield (
+            f"{log.unreadable} line{'s' if log.unreadable > 1 else ''} left out that can't be "
+            "read as JSON"
+        )
     if others := log.num_trainings - bool(log.last_training.steps):
         yield f"the last of {others + 1} trainings in the log"
 

@@ -83,8 +83,9 @@ def read(path: Path) -> Log:
         raise UserError(f"{path} can't be read: {error.strerror or error}.") from error
     if not log.is_log:
         raise UserError(
-            f"{path} is not a training log of mmengine or mmcv: no line has the time of a step. Pass "
-            "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json, or the folder of a perfexp run."
+            f"{path} is not a training log of mmengine or mmcv: no line has the time of a step. "
+            "Pass TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json, or the folder of a "
+            "perfexp run."
         )
     return log
 

@@ -363,8 +363,8 @@ def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str)
     place = str(client.get_run(run_id).info.artifact_uri)
     if is_foreign_place(place, uri):
         raise TrackingFailed(
-            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where none are sent "
-            "(a server: start it with --serve-artifacts)"
+            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where "
+            "none are sent (a server: start it with --serve-artifacts)"
         )
     repository = get_artifact_repository(place, tracking_uri=uri)
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
@@ -431,7 +431,10 @@ def _limited_files(most_bytes: int) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """Return why sending failed, with a remedy if there is one."""
     if "MemoryError" in "".join(traceback.format_exception(error)):  # also as a hidden cause
-        return "the server's answer needs more memory than sending may use; see whether it is a tracking server"
+        return (
+            "the server's answer needs more memory than sending may use; see whether it is a "
+            "tracking server"
+        )
     text = scrub(str(error))[:_LONGEST_REASON] or type(error).__name__
     if not isinstance(error, ImportError):
         return text

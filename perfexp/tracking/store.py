@@ -38,7 +38,10 @@ _MARK = "\n\n<!-- perfexp "
 _OBJECT_STORES = ("s3", "gs", "wasbs", "abfss", "r2")
 #: Query that counts code in a database. MLflow 3.17 creates a trigger for the table `secrets`,
 #: which perfexp never writes to.
-_CODE = "select count(*) from sqlite_master where type = 'view' or (type = 'trigger' and tbl_name <> 'secrets')"
+_CODE = (
+    "select count(*) from sqlite_master where type = 'view' or (type = 'trigger' and tbl_name <> "
+    "'secrets')"
+)
 #: Last bytes of a journal that names another file.
 #: Source: sqlite.org/fileformat.html, "The Rollback Journal"
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
@@ -173,7 +176,8 @@ def refuse_foreign_database(uri: str) -> None:
     for log in (Path(f"{file}-journal"), Path(f"{file}-wal")):
         if os.path.lexists(log) and (not is_regular(log) or _names_others(log)):
             raise UserError(
-                f"{log} is not a log of this database alone: nothing is written to it. Remove the log."
+                f"{log} is not a log of this database alone: nothing is written to it. Remove the "
+                "log."
             )
     # SQLite first rolls back interrupted transactions, so the query sees the final state.
     # Errors are ignored here: MLflow reports them.

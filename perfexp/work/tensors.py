@@ -35,7 +35,8 @@ def storage_of(tensor: torch.Tensor) -> int:
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise Inconclusive(
-            f"it has tensors of the layout {layout}, whose work depends on the values that they hold"
+            f"it has tensors of the layout {layout}, whose work depends on the values that they "
+            "hold"
         )
     return int(tensor.untyped_storage()._cdata)
 
