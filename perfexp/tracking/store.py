@@ -308,7 +308,8 @@ def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
 
 def view_page(base: str, experiment_id: str, key: str) -> str:
     """Return the web address for an experiment's saved view."""
-    return f"{base}/#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
+    view = f"workflowType=machine_learning&viewStateShareKey={key}"
+    return f"{base}/#/experiments/{experiment_id}/runs?{view}"
 
 
 def uri_option(uri: str) -> str:
