@@ -147,15 +147,13 @@ def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
     """Return profiles to repeat: failed, made with other settings, or with missing files."""
     results, settings = read_points(paths.points), profiler_settings(plan.profiler)
     keys = plan.profile_keys(results)
-    return frozenset(
-        point.key
-        for point in results
-        if point.key in keys
-        and (
-            point.status not in _FINAL
-            or _is_stale(point.facts.get("profile") or {}, paths.root, settings)
-        )
-    )
+    again = set[Key]()
+    for point in results:
+        profile = point.facts.get("profile") or {}
+        is_final = point.status in _FINAL and not _is_stale(profile, paths.root, settings)
+        if point.key in keys and not is_final:
+            again.add(point.key)
+    return frozenset(again)
 
 
 def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]) -> bool:
@@ -176,11 +174,9 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a profiler's node as JSON values; empty for profiler=none."""
-    return (
-        {}
-        if node.get("name") == "none"
-        else {key: value for key, value in node.items() if key != "_target_"}
-    )
+    if node.get("name") == "none":
+        return {}
+    return {key: value for key, value in node.items() if key != "_target_"}
 
 
 def is_of_perfexp(paths: RunPaths) -> bool:
@@ -223,7 +219,9 @@ def _with_fewer_processes(paths: RunPaths, plain: Mapping[str, Any]) -> Mapping[
     """
     before = plan_file.read(paths.plan).get(_PROCESSES) if paths.plan.exists() else None
     is_lower = type(before) is int and 0 < before < (plain.get(_PROCESSES) or 0)
-    return {**plain, _PROCESSES: before} if is_lower else plain
+    if is_lower:
+        return {**plain, _PROCESSES: before}
+    return plain
 
 
 class OtherCode(UserError):

@@ -114,20 +114,15 @@ class SweepRun:
         if not self.paths.summary.exists():
             return None
         sweep = Sweep.load(self.paths.root)
-        orders = [
-            [key for key in map(key_of, words) if key in self.axes]
-            for words in (sweep.command, command)
-        ]
-        if (
-            not measures_the_same(sweep.command, _as_stored(command, sweep.command))
-            or orders[0] != orders[1]
-        ):  # the order numbers the runs
-            keys = ", ".join(differing_keys(sweep.command, command))
-            raise UserError(
-                f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. Choose "
-                "another output_dir, or repeat that command to continue "
-                f"it{f'; yours differs in {keys}' * bool(keys)}."
-            )
+        before = [key for key in map(key_of, sweep.command) if key in self.axes]
+        today = [key for key in map(key_of, command) if key in self.axes]
+        is_same = measures_the_same(sweep.command, _as_stored(command, sweep.command))
+        if not is_same or before != today:  # the order numbers the runs
+            what = f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}"
+            advice = "Choose another output_dir, or repeat that command to continue it"
+            if keys := differing_keys(sweep.command, command):
+                advice += f"; yours differs in {', '.join(keys)}"
+            raise UserError(f"{what}. {advice}.")
         sweep.refresh(self.paths.root)
         return sweep
 
@@ -199,19 +194,22 @@ class SweepRun:
 
     def plan(self, assignments: Sequence[Assignment]) -> None:
         """Enter all runs to measure, before the first run begins."""
-        self.sweep.planned = [
-            self._planned(one, one.sweep) for one in assignments if one.sweep is not None
-        ]
+        self.sweep.planned = []
+        for assignment in assignments:
+            if assignment.sweep is not None:
+                self.sweep.planned.append(self._planned(assignment, assignment.sweep))
         self._write()
 
     def _planned(self, assignment: Assignment, membership: SweepMembership) -> PlannedRun:
         plan, about = assignment.plan, subject(assignment.plain)
         keys = plan.keys()
+        options = {name: getattr(about, name) for name in _OPTIONS}
+        options["gpu"] = plan.gpu_name
         return PlannedRun(
             job=membership.job,
             directory=_relative(assignment.folder, self.paths.root),
             overrides=[f"{axis}={value}" for axis, value in membership.axes.items()],
-            options={name: getattr(about, name) for name in _OPTIONS} | {"gpu": plan.gpu_name},
+            options=options,
             points=dict(points_by_kind(keys)),
             seconds=assignment.seconds(keys),
         )
@@ -289,9 +287,8 @@ class SweepRun:
     def _close(self) -> bool:
         is_whole = len(self.sweep.children) == self.sweep.jobs
         if self.sweep.jobs is None:  # the sweeper chooses
-            is_whole = not any(
-                path.is_dir() for path in self.paths.root.iterdir() if path != self.paths.details
-            )
+            folders = set(filter(Path.is_dir, self.paths.root.iterdir()))
+            is_whole = folders <= {self.paths.details}
         if self._is_refused and self.sweep.children and is_whole and self.paths.withdraw():
             self._console.show_sweep(SweepAnalysis.of(self.sweep, []), None)
             return True
@@ -342,12 +339,12 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
     store = next((entry for entry in entries if isinstance(entry, dict)), None)
     if "tracking" in typed or store is None:
         return {}
-    texts = {f"tracking.{name}": str(text) for name, text in store.items()}
-    return {
-        key: text
-        for key, text in texts.items()
-        if key not in typed and not credentials.is_masked(text)
-    }
+    texts = {}
+    for name, value in store.items():
+        key, text = f"tracking.{name}", str(value)
+        if key not in typed and not credentials.is_masked(text):
+            texts[key] = text
+    return texts
 
 
 def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:

@@ -165,7 +165,9 @@ class Taken:
     @property
     def center(self) -> str:
         """Return the name of the statistic for all samples. Blocks are processes."""
-        return "mean of the processes' medians" if len(self.series.blocks) > 1 else "median"
+        if len(self.series.blocks) > 1:
+            return "mean of the processes' medians"
+        return "median"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,9 @@ class Strips:
 def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
     """Return the codes of warnings and errors as a footer; empty without any."""
     codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics if not diagnostic.is_note)
-    return f"warnings: {', '.join(codes)}" if codes else ""
+    if codes:
+        return f"warnings: {', '.join(codes)}"
+    return ""
 
 
 def spans_decades(values: Sequence[float]) -> bool:

@@ -42,7 +42,9 @@ _LIGHT = 0.45
 def draw(record: Record) -> bytes | None:
     """Return the representative point's layers as PNG; None unless layers were profiled."""
     figure = compose(record)
-    return save(figure) if figure else None
+    if figure:
+        return save(figure)
+    return None
 
 
 def caption(record: Record, chosen: Point) -> Caption:
@@ -87,11 +89,15 @@ class _Measure:
         if share is None:
             share = seconds / self.call
         percent = f"{share * 1e2:.1f} %"
-        return f"{format_seconds(seconds)} · {percent}" if self.has_times else percent
+        if self.has_times:
+            return f"{format_seconds(seconds)} · {percent}"
+        return percent
 
     def brief(self, seconds: float) -> str:
         """Return a part, for example `1.2 ms`, or its share."""
-        return format_seconds(seconds, 2) if self.has_times else self.text(seconds)
+        if self.has_times:
+            return format_seconds(seconds, 2)
+        return self.text(seconds)
 
 
 def _measure(chosen: Point) -> _Measure:
@@ -150,7 +156,9 @@ def _kinds(
             text += f"  ({', '.join(parts)})"
         axes.text(left, position, f"  {plain(text)}", va="center", fontsize=11)
         most = max(most, left)
-    room = 1.8 if has_passes else 1.3
+    room = 1.3
+    if has_passes:
+        room = 1.8
     name_rows(axes, list(kinds), room * most, f"by kind ({measure.unit})")
 
 
@@ -211,4 +219,6 @@ def _strip(
 def _ink(color: str) -> str:
     """Return black or white, whichever is readable on a color."""
     red, green, blue = matplotlib.colors.to_rgb(color)
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT else "white"
+    if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT:
+        return "black"
+    return "white"

@@ -174,7 +174,9 @@ def chart_of(
         for quantity, name, key, y in predicted:
             if key.phase == phase:
                 bands.setdefault(quantity, []).append((name, place(key), y))
-        prefix = f"{phase}: " if len(by_phase) > 1 else ""
+        prefix = ""
+        if len(by_phase) > 1:
+            prefix = f"{phase}: "
         for panel in _panels(own, bands, axis, fitted=fitted):
             panels.append(replace(panel, title=prefix + panel.title))
     return Chart(
@@ -264,7 +266,9 @@ def _knee(rates: Line) -> dict[float, str]:
 def _median(kind: str, row: Row) -> Interval | None:
     """Return the median of a kind of time, if the row has it."""
     time = row.times.get(kind)
-    return time.median if time else None
+    if time:
+        return time.median
+    return None
 
 
 def _metric(name: str, row: Row) -> Interval | None:
@@ -285,10 +289,14 @@ def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
     curves = list[Curve]()
     for scaling in models:
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
-        power = 1 if end == scaling.key.pixels else 2
+        power = 2
+        if end == scaling.key.pixels:
+            power = 1
         x = numpy.linspace(start, end, _CURVE_SEGMENTS + 1).tolist()
         y = tuple(scaling.fit.at(position**power / scaling.key.pixels) for position in x)
-        name = scaling_text(scaling) if len(models) == 1 else "scaling model"
+        name = "scaling model"
+        if len(models) == 1:
+            name = scaling_text(scaling)
         curves.append(Curve(label=name, x=tuple(x), y=y))
     return tuple(curves)
 
@@ -357,8 +365,12 @@ def _rough(row: Row, value: Interval, metric: str) -> str:
 
 
 def _odd_text(key: Key, odd: Odd) -> str:
-    sign = "+" if odd.ratio > 1 else "−"
-    against = odd.other.size_label if odd.other else "the fit"
+    sign = "−"
+    if odd.ratio > 1:
+        sign = "+"
+    against = "the fit"
+    if odd.other:
+        against = odd.other.size_label
     return f"{key.size_label}: {sign}{percent(abs(odd.ratio - 1))} against {against}"
 
 

@@ -276,7 +276,9 @@ def caption(roofline: Roofline) -> Caption:
     noun = roofline.noun if parts > 1 else roofline.noun[:-1]
     subtitle = f"{parts} {noun}"
     if not roofline.analytic:
-        plural = "es" if launches > 1 else ""
+        plural = ""
+        if launches > 1:
+            plural = "es"
         subtitle = f"{launches} launch{plural} of {subtitle}"
     placed = sum(row.has_place for row in roofline.parts)
     if placed < parts:

@@ -67,7 +67,9 @@ def _line(roofline: Roofline, row: Row, kinds: Sequence[str], ceilings: Sequence
 
 
 def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+    if share is None:
+        return None
+    return 100 * share
 
 
 def console_grid(roofline: Roofline) -> Grid:
@@ -130,4 +132,6 @@ def _limit(row: Row) -> str:
 def _word(value: float | None, text: Callable[[float], str], is_estimated: bool) -> str:
     if value is None:
         return "–"
-    return f"≈ {text(value)}" if is_estimated else text(value)
+    if is_estimated:
+        return f"≈ {text(value)}"
+    return text(value)

@@ -54,7 +54,9 @@ class _Run(NamedTuple):
     @property
     def phase(self) -> str:
         """Return the phase; empty without a row."""
-        return self.row.key.phase if self.row else ""
+        if self.row:
+            return self.row.key.phase
+        return ""
 
     @property
     def kind(self) -> str:
@@ -69,7 +71,9 @@ class _Run(NamedTuple):
     @property
     def seconds(self) -> float:
         """Return the run's time for sorting bars; infinite without a time."""
-        return self.row.time.median.value if self.row and self.row.time else float("inf")
+        if self.row and self.row.time:
+            return self.row.time.median.value
+        return float("inf")
 
     @property
     def model(self) -> str:
@@ -251,7 +255,9 @@ def _meaning(ratios: Sequence[TimeRatio]) -> str:
     if Verdict.NOT_COMPARABLE in verdicts:
         words.append("not comparable")
     text = "× is the ratio to the baseline"
-    return f"{text}, ≈ before it: {' or '.join(words)}" if words else text
+    if words:
+        return f"{text}, ≈ before it: {' or '.join(words)}"
+    return text
 
 
 def _latency(run: _Run) -> Interval | None:

@@ -407,7 +407,9 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             None if this code is not ranked, or an earlier version stored the diagnostic.
         """
         value = self.fields.get(self.rule.by.partition(":")[0]) if self.fields else None
-        return value if isinstance(value, int | float) else None
+        if isinstance(value, int | float):
+            return value
+        return None
 
 
 def make(code: str, /, **fields: object) -> Diagnostic:

@@ -252,7 +252,9 @@ def _kernel_evidence(
     if not foreign:
         return ""
     first = f"it launches kernels that its neighbors do not: {foreign[0][:_LONGEST_NAME]}"
-    return f"{first} and {len(foreign) - 1} more" if len(foreign) > 1 else first
+    if len(foreign) > 1:
+        return f"{first} and {len(foreign) - 1} more"
+    return first
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:

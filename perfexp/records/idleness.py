@@ -81,4 +81,6 @@ def _issuing(share: float) -> str:
 
 def _value(point: Point, name: str) -> float | None:
     metric = point.metric(name)
-    return metric.value if metric else None
+    if metric:
+        return metric.value
+    return None

@@ -33,7 +33,9 @@ def gap_of(line: Mapping[str, Any]) -> float:
 
 def pass_of(line: Mapping[str, Any]) -> str:
     """Return a line's pass, for example `forward`; `unattributed` outside of modules."""
-    return str(line["key"]["which"]) if isinstance(line["key"], Mapping) else "unattributed"
+    if isinstance(line["key"], Mapping):
+        return str(line["key"]["which"])
+    return "unattributed"
 
 
 def name_of(line: Mapping[str, Any]) -> str:
@@ -41,4 +43,6 @@ def name_of(line: Mapping[str, Any]) -> str:
     kind, key = str(line["kind"]), line["key"]
     if not isinstance(key, Mapping) or not key.get("path"):
         return kind
-    return f"{key['path']}.{kind}" if key.get("operation") is not None else str(key["path"])
+    if key.get("operation") is not None:
+        return f"{key['path']}.{kind}"
+    return str(key["path"])

@@ -36,7 +36,9 @@ def class_of(figure: str, bound_by: str | None) -> str:
         return known
     if bound_by != "gpu":
         return HOST_BOUND
-    return "rate" if figure in _RATES else "latency"
+    if figure in _RATES:
+        return "rate"
+    return "latency"
 
 
 @cache

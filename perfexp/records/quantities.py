@@ -101,7 +101,9 @@ TIMES = {
 
 def time_title(kind: str | None) -> str:
     """Return a time's name for tables, texts and plots; empty for None."""
-    return TIMES[kind].title if kind in TIMES else kind or ""
+    if kind in TIMES:
+        return TIMES[kind].title
+    return kind or ""
 
 
 #: Units that end a name.

@@ -57,7 +57,9 @@ def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> f
         total += flops
         if condition(one_pass.get("selected"), one_pass.get("status")):
             known += flops
-    return known / total if total else None
+    if total:
+        return known / total
+    return None
 
 
 def timed_passes(point: Point) -> list[LayerPass]:
@@ -138,7 +140,9 @@ def _distinct(timed: Iterable[LayerPass]) -> list[tuple[int, Mapping[str, Any]]]
 
 
 def _engine(race: Mapping[str, Any], name: str) -> str:
-    return str(race["selected"]) if name == "chosen" else name
+    if name == "chosen":
+        return str(race["selected"])
+    return name
 
 
 def _error(interval: Interval) -> float:

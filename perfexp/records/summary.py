@@ -115,43 +115,59 @@ class Row:
     def value(self, name: str) -> float | None:
         """Return the value of the metric with this name; None without a value."""
         metric = self.metric(name)
-        return metric.value if metric else None
+        if metric:
+            return metric.value
+        return None
 
     def basis(self, metric: Metric) -> estimators.Interval | None:
         """Return the time or rate that a metric is computed from; None for independent metrics."""
         pooled = quantities.of(metric).pooled
         if pooled is Pooled.BY_TIME:
-            return self.time.median if self.time else None
-        return self.samples_per_second if pooled is Pooled.BY_RATE else None
+            if self.time:
+                return self.time.median
+            return None
+        if pooled is Pooled.BY_RATE:
+            return self.samples_per_second
+        return None
 
     def marked(self, metric: Metric) -> Metric:
         """Return the metric, marked as estimated if its basis has no interval."""
         basis = self.basis(metric)
         is_estimate = metric.value is not None and basis is not None and basis.low is None
-        return msgspec.structs.replace(metric, estimated=True) if is_estimate else metric
+        if is_estimate:
+            return msgspec.structs.replace(metric, estimated=True)
+        return metric
 
     @property
     def service_kind(self) -> str | None:
         """Return the name of the time that a caller experiences: the latency if it was measured."""
-        return "latency" if "latency" in self.times else self.time_kind
+        if "latency" in self.times:
+            return "latency"
+        return self.time_kind
 
     def percentile(self, number: float) -> estimators.Interval | None:
         """Return a requested percentile of `service_kind`; for 50, the median with its interval."""
         if self.service_kind is None:
             return None
         time = self.times[self.service_kind]
-        return time.median if number == 50 else time.percentiles[number]
+        if number == 50:
+            return time.median
+        return time.percentiles[number]
 
     @property
     def time(self) -> blockwise.Summary | None:
         """Return the statistics of the representative time, in seconds per call."""
-        return self.times[self.time_kind] if self.time_kind else None
+        if self.time_kind:
+            return self.times[self.time_kind]
+        return None
 
     @property
     def spread(self) -> float | None:
         """Return the relative standard deviation between process medians; None for one process."""
         own = self.figures[self.time_kind].own if self.time_kind in self.figures else None
-        return own.spread if own else None
+        if own:
+            return own.spread
+        return None
 
     def own_interval(self, figure: str) -> estimators.Interval | None:
         """Return a figure for comparisons within the record; None if it was not measured.
@@ -382,7 +398,9 @@ def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | 
     """
     finished = _finished(points)
     speedups = [one for point in finished if (one := _speedup(point, name)) and one.value > 0]
-    return Repeats.of(speedups).interval if len(speedups) == len(finished) > 1 else None
+    if len(speedups) == len(finished) > 1:
+        return Repeats.of(speedups).interval
+    return None
 
 
 def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
@@ -421,7 +439,9 @@ def _speedup(point: Point, name: str) -> estimators.Interval | None:
     if name.startswith(promised := quantities.member(quantities.PROMISED_SPEEDUP, "")):
         timed = races.timed_passes(point)
         is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)
-        return None if is_cached else races.promised(timed).get(name.removeprefix(promised))
+        if is_cached:
+            return None
+        return races.promised(timed).get(name.removeprefix(promised))
     return interval_of(point.metric(name))
 
 
@@ -450,4 +470,6 @@ def _joined(processes: Sequence[Series]) -> Series:
 def comparable(points: Sequence[Point], name: str) -> list[Point]:
     """Return the processes that measured this time successfully; none if the first did not."""
     measured = [point for point in _finished(points) if first_series(point, name)]
-    return measured if points[0] in measured else []
+    if points[0] in measured:
+        return measured
+    return []

@@ -107,7 +107,9 @@ class Console:
         """
         if not self.quiet:
             self._line(f"sweep over {one_line(sweep.name)}", style="bold")
-            runs = units.counted(sweep.jobs, "run") if sweep.jobs else "runs"
+            runs = "runs"
+            if sweep.jobs:
+                runs = units.counted(sweep.jobs, "run")
             self._line(f"{runs} of {points}, {_how_long(seconds)}", indent=2)
 
     def note(self, message: str) -> None:
@@ -222,7 +224,9 @@ class Console:
                     self._line(title, style="bold")
                 self._grid(content)
             else:
-                style = "red" if title == NOT_MEASURED else ""
+                style = ""
+                if title == NOT_MEASURED:
+                    style = "red"
                 self.show_lines(title, content or [""], style=style)
 
     def _result_lines(self, rows: Sequence[Row]) -> None:
@@ -245,7 +249,9 @@ class Console:
                 errors.append(raised)
             elif not raised.worst.is_note:
                 warnings.append(raised)
-        most = len(warnings) if self.quiet or self._verbose else 1
+        most = 1
+        if self.quiet or self._verbose:
+            most = len(warnings)
         for raised in (*errors, *warnings[:most]):
             self.show_lines("", raised.lines, indent=0)
         return len(warnings[most:])

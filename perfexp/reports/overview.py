@@ -112,7 +112,9 @@ def points(analysis: Analysis) -> Grid:
 def _other_time(row: Row, name: str) -> str:
     """Return a time with its interval, unless it is the row's main time."""
     time = row.times.get(name)
-    return wording.interval_or_about(time.median) if time and row.time_kind != name else ""
+    if time and row.time_kind != name:
+        return wording.interval_or_about(time.median)
+    return ""
 
 
 def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
@@ -124,7 +126,9 @@ def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
             if interval.low is None:
                 missing.append(row.times[row.service_kind or ""])
     if missing:
-        where = f" at {len(missing)} of {measured} points" if measured > 1 else ""
+        where = ""
+        if measured > 1:
+            where = f" at {len(missing)} of {measured} points"
         yield f"≈ {title}{where} without an interval: {wording.shortage(missing, number)}"
 
 
@@ -172,7 +176,9 @@ def epochs(record: Record) -> Grid | None:
 
 def _epoch_text(epoch: Epoch, name: str) -> str:
     value = epoch.figures.get(name)
-    return "" if value is None else units.digits(value, 4)
+    if value is None:
+        return ""
+    return units.digits(value, 4)
 
 
 def metrics(analysis: Analysis) -> Grid:

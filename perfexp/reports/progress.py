@@ -216,7 +216,9 @@ class Progress:
 
 
 def _left(seconds: float) -> str:
-    return f"about {units.format_seconds(seconds, 2)} left" if seconds > 0 else ""
+    if seconds > 0:
+        return f"about {units.format_seconds(seconds, 2)} left"
+    return ""
 
 
 def _bar(

@@ -53,7 +53,9 @@ def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
 
 def median_seconds(seconds: Sequence[float]) -> float | None:
     """Return the median, or None for an empty sequence."""
-    return statistics.median(seconds) if seconds else None
+    if seconds:
+        return statistics.median(seconds)
+    return None
 
 
 def counted_points(*runs: Iterable[Key]) -> str:
@@ -178,7 +180,9 @@ class Tally:
             main = self.points[_PROFILE]
         parts = list[str]()
         if main or not self.refused:
-            total = f"/{main.total()} done" if self.is_known else " done, total unknown"
+            total = " done, total unknown"
+            if self.is_known:
+                total = f"/{main.total()} done"
             parts.append(f"{main[Status.OK]}{total}")
         parts += [f"{count} {name}" for name, count in _failures(timed)]
         for kind in (_COLD_START, _LAYERS, _PROFILE):
@@ -314,4 +318,6 @@ def _kind(key: Key) -> str:
         return _PROFILE
     if is_layers(key):
         return _LAYERS
-    return _TIMED if key.is_timed else _COLD_START
+    if key.is_timed:
+        return _TIMED
+    return _COLD_START

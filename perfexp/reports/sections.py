@@ -250,7 +250,9 @@ def _environment(record: Record) -> list[str]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def _again(record: Record) -> Iterator[Section]:

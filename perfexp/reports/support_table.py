@@ -131,7 +131,9 @@ def shape_text(layer: Mapping[str, Any]) -> str:
 def _layer_name(layer: Mapping[str, Any]) -> str:
     first, *others = layer["names"]
     name = first or "the model"  # is a convolution itself
-    return f"{name} (+{len(others)})" if others else str(name)
+    if others:
+        return f"{name} (+{len(others)})"
+    return str(name)
 
 
 def _passes_text(passes: Sequence[str]) -> str:

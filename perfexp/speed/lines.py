@@ -158,9 +158,13 @@ def of_json(line: str) -> Parsed | None:
             if not values.keys() & {"lr", "base_lr", "train/lr", "train/base_lr"}:
                 return Mark.PAUSE
             return _step_of_json(values, _whole(values["step"]))
-        return values if values.keys() & {"env_info", "config", "exp_name"} else None
+        if values.keys() & {"env_info", "config", "exp_name"}:
+            return values
+        return None
     if mode not in (None, "train"):
-        return Mark.TEST if mode == "test" else Mark.PAUSE
+        if mode == "test":
+            return Mark.TEST
+        return Mark.PAUSE
     if (
         mode == "train"
         and "time" not in values
@@ -199,12 +203,13 @@ def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed |
     if not whole and not (time and text[time.end() :].strip(".,")):
         return None  # the time may be cut off
     losses = [_number(match[1]) for match in _LOSS.finditer(text, position.end())]
+    seconds = _number(time[1]) if time else math.nan
     if not time and not losses and _METRIC.search(text, position.end()):
         return Mark.PAUSE
     return Step(
         epoch=int(position["epoch"]) if position["epoch"] else None,
         iteration=int(position["iteration"]),
-        seconds=_number(time[1]) if time else math.nan,
+        seconds=seconds,
         finite=all(math.isfinite(loss) for loss in losses),
     )
 
@@ -215,7 +220,9 @@ def _number(text: str) -> float:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return None
 
 
 def _real(value: object) -> float | None:

@@ -128,7 +128,9 @@ class Log:
     @property
     def last_training(self) -> Run:
         """Return the last run that is not a test, or the last run if all are tests."""
-        return self._trained if self._trained and self.run.only_tests else self.run
+        if self._trained and self.run.only_tests:
+            return self._trained
+        return self.run
 
     @property
     def num_trainings(self) -> int:

@@ -56,8 +56,11 @@ def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Spee
     time = Repeats.of(times, prior).interval if times and point.status is Status.OK else None
     rate = _rate(time, point.key.batch_size * num_gpus) if time else None
     if time is None or rate is None:
-        remark = str(point.status) if point.status is not Status.OK else "no time was measured"
-        remark += f": {point.error}" if point.error else ""
+        remark = "no time was measured"
+        if point.status is not Status.OK:
+            remark = str(point.status)
+        if point.error:
+            remark += f": {point.error}"
     else:
         remark = f"mean {time.value:.4g} s for a step of {point.key.batch_size} × {num_gpus} images"
     return Speed(

@@ -32,7 +32,9 @@ class Mode(StrEnum):
     @classmethod
     def of(cls, num_gpus: int) -> Mode:
         """Return the mode for this number of GPUs."""
-        return cls.mp if num_gpus > 1 else cls.sp
+        if num_gpus > 1:
+            return cls.mp
+        return cls.sp
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,9 @@ def tag_fault(name: str) -> str | None:
     """Return why users cannot set a tag with this name; None if they can."""
     if name.startswith(_RESERVED) or name in _TAKEN:
         return "perfexp and MLflow set tags of this name"
-    return None if name == allowed(name) else "use letters, digits, spaces and _-.:"
+    if name == allowed(name):
+        return None
+    return "use letters, digits, spaces and _-.:"
 
 
 def tags(texts: Mapping[str, str]) -> dict[str, str]:

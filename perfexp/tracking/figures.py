@@ -120,7 +120,9 @@ def best(table: Sequence[Row]) -> Iterator[Charted]:
     for row in table:
         phases.setdefault(row.key.phase, []).append(row)
     for phase, of_phase in phases.items():
-        prefix = f"{phase}_" if len(phases) > 1 else ""
+        prefix = ""
+        if len(phases) > 1:
+            prefix = f"{phase}_"
         for kind in _TIMES:
             if timed := [row for row in of_phase if kind in row.times]:
                 row = min(timed, key=lambda row: row.times[kind].median.value)

@@ -263,7 +263,9 @@ def _sweep_identity(uid: str) -> dict[str, str]:
 
 def _experiment(record: Record) -> str:
     stage = record.plan.get("stage")
-    return stage if isinstance(stage, str) and stage else DEFAULT_EXPERIMENT
+    if isinstance(stage, str) and stage:
+        return stage
+    return DEFAULT_EXPERIMENT
 
 
 def run_status(statuses: Collection[Status]) -> str:
@@ -287,7 +289,9 @@ def sweep_status(sweep: Sweep) -> str:
     RUNNING would outlive a killed sweep.
     """
     if sweep.jobs is not None and len(sweep.children) < sweep.jobs:
-        return "KILLED" if sweep.ended else "SCHEDULED"
+        if sweep.ended:
+            return "KILLED"
+        return "SCHEDULED"
     return run_status([child.status for child in sweep.children])
 
 
@@ -327,7 +331,9 @@ def _point(line: Mapping[str, Cell]) -> str:
 
 
 def _cell(cell: Cell) -> Cell:
-    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None
+    return cell
 
 
 def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
@@ -366,7 +372,9 @@ def _refusal(path: str, folder: Path) -> str | None:
         if not source.is_relative_to(root) or source.resolve() != source:
             return "a link, or outside of the run's folder"
         if not source.is_file():
-            return "not a file" if source.exists() else "missing"
+            if source.exists():
+                return "not a file"
+            return "missing"
         if source.stat().st_size > _MAX_FILE_BYTES:
             return f"larger than {_MAX_FILE_BYTES >> 30} GiB"
         return None

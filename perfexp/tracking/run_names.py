@@ -80,7 +80,9 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     counts = dict.fromkeys(values, "")
     if len(sweep.children) == sweep.jobs:
         counts = {axis: f"{len(texts)} " for axis, texts in values.items() if len(texts) > 1}
-    own = of_user(records[0]) if records else ""
+    own = ""
+    if records:
+        own = of_user(records[0])
     return own or _of_axes(counts, records) or one_line(sweep.name)
 
 
@@ -101,7 +103,9 @@ def shape(keys: Sequence[Key]) -> str:
 
 
 def _axes(record: Record) -> Mapping[str, str]:
-    return record.sweep.axes if record.sweep else {}
+    if record.sweep:
+        return record.sweep.axes
+    return {}
 
 
 def _timed(record: Record) -> list[Key]:
@@ -152,7 +156,9 @@ def _part(axis: str) -> str | None:
 def _batches(keys: Sequence[Key]) -> str:
     """Return the batch-size range, which ends with `max` during a search for the largest batch."""
     in_order = sorted(keys, key=lambda key: (key.batch_size == LARGEST, key.batch_size))
-    return f"b{_range([key.batch_label for key in in_order])}" if keys else ""
+    if keys:
+        return f"b{_range([key.batch_label for key in in_order])}"
+    return ""
 
 
 def _range(sorted_texts: Sequence[str]) -> str:
@@ -219,4 +225,6 @@ def _with(text: str, words: Iterable[str]) -> str:
 
 
 def _cut(word: str, length: int) -> str:
-    return word if len(word) <= length else f"{word[: length - 1]}…"
+    if len(word) <= length:
+        return word
+    return f"{word[: length - 1]}…"

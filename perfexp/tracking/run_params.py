@@ -87,7 +87,9 @@ def _batch_sizes(keys: Sequence[Key]) -> str:
     MLflow parameters never change, so an unknown batch size must stay unset.
     """
     sizes = dict.fromkeys(key.batch_size for key in keys)
-    return "" if LARGEST in sizes else ", ".join(map(str, sizes))
+    if LARGEST in sizes:
+        return ""
+    return ", ".join(map(str, sizes))
 
 
 def of_run(record: Record) -> dict[str, str]:

@@ -6,6 +6,7 @@ HTTP timeout does not limit a server that answers one byte at a time.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -250,9 +251,8 @@ class Claim:
 
     def __init__(self, client: MlflowClient, experiment_id: str, payload: Payload) -> None:
         self._client, self._experiment_id = client, experiment_id
-        self._query = " and ".join(
-            f"tags.`{name}` = '{value}'" for name, value in payload.identity.items()
-        )
+        terms = [f"tags.`{name}` = '{value}'" for name, value in payload.identity.items()]
+        self._query = " and ".join(terms)
         earliest = self._earliest()
         self._is_new = earliest is None
         self.run: Run = earliest or self._create(payload)
@@ -309,11 +309,11 @@ def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, s
     own = {name: text for name, text in payload.first_tags.items() if name not in old.tags}
     if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]):
         own[_NOTE] = payload.note
-    metrics = [
-        Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures
-    ]
+    metrics = []
+    for figure in payload.figures:
+        metrics.append(Metric(figure.name, figure.value, figure.time_ms, figure.step))
     params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]
-    new_tags = [RunTag(name, text) for name, text in {**tags, **own}.items()]
+    new_tags = list(itertools.starmap(RunTag, {**tags, **own}.items()))
     batches = zip_longest(
         _chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=()
     )
@@ -334,20 +334,17 @@ def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> 
     """Add missing datasets to a run."""
     from mlflow import entities
 
-    there = {
-        (one.dataset.name, one.dataset.digest)
-        for one in (run.inputs.dataset_inputs if run.inputs else ())
-    }
-    inputs = [
-        entities.DatasetInput(
-            entities.Dataset(
+    there = set[tuple[str, str]]()
+    for known in run.inputs.dataset_inputs if run.inputs else ():
+        there.add((known.dataset.name, known.dataset.digest))
+    inputs = []
+    for one in datasets:
+        if (one.name, one.digest) not in there:
+            dataset = entities.Dataset(
                 name=one.name, digest=one.digest, source_type="perfexp", source=one.source
-            ),
-            [entities.InputTag("mlflow.data.context", one.context)],
-        )
-        for one in datasets
-        if (one.name, one.digest) not in there
-    ]
+            )
+            context = entities.InputTag("mlflow.data.context", one.context)
+            inputs.append(entities.DatasetInput(dataset, [context]))
     if inputs:
         client.log_inputs(run.info.run_id, inputs)
 

@@ -71,7 +71,9 @@ def clean(text: str, length: int) -> str:
     Credentials are masked, NUL is removed, and lone surrogates become `?`.
     """
     text = mask(text.replace("\0", "").encode(errors="replace").decode())
-    return text if len(text) <= length else text[: length - len(_CUT)] + _CUT
+    if len(text) <= length:
+        return text
+    return text[: length - len(_CUT)] + _CUT
 
 
 def allowed(text: str) -> str:
@@ -108,7 +110,9 @@ def store_uri(uri: str | None) -> str:
             "Use sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://… or https://…."
         )
     file, query = database(uri), uri[uri.find("?") :] if "?" in uri else ""
-    return f"{_SQLITE}{file.as_posix()}{query}" if file else uri.rstrip("/")
+    if file:
+        return f"{_SQLITE}{file.as_posix()}{query}"
+    return uri.rstrip("/")
 
 
 def _fault(uri: str) -> str | None:
@@ -121,7 +125,9 @@ def _fault(uri: str) -> str | None:
         file = database(uri)
         if file is None:
             return "a file's name is missing"
-        return "this is a folder, not a file" if uri.endswith("/") or file.is_dir() else None
+        if uri.endswith("/") or file.is_dir():
+            return "this is a folder, not a file"
+        return None
     # installed packages may add stores to MLflow
     plugins = {
         entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")
@@ -129,7 +135,9 @@ def _fault(uri: str) -> str | None:
     if not separator or (scheme not in plugins and kind not in _KINDS):
         return "MLflow has no store of this kind"
     if not is_server(uri):
-        return None if rest else "the database is missing"
+        if rest:
+            return None
+        return "the database is missing"
     try:
         parts = urlsplit(uri)
         if not parts.hostname or parts.port == 0:
@@ -314,7 +322,9 @@ def view_page(base: str, experiment_id: str, key: str) -> str:
 
 def uri_option(uri: str) -> str:
     """Return the `--uri` option that selects this store; empty if it is the default."""
-    return "" if uri == store_uri(None) else f" --uri {shlex.quote(hide(uri))}"
+    if uri == store_uri(None):
+        return ""
+    return f" --uri {shlex.quote(hide(uri))}"
 
 
 def how_to_look(uri: str, experiment_id: str, run_id: str) -> str:

@@ -72,10 +72,9 @@ _PER_OUTPUT: dict[str, int] = {
     "_log_softmax": SOFTMAX_FLOPS,
     "native_dropout": 2,
     "glu": 2,
-    **{
-        f"upsample_{kind}": 2 * 2**d - 1
-        for kind, d in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3))
-    },
+    "upsample_linear1d": 2 * 2 - 1,
+    "upsample_bilinear2d": 2 * 2**2 - 1,
+    "upsample_trilinear3d": 2 * 2**3 - 1,
     "upsample_bicubic2d": 2 * 4**2 - 1,
     "_thnn_fused_lstm_cell": 13,
     "_thnn_fused_gru_cell": 10,
@@ -143,12 +142,16 @@ def _parts(name: str, arguments: Arguments) -> int:
     are_complex = [isinstance(value, complex) or value.is_complex() for value in values]
     if sum(are_complex) > 1 and name in _COMPLEX_FACTORS:
         return _COMPLEX_FACTORS[name]
-    return _COMPLEX.get(name, 2) if any(are_complex) else 1
+    if any(are_complex):
+        return _COMPLEX.get(name, 2)
+    return 1
 
 
 def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
     if name in _REDUCTIONS:
-        return inputs * _REDUCTIONS[name] if any(map(is_number, made)) else 0
+        if any(map(is_number, made)):
+            return inputs * _REDUCTIONS[name]
+        return 0
     if name in _ADDED:
         return int(arguments[_ADDED[name]].numel())
     if name in _PER_OUTPUT:
