@@ -268,7 +268,7 @@ class Run(supervisor.Job):
         if whole:
             whole.begin(self.assignment.number, self.assignment.name)
         with self._console.progress(whole=whole) as progress, self._following(left) as follow:
-            progress.started(len(keys), len(keys) - sum(key in left for key in keys))
+            progress.started(len(keys), len(keys) - len(set(keys) & set(left)))
             announce = partial(self._announce, progress)
             self.listener = ProgressRelay(
                 progress, keys, left, self.assignment, self.paths.points, announce, follow

@@ -66,10 +66,10 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
             continue
         for name, variance, degrees in of_run:
             figures.setdefault(name, []).append(Component(variance=variance, degrees=degrees))
-    return {
-        name: prior.on(figures.get(name, ())[-_MOST_FIGURES:])
-        for name, prior in priors.of_kind(kind).items()
-    }
+    fitted = {}
+    for name, prior in priors.of_kind(kind).items():
+        fitted[name] = prior.on(figures.get(name, ())[-_MOST_FIGURES:])
+    return fitted
 
 
 def _shown(record: Record) -> list[_Figure]:

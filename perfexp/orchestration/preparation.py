@@ -91,9 +91,10 @@ def prepare(
     if paths.record.exists():
         _recover_points(paths, plan_file.plan_hash(_with_fewer_processes(paths, plain)))
     finished = read_points(paths.points)
-    forgotten = {
-        point.key for point in finished if point.status not in _FINAL and point.key not in again
-    }
+    forgotten = set[Key]()
+    for point in finished:
+        if point.status not in _FINAL and point.key not in again:
+            forgotten.add(point.key)
     if paths.plan.exists() and forgotten:
         write_atomically(paths.points, b"".join(other_lines(paths, forgotten)))
         finished = read_points(paths.points)
@@ -120,8 +121,10 @@ def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
         everything = plan.keys(read_points(paths.points))
     except (OSError, UserError):
         return False
-    is_final = (key in results and results[key].status in _FINAL for key in everything)
-    return paths.record.is_file() and all(is_final)
+    for key in everything:
+        if key not in results or results[key].status not in _FINAL:
+            return False
+    return paths.record.is_file()
 
 
 def _recover_points(paths: RunPaths, plan_hash: str) -> None:

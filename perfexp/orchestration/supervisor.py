@@ -320,15 +320,17 @@ def _keep_files(job: Job, point: Point, place: Place) -> None:
     root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
     if point.status is Status.OK or facts.get("files"):
         made = [path for path in outputs if path.is_file()]
-        job.paths.claim(*(root / path.name for path in made))
+        for path in made:
+            job.paths.claim(root / path.name)
         for path in made:
             path.replace(root / path.name)
         for path in outputs:
             if path not in made:
                 (root / path.name).unlink(missing_ok=True)
-    elif earlier := {path.name for path in outputs if (root / path.name).is_file()} & {
-        *job.paths.claimed()
-    }:
+        return
+    earlier = {path.name for path in outputs if (root / path.name).is_file()}
+    earlier.intersection_update(job.paths.claimed())
+    if earlier:
         facts["files"] = sorted(earlier)
         point.error = f"{point.error}; the files of the earlier profile are unchanged"
 

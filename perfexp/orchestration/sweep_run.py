@@ -334,9 +334,13 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
         typed: keys on the command line.
     """
     places = (folder.resolve(), folder.resolve().parent)
-    identities = ({"sweep": sweep, "folder": str(place)} for place in places)
-    entries = (JsonCache(cache_folder(_SWEEPS), identity).find(_STORE) for identity in identities)
-    store = next((entry for entry in entries if isinstance(entry, dict)), None)
+    store = None
+    for place in places:
+        identity = {"sweep": sweep, "folder": str(place)}
+        entry = JsonCache(cache_folder(_SWEEPS), identity).find(_STORE)
+        if isinstance(entry, dict):
+            store = entry
+            break
     if "tracking" in typed or store is None:
         return {}
     texts = {}
@@ -352,5 +356,6 @@ def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:
 
     The runs' plans name it in any case.
     """
-    is_named = any(key_of(text) == "precision" for text in stored)
-    return [text for text in command if is_named or key_of(text) != "precision"]
+    if "precision" in map(key_of, stored):
+        return list(command)
+    return [text for text in command if key_of(text) != "precision"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def _chart(chart: Chart) -> Any:
     legend(*column)
     if len(positions) <= _MOST_TICKS:
         axes.minorticks_off()
-        axes.set_xticks(positions, [chart.ticks[position] for position in positions])
+        axes.set_xticks(positions, list(map(chart.ticks.get, positions)))
     axes.set_xlabel(chart.axis, fontsize=13)
     return figure
 
@@ -278,7 +279,10 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
         end = max(end, shown, one.time.median.value)
     factor, unit = unit_of("seconds", end)
     edge = 1.1 * factor * end
+    labels, centers = list[str](), dict[str, None]()
     for position, one in enumerate(taken):
+        labels.append(f"{one.name}\n{one.meaning}")
+        centers[one.center] = None
         samples = factor * numpy.array(one.series.measured)
         median = one.time.median
         color = COLORS[position % len(COLORS)]
@@ -298,13 +302,12 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
         tip(axes, center, position, one.name, one.text, f"{samples.size} samples")
         right = axes.get_yaxis_transform()
         axes.text(1.015, position, plain(one.text), transform=right, va="center", fontsize=12)
-    centers = " or ".join(dict.fromkeys(one.center for one in taken))
-    title = f"time per call ({unit}); black: {centers}, shaded: its 95 % interval"
+    title = f"time per call ({unit}); black: {' or '.join(centers)}, shaded: its 95 % interval"
     if name:
         title = f"{name}: {title}"
     if any(one.is_dotted for one in taken):
         title += "; dotted, ≈: no interval"
-    name_rows(axes, [f"{one.name}\n{one.meaning}" for one in taken], edge, title)
+    name_rows(axes, labels, edge, title)
 
 
 def _over_time(axes: Any, one: Taken) -> None:
@@ -365,5 +368,5 @@ def _vertical_scale(axes: Any, values: Sequence[float], highest: float, *, base:
 
 def _scaled(intervals: Sequence[Interval], factor: float) -> Any:
     """Return values, lower and upper ends in another unit; NaN for an unknown end."""
-    rows = [(y.value, y.low, y.high) for y in intervals]
+    rows = list(map(operator.attrgetter("value", "low", "high"), intervals))
     return factor * numpy.array(rows, dtype=float).reshape(-1, 3).T

@@ -147,7 +147,8 @@ def text(words: str) -> str:
 
 
 def _lines(lines: Iterable[str]) -> Iterator[str]:
-    return (f"<p>{text(line)}</p>" for line in lines)
+    for line in lines:
+        yield f"<p>{text(line)}</p>"
 
 
 def _svg(figure: Any) -> str:

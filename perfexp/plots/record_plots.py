@@ -72,11 +72,12 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     timed = [row for row in table if row.time]
     if not timed:
         return None
-    title = " · ".join(filter(None, (str(about), shape(row.key for row in table))))
+    keys = [row.key for row in table]
+    title = " · ".join(filter(None, (str(about), shape(keys))))
     caption = Caption(
         title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [analysis.record])
     )
-    fields, axis = axes_of(table)
+    fields, axis = axes_of(keys)
     if not axis:
         what = "all samples of all times after the warm-up"
         if scope := wording.scope(timed):
@@ -94,9 +95,9 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     )
 
 
-def axes_of(table: Sequence[Row]) -> tuple[tuple[str, ...], str | None]:
+def axes_of(keys: Sequence[Key]) -> tuple[tuple[str, ...], str | None]:
     """Return the varying fields, and the field for the horizontal axis, if any."""
-    fields = varying(row.key for row in table)
+    fields = varying(keys)
     for name in NUMERIC:
         if name in fields:
             return fields, name
@@ -155,7 +156,8 @@ def chart_of(
     """
     is_batch = axis == "batch_size"
     keys = [row.key for _, row in named]
-    title, place = _scale([*keys, *(key for _, _, key, _ in predicted)], axis)
+    keys += [key for _, _, key, _ in predicted]
+    title, place = _scale(keys, axis)
     placed = list[Placed]()
     ticks: dict[float, str] = {}
     by_phase: dict[str, list[Placed]] = {}
@@ -249,16 +251,22 @@ def _knee(rates: Line) -> dict[float, str]:
     """
     if len(rates.x) < _LEAST_BATCHES:
         return {}
+    best = 0.0
     for y in rates.y:
         width = y.relative_half_width
         if width is None or width > (1 - _KNEE) / 2:
             return {}
-    best = max(y.value for y in rates.y)
-    far = [x for x, y in zip(rates.x, rates.y, strict=True) if y.value < _KNEE * best]
-    near = [x for x in rates.x if x > max(far, default=0.0)]
+        best = max(best, y.value)
+    far, near = 0, list[float]()
+    for x, y in zip(rates.x, rates.y, strict=True):
+        if y.value < _KNEE * best:
+            far += 1
+            near = []
+        else:
+            near.append(x)
     if len(near) > 1:
         return {near[0]: f"{percent(_KNEE)} of the best rate from batch {near[0]:g} on"}
-    if near and len(far) == len(rates.x) - 1:
+    if near and far == len(rates.x) - 1:
         return {near[0]: f"still rising at batch {near[0]:g}, the largest"}
     return {}
 

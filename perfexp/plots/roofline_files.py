@@ -31,7 +31,8 @@ def to_csv(roofline: Roofline) -> bytes:
 
 def files(stem: Path) -> dict[str, Path]:
     """Return file paths by kind, from a path without suffix."""
-    return {kind: stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "html", "csv")}
+    kinds = ("png", "svg", "html", "csv")
+    return {kind: stem.with_name(f"{stem.name}.{kind}") for kind in kinds}
 
 
 def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:

@@ -171,8 +171,12 @@ def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
     merged: dict[float, list[str]] = {}
     for name, height in sorted(peaks.flops_per_second.items(), key=lambda item: -item[1]):
         if name in used or name not in _RARE:
-            equal = next((one for one in merged if _is_equal(one, height)), height)
-            merged.setdefault(equal, []).append(name)
+            for equal, names in merged.items():
+                if _is_equal(equal, height):
+                    names.append(name)
+                    break
+            else:
+                merged[height] = [name]
     levels = []
     for height, names in merged.items():
         title = " = ".join(NAMES[name] for name in names)

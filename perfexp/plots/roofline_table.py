@@ -87,15 +87,16 @@ def grid(
     roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int = 10_000
 ) -> Grid:
     """Return roofline rows as text; `≈` marks estimates."""
-    names = []
+    numbers, names = list[str](), list[str]()
     figures: dict[str, list[str]] = {}
     for row in rows:
+        numbers.append(row.number)
         name = f"range {row.name}" if row.level == "range" else row.label
         names.append(cut(one_line(name), name_length))
         for title, text in figures_of(roofline, row).items():
             figures.setdefault(title, []).append(text)
     columns = [
-        Column("no.", [row.number for row in rows]),
+        Column("no.", numbers),
         Column(roofline.noun[:-1], names, prose=True, is_key=True),
     ]
     for title, texts in figures.items():

@@ -25,7 +25,7 @@ from perfexp.plots.record_plots import (
 from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.quantities import time_title
-from perfexp.records.record import Key
+from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row
 from perfexp.records.sweep_record import GPU_COUNT, SweepChild
 from perfexp.records.units import digits
@@ -97,29 +97,34 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
-    devices = dict.fromkeys(one.about.device for one in whole.analyses if one.about.device)
+    records, devices = list[Record](), dict[str, None]()
+    for one in whole.analyses:
+        records.append(one.record)
+        if one.about.device:
+            devices[one.about.device] = None
     device = ", ".join(devices)
-    same = label(table[0].key, constant(row.key for row in table))
+    keys = [row.key for row in table]
+    same = label(keys[0], constant(keys))
     words = (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))
-    warnings = footer(table, [one.record for one in whole.analyses], whole.slower.values())
+    warnings = footer(table, records, whole.slower.values())
     caption = Caption(
         title=" · ".join(filter(None, words)), subtitle=subtitle(table, device), footer=warnings
     )
-    fields, axis = axes_of(table)
+    fields, axis = axes_of(keys)
     if axis:
         named = list[tuple[str, Row]]()
         for run in runs:
             if run.row:
                 named.append((_label(run.child.axes, run.row.key, fields, axis), run.row))
         return chart_of(caption, named, axis)
-    sharing = [run for run in runs if run.child.devices is not None]
-    if len({run.child.devices for run in sharing}) > 1:
+    counts = {run.child.devices for run in runs}
+    if len(counts - {None}) > 1:
         interval = "interval"
         if scope := wording.scope(table):
             interval += f" of {scope}"
         where = device or "unknown devices"
         text = f"samples/s of all devices with their 95 % {interval}, on {where}"
-        return _over_devices(replace(caption, subtitle=text), sharing, fields)
+        return _over_devices(replace(caption, subtitle=text), runs, fields)
     ratios = sweep_verdicts.time_ratios(whole)
     for number, run in enumerate(runs):
         runs[number] = run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios)
@@ -134,9 +139,11 @@ def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str])
     A dashed line is proportional to the device count, from the rate with the fewest devices. Runs
     without a rate are gaps.
     """
-    placed = list[Placed]()
+    placed, ticks = list[Placed](), dict[float, str]()
     by_phase: dict[str, list[Placed]] = {}
     for run in runs:
+        if run.child.devices is None:
+            continue
         words = _axis_texts(run.child.axes, [GPU_COUNT])
         if run.row:
             rest = [name for name in fields if name != "phase" and name not in run.child.axes]
@@ -145,6 +152,7 @@ def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str])
         status = (run.row or run.child).status.value
         one = Placed(name, run.child.devices or 0, run.row, status)
         placed.append(one)
+        ticks[one.x] = f"{one.x:g}"
         if run.row:
             by_phase.setdefault(run.phase, []).append(one)
     panels = list[Panel]()
@@ -157,7 +165,7 @@ def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str])
     return Chart(
         caption=caption,
         axis="devices, each with its own batch",
-        ticks={one.x: f"{one.x:g}" for one in placed},
+        ticks=ticks,
         panels=tuple(panels),
         gaps=gaps_of(placed),
     )

@@ -86,11 +86,10 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
     """Raise `ProfilerFailed` if a file exists that the folder's manifest does not list."""
     claimed = RunPaths(folder).claimed()
-    unclaimed = [
-        path.name
-        for path in files
-        if path.name not in claimed and (path.is_symlink() or path.exists())
-    ]
+    unclaimed = []
+    for path in files:
+        if path.name not in claimed and (path.is_symlink() or path.exists()):
+            unclaimed.append(path.name)
     if unclaimed:
         raise ProfilerFailed(
             f"{', '.join(unclaimed)} would be overwritten, and no manifest says that a run left "

@@ -220,7 +220,7 @@ def _why(said: str) -> str:
             return meaning
     if library := tools.missing_library(said):
         return library
-    lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
+    lines = "\n".join(re.findall("^==.*", said, re.MULTILINE))
     message = tools.first_line_with(lines, ("error",)) or tools.reason(said)
     return f"{message}; see details/run.log" if message else "without a message"
 

@@ -153,7 +153,11 @@ def evaluate(
         claim(database)
         problem = stats.export(tool, profile, database)
     sheets, problems = stats.write(tool, profile if problem else database, wanted, place, claim)
-    results.files += [stats.file_of(place, report).name for report in sheets]
+    written = {}
+    for report, sheet in sheets.items():
+        name = stats.file_of(place, report).name
+        results.files.append(name)
+        written[report] = {"file": name, "rows": len(sheet.rows)}
     ranges: list[dict[str, Any]] = []
     work: list[Work] = []
     if not problem:
@@ -177,9 +181,6 @@ def evaluate(
             del problems[report]
     if problem:
         problems["sqlite"] = problem
-    written = {}
-    for report, sheet in sheets.items():
-        written[report] = {"file": stats.file_of(place, report).name, "rows": len(sheet.rows)}
     results.facts |= {
         "ranges": ranges[:top],
         "reports": written,

@@ -38,7 +38,7 @@ _NAMES = """
     openacc_sum=openaccsum openmp_sum=openmpevtsum osrt_sum=osrtsum
     um_cpu_page_faults_sum=umcpupagefaults um_sum=unifiedmemory um_total_sum=unifiedmemorytotals
 """
-_RENAMED = [pair.split("=") for pair in _NAMES.split()]
+_RENAMED = re.findall(r"(\w+)=(\w+)", _NAMES)
 #: A name with the report's arguments; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
@@ -100,10 +100,14 @@ def names_of(report: str, those: frozenset[str]) -> list[str]:
     These are the installed version's names, or all names if its reports are unknown.
     """
     base, _, arguments = report.partition(":")
-    others = [new for new, old in _RENAMED if old == base]
-    others += [old for new, old in _RENAMED if new == base]
-    names = [name for name in (base, *others) if not those or name in those]
-    return [f"{name}:{arguments}" if arguments else name for name in names]
+    newer, older = [base], list[str]()
+    for new, old in _RENAMED:
+        if old == base:
+            newer.append(new)
+        if new == base:
+            older.append(old)
+    names = [name for name in newer + older if not those or name in those]
+    return [f"{name}:{arguments}" for name in names] if arguments else names
 
 
 def export(tool: Tool, source: Path, target: Path) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -80,10 +82,10 @@ def points(analysis: Analysis) -> Grid:
     columns.append(Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)))
     if len(kinds) > 1:
         columns.append(Column("time", [quantities.time_title(row.time_kind) for row in rows]))
-    graphs = [_other_time(row, GRAPH) for row in rows]
-    columns.append(Column(f"{GRAPH} p50", graphs, rank=40))
-    latencies = [_other_time(row, "latency") for row in rows]
-    columns.append(Column("latency p50 ± CI95", latencies, rank=10))
+    columns += [
+        Column(f"{GRAPH} p50", map(partial(_other_time, GRAPH), rows), rank=40),
+        Column("latency p50 ± CI95", map(partial(_other_time, "latency"), rows), rank=10),
+    ]
     notes, names = wording.scope_notes(rows), list[str]()
     for number in dict.fromkeys(analysis.percentiles):
         if number != 50:
@@ -109,7 +111,7 @@ def points(analysis: Analysis) -> Grid:
     return Grid(columns, [*notes, *wording.rate_notes(rows)]).without_empty()
 
 
-def _other_time(row: Row, name: str) -> str:
+def _other_time(name: str, row: Row) -> str:
     """Return a time with its interval, unless it is the row's main time."""
     time = row.times.get(name)
     if time and row.time_kind != name:
@@ -134,22 +136,23 @@ def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
 
 def phases(rows: Sequence[Row]) -> Grid | None:
     """Return the time per phase of a call; None if no call was split into two or more phases."""
-    split = [row for row in rows if len(row.phases) > 1]
+    split, names, shares = list[Row](), dict[str, float](), list[str]()
+    for row in rows:
+        if len(row.phases) > 1:
+            split.append(row)
+            names |= row.phases
+            shares.append(wording.figure_text(row, quantities.DATA_SHARE))
     if not split:
         return None
     columns = key_columns(split)
-    names = dict[str, float]()
-    for row in split:
-        names |= row.phases
     for rank, name in enumerate(names):
-        columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
-    shares = [wording.figure_text(row, quantities.DATA_SHARE) for row in split]
+        columns.append(Column(name, map(partial(_phase_text, name), split), rank=rank))
     columns.append(Column("data share of means", shares, rank=len(columns)))
     note = "medians of a pass of their own, one phase after the other"
     return Grid(columns, [note]).without_empty()
 
 
-def _phase_text(row: Row, name: str) -> str:
+def _phase_text(name: str, row: Row) -> str:
     if name not in row.phases:
         return ""
     return wording.bare(estimators.Interval(value=row.phases[name], low=None, high=None))
@@ -158,23 +161,25 @@ def _phase_text(row: Row, name: str) -> str:
 def epochs(record: Record) -> Grid | None:
     """Return figures for each training epoch; None without epochs."""
     keys, every, titles = list[Key](), list[Epoch](), dict(_OF_EPOCH)
+    numbers, times = list[str](), list[str]()
     for point in record.points:
         for epoch in point.epochs:
             keys.append(point.key)
             every.append(epoch)
+            numbers.append(str(epoch.number))
+            times.append(units.format_seconds(epoch.seconds))
             for metric in epoch.metrics:
                 titles[metric.name] = metric.name
     if not every:
         return None
     columns = _columns_of(keys, varying(keys))
-    columns.append(Column("epoch", [str(one.number) for one in every], is_key=True))
-    columns.append(Column("time", [units.format_seconds(one.seconds) for one in every]))
+    columns += [Column("epoch", numbers, is_key=True), Column("time", times)]
     for rank, (name, title) in enumerate(titles.items()):
-        columns.append(Column(title, [_epoch_text(one, name) for one in every], rank=rank))
+        columns.append(Column(title, map(partial(_epoch_text, name), every), rank=rank))
     return Grid(columns).without_empty()
 
 
-def _epoch_text(epoch: Epoch, name: str) -> str:
+def _epoch_text(name: str, epoch: Epoch) -> str:
     value = epoch.figures.get(name)
     if value is None:
         return ""
@@ -232,7 +237,7 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
     for reason, missing in lacking.items():
         if reason not in warned:
             text = f"no {', '.join(_distinct(map(wording.metric_title, missing)))}"
-            [(name, count)] = Counter(metric.name for metric in missing).most_common(1)
+            name, count = Counter(metric.name for metric in missing).most_common(1)[0]
             if count < points[name]:
                 text += f" at {count} of {points[name]} points"
             found.append(f"{text}: {reason}")
@@ -255,7 +260,7 @@ def loads(record: Record) -> list[str]:
     fields = distinguishing(key for key, _ in pooled)
     lines = []
     for (key, series), facts in pooled.items():
-        texts = [_load_text(fact, readings) for fact, readings in facts.items()]
+        texts = itertools.starmap(_load_text, facts.items())
         lines.append(f"{label(key, fields)} · {series}: {', '.join(texts)}")
     return lines
 
@@ -284,7 +289,7 @@ def ranks(record: Record) -> list[str]:
     """
     if "ranks" not in record.environment:
         return []
-    points = [point for point in record.points if _rank_metrics(point)]
+    points = list(filter(_rank_metrics, record.points))
     fields = varying(point.key for point in points)
     words = {name: quantities.QUANTITIES[name].title for name in _SHARES}
     if norms := (record.environment["ranks"] or {}).get("sync_batch_norms"):
@@ -316,7 +321,7 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
         if together.value is not None:
             rate = f"{units.digits(together.value, 3)} samples/s"
         if own:
-            ends = dict.fromkeys(units.digits(value, 3) for value in (min(own), max(own)))
+            ends = dict.fromkeys((units.digits(min(own), 3), units.digits(max(own), 3)))
             rate += f", each {' … '.join(ends)} while all work"
         alone = point.find_series("ranks/alone")
         if alone and alone.measured:

@@ -79,7 +79,9 @@ def _contents(
         yield path, "plots", content
         if content is not None:
             drawn.append(path.name)
-    drawn += [name for name in profile_summary.files(record) if name.endswith("_roofline.png")]
+    for name in profile_summary.files(record):
+        if name.endswith("_roofline.png"):
+            drawn.append(name)
     report = markdown.markdown(analysis, drawn).encode("utf-8", errors="replace")
     yield paths.report, "report", report
     if vendor_file.is_wanted(record):

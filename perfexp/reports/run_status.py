@@ -44,11 +44,11 @@ class Result(msgspec.Struct, kw_only=True):
 
 def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
     """Return the wall time of each timed point that succeeded."""
-    return [
-        result.wall_seconds
-        for result in results
-        if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None
-    ]
+    seconds = []
+    for result in results:
+        if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None:
+            seconds.append(result.wall_seconds)
+    return seconds
 
 
 def median_seconds(seconds: Sequence[float]) -> float | None:
@@ -87,7 +87,7 @@ def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | 
         Seconds; None if unknown.
     """
     timed = [key for key in left if key.is_timed]
-    layers = [key for key in left if is_layers(key)]
+    layers = list(filter(is_layers, left))
     num_profiles = sum(map(is_profile, left))
     if timed and point_seconds is None:
         return None

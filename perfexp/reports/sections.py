@@ -81,9 +81,12 @@ def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
         parts.setdefault("throughput", []).append(f"memory {text}")
     if text := wording.figure_text(row, quantities.ENERGY):
         parts["energy"] = [f"{text} per call"]
-    titles = {name: overview.CAPTIONS.get(name, name) for name in parts}
-    width = max(map(len, titles.values()), default=0)
-    return [f"{titles[name]:<{width}}  {'   '.join(texts)}" for name, texts in parts.items()]
+    titles = [overview.CAPTIONS.get(name, name) for name in parts]
+    width = max(map(len, titles), default=0)
+    lines = []
+    for title, texts in zip(titles, parts.values(), strict=True):
+        lines.append(f"{title:<{width}}  {'   '.join(texts)}")
+    return lines
 
 
 def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
@@ -184,9 +187,12 @@ def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator
 def _cold_starts(analysis: Analysis) -> list[str]:
     firsts = analysis.cold_starts
     shapes = {(row.key.input_size, row.key.batch_size) for row in analysis.rows}
-    if len(shapes) < 2 and len(firsts) == 1:
-        return [wording.first_prediction_text(firsts[0])]
-    return [f"{label(first.key)}: {wording.first_prediction_text(first)}" for first in firsts]
+    texts = []
+    for first in firsts:
+        text = wording.first_prediction_text(first)
+        is_alone = len(shapes) < 2 and len(firsts) == 1
+        texts.append(text if is_alone else f"{label(first.key)}: {text}")
+    return texts
 
 
 def _layers(record: Record) -> Iterator[Section]:
@@ -232,8 +238,9 @@ def _environment(record: Record) -> list[str]:
     if ranks := _mapping(environment.get("ranks")):
         number = len(ranks.get("devices") or [])
         facts["ranks"] = f"{number} by {ranks.get('backend')}, batch per rank"
-        hosts = list(map(_mapping, ranks.get("hosts") or ()))
-        names = [str(host.get("node") or host.get("host")) for host in hosts]
+        names = []
+        for host in map(_mapping, ranks.get("hosts") or ()):
+            names.append(str(host.get("node") or host.get("host")))
         facts["nodes"] = ", ".join(names) or None
     for name in ("os", "kernel", "container", "host", "python"):
         facts[name] = environment.get(name)

@@ -35,7 +35,8 @@ _POSITION = re.compile(
     r"\[\s*(?P<iteration>\d{1,12})(?P<total>/\s*\d{1,12})?\]"
 )
 TIME = re.compile(
-    rf"(?<![\w./])time:\s*({_NUMBER})(?![.,]?\d|\s*(?:m?s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)"
+    rf"(?<![\w./])time:\s*({_NUMBER})"
+    r"(?![.,]?\d|\s*(?:m?s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)"
 )
 _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
 #: Validation metrics, for example mIoU, aAcc, mDice or bbox_mAP.

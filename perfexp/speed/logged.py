@@ -81,7 +81,9 @@ def of_log(
     if not failure and left.seconds is None:
         raise UserError(f"{path}: --skip {skip} leaves no usable line of {len(run.steps)}.")
     rate = batch_size * num_gpus / left.seconds if left.seconds else math.inf
-    why = failure or ("" if math.isfinite(rate) else "the time of its steps is zero")
+    why = failure
+    if not why and not math.isfinite(rate):
+        why = "the time of its steps is zero"
     return Speed(
         log_file=str(path.resolve()),
         model=model,

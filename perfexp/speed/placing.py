@@ -78,7 +78,9 @@ def numbered(speed: Speed) -> Iterator[Speed]:
 def refuse_no_folder(folder: Path, remedy: str) -> None:
     """Raise `UserError`, with a remedy, if a folder does not exist or is not writable."""
     if not folder.is_dir():
-        what = f"{folder} is not a folder" if folder.exists() else f"There is no folder {folder}"
+        what = f"There is no folder {folder}"
+        if folder.exists():
+            what = f"{folder} is not a folder"
         raise UserError(f"{what}. Create it, or {remedy}")
     try:
         with tempfile.TemporaryFile(dir=folder):

@@ -213,7 +213,8 @@ class Log:
         self._paused = self._in_traceback = False
         if self.run != Run():
             self._ended += bool(self.run.steps)
-            self._trained = self._trained if self.run.only_tests else self.run
+            if not self.run.only_tests:
+                self._trained = self.run
             self.run = Run()
 
     def end(self) -> None:
@@ -230,7 +231,9 @@ def _lines(path: Path) -> Iterator[str]:
     Raises `UserError` for a folder, pipe or device.
     """
     if not path.is_file():
-        raise UserError(f"{path} is not a file." if path.exists() else f"{path} does not exist.")
+        if path.exists():
+            raise UserError(f"{path} is not a file.")
+        raise UserError(f"{path} does not exist.")
     with path.open("rb") as file:
         start = file.read(2)
     wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # PowerShell redirects like this

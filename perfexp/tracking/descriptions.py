@@ -116,7 +116,7 @@ def of_run(analysis: Analysis, skipped: Mapping[str, str]) -> str:
     """Describe a run: its report, and the skipped files with their reasons."""
     # MLflow's page has the run's name as its title
     page = markdown.markdown(analysis).removeprefix("# ")
-    files = [f"{path}: {reason}" for path, reason in skipped.items()]
+    files = list(map(": ".join, skipped.items()))
     return _note(analysis.record.plan, page, *_parts(Section("files that were not sent", files)))
 
 
@@ -140,7 +140,9 @@ def of_sweep(whole: SweepAnalysis) -> str:
 
 
 def _parts(*parts: Section) -> Iterator[str]:
-    return (markdown.section(part) for part in parts if part.content)
+    for part in parts:
+        if part.content:
+            yield markdown.section(part)
 
 
 def _note(plan: dict[str, Any], *blocks: str) -> str:

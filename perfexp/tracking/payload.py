@@ -52,7 +52,7 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
     files, skipped = sendable([*others, own], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
-    statuses = [point.status for point in record.points]
+    statuses = {record.status, *(point.status for point in record.points)}
     points, first_tags = table_of(flat.overall(analysis))
     tags = {
         "perfexp.point": record.plan_hash,
@@ -64,7 +64,7 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
         name=_name(run_names.of_run(record)),
         experiment=_experiment(record),
         identity=_run_identity(record),
-        status=run_status([record.status, *statuses]),
+        status=run_status(statuses),
         started=record.started,
         ended=record.ended,
         figures=metrics,
@@ -85,7 +85,10 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     records = [one.record for one in whole.analyses]
     paths = SweepPaths(folder)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
-    files = [Artifact(path=path.name, kind=kind) for path, kind in kinds.items() if path.exists()]
+    files = []
+    for path, kind in kinds.items():
+        if path.exists():
+            files.append(Artifact(path=path.name, kind=kind))
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
@@ -147,7 +150,8 @@ def of_comparison(
         if pair.ratio is not None:
             name = f"{group}/{metric_part(pair.measure)}_ratio"
             metrics.append(Figure(name, pair.ratio, step, time_ms))
-    metrics += [Figure(name, float(count), 0, time_ms) for name, count in counts.items()]
+    for name, count in counts.items():
+        metrics.append(Figure(name, float(count), 0, time_ms))
     tags = {"perfexp.version": comparison.perfexp_version, "mlflow.source.name": "perfexp"}
     uids = list[list[str]]()
     for side, of_side in zip(comparison.sides, records, strict=True):
@@ -208,7 +212,8 @@ def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
             if len(parts) > 1:
                 children.append(_of_points(record, part, "point"))
     if len(sizes) <= _MOST_SIZES:
-        children += [_of_points(record, part, "size") for part in sizes]
+        for part in sizes:
+            children.append(_of_points(record, part, "size"))
     return children
 
 
@@ -343,6 +348,7 @@ def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload],
     `plots/a-b.png`; deeper folders become part of the name.
     """
     uploads: dict[str, Upload] = {}
+    sources = set[str]()
     skipped: dict[str, str] = {}
     for artifact in artifacts:
         kind = artifact.kind if artifact.kind in FOLDERS else ""
@@ -354,10 +360,11 @@ def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload],
             skipped[artifact.path] = reason
         elif place in uploads:
             skipped[artifact.path] = f"{place} is there already"
-        elif any(source == other.source for other in uploads.values()):
+        elif source in sources:
             skipped[artifact.path] = "it is named twice"
         else:
             uploads[place] = Upload(source=source, folder=kind, name=name)
+            sources.add(source)
     return list(uploads.values()), skipped
 
 

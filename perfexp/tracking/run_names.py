@@ -197,10 +197,10 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
     Long words are shortened, starting with the last, and then left out, so that numbers remain.
     """
     varying, fixed = [*first, *_varying(words, axes)], _fixed(words, axes)
-    texts = {word: word for word in varying if word}
-    for word in fixed:
-        if word != _INFERENCE:
-            texts.setdefault(word, word)
+    texts: dict[str, str] = {}
+    for word in (*varying, *fixed):
+        if word and (word in varying or word != _INFERENCE):
+            texts[word] = word
     whole = [*first, words["precision"], words["execution"]]
     whole += (words["input_size"], words["batch_size"])
     long = [word for word in reversed(texts) if word not in whole]

@@ -108,7 +108,8 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
     axes = {"model" if name == "model.name" else name: text for name, text in axes.items()}
     keys = list[Key]()
     for record in records:
-        keys += [point.key for point in record.points]
+        for point in record.points:
+            keys.append(point.key)
     joined = _joined(map(of_run, records))
     return _cleaned({**joined, "batch_size": _batch_sizes(keys), **axes}, axes)
 
@@ -164,7 +165,7 @@ def datasets(record: Record, keys: Sequence[Key]) -> list[Dataset]:
     found = []
     for phase in _phases(keys):
         of_phase = [key for key in keys if key.phase == phase]
-        if LARGEST in {key.batch_size for key in of_phase}:
+        if any(key.batch_size == LARGEST for key in of_phase):
             continue
         name = clean(f"{kind} {run_names.shape(of_phase)}", NAME_LENGTH)
         identity = json.dumps([source, name, record.plan.get("seed")], default=str)

@@ -306,7 +306,9 @@ def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, s
     from mlflow.entities import Metric, Param, RunTag
 
     run_id, old, tags = run.info.run_id, run.data, {**payload.tags, **above, _NAME: payload.name}
-    own = {name: text for name, text in payload.first_tags.items() if name not in old.tags}
+    own = dict(payload.first_tags)
+    for name in old.tags:
+        own.pop(name, None)
     if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]):
         own[_NOTE] = payload.note
     metrics = []

@@ -190,7 +190,8 @@ class _RowMaker:
     ) -> Row:
         made = set(map(storage_of, tensors_in(step.returned)))
         reads, written = _external_traffic(kernels, made)
-        macs = flops = input_flops = weight_flops = parameters = 0
+        macs = flops = parameters = 0
+        input_flops = weight_flops = None if self._reached is None else 0
         fresh, convolutions = set[int](), list[Geometry]()
         for kernel in kernels:
             macs += kernel.macs
@@ -199,8 +200,8 @@ class _RowMaker:
             if kernel.convolution is not None:
                 convolutions.append(kernel.convolution)
             if self._reached is not None and kernel.node in self._reached:
-                input_flops += kernel.input_gradient_flops
-                weight_flops += kernel.weight_gradient_flops
+                input_flops = (input_flops or 0) + kernel.input_gradient_flops
+                weight_flops = (weight_flops or 0) + kernel.weight_gradient_flops
         for region in reads:
             parameters += self._unread.pop(region.storage, 0)
         inputs = [one for one in tensors_in(step.given) if storage_of(one) not in self._own]
@@ -212,8 +213,8 @@ class _RowMaker:
             kind=kind,
             macs=macs,
             flops=flops,
-            input_gradient_flops=None if self._reached is None else input_flops,
-            weight_gradient_flops=None if self._reached is None else weight_flops,
+            input_gradient_flops=input_flops,
+            weight_gradient_flops=weight_flops,
             bytes_min=distinct_bytes(reads) + distinct_bytes(written),
             activation_bytes=distinct_bytes(activations),
             parameters=parameters,
