@@ -91,9 +91,10 @@ def prepare(
     if paths.record.exists():
         _recover_points(paths, plan_file.plan_hash(_with_fewer_processes(paths, plain)))
     finished = read_points(paths.points)
-    forgotten = {
-        point.key for point in finished if point.status not in _FINAL and point.key not in again
-    }
+    forgotten = set[Key]()
+    for point in finished:
+        if point.status not in _FINAL and point.key not in again:
+            forgotten.add(point.key)
     if paths.plan.exists() and forgotten:
         write_atomically(paths.points, b"".join(other_lines(paths, forgotten)))
         finished = read_points(paths.points)
@@ -120,8 +121,10 @@ def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
         everything = plan.keys(read_points(paths.points))
     except (OSError, UserError):
         return False
-    is_final = (key in results and results[key].status in _FINAL for key in everything)
-    return paths.record.is_file() and all(is_final)
+    for key in everything:
+        if key not in results or results[key].status not in _FINAL:
+            return False
+    return paths.record.is_file()
 
 
 def _recover_points(paths: RunPaths, plan_hash: str) -> None:
@@ -147,15 +150,13 @@ def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
     """Return profiles to repeat: failed, made with other settings, or with missing files."""
     results, settings = read_points(paths.points), profiler_settings(plan.profiler)
     keys = plan.profile_keys(results)
-    return frozenset(
-        point.key
-        for point in results
-        if point.key in keys
-        and (
-            point.status not in _FINAL
-            or _is_stale(point.facts.get("profile") or {}, paths.root, settings)
-        )
-    )
+    again = set[Key]()
+    for point in results:
+        profile = point.facts.get("profile") or {}
+        is_final = point.status in _FINAL and not _is_stale(profile, paths.root, settings)
+        if point.key in keys and not is_final:
+            again.add(point.key)
+    return frozenset(again)
 
 
 def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]) -> bool:
@@ -176,11 +177,9 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a profiler's node as JSON values; empty for profiler=none."""
-    return (
-        {}
-        if node.get("name") == "none"
-        else {key: value for key, value in node.items() if key != "_target_"}
-    )
+    if node.get("name") == "none":
+        return {}
+    return {key: value for key, value in node.items() if key != "_target_"}
 
 
 def is_of_perfexp(paths: RunPaths) -> bool:
@@ -223,7 +222,9 @@ def _with_fewer_processes(paths: RunPaths, plain: Mapping[str, Any]) -> Mapping[
     """
     before = plan_file.read(paths.plan).get(_PROCESSES) if paths.plan.exists() else None
     is_lower = type(before) is int and 0 < before < (plain.get(_PROCESSES) or 0)
-    return {**plain, _PROCESSES: before} if is_lower else plain
+    if is_lower:
+        return {**plain, _PROCESSES: before}
+    return plain
 
 
 class OtherCode(UserError):
@@ -246,6 +247,6 @@ def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
             )
         listed = "\n  ".join(changed[:20])
         raise UserError(
-            f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"
-            "Choose another output_dir, add --overwrite, or repeat the original command to continue it."
+            f"{paths.root} holds the run of another plan. It differs in\n  {listed}\nChoose "
+            "another output_dir, add --overwrite, or repeat the original command to continue it."
         )

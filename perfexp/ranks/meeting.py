@@ -129,6 +129,8 @@ def _greeting(connection: socket.socket, secret: str, deadline: float) -> int | 
                 break
             received += data
         has_secret = hmac.compare_digest(received[: len(secret)], secret.encode())
-        return int(received[len(secret) :]) if has_secret else None
+        if has_secret:
+            return int(received[len(secret) :])
+        return None
     except (OSError, ValueError):
         return None

@@ -449,7 +449,8 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             version = foreign.from_json(text, _Version).schema_version
             if version > SCHEMA_VERSION:
                 raise UserError(
-                    f"{source} has schema version {version}; this perfexp reads up to {SCHEMA_VERSION}. Update perfexp."
+                    f"{source} has schema version {version}; this perfexp reads up to "
+                    f"{SCHEMA_VERSION}. Update perfexp."
                 )
             record = foreign.from_json(text, cls)
             _check(record.points)
@@ -471,7 +472,8 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             return cls.from_json(foreign.read_bytes(file), source=str(file))
         except OSError as error:
             raise UserError(
-                f"No record can be read at {file}: {error.strerror}. Name a run's folder or its record.json."
+                f"No record can be read at {file}: {error.strerror}. Name a run's folder or its "
+                "record.json."
             ) from error
 
 
