@@ -108,8 +108,8 @@ def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
         return []
     where = f" at {units.counted(count, 'point')} of {len(points)}" if len(points) > 1 else ""
     return [
-        f"layers are not compared{where}: they are shares only, of a profiled call unlike the timed "
-        "one"
+        f"layers are not compared{where}: they are shares only, of a profiled call unlike the "
+        "timed one"
     ]
 
 

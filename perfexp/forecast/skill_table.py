@@ -59,7 +59,10 @@ class SkillTable:
             figures = pooled([one[name] for one in self.scores])
             ratio = f"{figures['interval_score'] / own:.2f}" if own else ""
             cells.append([name, *map(_percent, _figures(figures)), ratio])
-        note = "coverage of 90 % intervals; interval score relative to the Gaussian process, more is worse"
+        note = (
+            "coverage of 90 % intervals; interval score relative to the Gaussian process, more is "
+            "worse"
+        )
         return Grid.of_cells(columns, cells, [note])
 
     def worst(self) -> Grid:

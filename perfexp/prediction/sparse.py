@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import ge
 
 import numpy as np
 
@@ -157,9 +156,8 @@ def standard_error(value: Interval) -> float:
 
 def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
     """Return the sizes and batch sizes that ran out of memory, or were predicted to."""
-    return frozenset(
-        pair_of(one) for one in points if one.status in (Status.OOM, Status.OOM_PREDICTED)
-    )
+    lacking = (Status.OOM, Status.OOM_PREDICTED)
+    return frozenset(pair_of(one) for one in points if one.status in lacking)
 
 
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
@@ -167,8 +165,5 @@ def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
 
     For example, 256 · batch 8 exceeds memory if 224 · batch 8 did.
     """
-    size, batch = pair
-    for other, other_batch in too_large:
-        if batch >= other_batch and all(map(ge, size, other)):
-            return True
-    return False
+    (height, width), batch = pair
+    return any(height >= h and width >= w and batch >= b for (h, w), b in too_large)

@@ -82,5 +82,6 @@ def speedups(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
         )
     if is_idle:
         yield (
-            "speedups are of the time on the device: a loop that leaves it idle gains less, or nothing"
+            "speedups are of the time on the device: a loop that leaves it idle gains less, or "
+            "nothing"
         )

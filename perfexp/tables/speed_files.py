@@ -12,7 +12,10 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.speed import Speed, of_record, placing
 
 _REPEAT = "Move it away and repeat the command: the measurements are kept."
-_OTHER = "choose another speed_dir=DIR. The measurements are kept, and the run's own folder has the file."
+_OTHER = (
+    "choose another speed_dir=DIR. The measurements are kept, and the run's own folder has the "
+    "file."
+)
 
 
 def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> list[Path]:
