@@ -253,43 +253,42 @@ def point_differences(
     These cover `device` and rate methods, process start, meters and diagnostics with severity
     `error`.
     """
-    sides = (baseline, other)
-    boards = [fact_at(record.environment, "device.uuid") for record, _ in sides]
-    if not _within_meters(*(points for _, points in sides)):
-        boards = [None, None]
-    memory = ("memory",) if fact_at(baseline[0].environment, "device.kind") == "cpu" else ()
+    facts = []
+    for record, points in (baseline, other):
+        methods: dict[str, Any] = {
+            "device_method": points[0].facts.get("device_method"),
+            "rate_method": _rate_method(record, points),
+            "process_start": _process_start(record, points),
+            "meter": fact_at(record.environment, "device.uuid"),
+        }
+        facts.append(methods)
+    if not _within_meters(baseline[1], other[1]):
+        facts[0]["meter"] = None
+    of_start: tuple[str, ...] = _OF_HOST
+    if fact_at(baseline[0].environment, "device.kind") == "cpu":
+        of_start += ("memory",)
     found = []
-    for key, (before, after), measures, remedy in (
-        (
-            "device_method",
-            [points[0].facts.get("device_method") for _, points in sides],
-            ("device", "cycles"),
-            "set execution.cuda_graph=true for both",
-        ),
+    for key, measures, remedy in (
+        ("device_method", ("device", "cycles"), "set execution.cuda_graph=true for both"),
         (
             "rate_method",
-            [_rate_method(*side) for side in sides],
             ("throughput",),
             "time the pipelined loop of both, which cache=flush leaves out",
         ),
-        (
-            "process_start",
-            [_process_start(*side) for side in sides],
-            (*_OF_HOST, *memory),
-            "set the same process_start= for both",
-        ),
+        ("process_start", of_start, "set the same process_start= for both"),
         (
             "meter",
-            boards,
             ("energy",),
             "measure the energy of both on one board, since each meter has an error of its own",
         ),
     ):
+        before, after = facts[0][key], facts[1][key]
         if None not in (before, after) and before != after:
             found.append(_confounder(key, str(before), str(after), allowed, measures, remedy))
-    errors = [_errors(*side) for side in sides]
-    for code in errors[0] | errors[1]:
-        before, after = (side.get(code, "no such error") for side in errors)
+    errors, other_errors = _errors(*baseline), _errors(*other)
+    for code in errors | other_errors:
+        before = errors.get(code, "no such error")
+        after = other_errors.get(code, "no such error")
         measures = ("energy",) if code.startswith("meter_") else ()
         found.append(
             _confounder("diagnostics", before, after, allowed, measures, f"fix the cause of {code}")

@@ -117,8 +117,8 @@ def header(comparison: Comparison) -> list[str]:
     """Return the lines above all tables: sides, common facts, and the rules for verdicts."""
     lines = [f"{side.name}  {side.source}" for side in comparison.sides]
     lines[0] += "  (baseline)"
-    levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
-    points, is_measured = dict[str, None](), bool(levels)
+    level = min([ALPHA, *(side.level for side in comparison.sides[1:])])
+    points, is_measured = dict[str, None](), level < ALPHA
     for pair in comparison.pairs:
         points[pair.point] = None
         is_measured = is_measured or pair.low is not None
@@ -132,7 +132,7 @@ def header(comparison: Comparison) -> list[str]:
         fdr = bare(comparison.fdr)
         rules.append(f"false discovery rate {fdr} over all pairs of a measure")
     rules += _processes(comparison)
-    rules.append(interval_words(min(levels, default=ALPHA)) if is_measured else "no intervals")
+    rules.append(interval_words(level) if is_measured else "no intervals")
     return [*lines, "; ".join(rules)]
 
 
@@ -216,18 +216,26 @@ def _own(value: float, unit: str, is_estimated: bool) -> str:
 
 def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     """Return notes on how to read the figures next to `perfexp show`."""
-    measures, notes = {pair.measure for pair in pairs}, []
-    if any(any(pair.estimated) for pair in pairs if pair.measure != "cycles"):
+    measures, undefined, notes = set(), dict[str, None](), []
+    is_estimate = is_mean = is_alone = False
+    for pair in pairs:
+        measures.add(pair.measure)
+        is_estimate = is_estimate or (pair.measure != "cycles" and any(pair.estimated))
+        is_mean = is_mean or (pair.measure == "p95" and max(pair.processes) > 1)
+        is_alone = is_alone or (pair.processes == (1, 1) and pair.low is not None)
+        if pair.ratio is None:
+            undefined[pair.measure] = None
+    if is_estimate:
         notes.append(f"≈ estimated, or without an interval: {TOO_FEW}")
-    if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
+    if is_mean:
         notes.append(
             "p95 is the mean of the processes' own; perfexp show DIR has that of all calls of a run"
         )
-    if any(pair.processes == (1, 1) and pair.low is not None for pair in pairs):
+    if is_alone:
         notes.append(
             "one process of each side: a 99 % interval, since either may be far from most others"
         )
-    if undefined := dict.fromkeys(pair.measure for pair in pairs if pair.ratio is None):
+    if undefined:
         names = ", ".join(undefined)
         notes.append(
             f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios"
@@ -253,18 +261,18 @@ def _clock_note(pairs: Sequence[Compared]) -> list[str]:
 
 def _means(comparison: Comparison, side: SideFacts) -> list[str]:
     """Return a side's geometric means as a line; empty unless there are several pairs."""
-    means = [mean for mean in comparison.means if mean.side == side.name]
-    if not means:
+    texts, points, models = [], 0, 0
+    phases = {mean.phase for mean in comparison.means if mean.side == side.name}
+    for mean in comparison.means:
+        if mean.side == side.name:
+            points, models = max(points, mean.pairs), max(models, mean.models)
+            ratio = ratio_text(Interval(value=mean.ratio, low=mean.low, high=mean.high))
+            text = f"{mean.measure} {ratio.removesuffix(', no interval')}"
+            texts.append(f"{mean.phase} {text}" if len(phases) > 1 else text)
+    if not texts:
         return []
-    models = max(mean.models for mean in means)
-    has_phases = len({mean.phase for mean in means}) > 1
-    texts = []
-    for mean in means:
-        ratio = ratio_text(Interval(value=mean.ratio, low=mean.low, high=mean.high))
-        text = f"{mean.measure} {ratio.removesuffix(', no interval')}"
-        texts.append(f"{mean.phase} {text}" if has_phases else text)
-    points = units.counted(max(mean.pairs for mean in means), "point")
-    line = f"geometric mean over {points} of {units.counted(models, 'model')}: {', '.join(texts)}"
+    where = f"{units.counted(points, 'point')} of {units.counted(models, 'model')}"
+    line = f"geometric mean over {where}: {', '.join(texts)}"
     if models < LEAST_CLUSTERS:
         line += f"; no intervals below {LEAST_CLUSTERS} models"
     return [line]
@@ -289,21 +297,23 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
         return []
     if side.level < ALPHA:
         return [_in_turn(side, pairs)]
-    notes, enough = [], 0
+    notes, enough, is_hopeless, has_none = [], 0, False, False
     for pair in undecided:
         if pair.further_processes:
             enough = max(enough, max(pair.processes) + pair.further_processes)
+        has_none = has_none or pair.low is None
+        is_hopeless = is_hopeless or (pair.low is not None and not pair.further_processes)
     if enough:
         notes.append(
             "+N: N more processes of each side would probably decide; measure both again with "
             f"processes={enough}, enough for the largest N"
         )
-    if any(pair.low is not None and not pair.further_processes for pair in undecided):
+    if is_hopeless:
         notes.append(
             f"UNDECIDED without +N: even {MOST_PROCESSES} processes would not decide, or they do "
             "not repeat this measure; a wider --margin may"
         )
-    if any(pair.low is None for pair in undecided):
+    if has_none:
         notes.append(
             "no interval: a side has one process with too few samples; measure it again with "
             "processes=3"

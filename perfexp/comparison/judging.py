@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import msgspec
 
@@ -398,8 +399,7 @@ def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
     if not (before and after):
         return []
     agree = disagreement(*filter(None, (one.profiled, two.profiled))) is None
-    total = sum(seconds for seconds, _ in after.values())
-    total -= sum(seconds for seconds, _ in before.values())
+    total = sum(map(itemgetter(0), after.values())) - sum(map(itemgetter(0), before.values()))
     found = []
     for place in dict.fromkeys((*before, *after)):
         old, old_kernels = before.get(place, (0.0, ()))

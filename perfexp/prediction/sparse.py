@@ -129,10 +129,16 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
     """
     successful = [one for one in points if one.status is Status.OK]
     for kind in _KINDS:
-        found = {pair_of(one): first_median_interval(one, kind) for one in successful}
-        medians = {pair: median for pair, median in found.items() if median}
-        if medians and len(medians) == len(found):
-            return {pair: median for pair, median in medians.items() if median.value > 0}
+        medians = {}
+        for point in successful:
+            median = first_median_interval(point, kind)
+            if median is None:
+                break
+            if median.value > 0:
+                medians[pair_of(point)] = median
+        else:
+            if successful:
+                return medians
     return {}
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -122,6 +123,9 @@ def merged(point: Point) -> list[Layer]:
             groups.setdefault(_identity(part) or number, []).append(part)
     layers = []
     for group in groups.values():
+        kernels: dict[str, None] = {}
+        for part in group:
+            kernels |= dict.fromkeys(part.line["kernels"])
         layer = Layer(
             name=name_of_all([part.name for part in group]),
             kind=group[0].kind,
@@ -129,7 +133,7 @@ def merged(point: Point) -> list[Layer]:
             count=len(group),
             seconds=sum(part.seconds for part in group),
             share=sum(part.line["share"] for part in group),
-            kernels=tuple(dict.fromkeys(name for part in group for name in part.line["kernels"])),
+            kernels=tuple(kernels),
         )
         layers.append(layer)
     return sorted(layers, key=lambda layer: -layer.share)
@@ -245,8 +249,8 @@ def name_of_all(names: Sequence[str]) -> str:
 
 def _ranges(numbers: Iterable[int]) -> str:
     """Return numbers as text, with successive numbers as a range, for example `0,2-4`."""
-    texts = []
+    texts: list[str] = []
     for _, group in groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        texts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+        first, *rest = map(itemgetter(1), group)
+        texts.append(f"{first}-{rest[-1]}" if rest else str(first))
     return ",".join(texts)

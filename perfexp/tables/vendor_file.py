@@ -108,23 +108,27 @@ def _training(row: Row, record: Record) -> Entry:
     """
     epochs = next((point.epochs for point in record.points if point.key == row.key), [])
     figures: Entry = {
-        "total_runtime_seconds": sum(epoch.total_seconds for epoch in epochs),
-        "training_seconds": sum(epoch.seconds for epoch in epochs),
+        "total_runtime_seconds": None,
+        "training_seconds": None,
         "epoch_seconds": [],
         "epoch_losses": [],
         "epoch_accuracies": [],
         "epoch_metrics": [],
         "samples_per_second": _figure(row.samples_per_second),
         "data_loading_seconds": row.phases.get("data"),
-        "accuracy": epochs[-1].accuracy if epochs else None,
+        "accuracy": None,
     }
+    total = 0.0
     for epoch in epochs:
         figures["epoch_seconds"].append(epoch.seconds)
         figures["epoch_losses"].append(epoch.loss)
         figures["epoch_accuracies"].append(epoch.accuracy)
         figures["epoch_metrics"].append({metric.name: metric.value for metric in epoch.metrics})
-    if not epochs:
-        figures |= {"total_runtime_seconds": None, "training_seconds": None}
+        figures["accuracy"] = epoch.accuracy
+        total += epoch.total_seconds
+    if epochs:
+        figures["total_runtime_seconds"] = total
+        figures["training_seconds"] = sum(figures["epoch_seconds"])
     return _common(row) | figures
 
 
@@ -145,16 +149,19 @@ def _inference(row: Row, analysis: Analysis) -> Entry:
 
 
 def _common(row: Row) -> Entry:
-    own = [metric for metric in row.metrics if metric.name.startswith("custom/")]
-    return {
+    entry: Entry = {
         "input_size": list(row.key.input_size),
         "batch_size": row.key.batch_size,
         "precision": row.key.precision,
         "status": row.status.value,
         "processes": row.processes,
         "memory_peak_bytes": row.value(PEAK_MEMORY),
-        "metrics": {metric.name: metric.value for metric in own},
+        "metrics": {},
     }
+    for metric in row.metrics:
+        if metric.name.startswith("custom/"):
+            entry["metrics"][metric.name] = metric.value
+    return entry
 
 
 def _figure(
