@@ -306,6 +306,7 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
     estimated = [
         one.is_estimate or (one.error is None and not measure.is_exact) for one in draft.figures
     ]
+    confounders = dict.fromkeys(difference.key for difference in draft.confounders)
     words = {Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}
     return Compared(
         side=pair.side,
@@ -326,7 +327,7 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
         word=words[draft.verdict],
         clock=pair.clocks.get(draft.measure),
         further_processes=further,
-        confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
+        confounders=tuple(confounders),
         estimated=(estimated[0], estimated[1]),
     )
 
@@ -438,7 +439,10 @@ def device_summaries(
     sides: Sequence[SideFacts], pairs: Sequence[Compared]
 ) -> Iterator[DeviceSummary]:
     """Yield a summary for each phase of each side that compares another device."""
-    devices = {side.name for side in sides if any(one.key == "device" for one in side.differences)}
+    devices = set()
+    for facts in sides:
+        if any(difference.key == "device" for difference in facts.differences):
+            devices.add(facts.name)
     for (side, phase), measures in _by_phase(pairs).items():
         if side not in devices:
             continue
@@ -451,7 +455,9 @@ def device_summaries(
                 undecided.add(name)
         time = next(filter(means.__contains__, DECISIVE[:-1]), "")
         rate, memory = means.get("throughput"), means.get("memory")
+        efficiency = rate / memory if rate and memory else None
         accuracies = [pair.other - pair.baseline for pair in measures.get("accuracy", ())]
+        difference = statistics.fmean(accuracies) if accuracies else None
         parts = {
             "speedup": {time},
             "throughput_ratio": {"throughput"},
@@ -462,8 +468,8 @@ def device_summaries(
             phase=phase,
             speedup=1 / means[time] if time else None,
             throughput_ratio=rate,
-            memory_efficiency=rate / memory if rate and memory else None,
-            accuracy_difference=statistics.fmean(accuracies) if accuracies else None,
+            memory_efficiency=efficiency,
+            accuracy_difference=difference,
             undecided=tuple(name for name, needed in parts.items() if needed & undecided),
         )
 

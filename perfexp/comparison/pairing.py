@@ -172,7 +172,11 @@ def varying(measurements: Iterable[Measurement]) -> list[str]:
     every, names = list(measurements), dict[str, str]()
     for one in every:
         names |= one.features
-    return [name for name in (*names, *KEY_FIELDS) if len({_value(one, name) for one in every}) > 1]
+    found = []
+    for name in (*names, *KEY_FIELDS):
+        if len({_value(one, name) for one in every}) > 1:
+            found.append(name)
+    return found
 
 
 def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
@@ -269,7 +273,11 @@ class Group:
     @property
     def timed(self) -> list[Analysis]:
         """Return the runs with a timed point."""
-        return [one for one in self.recorded if any(row.status is Status.OK for row in one.rows)]
+        timed = []
+        for one in self.recorded:
+            if any(row.status is Status.OK for row in one.rows):
+                timed.append(one)
+        return timed
 
     @property
     def number(self) -> int:

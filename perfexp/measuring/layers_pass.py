@@ -156,10 +156,9 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
             and line.key.operation is None
         ):
             forward.setdefault(line.key.path, []).append(line)
-    kernels = {
-        path: [name for line in of_layer for name in line.kernels]
-        for path, of_layer in forward.items()
-    }
+    kernels: dict[str, list[str]] = {}
+    for path, of_layer in forward.items():
+        kernels[path] = [name for line in of_layer for name in line.kernels]
     judged = families.judge_forward(report, kernels)
     ran = {
         layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes

@@ -61,15 +61,15 @@ class Power:
     @property
     def integral_uncertainty(self) -> Reading:
         """Return the relative standard uncertainty of the sum of integrals."""
-        total_watts, errors = 0.0, []
+        watts, errors = [], []
         for window in self.windows:
-            watts, relative = window.integral_watts.value, window.integral_uncertainty
-            if watts is not None and relative is not None:
-                total_watts += watts
-                errors.append(watts * relative)
-        if len(errors) < len(self.windows) or not total_watts:
+            mean_watts, relative = window.integral_watts.value, window.integral_uncertainty
+            if mean_watts is not None and relative is not None:
+                watts.append(mean_watts)
+                errors.append(mean_watts * relative)
+        if len(errors) < len(self.windows) or not sum(watts):
             return Reading(None, self.integral_watts.reason or "there is no integral")
-        return Reading(math.hypot(*errors) / total_watts)
+        return Reading(math.hypot(*errors) / sum(watts))
 
     def facts(self) -> list[dict[str, Any]]:
         """Return each meter's identity, window, and all answers since the window began."""
@@ -220,7 +220,8 @@ def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:
 def _columns(
     samples: Sequence[tuple[float, float]], start: float, name: str
 ) -> dict[str, list[float]]:
-    return {
-        "seconds": [round(seconds - start, 6) for seconds, _ in samples],
-        name: [round(value, 6) for _, value in samples],
-    }
+    columns: dict[str, list[float]] = {"seconds": [], name: []}
+    for seconds, value in samples:
+        columns["seconds"].append(round(seconds - start, 6))
+        columns[name].append(round(value, 6))
+    return columns

@@ -116,11 +116,8 @@ def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str],
             energy = wording.figure_text(timed[0], quantities.ENERGY)
         line = [str(child.job)]
         line += [_axis(name, child, formats) for name in axes]
-        line += [
-            phase if has_phases else "",
-            _times(table),
-            _kinds(table) if len(kinds) > 1 else "",
-        ]
+        line += [phase if has_phases else "", _times(table)]
+        line.append(_kinds(table) if len(kinds) > 1 else "")
         line += [rate, ratios.get((child.job, phase), ""), coverage(table), memory, energy]
         line.append(_remarks(child.status, table, whole.slower.get(child.job)))
         cells.append(line)

@@ -126,13 +126,15 @@ def merged(point: Point) -> list[Layer]:
         kernels: dict[str, None] = {}
         for part in group:
             kernels |= dict.fromkeys(part.line["kernels"])
+        seconds = sum(part.seconds for part in group)
+        share = sum(part.line["share"] for part in group)
         layer = Layer(
             name=name_of_all([part.name for part in group]),
             kind=group[0].kind,
             which=group[0].which,
             count=len(group),
-            seconds=sum(part.seconds for part in group),
-            share=sum(part.line["share"] for part in group),
+            seconds=seconds,
+            share=share,
             kernels=tuple(kernels),
         )
         layers.append(layer)

@@ -75,8 +75,10 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    names = list(lines[0]) if lines else []
-    return pd.DataFrame({name: _column(name, [line[name] for line in lines]) for name in names})
+    columns = {}
+    for name in lines[0] if lines else ():
+        columns[name] = _column(name, [line[name] for line in lines])
+    return pd.DataFrame(columns)
 
 
 def blocks(record: Record) -> list[Block]:

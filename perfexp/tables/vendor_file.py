@@ -118,16 +118,14 @@ def _training(row: Row, record: Record) -> Entry:
         "data_loading_seconds": row.phases.get("data"),
         "accuracy": None,
     }
-    total = 0.0
     for epoch in epochs:
         figures["epoch_seconds"].append(epoch.seconds)
         figures["epoch_losses"].append(epoch.loss)
         figures["epoch_accuracies"].append(epoch.accuracy)
         figures["epoch_metrics"].append({metric.name: metric.value for metric in epoch.metrics})
         figures["accuracy"] = epoch.accuracy
-        total += epoch.total_seconds
     if epochs:
-        figures["total_runtime_seconds"] = total
+        figures["total_runtime_seconds"] = sum(epoch.total_seconds for epoch in epochs)
         figures["training_seconds"] = sum(figures["epoch_seconds"])
     return _common(row) | figures
 
