@@ -1,7 +1,8 @@
 """ncu's CSV in any of its forms, parsed into kernel launches with their metrics in SI.
 
-The forms of `ncu --csv` are long (`--page details`, a line for each metric, its unit in a column) and wide
-(`--page raw`, a line for each launch, units in the second line). Source: Nsight Compute CLI, "Console Output",
+The forms of `ncu --csv` are long (`--page details`, a line per metric, units in a column) and wide
+(`--page raw`, a line per launch, units in the second line). Source: Nsight Compute CLI, "Console
+Output",
 https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html
 """
 

@@ -90,7 +90,7 @@ class Peaks:
         )
 
     def compared_with(self, product: str) -> Peaks:
-        """Return the same peaks, marked as foreign if the measured device is known and different."""
+        """Return the same peaks, marked as foreign if the measured device is known to differ."""
         is_own = not (self.match and product) or re.search(self.match, product, re.IGNORECASE)
         return self if is_own else replace(self, foreign=product)
 

@@ -17,7 +17,7 @@ from perfexp.roofline.peaks import NAMES, Peaks
 DRAM, L2 = "DRAM", "L2"
 #: Owners of a range: push/pop ranges belong to a thread, start/end ranges to the process.
 THREAD, PROCESS = "of a thread", "of the process"
-#: From this share of a ceiling on, the ceiling is the limit; below it, none is. ncu's rules draw the line there.
+#: Smallest share at which a ceiling is the limit, as in ncu's rules.
 NEAR = 0.6
 #: Share of a ceiling that clocks and rounding do not explain.
 ABOVE = 1.02
