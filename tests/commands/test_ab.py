@@ -100,7 +100,9 @@ def test_ab_decides_by_alternating_processes_compare_agrees(here, capsys):
 
     assert main.main(["resume=x"]) == 2
     again = shlex.join(["perfexp", "ab", A, B, *FAKE])
-    assert f"to continue it, repeat its command if you trust it: {again}\n" in capsys.readouterr().err
+    assert (
+        f"to continue it, repeat its command if you trust it: {again}\n" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
