@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from perfexp.version import __version__
+
 __all__ = ["__version__", "compose", "load", "measure", "metric"]
 
 if TYPE_CHECKING:

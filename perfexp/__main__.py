@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from perfexp import __version__
 from perfexp.errors import UserError, missing_package
+from perfexp.version import __version__
 
 try:
     from perfexp.cli import usage

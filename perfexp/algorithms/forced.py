@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from perfexp import __version__
 from perfexp.algorithms import Backend, Objective, OnUnsupported, T, replays
 from perfexp.algorithms.backends import GUESS, SWITCHED, Support, Switches, supports_of
 from perfexp.algorithms.coverage import AlgorithmReport, LayerStatus, Pass
@@ -31,6 +30,7 @@ from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Session
 from perfexp.records.quantities import ALGORITHM_ERROR, LAUNCHED
 from perfexp.records.record import Metric
+from perfexp.version import __version__
 
 #: Number of layers that an error names before it counts the rest.
 _NAMED = 5

@@ -10,7 +10,6 @@ from operator import itemgetter
 
 import msgspec
 
-from perfexp import __version__
 from perfexp.comparison import comparability, pairing
 from perfexp.comparison.comparability import Difference
 from perfexp.comparison.document import (
@@ -35,6 +34,7 @@ from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.ratios import LogRatio
 from perfexp.summaries.subject import common_device
+from perfexp.version import __version__
 
 #: Measures that can decide; the first that both runs have is used.
 DECISIVE = (*DEVICE_TIMES, "latency", "throughput")

@@ -22,11 +22,11 @@ import msgspec
 import psutil
 from packaging.requirements import Requirement
 
-from perfexp import __version__
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import UserError
 from perfexp.host import foreign, repository, scheduler
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.version import __version__
 
 _PACKAGES = ["torch", "torchvision", "numpy", "hydra-core", "omegaconf"]
 _PACKAGES += ["mlflow", "mlflow-skinny", "pillow", "triton", "nvidia-ml-py"]

@@ -13,7 +13,6 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from perfexp import __version__
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, predictions
 from perfexp.forecast.predictions import Forecast
@@ -59,6 +58,7 @@ from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.subject import one_line
 from perfexp.summaries.wording import epoch_text, median_text
 from perfexp.tracking import Tracker
+from perfexp.version import __version__
 
 _Made = TypeVar("_Made")
 

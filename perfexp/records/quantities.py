@@ -5,10 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from perfexp.records.record import Metric
+from typing import Any, NamedTuple, Protocol
 
 #: Wildcard in a name, for example for a rank, a meter, a baseline, or a user's own name.
 ANY = "*"
@@ -405,7 +402,14 @@ def named(name: str, unit: str = "1") -> Quantity:
     return QUANTITIES.get(name) or next(families, Quantity(name, unit, ""))._replace(name=name)
 
 
-def of(metric: Metric) -> Quantity:
+class HasUnit(Protocol):
+    """Anything with a name and a unit, such as a record's metric."""
+
+    name: str
+    unit: str
+
+
+def of(metric: HasUnit) -> Quantity:
     """Return a metric's quantity."""
     return named(metric.name, metric.unit)
 

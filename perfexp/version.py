@@ -1,0 +1,3 @@
+"""Version of perfexp."""
+
+__version__ = "0.1.0"
