@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Protocol
 
 import msgspec
-
-if TYPE_CHECKING:
-    from perfexp.statistics.moderated import Component
 
 #: Variance of log s₀² between machines: one machine in eight is at least three times as noisy as
 #: the prior.
@@ -20,6 +17,18 @@ LEAST_VARIANCE = 1e-8
 _DEGREES = 0.05, 1e4
 #: Largest number that a stored prior may contain.
 _MOST = 1e6
+
+
+class HasVariance(Protocol):
+    """An estimated variance, such as a figure's `Component`."""
+
+    @property
+    def variance(self) -> float:
+        """Return the variance between processes of the figure's logarithm."""
+
+    @property
+    def degrees(self) -> float:
+        """Return the degrees of freedom in the estimate."""
 
 
 class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +48,7 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     cells: Annotated[int, msgspec.Meta(ge=0)] = 0
     origin: str = ""
 
-    def on(self, machine: Sequence[Component]) -> Prior:
+    def on(self, machine: Sequence[HasVariance]) -> Prior:
         """Return the prior for one machine, refined by figures of this class measured on it.
 
         log s₀² becomes the precision-weighted mean over the prior and the machine's figures.
