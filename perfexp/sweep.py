@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import random
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import ge
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
 from perfexp.errors import UserError
 from perfexp.records.quantities import FITTING_BATCH
-from perfexp.records.record import LARGEST, Key, Status
+from perfexp.records.record import Key, Status
 from perfexp.records.record import Point as Measured
+from perfexp.records.sizes import MOST_PIXELS, Size, parse_batch_sizes, refuse_many
 
-Size = tuple[int, int]
-_T = TypeVar("_T")
-#: Maximum number of points in a plan, and of listed sizes and batch sizes.
-MOST_POINTS = 100_000
 #: Points that further processes measure by default.
 _ANCHORS = 3
-#: Limits far beyond any device's memory that keep pixels and bytes within 64 bits.
-_MOST_PIXELS, MOST_SAMPLES = 100_000, 10_000_000
-#: Configuration value for the largest batch that fits.
-_MAX = "max"
 
 
 class Oom(StrEnum):
@@ -92,9 +82,9 @@ class Sizes(Skipping):
                 f"sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; given: num_sizes={self.num_sizes}, "
                 f"min_size={self.min_size}, max_size={self.max_size}."
             )
-        if self.max_size > _MOST_PIXELS:
+        if self.max_size > MOST_PIXELS:
             raise UserError(
-                f"sweep.max_size={self.max_size}: at most {_MOST_PIXELS:,} pixels a side."
+                f"sweep.max_size={self.max_size}: at most {MOST_PIXELS:,} pixels a side."
             )
         if self.num_sizes > (possible := self.max_size - self.min_size + 1):
             raise UserError(
@@ -147,7 +137,7 @@ def timed_keys(
         chosen: points for the first process, selected from earlier results; they replace its
             `pairs`.
     """
-    _refuse_many(replicate, sum(map(len, pairs.values())))
+    refuse_many(replicate, sum(map(len, pairs.values())))
     groups: list[tuple[list[str], Sequence[tuple[Size, int]], Sequence[tuple[Size, int]]]] = []
     for phase, of in pairs.items():
         first = (chosen or {}).get(phase) or of
@@ -212,106 +202,10 @@ def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
     return shuffled
 
 
-def parse_sizes(value: object) -> list[Size]:
-    """Parse `input_size`: `224`, `512x1024` (height × width), a list, or None.
-
-    Raises `UserError` for other values.
-    """
-    return (
-        []
-        if value is None
-        else _unique([_parse_size(item) for item in _items(value)], "input_size")
-    )
-
-
-def parse_batch_sizes(value: object) -> list[int]:
-    """Parse `batch_size`: a positive integer, `max` (`LARGEST`), a list, or None.
-
-    Raises `UserError` for other values.
-    """
-    return (
-        []
-        if value is None
-        else _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
-    )
-
-
-def seeks_batch(value: object) -> bool:
-    """Return whether a configured `batch_size` includes the largest batch that fits."""
-    return _MAX in (value if isinstance(value, list) else [value])
-
-
-def _items(value: object) -> list[object]:
-    items = value if isinstance(value, list) else [value]
-    _refuse_many(len(items))
-    return items
-
-
-def _parse_batch_size(item: object) -> int:
-    if item == _MAX:
-        return LARGEST
-    # values from the environment are text
-    if isinstance(item, str) and re.fullmatch(r"\s*[1-9]\d{0,17}\s*", item):
-        item = int(item)
-    if not isinstance(item, int) or isinstance(item, bool) or item < 1:
-        raise UserError(
-            f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, a list [1,2,4], or max."
-        )
-    if item > MOST_SAMPLES:
-        raise UserError(f"batch_size={_short(item)}: at most {MOST_SAMPLES:,} samples a call.")
-    return item
-
-
-def _parse_size(item: object) -> Size:
-    is_size = isinstance(item, (int, str)) and not isinstance(item, bool)
-    match = re.fullmatch(r"\s*(\d+)\s*(?:[x×]\s*(\d+)\s*)?", _short(item)) if is_size else None
-    if match is None:
-        raise UserError(
-            f"input_size={_short(item)} is not a size: set 224, 512x1024 (height × width) or a list [224,256]."
-        )
-    size = int(match[1]), int(match[2] or match[1])
-    if min(size) < 1:
-        raise UserError(f"input_size={item} has no pixels: both sides have to be at least 1.")
-    if max(size) > _MOST_PIXELS:
-        raise UserError(f"input_size={item}: at most {_MOST_PIXELS:,} pixels a side.")
-    return size
-
-
-def _short(item: object) -> str:
-    """Cut a value to 60 characters without converting numbers with thousands of digits."""
-    if isinstance(item, int) and item.bit_length() > 200:
-        return "a number of more than 60 digits"
-    text = str(item)
-    return text if len(text) <= 60 else f"{text[:60]}…"
-
-
 def _combined(sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
     """Combine each size with each batch size; raise `UserError` for no or too many points."""
     for name, values in (("input_size", sizes), ("batch_size", batch_sizes)):
         if not values:
             raise UserError(f"{name}=null leaves nothing to measure: set {name}=VALUE.")
-    _refuse_many(len(sizes), len(batch_sizes))
+    refuse_many(len(sizes), len(batch_sizes))
     return [(size, batch) for size in sizes for batch in batch_sizes]
-
-
-def _refuse_many(*counts: int) -> None:
-    """Raise `UserError` if the product of these counts exceeds the maximum number of points.
-
-    It is checked before the points are listed.
-    """
-    if math.prod(counts) > MOST_POINTS:
-        raise UserError(
-            f"The plan has more than {MOST_POINTS:,} points (processes × sizes × batch sizes × phases). "
-            "Lower processes, or list fewer sizes or batch sizes."
-        )
-
-
-def _unique(items: list[_T], name: str) -> list[_T]:
-    if not items:
-        raise UserError(f"{name}=[] leaves nothing to measure: set {name}=VALUE.")
-    doubled = [item for item, count in Counter(items).items() if count > 1]
-    if doubled:
-        raise UserError(
-            f"{name} has {doubled[0] or _MAX} twice; processes=2 measures everything twice."
-        )
-    return items

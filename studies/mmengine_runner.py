@@ -50,9 +50,9 @@ from perfexp.plan import config as configuration
 from perfexp.probes import depth, queue, timing
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
+from perfexp.records.sizes import parse_sizes
 from perfexp.statistics import moderated
 from perfexp.stopping import Fixed
-from perfexp.sweep import parse_sizes
 from perfexp.worker.workbench import Workbench
 
 #: Steps before the first turn.

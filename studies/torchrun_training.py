@@ -55,9 +55,9 @@ from perfexp.plan.config import Plan
 from perfexp.probes import queue, timing
 from perfexp.ranks import SETTLING_CALLS, start
 from perfexp.records.messages import Events
+from perfexp.records.sizes import parse_sizes
 from perfexp.statistics import moderated
 from perfexp.statistics.estimators import Interval
-from perfexp.sweep import parse_sizes
 from perfexp.worker import rank_process
 
 TORCHRUN, PERFEXP, BURST, ALONE = CLOCKS = ("torchrun", "perfexp", "without messages", "one alone")

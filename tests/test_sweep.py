@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfexp.errors import UserError
-from perfexp.sweep import BatchSizes, Point, Sizes, parse_batch_sizes, parse_sizes
+from perfexp.records.sizes import parse_batch_sizes, parse_sizes
+from perfexp.sweep import BatchSizes, Point, Sizes
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from perfexp.commands.compare import print_comparison
 from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.judging import Settings
-from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.host import interrupts
 from perfexp.orchestration.ab_run import AbRun
@@ -27,6 +26,7 @@ from perfexp.orchestration.preparation import Assignment, with_processes
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file
 from perfexp.plan.override_keys import key_of
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, refuse_link
 from perfexp.reports.console import Console

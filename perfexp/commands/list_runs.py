@@ -19,11 +19,11 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from perfexp.commands.app import PLAN, RECORD, SWEEP, echo, emit, oldest
-from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.records import folders, old_names, units
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.paths import RunPaths, home_of
 from perfexp.records.record import Count, Key, Seconds, Status, without_replicate
 from perfexp.records.summary import TIME_KINDS

@@ -35,9 +35,10 @@ from perfexp.main import main
 from perfexp.orchestration import container
 from perfexp.plan import config, naming, plan_file
 from perfexp.plan.override_keys import is_measured, key_of
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import LARGEST, TIMED, Record, Status
+from perfexp.records.sizes import seeks_batch
 from perfexp.summaries.analysis import Analysis
-from perfexp.sweep import seeks_batch
 
 #: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
 _PROCESSES, _FEW_POINTS = 5, 3
@@ -212,13 +213,13 @@ def _settle(
         plan=record.plan,
         chosen=(*differing, "processes"),
         readable=tuple(path for path in named if path.is_absolute() and path.exists()),
-        has_gpus=environment.fact_at(record.environment, "device.kind") == "cuda",
+        has_gpus=fact_at(record.environment, "device.kind") == "cuda",
     )
     if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
         raise UserError(f"{place} was measured with other code: {why} Nothing was run.")
     if composed_here and (changes := again.changes(plain)):
         listed = "\n  ".join(changes[:20])
-        commit = environment.fact_at(record.environment, "git.commit")
+        commit = fact_at(record.environment, "git.commit")
         made = f"perfexp {record.perfexp_version}{f' (commit {commit})' if commit else ''}"
         raise UserError(
             f"{place}: its command gives another plan here than in the record, which {made} made:\n  {listed}\n"
@@ -246,9 +247,9 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
     for phase in TIMED:  # names of a record may not choose keys
         key, own = (
             f"mode.{phase}.batch_size",
-            environment.fact_at(record.plan, f"mode.{phase}.batch_size"),
+            fact_at(record.plan, f"mode.{phase}.batch_size"),
         )
-        is_measured = environment.fact_at(record.plan, f"mode.{phase}") is not None
+        is_measured = fact_at(record.plan, f"mode.{phase}") is not None
         if not is_measured or key in given or not seeks_batch(shared if own is None else own):
             continue
         points = [point.key for point in record.points if point.key.phase == phase]
@@ -267,8 +268,7 @@ def _default_processes(record: Record) -> int | None:
         point.key for point in record.points if point.key.is_timed and point.status is Status.OK
     ]
     has_ranks = any(
-        environment.fact_at(record.plan, f"gpu.{name}") not in (None, 1)
-        for name in ("count", "nodes")
+        fact_at(record.plan, f"gpu.{name}") not in (None, 1) for name in ("count", "nodes")
     )
     is_long = record.plan.get("epochs") or has_ranks
     if is_long or sum(key.replicate == 0 for key in timed) > _FEW_POINTS:
@@ -291,8 +291,7 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
 def _device(record: Record) -> dict[str, Any]:
     """Facts of this machine's device that corresponds to the record's, as far as they are known without torch."""
     kind, rocm, name, uuid = (
-        environment.fact_at(record.environment, f"device.{fact}")
-        for fact in ("kind", "rocm", "name", "uuid")
+        fact_at(record.environment, f"device.{fact}") for fact in ("kind", "rocm", "name", "uuid")
     )
     if kind == "cpu":
         return {"kind": "cpu", "name": processor_name()}

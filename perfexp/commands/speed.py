@@ -10,6 +10,7 @@ import typer
 
 from perfexp.commands.app import LARGEST, MIXED, RECORD, Json, app, echo, emit, one_of, options
 from perfexp.errors import UserError
+from perfexp.plan.speed_folder import default_folder, refuse_no_folder
 from perfexp.records import folders
 from perfexp.records.record import Record
 from perfexp.speed import Facts, Mode, Speed, of_log, of_record, placing
@@ -72,9 +73,9 @@ def speed(
         raise UserError("--model is empty.")
     if precision is not None:
         one_of("precision", precision, [*options("precision"), *MIXED])
-    out = Path(placing.default_folder()) if out is None else out
+    out = Path(default_folder()) if out is None else out
     if out.exists():
-        placing.refuse_no_folder(out, "choose another with --out DIR.")
+        refuse_no_folder(out, "choose another with --out DIR.")
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
     written: dict[Path, Speed] = {}
     exit_code = 0

@@ -15,11 +15,11 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.plan.override_keys import measures_the_same
-from perfexp.profilers import is_profile
 from perfexp.records import folders
 from perfexp.records.expected import Expected
 from perfexp.records.folders import run_folder, run_folders
 from perfexp.records.paths import RunPaths, SweepPaths, home_of
+from perfexp.records.profile_keys import is_profile
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import PlannedRun, Sweep
 from perfexp.reports import run_status

@@ -18,6 +18,7 @@ from perfexp.orchestration import worker_query
 from perfexp.plan import config, naming
 from perfexp.plan.config import Plan
 from perfexp.plan.override_keys import key_of
+from perfexp.plan.speed_folder import default_folder
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.record import Record
 from perfexp.speed import Mode, Speed, placing
@@ -148,7 +149,7 @@ def settle(
     given = given_keys(overrides, _SET_BY)
     wanted = {"model": model, "mode": "train", "precision": precision, "batch_size": batch_size}
     wanted |= {"stopping": "fixed", "stopping.measure": iterations, "input_size": _INPUT_SIZE}
-    wanted["speed_dir"] = placing.default_folder()
+    wanted["speed_dir"] = default_folder()
     usual = [f"{key}={value}" for key, value in wanted.items() if key not in given]
     # an experiment file may request a sweep
     arguments = command_line([*usual, *overrides, "hydra.mode=RUN"], config_dir)

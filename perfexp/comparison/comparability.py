@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError, did_you_mean
 from perfexp.plan.plan_file import changed_sources
 from perfexp.records.diagnostics import Severity
+from perfexp.records.fact_lookup import fact_at, vendor
 from perfexp.records.quantities import ACCURACY, METER_ACCURACY
 from perfexp.records.record import Point, Record
 from perfexp.records.summary import SINGLES, comparable

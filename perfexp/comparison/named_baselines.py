@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.host.cache import home
 from perfexp.host.files import safe_name, write_atomically
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.paths import refuse_link
 from perfexp.records.record import Record
 

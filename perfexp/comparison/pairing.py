@@ -8,8 +8,8 @@ from typing import Any
 
 from perfexp.comparison.document import Alone, SideFacts
 from perfexp.comparison.measures import repeats
-from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import Key, Point, Record, Status, layers_key, without_replicate
 from perfexp.records.sweep_record import SweepChild
 from perfexp.statistics.moderated import Repeats

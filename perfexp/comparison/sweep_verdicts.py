@@ -14,9 +14,9 @@ from perfexp.comparison import comparison_table, judging, pairing
 from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import DECISIVE, Settings, decisive
 from perfexp.comparison.pairing import Group, Side
-from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError
 from perfexp.records import units
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import Key, Status
 from perfexp.statistics.distributions import ALPHA
 from perfexp.summaries.analysis import SweepAnalysis

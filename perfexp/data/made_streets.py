@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter, ImageOps
 from perfexp.data.cityscapes_folder import CLASSES, VOID, Mask, image_of, mask_of
 from perfexp.data.made import Photograph, Recipe, photographs_in
 from perfexp.errors import UserError
-from perfexp.sweep import parse_sizes
+from perfexp.records.sizes import parse_sizes
 
 #: Limits on the sides of an image, in pixels.
 _SMALLEST, _LARGEST = 32, 16384

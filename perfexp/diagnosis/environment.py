@@ -26,6 +26,7 @@ from perfexp.devices.cpu import processor_name
 from perfexp.errors import UserError
 from perfexp.host import foreign, repository, scheduler
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.fact_lookup import fact_at
 from perfexp.version import __version__
 
 _PACKAGES = ["torch", "torchvision", "numpy", "hydra-core", "omegaconf"]
@@ -64,8 +65,6 @@ IMAGE_VARIABLE = "PERFEXP_IMAGE"
 #: Maximum characters per image fact.
 _LONGEST = 300
 _SQLITE_MAGIC = b"SQLite format 3\0"
-#: Vendor by device kind. `cuda` with ROCm is AMD.
-_VENDORS = {"cuda": "nvidia", "mps": "apple"}
 
 
 def collect() -> dict[str, Any]:
@@ -146,24 +145,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, 
 def identity(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the host and the facts shared by environments with comparable times."""
     return {place: fact_at(facts, place) for place in ("host", *_IDENTITY, *_LIMITS)}
-
-
-def fact_at(facts: dict[str, Any], place: str) -> Any:
-    """Return the fact at a dotted place, such as `device.name`; None if there is none."""
-    for name in place.split("."):
-        facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
-    return facts
-
-
-def vendor(environment: dict[str, Any]) -> str:
-    """Return `nvidia`, `amd`, `apple` or another device kind, for example `cpu`.
-
-    `unknown` without a device.
-    """
-    if fact_at(environment, "device.rocm"):
-        return "amd"
-    kind = str(fact_at(environment, "device.kind") or "unknown")
-    return _VENDORS.get(kind, kind)
 
 
 def governors(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:

@@ -33,7 +33,8 @@ from perfexp.records.folders import below
 from perfexp.records.point_times import interval_of
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY
 from perfexp.records.record import Record, Status
-from perfexp.records.summary import Row, rows
+from perfexp.records.rows import Row
+from perfexp.records.summary import rows
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior

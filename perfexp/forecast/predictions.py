@@ -16,8 +16,8 @@ from perfexp.prediction.conformal import LEVEL, NORMAL_FACTOR, Calibration
 from perfexp.prediction.gaussian_process import predict
 from perfexp.prediction.sparse import LEAST_MEASURED, Pair, Sparse, exceeds_memory
 from perfexp.records.record import Key, Record
+from perfexp.records.sizes import parse_batch_sizes, parse_sizes
 from perfexp.statistics.estimators import Interval, Samples
-from perfexp.sweep import parse_batch_sizes, parse_sizes
 
 #: Half-width of a 90 % interval over the half-width of a 95 % interval.
 _NARROWER = NORMAL_FACTOR / 1.96

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfexp.algorithms.difference import relative_error, with_statistics
 from perfexp.data import Batches
 from perfexp.errors import Unsupported, UserError
+from perfexp.measuring.context import Context
 from perfexp.models.kinds import main_output
 from perfexp.models.plain import outputs_in_fp32
 from perfexp.records.quantities import AGREEMENT, OUTPUT_ERROR
 from perfexp.records.record import Metric, Point
 
-if TYPE_CHECKING:
-    from perfexp.measuring.procedure import Procedure
 
-
-def add(procedure: Procedure, point: Point, batches: Batches) -> None:
+def add(context: Context, point: Point, batches: Batches) -> None:
     """Add the relative L2 error and the share of equal predictions, for a batch in evaluation mode.
 
     Raises:
         Unsupported: there is nothing to compare with.
     """
-    session: Any = procedure.session
-    if not hasattr(session, "module") or procedure.group.size > 1:
+    session: Any = context.session
+    if not hasattr(session, "module") or context.group.size > 1:
         raise Unsupported("probes.correctness=true compares a torch model on one device")
     inputs = batches.next().inputs
     reference = partial(outputs_in_fp32, session.module, inputs)
     with session.inferring(), with_statistics(session.module, partial(session.eager, inputs)):
-        outputs = _captured(session, inputs) if procedure.graph else session.forward(inputs)
+        outputs = _captured(session, inputs) if context.graph else session.forward(inputs)
         compute: Callable[[], Any] = reference
-        if procedure.algorithm is not None:
-            compute = partial(procedure.algorithm.run_baseline, "default", reference)
+        if context.algorithm is not None:
+            compute = partial(context.algorithm.run_baseline, "default", reference)
         plain = compute()
         error, agreement = relative_error(outputs, plain), _agreement(outputs, plain)
     for name, value, reason in (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from perfexp.data import Batches
 from perfexp.devices import Cache
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.measuring import verdicts
+from perfexp.measuring.context import Context
 from perfexp.measuring.graph_fallback import on_held_batches, without_waits
 from perfexp.meters import Reading
 from perfexp.meters.energy_metrics import another_pace
@@ -18,12 +18,9 @@ from perfexp.probes.energy import EnergyProcedure, Plateau, counts
 from perfexp.records.point_times import DEVICE_TIMES, first_median_interval, loop_interval
 from perfexp.records.record import Point
 
-if TYPE_CHECKING:
-    from perfexp.measuring.procedure import Procedure
-
 
 def in_two_parts(
-    procedure: Procedure, point: Point, step: Step, batches: Batches, calls_per_epoch: int | None
+    context: Context, point: Point, step: Step, batches: Batches, calls_per_epoch: int | None
 ) -> Iterator[None]:
     """Add the energy per call in two parts, before and after the yield.
 
@@ -33,24 +30,24 @@ def in_two_parts(
         point: a point with its whole call already timed.
         calls_per_epoch: None for endless data.
     """
-    energy = procedure.energy
+    energy = context.energy
     if energy is None:
         return
-    if procedure.cache is Cache.flush:
+    if context.cache is Cache.flush:
         raise Unsupported(
             "energy is measured on back-to-back calls, which cache=flush does not allow"
         )
     start = time.perf_counter_ns()
-    loop = energy.plateau(step.call, procedure.times.worked_seconds(point))
-    procedure.times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
+    loop = energy.plateau(step.call, context.times.worked_seconds(point))
+    context.times.worked(point, (time.perf_counter_ns() - start) * 1e-9)
     yield
     queued: Plateau | Reading | None = None
-    if loop is not None and procedure.is_anchor(point.key):
-        if procedure.device.asynchronous:
-            queued = _queued(procedure, energy, loop, point, step, batches)
+    if loop is not None and context.is_anchor(point.key):
+        if context.device.asynchronous:
+            queued = _queued(context, energy, loop, point, step, batches)
         energy.rest()
     calls_per = counts(
-        images_per_call=point.key.batch_size * procedure.group.size,
+        images_per_call=point.key.batch_size * context.group.size,
         trains=step.trains,
         calls_per_epoch=calls_per_epoch,
     )
@@ -58,7 +55,7 @@ def in_two_parts(
 
 
 def _queued(
-    procedure: Procedure,
+    context: Context,
     energy: EnergyProcedure,
     loop: Plateau,
     point: Point,
@@ -72,17 +69,17 @@ def _queued(
             possible.
     """
     device, session, own = (
-        procedure.device,
-        procedure.session,
+        context.device,
+        context.session,
         first_median_interval(point, *DEVICE_TIMES),
     )
     if own is not None and not another_pace(loop.call_seconds, own):
         return None
-    if reason := _not_captured(procedure):
+    if reason := _not_captured(context):
         return Reading(None, reason)
     if own is None:
         return Reading(None, "the call can't be captured, so the device's own pace is not known")
-    procedure.progress("capturing a graph")
+    context.progress("capturing a graph")
     try:
         with on_held_batches(step, batches, session), without_waits(step, session, device):
             return energy.plateau(graphed(step, session, constant=batches.constant).call)
@@ -94,12 +91,12 @@ def _queued(
         return Reading(None, verdicts.verdict(error, device)[1])
 
 
-def _not_captured(procedure: Procedure) -> str:
+def _not_captured(context: Context) -> str:
     """Return why calls must not be captured; empty if they may be."""
-    if procedure.group.size > 1:
+    if context.group.size > 1:
         return "calls of several ranks are not captured"
-    if procedure.graph:
+    if context.graph:
         return "the call is a graph already"
-    if procedure.cache is Cache.rotate:
+    if context.cache is Cache.rotate:
         return "with cache=rotate calls are not captured"
     return ""

@@ -17,7 +17,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.layers import LayerTimes, Pass
 from perfexp.layers.table import Line, join
 from perfexp.measuring import graph_fallback, verdicts
-from perfexp.measuring.procedure import Procedure
+from perfexp.measuring.context import Context
 from perfexp.modes import Step, graphed
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -30,7 +30,7 @@ from perfexp.statistics.estimators import Interval
 _WARMUP_SECONDS = 0.15
 
 
-def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool = True) -> Point:
+def dissect(context: Context, key: Key, timed: Point | None, *, first: bool = True) -> Point:
     """Measure a point's layers as a separate point; an error becomes its status.
 
     Args:
@@ -44,12 +44,12 @@ def dissect(procedure: Procedure, key: Key, timed: Point | None, *, first: bool 
     point = Point(key=key, status=Status.OK, started=timestamp())
     with verdicts.watching_the_host(point):
         try:
-            _dissect(procedure, point, timed, first)
+            _dissect(context, point, timed, first)
         except UserError:
             raise
         except Exception as error:
             traceback.print_exc()
-            point.status, point.error = verdicts.verdict(error, procedure.device)
+            point.status, point.error = verdicts.verdict(error, context.device)
     return point
 
 
@@ -62,12 +62,12 @@ def not_tried(key: Key, timed: Point | None) -> Point:
     return point
 
 
-def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: bool) -> None:
-    session: Any = procedure.session
+def _dissect(context: Context, point: Point, timed: Point | None, first: bool) -> None:
+    session: Any = context.session
     if not hasattr(session, "module"):
         _add_reason(point, "the model is scripted: it has no layers")
         return
-    if procedure.device.kind == "mps":
+    if context.device.kind == "mps":
         _add_reason(
             point, "the layers of Apple's GPU have no times: the host only enqueues their work"
         )
@@ -80,15 +80,15 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     )  # imports torch, which a scripted model does not need
     from perfexp.layers.stamps import stamp_layers
 
-    with procedure.step(timed_key(point.key)) as (step, batches):
-        procedure.first_call(step, batches)
-        _warm_up(step.call, procedure)
-        procedure.progress("layers")
+    with context.step(timed_key(point.key)) as (step, batches):
+        context.first_call(step, batches)
+        _warm_up(step.call, context)
+        context.progress("layers")
         profile: Callable[..., LayerTimes] = stamp_layers
-        if procedure.device.asynchronous:
+        if context.device.asynchronous:
             # a call that was timed as a graph is profiled as a graph
             is_graph = timed is not None and timed.facts.get("device_method") == "graph"
-            capture = partial(_captured, procedure, step, batches) if is_graph else None
+            capture = partial(_captured, context, step, batches) if is_graph else None
             profile = partial(profile_layers, first=first, capture=capture)
         with ExitStack() as stack:  # the same call as for the device time
             if data_left_out:
@@ -96,22 +96,22 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
             change = None
             if has_device_time:
                 change = stack.enter_context(
-                    graph_fallback.without_waits(step, session, procedure.device)
+                    graph_fallback.without_waits(step, session, context.device)
                 )
             clean_seconds = unprofiled.value if unprofiled else None
-            times = profile(step, session.module, procedure.device, clean_seconds=clean_seconds)
+            times = profile(step, session.module, context.device, clean_seconds=clean_seconds)
         work, why_no_work = None, None
         try:
-            work = procedure.work(step, batches)
+            work = context.work(step, batches)
         except PerfexpError as error:
             why_no_work = str(error)
     if times.reason is not None:
         _add_reason(point, times.reason)
         return
     lines = join(times, work)
-    if procedure.algorithm is not None:
-        _add_kernels_that_ran(point, lines, procedure.algorithm.report())
-    if procedure.device.kind == "cuda":
+    if context.algorithm is not None:
+        _add_kernels_that_ran(point, lines, context.algorithm.report())
+    if context.device.kind == "cuda":
         _add_own_choice(lines)
     _add_times(point, times, lines, unprofiled)
     if data_left_out:
@@ -123,23 +123,23 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
         point.metrics.append(Metric.of(LAYER_FLOPS, None, reason=why_no_work))
 
 
-def _captured(procedure: Procedure, step: Step, batches: Batches) -> Step | None:
+def _captured(context: Context, step: Step, batches: Batches) -> Step | None:
     """Return the step as a graph, as `device` was timed; None if the capture fails this time."""
-    procedure.progress("capturing a graph")
+    context.progress("capturing a graph")
     try:
-        return graphed(step, procedure.session, constant=batches.constant)
+        return graphed(step, context.session, constant=batches.constant)
     except Exception:
         traceback.print_exc()
-        if procedure.device.is_lost():
+        if context.device.is_lost():
             raise
         return None
 
 
-def _warm_up(call: Callable[[], object], procedure: Procedure) -> None:
-    start_ns = procedure.device.now_ns()
-    while (procedure.device.now_ns() - start_ns) * 1e-9 < _WARMUP_SECONDS:
+def _warm_up(call: Callable[[], object], context: Context) -> None:
+    start_ns = context.device.now_ns()
+    while (context.device.now_ns() - start_ns) * 1e-9 < _WARMUP_SECONDS:
         call()
-        procedure.device.synchronize()
+        context.device.synchronize()
 
 
 def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: AlgorithmReport) -> None:

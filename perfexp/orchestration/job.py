@@ -31,10 +31,10 @@ from perfexp.plan import config, plan_file
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 from perfexp.plan.naming import earlier_stages
 from perfexp.plots import roofline_files
-from perfexp.profilers import is_profile, profiled_key
 from perfexp.records import summary, units
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
+from perfexp.records.profile_keys import is_profile, profiled_key
 from perfexp.records.record import (
     LARGEST,
     Key,

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from perfexp.diagnosis.environment import fact_at
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.records import priors
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import Record
 from perfexp.records.summary import SINGLES, rows
 from perfexp.statistics.moderated import Component

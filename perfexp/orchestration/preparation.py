@@ -15,9 +15,9 @@ from perfexp.errors import UserError
 from perfexp.host import foreign
 from perfexp.host.files import write_atomically
 from perfexp.plan import config, plan_file
-from perfexp.profilers import profiled_key
 from perfexp.records.expected import Expected
 from perfexp.records.paths import RunPaths, SweepPaths, append_line
+from perfexp.records.profile_keys import profiled_key
 from perfexp.records.record import (
     Key,
     Point,

@@ -29,18 +29,10 @@ from perfexp.orchestration.preparation import (
 from perfexp.orchestration.worker_query import Heard, error_of, listen
 from perfexp.plan import config
 from perfexp.prediction.largest_batch import TRIALS, failures
-from perfexp.profilers import (
-    About,
-    Place,
-    Profiler,
-    ProfilerFailed,
-    is_profile,
-    place_of,
-    profiled_key,
-    refuse_to_overwrite,
-)
+from perfexp.profilers import About, Place, Profiler, ProfilerFailed, place_of, refuse_to_overwrite
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths, append_line, refuse_link
+from perfexp.records.profile_keys import is_profile, profiled_key
 from perfexp.records.record import (
     Key,
     Point,

@@ -23,14 +23,15 @@ from perfexp.plan import model_settings, process_count, schema, sources
 from perfexp.plan.hydra_errors import why_not_imported
 from perfexp.plan.override_keys import key_of
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessStart
+from perfexp.plan.speed_folder import default_folder
 from perfexp.prediction import largest_batch
 from perfexp.prediction.sparse import Sparse
 from perfexp.profilers import Profiler
 from perfexp.records import old_names
 from perfexp.records.record import LARGEST, Key, Point, Status, layers_key, without_replicate
-from perfexp.speed import placing
+from perfexp.records.sizes import Size, parse_batch_sizes, parse_sizes
 from perfexp.stopping import StoppingRule
-from perfexp.sweep import Oom, Size, Sweep, parse_batch_sizes, parse_sizes, shrunk, timed_keys
+from perfexp.sweep import Oom, Sweep, shrunk, timed_keys
 
 #: Seconds before an energy window starts.
 _PLATEAU_SECONDS = 1.5
@@ -359,7 +360,7 @@ def register(scratch: Path | None = None, models: Mapping[str, Any] | None = Non
     for model, node in (models or {}).items():
         store.store(group="model", name=model, node=node)
     OmegaConf.register_new_resolver("perfexp_scratch", lambda: str(scratch), replace=True)
-    OmegaConf.register_new_resolver("perfexp_speed_dir", placing.default_folder, replace=True)
+    OmegaConf.register_new_resolver("perfexp_speed_dir", default_folder, replace=True)
     OmegaConf.register_new_resolver(
         "perfexp_training_batch", model_settings.training_batch, replace=True
     )

@@ -10,7 +10,7 @@ from perfexp.devices import Cache
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import mmseg_names
 from perfexp.plan import config
-from perfexp.speed import placing
+from perfexp.plan.speed_folder import refuse_no_folder
 
 #: Modes of torch.compile.
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -66,7 +66,7 @@ def check(plan: config.Plan) -> None:
             "leave it out."
         )
     if plan.speed_dir:
-        placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
+        refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
     mmseg_names.check(plan.model)
     _check_training(plan)
     _check_ranks(plan)

@@ -16,7 +16,7 @@ from perfexp.records.growth import Odd, odd_sizes, scalings
 from perfexp.records.point_times import DEVICE_TIMES, interval_of
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES, time_title
 from perfexp.records.record import Key, Record
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries import wording
 from perfexp.summaries.analysis import Analysis

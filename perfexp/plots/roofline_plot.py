@@ -23,11 +23,11 @@ from perfexp.plots.chart import COLORS as PALETTE
 from perfexp.plots.chart import GREY, Caption
 from perfexp.plots.roofline_table import figures_of
 from perfexp.records.diagnostics import Severity
-from perfexp.records.units import digits
+from perfexp.records.units import digits, pretty
 from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.peaks import NAMES
 from perfexp.roofline.placement import Limit, Roofline, Row
-from perfexp.roofline.sentences import meaning, pretty
+from perfexp.roofline.sentences import meaning
 from perfexp.summaries.subject import one_line
 
 _COLORS = dict(zip(Limit, (PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[3], GREY), strict=True))

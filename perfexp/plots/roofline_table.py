@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from perfexp.records.units import digits, format_seconds
+from perfexp.records.units import digits, format_seconds, pretty
 from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.placement import DRAM, Limit, Roofline, Row, ratio
-from perfexp.roofline.sentences import meaning, pretty
+from perfexp.roofline.sentences import meaning
 from perfexp.summaries.grid import Column, Grid
 from perfexp.summaries.subject import one_line
 from perfexp.tables.flat import Line

@@ -26,7 +26,8 @@ from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.quantities import time_title
 from perfexp.records.record import Key, Record
-from perfexp.records.summary import TIME_KINDS, Row
+from perfexp.records.rows import Row
+from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import GPU_COUNT, SweepChild
 from perfexp.records.units import digits
 from perfexp.statistics.estimators import Interval

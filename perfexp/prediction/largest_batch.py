@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from perfexp.records.quantities import DEVICE_MEMORY, PEAK_MEMORY, RESERVED_MEMORY
 from perfexp.records.record import LARGEST, Key, Point, Status, timed_key, trial_key
-from perfexp.sweep import MOST_SAMPLES
+from perfexp.records.sizes import MOST_SAMPLES
 
 #: Limit on the processes for a search.
 MOST_TRIALS = 8

@@ -12,8 +12,9 @@ from perfexp.prediction.gaussian_process import Curve
 from perfexp.records.point_times import DEVICE_TIMES, first_median_interval
 from perfexp.records.record import Point as Measured
 from perfexp.records.record import Status
+from perfexp.records.sizes import Size
 from perfexp.statistics.estimators import Interval, Samples
-from perfexp.sweep import Point, Size, Sizes, Sweep
+from perfexp.sweep import Point, Sizes, Sweep
 
 Pair = tuple[Size, int]
 

@@ -13,22 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from perfexp.errors import PerfexpError, Unsupported, UserError
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
+from perfexp.records.profile_keys import profile_key, profiled_key
 from perfexp.records.record import Key
 
-_PROFILE = "_profile"
 #: Advice for a profile with fewer kernels in the backward pass than in the forward pass.
 _LOST_BACKWARD = (
     "check the timeline for another stream or process, and profile again; if it persists, please "
     "report it"
 )
-#: The range around a whole call, by its phase.
-WHOLE = {"train": "train_step", "inference": "inference"}
 
 
 class ProfilerFailed(PerfexpError):
@@ -37,21 +33,6 @@ class ProfilerFailed(PerfexpError):
     def __init__(self, message: str, files: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.files = list(files)
-
-
-def profile_key(key: Key) -> Key:
-    """Return the profile's key for a timed point."""
-    return msgspec.structs.replace(key, phase=key.phase + _PROFILE)
-
-
-def profiled_key(key: Key) -> Key:
-    """Return the timed point's key for a profile."""
-    return msgspec.structs.replace(key, phase=key.phase.removesuffix(_PROFILE))
-
-
-def is_profile(key: Key) -> bool:
-    """Return whether a key belongs to a profile."""
-    return key.phase.endswith(_PROFILE)
 
 
 def part_name(name: str) -> str:

@@ -27,8 +27,9 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, tools
+from perfexp.profilers import About, Found, Place, Profiler, ProfilerFailed, tools
 from perfexp.records.paths import RunPaths
+from perfexp.records.profile_keys import WHOLE
 from perfexp.roofline import listing
 
 _NOT_PERMITTED = (

@@ -16,11 +16,12 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler, ProfilerFailed, tools
+from perfexp.profilers import About, Found, Place, Profiler, ProfilerFailed, tools
 from perfexp.profilers import reports as stats
 from perfexp.profilers.projection import Work, project
 from perfexp.profilers.reports import DEFAULT, check
 from perfexp.records.paths import RunPaths
+from perfexp.records.profile_keys import WHOLE
 
 #: Interfaces traced by default.
 TRACE = ("cuda", "cudnn", "nvtx", "osrt")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.profilers import WHOLE, About, Found, Place, Profiler
+from perfexp.profilers import About, Found, Place, Profiler
 from perfexp.profilers.nsys import recording_command
+from perfexp.records.profile_keys import WHOLE
 
 #: Overrides that would make a repeated command find its work done.
 _NOT_REPEATED = ("output_dir=", "resume=")

@@ -10,7 +10,8 @@ from perfexp.errors import Unsupported, UserError
 from perfexp.layers.events import Mark, Scope
 from perfexp.layers.marking import Opaque, Outline, Ranges, marking, outline_of
 from perfexp.modes import Step, graphed
-from perfexp.profilers import WHOLE, Marks, Place, Profiler, part_name, profiled_key
+from perfexp.profilers import Marks, Place, Profiler, part_name
+from perfexp.records.profile_keys import WHOLE, profiled_key
 from perfexp.records.record import Key
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from perfexp.records.units import format_bytes
 from perfexp.statistics import estimators, scaling
 
 if TYPE_CHECKING:
-    from perfexp.records.summary import Row
+    from perfexp.records.rows import Row
 
 #: Sizes needed to show how a time grows: with fewer, three parameters leave too few degrees of
 #: freedom.

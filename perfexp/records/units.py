@@ -12,6 +12,7 @@ _PRETTY = {
 }
 #: Symbols for units that records spell out.
 SYMBOLS = {"joules": "J", "watts": "W"}
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
@@ -61,3 +62,19 @@ def digits(value: float, significant: int = 3) -> str:
     if -4 < magnitude < 6:
         return f"{value:.{max(significant - 1 - magnitude, 0)}f}"
     return f"{value:.{significant - 1}e}"
+
+
+def pretty(value: float, unit: str, *, stated: bool = False, significant: int = 3) -> str:
+    """Return a quantity with a decimal prefix, for example `8.10 TFLOP/s`.
+
+    Args:
+        stated: whether this is a data sheet's figure, which keeps its own digits, up to four.
+        significant: significant digits for other figures.
+    """
+    if not stated:
+        value = float(f"{value:.{significant - 1}e}")
+    scales = (scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995)
+    factor, prefix = next(scales, (1.0, ""))
+    number = value / factor
+    text = f"{number:.4g}" if stated else digits(number, significant)
+    return f"{text} {prefix}{unit}"

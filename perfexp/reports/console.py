@@ -22,7 +22,7 @@ from perfexp.host.foreign import printable
 from perfexp.records import units
 from perfexp.records.quantities import time_title
 from perfexp.records.record import Key
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.records.sweep_record import Sweep
 from perfexp.reports.progress import Progress, Whole
 from perfexp.reports.sections import NOT_MEASURED, brief, of_sweep, sections

@@ -12,7 +12,7 @@ from typing import Any
 from perfexp.records import quantities, units
 from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Epoch, Key, Metric, Point, Record, Status, without_replicate
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.statistics import estimators
 from perfexp.summaries import metric_notes, wording
 from perfexp.summaries.analysis import Analysis

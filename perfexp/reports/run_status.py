@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from perfexp.host import foreign
-from perfexp.profilers import is_profile
 from perfexp.records import units
+from perfexp.records.profile_keys import is_profile
 from perfexp.records.record import (
     Key,
     Point,

@@ -15,7 +15,7 @@ from perfexp.host.installation import conf_dir
 from perfexp.plots import roofline_table
 from perfexp.records import quantities, units
 from perfexp.records.record import Record, is_layers
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.reports import overview
 from perfexp.roofline import of_record
 from perfexp.summaries import profile_summary, sweep_summary, wording

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.units import pretty
 from perfexp.roofline.counters import Counted
 from perfexp.roofline.placement import PROCESS, THREAD, Basis, Roofline
-from perfexp.roofline.sentences import pretty
 
 #: Smallest share of the memory peak at which a launch shows that peak.
 _BUSY = 0.2

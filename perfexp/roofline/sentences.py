@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from perfexp.records.units import digits, format_seconds
+from perfexp.records.units import format_seconds
 from perfexp.roofline.placement import ABOVE, DRAM, L2, NEAR, Limit, Roofline, Row
 
 #: Shorter launches are mostly ramp-up and ramp-down.
@@ -14,23 +14,6 @@ _WHY = {
     Limit.unclear.value: " (Winograd and FFT multiply less than counted)",
     Limit.cached.value: " (their data stays in a cache)",
 }
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def pretty(value: float, unit: str, *, stated: bool = False, significant: int = 3) -> str:
-    """Return a quantity with a decimal prefix, for example `8.10 TFLOP/s`.
-
-    Args:
-        stated: whether this is a data sheet's figure, which keeps its own digits, up to four.
-        significant: significant digits for other figures.
-    """
-    if not stated:
-        value = float(f"{value:.{significant - 1}e}")
-    scales = (scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995)
-    factor, prefix = next(scales, (1.0, ""))
-    number = value / factor
-    text = f"{number:.4g}" if stated else digits(number, significant)
-    return f"{text} {prefix}{unit}"
 
 
 def meaning(roofline: Roofline, row: Row) -> str:

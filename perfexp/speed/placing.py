@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -15,20 +13,8 @@ from perfexp.host.files import write_atomically
 from perfexp.records.paths import RunPaths
 from perfexp.speed.result import KEYS, Speed
 
-#: Folder that a container mounts.
-_MOUNTED = Path("outputs")
 #: Larger files are not read, because they cannot be speed files.
 _LARGEST_BYTES = 100_000
-
-
-def default_folder() -> str:
-    """Return the default folder for speed files: the current folder, or `outputs` in a container.
-
-    A container mounts `outputs`. Its current folder is not writable, or is lost when it ends.
-    """
-    if _MOUNTED.is_mount() or not os.access(Path(), os.W_OK):
-        return str(_MOUNTED)
-    return "."
 
 
 def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
@@ -73,18 +59,3 @@ def numbered(speed: Speed) -> Iterator[Speed]:
     yield speed
     for number in count(2):
         yield replace(speed, label=f"{speed.label}_{number}" if speed.label else str(number))
-
-
-def refuse_no_folder(folder: Path, remedy: str) -> None:
-    """Raise `UserError`, with a remedy, if a folder does not exist or is not writable."""
-    if not folder.is_dir():
-        what = f"There is no folder {folder}"
-        if folder.exists():
-            what = f"{folder} is not a folder"
-        raise UserError(f"{what}. Create it, or {remedy}")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # permissions do not show a read-only mount, or that root may write anyway
-    except OSError as error:
-        why = f"The folder {folder} can't be written: {error.strerror}"
-        raise UserError(f"{why}. Make it writable, or {remedy}") from error

@@ -12,7 +12,7 @@ from perfexp.records.cold_starts import FirstPrediction
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Scaling, is_clearly_below
 from perfexp.records.record import Record
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.records.sweep_record import GPU_COUNT, Sweep, SweepChild
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.subject import Subject, headline, subject

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from perfexp.records import diagnostics, quantities
 from perfexp.records.quantities import FOLLOWING, Pooled
 from perfexp.records.record import Metric
-from perfexp.records.summary import Row, by_point, pooled_speedup
+from perfexp.records.rows import Row
+from perfexp.records.summary import by_point, pooled_speedup
 from perfexp.summaries import wording
 from perfexp.summaries.analysis import Analysis
 from perfexp.summaries.subject import number_format

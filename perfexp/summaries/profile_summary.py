@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from perfexp.profilers import WHOLE, is_profile, profiled_key
 from perfexp.records.point_times import DEVICE_TIMES, first_median
+from perfexp.records.profile_keys import WHOLE, is_profile, profiled_key
 from perfexp.records.record import Point, Record, Status
 from perfexp.records.units import counted, digits, format_seconds
 from perfexp.summaries.grid import Column, Grid

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from perfexp.profilers import is_profile, profiled_key
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import UNTRAINED
+from perfexp.records.profile_keys import is_profile, profiled_key
 from perfexp.records.record import Key, Record, Status, without_replicate
 from perfexp.records.units import counted
 from perfexp.summaries.analysis import Analysis

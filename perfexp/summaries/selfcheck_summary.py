@@ -8,7 +8,7 @@ from typing import Any
 
 from perfexp.records.quantities import TIMES, time_title
 from perfexp.records.record import Key
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.statistics import moderated
 from perfexp.statistics.moderated import Component, pooled
 from perfexp.summaries.grid import Column, Grid

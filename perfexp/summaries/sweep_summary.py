@@ -11,7 +11,7 @@ from perfexp.records import quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import is_clearly_below
 from perfexp.records.record import Status
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries import wording
 from perfexp.summaries.analysis import Analysis, SweepAnalysis

@@ -13,8 +13,8 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Scaling
 from perfexp.records.point_times import interval_of
 from perfexp.records.record import Epoch, Metric
-from perfexp.records.summary import Row
-from perfexp.roofline.sentences import pretty
+from perfexp.records.rows import Row
+from perfexp.records.units import pretty
 from perfexp.statistics import blockwise, estimators
 
 #: Function that formats a value with a number of significant digits.

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfexp.diagnosis.environment import fact_at
 from perfexp.forecast.predictions import Forecast, key_of
 from perfexp.records import quantities as registry
 from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY, POWER
 from perfexp.records.record import Key, Metric, Point, Record, Status
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.records.units import prettify
 from perfexp.statistics.blockwise import Summary

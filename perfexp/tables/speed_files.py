@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from perfexp.errors import UserError
+from perfexp.plan.speed_folder import refuse_no_folder
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
@@ -63,7 +64,7 @@ def _place(
 ) -> None:
     """Write a run's speed files to `speed_dir`, without overwriting files from the same sweep."""
     try:
-        placing.refuse_no_folder(folder, _OTHER)
+        refuse_no_folder(folder, _OTHER)
     except UserError as error:
         return on_error(str(error))
     free = (_free(speed, folder, logs) for speed in speeds)

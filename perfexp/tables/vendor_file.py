@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError
 from perfexp.host import foreign
+from perfexp.records.fact_lookup import fact_at, vendor
 from perfexp.records.quantities import ACCURACY, IMAGE_ENERGY, PEAK_MEMORY
 from perfexp.records.record import Metric, Record, Status
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.analysis import Analysis
 

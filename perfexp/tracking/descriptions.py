@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from perfexp.diagnosis.environment import fact_at
 from perfexp.host.files import safe_name
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import Record
 from perfexp.reports import markdown, overview, sections
 from perfexp.summaries import sweep_summary

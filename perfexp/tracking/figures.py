@@ -10,7 +10,7 @@ from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.sweep_verdicts import Winner
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.record import Point, Record, without_replicate
-from perfexp.records.summary import Row
+from perfexp.records.rows import Row
 from perfexp.summaries.analysis import SweepAnalysis
 from perfexp.summaries.subject import MODEL_AXES, label, varying
 from perfexp.tables.flat import Charted

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfexp.diagnosis.environment import fact_at
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import LARGEST, USUAL_PRECISION, Key, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.roofline.kernel_names import cut

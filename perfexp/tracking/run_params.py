@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from perfexp.diagnosis.environment import fact_at
 from perfexp.host.credentials import hide
+from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import LARGEST, Key, Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.subject import one_line, subject

@@ -11,8 +11,8 @@ from perfexp.cluster import element
 from perfexp.errors import UserError
 from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plots import roofline_files
-from perfexp.profilers import profile_key
 from perfexp.records.paths import RunPaths
+from perfexp.records.profile_keys import profile_key
 from perfexp.records.record import Point, Record, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.reports.console import Console

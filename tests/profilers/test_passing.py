@@ -14,21 +14,12 @@ from perfexp.models import Execution, Precision
 from perfexp.models.module import adapt
 from perfexp.modes.inference import Inference
 from perfexp.modes.train import Train
-from perfexp.profilers import (
-    About,
-    NoProfiler,
-    Place,
-    Profiler,
-    captured,
-    is_profile,
-    place_of,
-    profile_key,
-    profiled_key,
-)
+from perfexp.profilers import About, NoProfiler, Place, Profiler, captured, place_of
 from perfexp.profilers.ncu import Ncu
 from perfexp.profilers.nsys import Nsys
 from perfexp.profilers.nvtx import Nvtx, command_lines
 from perfexp.profilers.passing import look
+from perfexp.records.profile_keys import is_profile, profile_key, profiled_key
 from perfexp.records.record import Key
 from perfexp.stopping import Fixed
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfexp.errors import UserError
+from perfexp.plan.speed_folder import default_folder, refuse_no_folder
 from perfexp.speed import Mode, Speed, placing
 from tests.speed import writing
 
@@ -40,12 +41,12 @@ def test_a_file_is_written_and_an_earlier_one_replaced(tmp_path):
 
 def test_default_folder_is_the_current_one_or_a_container_mount(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert placing.default_folder() == "."
+    assert default_folder() == "."
     with monkeypatch.context() as mounted:
         mounted.setattr(Path, "is_mount", lambda path: path == Path("outputs"))
-        assert placing.default_folder() == "outputs"  # the user of the image may write beside it
+        assert default_folder() == "outputs"  # the user of the image may write beside it
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert placing.default_folder() == "outputs"
+    assert default_folder() == "outputs"
 
 
 #: What docker/README.md runs, in a folder like that of the image: read-only, with a folder for results.
@@ -146,12 +147,12 @@ def test_a_folder_that_is_missing_or_none_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     for name, message in (("missing", "There is no folder"), ("file", "is not a folder")):
         with pytest.raises(UserError, match=message):
-            placing.refuse_no_folder(tmp_path / name, "")
-    placing.refuse_no_folder(tmp_path, "")
+            refuse_no_folder(tmp_path / name, "")
+    refuse_no_folder(tmp_path, "")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(
         UserError, match=r"The folder /proc can't be written: .+\. Make it writable, or look away\."
     ):
-        placing.refuse_no_folder(Path("/proc"), "look away.")  # not even by root
+        refuse_no_folder(Path("/proc"), "look away.")  # not even by root
     with pytest.raises(UserError, match="can't be written: No such file"):
         placing.put(speed(), tmp_path / "missing", remedy="")

@@ -9,9 +9,9 @@ from perfexp.comparison import sweep_verdicts
 from perfexp.devices import auto
 from perfexp.errors import UserError
 from perfexp.main import main
+from perfexp.records.sizes import parse_batch_sizes
 from perfexp.statistics.estimators import Interval
 from perfexp.summaries.wording import percent, with_width
-from perfexp.sweep import parse_batch_sizes
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

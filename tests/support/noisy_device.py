@@ -13,7 +13,8 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.measuring.times import Times
 from perfexp.records import disturbances
 from perfexp.records.record import Key, Point, Status
-from perfexp.records.summary import Row, row
+from perfexp.records.rows import Row
+from perfexp.records.summary import row
 from perfexp.stopping import Precision
 
 CALL_SECONDS, GAP_SECONDS, PROCESSES, LONGEST_SECONDS = 5e-3, 1.5, 5, 150.0

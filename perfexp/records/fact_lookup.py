@@ -1,0 +1,26 @@
+"""Fact lookup: values of nested facts and plans by dotted place, and the device's vendor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Vendor by device kind. `cuda` with ROCm is AMD.
+_VENDORS = {"cuda": "nvidia", "mps": "apple"}
+
+
+def fact_at(facts: dict[str, Any], place: str) -> Any:
+    """Return the fact at a dotted place, such as `device.name`; None if there is none."""
+    for name in place.split("."):
+        facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
+    return facts
+
+
+def vendor(environment: dict[str, Any]) -> str:
+    """Return `nvidia`, `amd`, `apple` or another device kind, for example `cpu`.
+
+    `unknown` without a device.
+    """
+    if fact_at(environment, "device.rocm"):
+        return "amd"
+    kind = str(fact_at(environment, "device.kind") or "unknown")
+    return _VENDORS.get(kind, kind)

@@ -1,0 +1,26 @@
+"""Profile keys: points that hold a profile, and the timed points that they belong to."""
+
+from __future__ import annotations
+
+import msgspec
+
+from perfexp.records.record import Key
+
+_PROFILE = "_profile"
+#: The range around a whole call, by its phase.
+WHOLE = {"train": "train_step", "inference": "inference"}
+
+
+def profile_key(key: Key) -> Key:
+    """Return the profile's key for a timed point."""
+    return msgspec.structs.replace(key, phase=key.phase + _PROFILE)
+
+
+def profiled_key(key: Key) -> Key:
+    """Return the timed point's key for a profile."""
+    return msgspec.structs.replace(key, phase=key.phase.removesuffix(_PROFILE))
+
+
+def is_profile(key: Key) -> bool:
+    """Return whether a key belongs to a profile."""
+    return key.phase.endswith(_PROFILE)
