@@ -14,10 +14,10 @@ from perfexp.version import __version__
 try:
     from perfexp.cli import usage
     from perfexp.cli.completion import QUERY, candidates
-    from perfexp.cli.flags import CONFIG_DIR, flag_values
     from perfexp.cli.usage import COMMANDS, OLD_COMMANDS
     from perfexp.host import crash_report, interrupts, streams
     from perfexp.host.installation import conf_dir
+    from perfexp.plan.flags import CONFIG_DIR, flag_values
 except ModuleNotFoundError as error:
     print(f"error: {missing_package(error) or error}", file=sys.stderr)
     sys.exit(UserError.exit_code)

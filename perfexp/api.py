@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from perfexp.cli import composition
-from perfexp.cli.overrides import quoted
 from perfexp.errors import UserError
 from perfexp.host import installation, interrupts
 from perfexp.models import torchvision_names
-from perfexp.orchestration import driver
-from perfexp.orchestration.preparation import Assignment, refuse_other_plan
 from perfexp.plan import config, naming, prerequisites, sources
+from perfexp.plan.overrides import quoted
+from perfexp.records.analysis import Analysis
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, read_points
-from perfexp.reports.console import Console, lines_of
-from perfexp.summaries.analysis import Analysis
-from perfexp.summaries.remarks import failures
+from perfexp.records.remarks import failures
+from perfexp.report.console import Console, lines_of
+from perfexp.run import driver
+from perfexp.run.preparation import Assignment, refuse_other_plan
 
 if TYPE_CHECKING:
     import pandas as pd

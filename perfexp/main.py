@@ -18,7 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli import own_models
 from perfexp.cli.composition import SCRATCH, call_with_hydra, refuse_words
-from perfexp.cli.flags import (
+from perfexp.cli.resume import with_resumed
+from perfexp.errors import PerfexpError, UserError
+from perfexp.host import credentials, fork_server, interrupts, scheduler
+from perfexp.host.files import refuse_deleted_cwd
+from perfexp.plan import config, naming, plan_file, prerequisites, validation
+from perfexp.plan.flags import (
     CONFIG_DIR,
     DRY_RUN,
     JSON,
@@ -28,7 +33,9 @@ from perfexp.cli.flags import (
     flag_values,
     joined_flags,
 )
-from perfexp.cli.overrides import (
+from perfexp.plan.hydra_errors import as_perfexp_error
+from perfexp.plan.override_keys import key_of
+from perfexp.plan.overrides import (
     as_typed,
     axes_of,
     max_jobs,
@@ -36,33 +43,26 @@ from perfexp.cli.overrides import (
     values_of,
     without_credentials,
 )
-from perfexp.cli.resume import with_resumed
-from perfexp.cluster.campaign import campaign_of
-from perfexp.cluster.default_site import with_site
-from perfexp.cluster.element import Campaign, Element, of_arguments
-from perfexp.errors import PerfexpError, UserError
-from perfexp.host import credentials, fork_server, interrupts, scheduler
-from perfexp.host.files import refuse_deleted_cwd
-from perfexp.orchestration import driver, dry_run
-from perfexp.orchestration.job import exit_code
-from perfexp.orchestration.preparation import (
+from perfexp.records.analysis import Analysis
+from perfexp.records.old_names import arguments_of_today
+from perfexp.records.paths import RunPaths, SweepPaths, refuse_link
+from perfexp.records.record import Record
+from perfexp.records.summary import rows
+from perfexp.report.console import Console
+from perfexp.report.tables import json_results
+from perfexp.run import driver, dry_run
+from perfexp.run.cluster.campaign import campaign_of
+from perfexp.run.cluster.default_site import with_site
+from perfexp.run.cluster.element import Campaign, Element, of_arguments
+from perfexp.run.job import exit_code
+from perfexp.run.preparation import (
     Assignment,
     OtherCode,
     holds_other_plan,
     is_finished,
     refuse_other_plan,
 )
-from perfexp.orchestration.sweep_run import OPTIMUM, SweepRun
-from perfexp.plan import config, naming, plan_file, prerequisites, validation
-from perfexp.plan.hydra_errors import as_perfexp_error
-from perfexp.plan.override_keys import key_of
-from perfexp.records.old_names import arguments_of_today
-from perfexp.records.paths import RunPaths, SweepPaths, refuse_link
-from perfexp.records.record import Record
-from perfexp.records.summary import rows
-from perfexp.reports.console import Console
-from perfexp.summaries.analysis import Analysis
-from perfexp.tables import json_results
+from perfexp.run.sweep_run import OPTIMUM, SweepRun
 
 #: Exit code if everything was measured but a tracker did not accept a record.
 _NOT_SENT = 3

@@ -47,12 +47,12 @@ from perfexp.cli.composition import compose
 from perfexp.measuring.procedure import Procedure
 from perfexp.models.mmseg_config import import_mmseg, read_config, without_sync_batch_norm
 from perfexp.plan import config as configuration
-from perfexp.probes import depth, queue, timing
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.sizes import parse_sizes
 from perfexp.statistics import moderated
-from perfexp.stopping import Fixed
+from perfexp.timing import collecting, depth, queue
+from perfexp.timing.stopping import Fixed
 from perfexp.worker.workbench import Workbench
 
 #: Steps before the first turn.
@@ -235,16 +235,16 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
             block = (
                 queue.Loop(step.call, device, k)
                 if device.asynchronous
-                else timing.HostChain(step.call, device)
+                else collecting.HostChain(step.call, device)
             )
             rule = Fixed(warmup=turns.settling, measure=turns.steps)
             turns.tell()
             while True:
                 turns.wait()
-                collector = timing.Collector(
+                collector = collecting.Collector(
                     "throughput", block, lambda _: rule.begin(calls_per_sample=k), k
                 )
-                timing.collect([collector], device.now_ns)
+                collecting.collect([collector], device.now_ns)
                 wait()
                 turns.tell(statistics.fmean(collector.series().measured))
 

@@ -46,18 +46,18 @@ from torch.nn.parallel import DistributedDataParallel
 from perfexp.cli.composition import compose
 from perfexp.host import lifeline
 from perfexp.measuring.procedure import Procedure
+from perfexp.measuring.ranks import SETTLING_CALLS, start
 from perfexp.models import Sharing
 from perfexp.models.mmseg import _samples
 from perfexp.models.mmseg_config import build, read_config, without_sync_batch_norm
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.plan import plan_file
 from perfexp.plan.config import Plan
-from perfexp.probes import queue, timing
-from perfexp.ranks import SETTLING_CALLS, start
 from perfexp.records.messages import Events
 from perfexp.records.sizes import parse_sizes
 from perfexp.statistics import moderated
 from perfexp.statistics.estimators import Interval
+from perfexp.timing import collecting, queue
 from perfexp.worker import rank_process
 
 TORCHRUN, PERFEXP, BURST, ALONE = CLOCKS = ("torchrun", "perfexp", "without messages", "one alone")
@@ -198,13 +198,13 @@ def be_rank(arguments: argparse.Namespace) -> int:
             block = (
                 queue.Loop(step.call, device)
                 if device.asynchronous
-                else timing.HostChain(step.call, device)
+                else collecting.HostChain(step.call, device)
             )
             block(SETTLING_CALLS)
             connection.send(PERFEXP)
             while True:
                 clock = connection.recv()
-                with timing.undisturbed():
+                with collecting.undisturbed():
                     block(SETTLING_STEPS)
                     messages.seconds = 0.0
                     if clock == PERFEXP:

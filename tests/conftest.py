@@ -32,7 +32,6 @@ from filelock import FileLock
 from PIL import Image
 
 from perfexp.main import main
-from perfexp.orchestration import machine_priors
 from perfexp.records.record import (
     Artifact,
     Diagnostic,
@@ -45,6 +44,7 @@ from perfexp.records.record import (
     Stop,
     overall_status,
 )
+from perfexp.run import machine_priors
 from tests.support import composing, selection, undrawn
 from tests.support.builders import ALIKE, Builder
 

@@ -111,7 +111,7 @@ STARTS_WITHOUT = {
     "perfexp.models.fake": {"torch"},
     "perfexp.devices.fake": {"torch"},
     "perfexp.data.synthetic": {"torch"},
-    "perfexp.algorithms.default": {"torch"},
+    "perfexp.convolution.default": {"torch"},
 }
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc"}
 #: Basenames of modules that have the same role in sibling packages; a command's module is called as the command.
@@ -221,15 +221,15 @@ def test_records_are_sent_to_mlflow_by_one_process_only():
         for module in room
         if any(imported.split(".")[0] == "mlflow" for imported in imports_of(module, deferred=True))
     }
-    assert importing == {"perfexp.tracking.send"}
+    assert importing == {"perfexp.report.tracking.send"}
     assert not [
         module
         for module in MODULES
-        if "perfexp.tracking.send" in own_imports(module, deferred=True)
+        if "perfexp.report.tracking.send" in own_imports(module, deferred=True)
     ]
     assert not [
         module
-        for module in imported_with("perfexp.tracking.send")
+        for module in imported_with("perfexp.report.tracking.send")
         if any(
             imported.split(".")[0] in ("torch", "mlflow")
             for imported in imports_of(module, deferred=False)

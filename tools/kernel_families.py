@@ -1,9 +1,9 @@
 """Learn the table of kernels that is shipped, on the first CUDA device, and the calls that the tests read.
 
-    python tools/kernel_families.py [--seconds 300] [--out perfexp/algorithms/families.json] [--seen FILE]
+    python tools/kernel_families.py [--seconds 300] [--out perfexp/convolution/families.json] [--seen FILE]
 
 `perfexp calibrate kernels` learns the same for the device at hand. FILE gets the sets of names that were seen together
-(tests/algorithms/kernels_seen.json).
+(tests/convolution/kernels_seen.json).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfexp.algorithms import calibration
+from perfexp.convolution import calibration
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=300.0, help="begin no further convolution after this time"
     )
-    parser.add_argument("--out", type=Path, default=Path("perfexp/algorithms/families.json"))
+    parser.add_argument("--out", type=Path, default=Path("perfexp/convolution/families.json"))
     parser.add_argument("--seen", type=Path)
     settings = parser.parse_args()
     families, seen = calibration.learn(

@@ -14,13 +14,13 @@ from typing import Any
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import PerfexpError, Unsupported
+from perfexp.measuring.modes import Mode
+from perfexp.measuring.modes.inference import Inference
+from perfexp.measuring.modes.train import Train
 from perfexp.models import Execution, Precision
 from perfexp.models.session import TorchSession
 from perfexp.models.torchvision import Torchvision
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.modes import Mode
-from perfexp.modes.inference import Inference
-from perfexp.modes.train import Train
 
 SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 299)
 MOST = 100e6

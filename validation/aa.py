@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfexp.comparison import judging
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.analysis import Analysis
 
 Cells = dict[str, list[Interval]]
 

@@ -3,7 +3,7 @@
     python validation/clock_thread.py
 
 For resnet50 at batch 16 and resnet18 at batch 1, by a pre-filled queue (`device`) and as a CUDA graph (`device/graph`):
-turns of equal work with and without the thread of `perfexp.probes.loaded` alternate in one process, ABBA. Prints the
+turns of equal work with and without the thread of `perfexp.timing.loaded` alternate in one process, ABBA. Prints the
 geometric mean of the ratios with/without of the medians of neighboring turns, with its 95 % interval (Student's t), how
 many readings the thread took, their medians, and how long a reading takes. About 50 s; exit code 1 without a CUDA
 device or NVML.
@@ -27,9 +27,9 @@ from scipy import stats
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.devices import Device
-from perfexp.probes import depth, queue, timing
-from perfexp.probes.loaded import LoadReader
 from perfexp.records.record import Key, Point, Status
+from perfexp.timing import collecting, depth, queue
+from perfexp.timing.loaded import LoadReader
 
 MODELS = (("resnet50", 16), ("resnet18", 1))
 #: Pairs of turns per case, and the wall time of a turn, in which the thread reads about twice.
@@ -90,7 +90,7 @@ def compare(call: Call, device: Device) -> dict[str, Any]:
     samples = samples_of(chain)
     times: dict[bool, list[float]] = {False: [], True: []}
     readings: dict[str, list[float]] = {name: [] for name in queries}
-    with timing.undisturbed():
+    with collecting.undisturbed():
         for pair in range(PAIRS):
             for is_read in (True, False) if pair % 2 else (False, True):
                 point = Point(key=KEY, status=Status.OK)

@@ -33,13 +33,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from perfexp.cluster import job_states
 from perfexp.main import main as measure
 from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Status, read_points
 from perfexp.records.sweep_record import Sweep
-from tests.cluster.conftest import write_site
-from tests.cluster.private_slurm import PrivateSlurm
+from perfexp.run.cluster import job_states
+from tests.run.cluster.conftest import write_site
+from tests.run.cluster.private_slurm import PrivateSlurm
 from tests.support import composing
 
 RUN = ("model=fake", "gpu=fake", "cluster=test", "stopping=coarse", "tracking=none")

@@ -16,8 +16,8 @@ from collections import defaultdict
 import torch
 from torch.nn.functional import conv2d as conv2d_of_torch
 
-from perfexp.convolutions.convolution import Convolution
-from perfexp.convolutions.portable import ALGORITHMS
+from perfexp.convolution.portable.algorithms import ALGORITHMS
+from perfexp.convolution.portable.geometry import Convolution
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 KINDS = ("outputs", "inputs'", "weights'", "bias'")

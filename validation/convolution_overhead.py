@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import torch
 
-from perfexp.algorithms.forced import Forced
+from perfexp.convolution.forced import Forced
 
 ROUNDS, CALLS, CALLS_IN_QUEUE = 31, 500, 25
 #: A pass is captured when it comes for the second time with the same addresses.

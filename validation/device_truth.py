@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.devices.cuda import CudaDevice
-from perfexp.probes import depth, queue, timing
+from perfexp.timing import collecting, depth, queue
 
 ROUNDS = 5
 #: So long the device works before each reading, so that its clock has settled, and for each reading.
@@ -116,7 +116,7 @@ def measure(name: str) -> dict[str, Any]:
     }
 
 
-def turn(chain: queue.Chain, seconds: float) -> timing.Samples:
+def turn(chain: queue.Chain, seconds: float) -> collecting.Samples:
     """Samples of about so many seconds of work."""
     rough = float(np.median(chain(1))) * chain.calls_per_sample
     return chain(max(1, round(seconds / rough)))

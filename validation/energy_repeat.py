@@ -26,10 +26,10 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
-from perfexp.diagnosis.meter_selftest import findings, try_meters
-from perfexp.meters import Found
-from perfexp.meters.watch import Rules
-from perfexp.probes.energy import Energy, EnergyProcedure, rules_for
+from perfexp.devices.meters import Found
+from perfexp.devices.meters.watch import Rules
+from perfexp.doctor.meter_selftest import findings, try_meters
+from perfexp.measuring.probes.energy import Energy, EnergyProcedure, rules_for
 
 SMALL_KERNELS = 50
 #: Before each window, where plateaus are compared: nothing, and then calls.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.statistics import blockwise, estimators
-from perfexp.stopping import Precision
+from perfexp.timing.stopping import Precision
 from tests.support.simulation import (
     SERIES,
     autoregressive,

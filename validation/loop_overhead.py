@@ -11,7 +11,7 @@ import statistics
 import time
 
 from perfexp.devices.cpu import CpuDevice
-from perfexp.probes.timing import HostChain, undisturbed
+from perfexp.timing.collecting import HostChain, undisturbed
 
 ROUNDS = 31
 

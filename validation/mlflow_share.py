@@ -39,9 +39,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfexp.main import main as command
 from perfexp.records.record import Point, Record
+from perfexp.report.tracking import mlflow_sink
+from perfexp.report.tracking.mlflow_sink import MlflowSink
 from perfexp.statistics.distributions import student95
-from perfexp.tracking import mlflow_sink
-from perfexp.tracking.mlflow_sink import MlflowSink
 
 RUN = (
     "model=resnet18",

@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfexp.errors import Unsupported
-from perfexp.forecast.corpus import Corpus, MeasuredCurve, find_curves
-from perfexp.forecast.predictions import INTERPOLATED, forecast
 from perfexp.host import gpu_sheets, installation
-from perfexp.prediction.conformal import Calibration, calibrate
+from perfexp.prediction.corpus import Corpus, MeasuredCurve, find_curves
+from perfexp.prediction.predictions import INTERPOLATED, forecast
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Score, Truth, pooled, score
 from perfexp.records.record import Record
+from perfexp.statistics.conformal import Calibration, calibrate
 
 #: Keys of a command that decide on its memory.
 _TRACED_KEYS = ("model", "mode", "precision", "execution", "algorithm", "input_size", "batch_size")

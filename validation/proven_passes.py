@@ -24,14 +24,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 from torch import nn
 
-from perfexp.algorithms import families
-from perfexp.algorithms.coverage import LayerStatus, Pass
-from perfexp.algorithms.cudnn import CODES
-from perfexp.algorithms.forced import Forced
-from perfexp.convolutions.convolution import clear_constants
+from perfexp.convolution import families
+from perfexp.convolution.coverage import LayerStatus, Pass
+from perfexp.convolution.cudnn import CODES
+from perfexp.convolution.forced import Forced
+from perfexp.convolution.portable.geometry import clear_constants
+from perfexp.cost.tensors import tensors_in
 from perfexp.errors import PerfexpError
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.work.tensors import tensors_in
 
 MODELS = [
     *("alexnet", "vgg16", "googlenet", "resnet50", "densenet121", "resnet152"),

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from perfexp.algorithms import convolution_plan as plans
-from perfexp.algorithms.coverage import Pass
-from perfexp.algorithms.cudnn import CODES
-from perfexp.algorithms.forced import Forced
+from perfexp.convolution import convolution_plan as plans
+from perfexp.convolution.coverage import Pass
+from perfexp.convolution.cudnn import CODES
+from perfexp.convolution.forced import Forced
 from perfexp.errors import PerfexpError
 
 DATA_TYPES = (torch.float32, torch.float16)

@@ -24,8 +24,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfexp.cost.count import count
 from perfexp.models.torchvision_import import import_torchvision
-from perfexp.work.count import count
 from tests.support.published_models import ROUNDING, TOLERANCE, build, size_of
 
 

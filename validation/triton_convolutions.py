@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import conv2d, pad
 
-from perfexp import kernels
-from perfexp.convolutions.convolution import Convolution
-from perfexp.kernels import plans
+from perfexp.convolution import kernels
+from perfexp.convolution.kernels import plans
+from perfexp.convolution.portable.geometry import Convolution
 
 BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 TF32_BOUND = 5e-3

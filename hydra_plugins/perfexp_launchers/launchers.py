@@ -9,7 +9,7 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 
 
 class SlurmLauncher(BasicLauncher):
-    """Composes every run here, one by one; `perfexp.cluster.campaign` reads its settings."""
+    """Composes every run here, one by one; `perfexp.run.cluster.campaign` reads its settings."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -17,4 +17,4 @@ class SlurmLauncher(BasicLauncher):
 
 
 class LocalLauncher(SlurmLauncher):
-    """Composes every run here, one by one; `perfexp.cluster.local_queue` reads its settings."""
+    """Composes every run here, one by one; `perfexp.run.cluster.local_queue` reads its settings."""

@@ -6,7 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from perfexp.cli.conf_files import config_values, options_below
-from perfexp.cli.flags import (
+from perfexp.cli.usage import COMMANDS
+from perfexp.errors import UserError, did_you_mean
+from perfexp.host import installation
+from perfexp.models import torchvision_names
+from perfexp.plan.flags import (
     CONFIG_DIR,
     DRY_RUN,
     JSON,
@@ -16,10 +20,6 @@ from perfexp.cli.flags import (
     VERBOSE,
     flag_values,
 )
-from perfexp.cli.usage import COMMANDS
-from perfexp.errors import UserError, did_you_mean
-from perfexp.host import installation
-from perfexp.models import torchvision_names
 
 #: First word of a shell's query for candidates; the words up to the cursor follow.
 QUERY = "--complete"

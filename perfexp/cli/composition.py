@@ -24,14 +24,14 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
 from perfexp.cli import meant, own_models
-from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values, refuse_no_folders
-from perfexp.cli.overrides import alternatives, parsed, refuse_unreadable, without_credentials
 from perfexp.cli.usage import COMMANDS
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
 from perfexp.models import torchvision_names
 from perfexp.plan import config, validation
+from perfexp.plan.flags import CONFIG_DIR, MULTIRUN, flag_values, refuse_no_folders
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
+from perfexp.plan.overrides import alternatives, parsed, refuse_unreadable, without_credentials
 from perfexp.plan.schema import Cluster
 from perfexp.records.old_names import arguments_of_today
 

@@ -8,7 +8,11 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser
 
 from perfexp.cli.conf_files import config_values, options_below
-from perfexp.cli.flags import (
+from perfexp.cli.usage import COMMANDS
+from perfexp.errors import nearest
+from perfexp.host import installation
+from perfexp.models import torchvision_names
+from perfexp.plan.flags import (
     CONFIG_DIR,
     DRY_RUN,
     JSON,
@@ -20,10 +24,6 @@ from perfexp.cli.flags import (
     VERBOSE,
     flag_values,
 )
-from perfexp.cli.usage import COMMANDS
-from perfexp.errors import nearest
-from perfexp.host import installation
-from perfexp.models import torchvision_names
 from perfexp.plan.hydra_errors import OF_TORCH
 
 #: Flags of perfexp and Hydra without a value, and with one.

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfexp.cli import own_models
-from perfexp.cli.flags import CONFIG_DIR, MULTIRUN
-from perfexp.cli.overrides import quoted
 from perfexp.errors import UserError
 from perfexp.host import foreign
-from perfexp.orchestration.sweep_run import remembered_store
 from perfexp.plan import plan_file
+from perfexp.plan.flags import CONFIG_DIR, MULTIRUN
 from perfexp.plan.override_keys import key_of
+from perfexp.plan.overrides import quoted
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import USUAL_PRECISION
 from perfexp.records.sweep_record import Sweep
+from perfexp.run.sweep_run import remembered_store
 
 #: Beginnings of the overrides that are not repeated: places, launchers, and the store, which the user's cache names.
 _LEFT_OUT = (

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.cli.overrides import without_credentials
 from perfexp.commands import sides
 from perfexp.commands.app import ConfigDir, app, command_line
 from perfexp.commands.compare import print_comparison
@@ -21,15 +20,16 @@ from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.judging import Settings
 from perfexp.errors import UserError
 from perfexp.host import interrupts
-from perfexp.orchestration.ab_run import AbRun
-from perfexp.orchestration.preparation import Assignment, with_processes
-from perfexp.orchestration.sweep_run import SweepRun
 from perfexp.plan import config, naming, plan_file
 from perfexp.plan.override_keys import key_of
+from perfexp.plan.overrides import without_credentials
 from perfexp.records.fact_lookup import fact_at
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, refuse_link
-from perfexp.reports.console import Console
+from perfexp.report.console import Console
+from perfexp.run.ab_run import AbRun
+from perfexp.run.preparation import Assignment, with_processes
+from perfexp.run.sweep_run import SweepRun
 from perfexp.statistics import sequential
 
 _SET_BY = {"processes": "the command: it measures until a verdict"}

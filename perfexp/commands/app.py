@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.cli.flags import refuse_no_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
 from perfexp.host.files import write_atomically
 from perfexp.host.foreign import printable
 from perfexp.models import torchvision_names
-from perfexp.reports.console import Console
-from perfexp.summaries.grid import Section
-from perfexp.tables import json_results
+from perfexp.plan.flags import refuse_no_folders
+from perfexp.records.grid import Section
+from perfexp.report.console import Console
+from perfexp.report.tables import json_results
 
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
 #: Training frameworks call mixed precision with a scaled loss fp16 (mmcv) or amp.

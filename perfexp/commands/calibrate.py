@@ -34,7 +34,7 @@ def calibrate(
 
     Example: perfexp calibrate kernels --seconds 60
     """
-    from perfexp.algorithms import calibration
+    from perfexp.convolution import calibration
 
     table, path = calibration.calibrate("cuda", seconds, lambda text: echo(text, err=True))
     echo(f"{table.seen}\n{path}")

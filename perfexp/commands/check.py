@@ -23,13 +23,13 @@ from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
+from perfexp.records.analysis import Analysis
+from perfexp.records.grid import Grid, Section, escape_markdown
 from perfexp.records.record import USUAL_PRECISION
-from perfexp.reports import markdown
-from perfexp.reports.console import Console
-from perfexp.summaries.analysis import Analysis
-from perfexp.summaries.grid import Grid, Section, escape_markdown
-from perfexp.summaries.subject import one_line
-from perfexp.tables import json_results
+from perfexp.records.subject import one_line
+from perfexp.report import markdown
+from perfexp.report.console import Console
+from perfexp.report.tables import json_results
 
 #: Measures without `--metric`. Another clock changes cycles without changing the time, and
 #: few runs have intervals for whole epochs and cold starts.

@@ -16,7 +16,6 @@ import typer
 
 from perfexp.commands.app import Json, app, echo, emit, oldest
 from perfexp.errors import UserError, did_you_mean
-from perfexp.orchestration.preparation import is_of_perfexp
 from perfexp.records import units
 from perfexp.records.folders import below
 from perfexp.records.paths import (
@@ -29,6 +28,7 @@ from perfexp.records.paths import (
     is_artifact,
     is_own_place,
 )
+from perfexp.run.preparation import is_of_perfexp
 
 _DEFAULT = Path("outputs")
 _KINDS = "csv,pth,pt,nsys-rep,qdrep,qdstrm,sqlite,ncu-rep,pt.trace.json.gz"

@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 
 from perfexp.cli.composition import cluster_of
-from perfexp.cluster import default_site, job_states, slurm
-from perfexp.cluster import site as sites
 from perfexp.commands.app import SWEEP, ConfigDir, app, echo, options
 from perfexp.errors import UserError
 from perfexp.host import foreign
 from perfexp.records import units
 from perfexp.records.folders import below, run_folders
+from perfexp.records.grid import Grid
 from perfexp.records.paths import SweepPaths, refuse_link
 from perfexp.records.sweep_record import Sweep
-from perfexp.reports.console import Console
-from perfexp.summaries.grid import Grid
+from perfexp.report.console import Console
+from perfexp.run.cluster import default_site, job_states, slurm
+from perfexp.run.cluster import site as sites
 
 #: Characters to print from the end of each job log.
 _MOST_CHARACTERS = 20_000

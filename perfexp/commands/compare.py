@@ -15,9 +15,9 @@ from perfexp.commands.app import Force, Json, Uri, app, echo, emit, refuse_to_ov
 from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Comparison
 from perfexp.comparison.pairing import Side
-from perfexp.reports import markdown
-from perfexp.reports.console import Console
-from perfexp.tables import csv_tables
+from perfexp.report import markdown
+from perfexp.report.console import Console
+from perfexp.report.tables import csv_tables
 
 _STEM, _REMEDY = "comparison", "Choose another folder with --output DIR"
 
@@ -82,7 +82,7 @@ def compare(
 
 def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str | None) -> str:
     """Send a comparison with its files to the tracking store and return the link."""
-    from perfexp.tracking.mlflow_sink import MlflowSink  # only for a store
+    from perfexp.report.tracking.mlflow_sink import MlflowSink  # only for a store
 
     records = []
     for side in loaded:
@@ -105,7 +105,7 @@ def _targets(folder: Path | None, *, force: bool) -> dict[str, Path]:
 
 
 def _write(compared: Comparison, targets: dict[str, Path]) -> None:
-    from perfexp.plots import pages  # matplotlib takes half a second
+    from perfexp.report.plots import pages  # matplotlib takes half a second
 
     contents = {
         "md": markdown.comparison(compared).encode(),

@@ -16,14 +16,14 @@ import typer
 from perfexp.commands.app import ConfigDir, Json, app, emit, group_folders
 from perfexp.data import cityscapes_folder
 from perfexp.devices import lock
-from perfexp.diagnosis import Choice, Facts, Finding, Verdict, dataset, devices, environment, whole
+from perfexp.doctor import Choice, Facts, Finding, Verdict, dataset, devices, environment, whole
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
-from perfexp.orchestration import machine_priors, worker_query
 from perfexp.records import priors
-from perfexp.summaries.grid import Grid, Section
-from perfexp.summaries.subject import one_line
-from perfexp.tracking.store import database, store_uri
+from perfexp.records.grid import Grid, Section
+from perfexp.records.subject import one_line
+from perfexp.report.tracking.store import database, store_uri
+from perfexp.run import machine_priors, worker_query
 
 _LAYOUT = "cityscapes"
 _OVERRIDES = ("data", "data.root")

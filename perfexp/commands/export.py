@@ -26,13 +26,13 @@ from perfexp.commands.app import (
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.summaries.analysis import Analysis
-from perfexp.tables import csv_tables, flat, layer_tables, tidy
-from perfexp.tables.flat import Line
-from perfexp.tables.layer_tables import Row
-from perfexp.tables.tidy import Block
+from perfexp.report.tables import csv_tables, flat, layer_tables, tidy
+from perfexp.report.tables.flat import Line
+from perfexp.report.tables.layer_tables import Row
+from perfexp.report.tables.tidy import Block
 
 if TYPE_CHECKING:
     import pandas as pd

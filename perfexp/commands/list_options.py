@@ -17,10 +17,10 @@ from perfexp.commands import list_runs
 from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit, group_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.models import torchvision_names
-from perfexp.orchestration.worker_query import query
-from perfexp.reports import support_table
-from perfexp.reports.support_table import Survey
-from perfexp.summaries.grid import Section
+from perfexp.records.grid import Section
+from perfexp.report import support_table
+from perfexp.report.support_table import Survey
+from perfexp.run.worker_query import query
 
 #: Width of prose.
 _WIDTH = 80

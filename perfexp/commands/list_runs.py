@@ -24,15 +24,15 @@ from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.records import folders, old_names, units
 from perfexp.records.fact_lookup import fact_at
+from perfexp.records.grid import Grid, Section
 from perfexp.records.paths import RunPaths, home_of
 from perfexp.records.record import Count, Key, Seconds, Status, without_replicate
+from perfexp.records.subject import headline, one_line, subject
 from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import Sweep
-from perfexp.reports.overview import CAPTIONS
+from perfexp.records.wording import range_text
+from perfexp.report.overview import CAPTIONS
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.grid import Grid, Section
-from perfexp.summaries.subject import headline, one_line, subject
-from perfexp.summaries.wording import range_text
 
 OUTPUTS = Path("outputs")
 #: Width of files and pipes.

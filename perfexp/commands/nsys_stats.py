@@ -12,12 +12,12 @@ import typer
 from perfexp.commands.app import Json, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
-from perfexp.profilers import Place, refuse_to_overwrite, reports, tools
-from perfexp.profilers.nsys import DATABASE, ENDINGS, evaluate, evaluated, imported
-from perfexp.profilers.tools import Tool
+from perfexp.measuring.profilers import Place, refuse_to_overwrite, reports, tools
+from perfexp.measuring.profilers.nsys import DATABASE, ENDINGS, evaluate, evaluated, imported
+from perfexp.measuring.profilers.tools import Tool
+from perfexp.records.grid import Grid, Section
 from perfexp.records.paths import RunPaths
-from perfexp.summaries.grid import Grid, Section
-from perfexp.summaries.profile_summary import ranked
+from perfexp.records.profile_summary import ranked
 
 
 @app.command("nsys-stats")

@@ -15,18 +15,18 @@ import typer
 from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit
 from perfexp.errors import PerfexpError, UserError
-from perfexp.forecast import corpus, lookup, skill_table
-from perfexp.forecast.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
-from perfexp.forecast.lookup import Answer
-from perfexp.forecast.predictions import MEASURED
 from perfexp.host import gpu_sheets
-from perfexp.orchestration.worker_query import query
 from perfexp.plan import config
+from perfexp.prediction import corpus, lookup, skill_table
+from perfexp.prediction.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
+from perfexp.prediction.lookup import Answer
+from perfexp.prediction.predictions import MEASURED
 from perfexp.records import units
+from perfexp.records.grid import Section
 from perfexp.records.record import Key
-from perfexp.summaries.grid import Section
-from perfexp.summaries.subject import label, subject
-from perfexp.summaries.wording import supported_digits
+from perfexp.records.subject import label, subject
+from perfexp.records.wording import supported_digits
+from perfexp.run.worker_query import query
 
 #: Curves with at least this many points are scored with the points of a sparse sweep, shorter
 #: curves by leaving one out.

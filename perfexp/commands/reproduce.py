@@ -15,8 +15,6 @@ import msgspec
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.cli.flags import CONFIG_DIR, DRY_RUN
-from perfexp.cli.overrides import quoted
 from perfexp.cli.resume import Begun, begun_run
 from perfexp.commands import compare, sides
 from perfexp.commands.app import RECORD, SWEEP, ConfigDir, app, echo
@@ -29,16 +27,18 @@ from perfexp.comparison.pairing import Side
 from perfexp.comparison.reproduction import EXIT_CODES, Outcome, Reproduction
 from perfexp.devices import nvml
 from perfexp.devices.cpu import processor_name
-from perfexp.diagnosis import environment
+from perfexp.doctor import environment
 from perfexp.errors import UserError
 from perfexp.main import main
-from perfexp.orchestration import container
 from perfexp.plan import config, naming, plan_file
+from perfexp.plan.flags import CONFIG_DIR, DRY_RUN
 from perfexp.plan.override_keys import is_measured, key_of
+from perfexp.plan.overrides import quoted
+from perfexp.records.analysis import Analysis
 from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import LARGEST, TIMED, Record, Status
 from perfexp.records.sizes import seeks_batch
-from perfexp.summaries.analysis import Analysis
+from perfexp.run import container
 
 #: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
 _PROCESSES, _FEW_POINTS = 5, 3

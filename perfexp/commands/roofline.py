@@ -24,17 +24,17 @@ from perfexp.commands.app import (
 from perfexp.errors import UserError
 from perfexp.host import foreign, gpu_sheets, interrupts
 from perfexp.host.gpu_sheets import GpuFile
-from perfexp.plots import roofline_files as sink
-from perfexp.plots import roofline_table
-from perfexp.profilers import ProfilerFailed, ncu, tools
+from perfexp.measuring.profilers import ProfilerFailed, ncu, tools
+from perfexp.records.grid import Section
 from perfexp.records.paths import RunPaths, is_own_place
 from perfexp.records.record import Record, is_layers
+from perfexp.records.subject import one_line
+from perfexp.report.plots import roofline_files as sink
+from perfexp.report.plots import roofline_table
 from perfexp.roofline import Peaks, Roofline, is_listing, of_csv, of_record
 from perfexp.roofline.listing import EXPORT
 from perfexp.roofline.peaks import by_hand, named, of_plan
 from perfexp.roofline.sentences import meaning
-from perfexp.summaries.grid import Section
-from perfexp.summaries.subject import one_line
 
 
 @app.command()

@@ -13,13 +13,13 @@ from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, Json, app, command_line, emit
 from perfexp.commands.train_speed import given_keys, run_plan
 from perfexp.errors import UserError
-from perfexp.orchestration import worker_query
 from perfexp.plan import config
 from perfexp.plan.config import Plan
+from perfexp.records import selfcheck_summary
+from perfexp.records.grid import Section
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
-from perfexp.summaries import selfcheck_summary
-from perfexp.summaries.grid import Section
+from perfexp.run import worker_query
 
 #: Settings of the command: measure only times, without a tracking store.
 _SETTINGS = {"tracking": "none", "cold_start": "false", "hydra.mode": "RUN"} | {

@@ -24,14 +24,14 @@ from perfexp.commands.app import (
 )
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
+from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.paths import RunPaths, home_of
 from perfexp.records.record import Record, is_trial, read_points
 from perfexp.records.sweep_record import Sweep
-from perfexp.reports import run_status
-from perfexp.reports.console import Console
-from perfexp.reports.sections import of_sweep, sections
-from perfexp.summaries.analysis import Analysis, SweepAnalysis
-from perfexp.tables import json_results
+from perfexp.report import run_status
+from perfexp.report.console import Console
+from perfexp.report.sections import of_sweep, sections
+from perfexp.report.tables import json_results
 
 _REMEDY = "Choose another file with --html FILE"
 #: Runs that a message names; further runs are counted.
@@ -73,7 +73,7 @@ def show(
         sweep = Sweep.load(folder)
         whole = SweepAnalysis.of(sweep, sweep.records(folder))
         if html is not None:
-            from perfexp.plots import pages  # matplotlib takes half a second
+            from perfexp.report.plots import pages  # matplotlib takes half a second
 
             write_files({html: pages.of_sweep(whole, of_sweep(whole))}, _REMEDY)
         if as_json:
@@ -85,7 +85,7 @@ def show(
             refuse_unfinished(folder)
         analysis = Analysis.of(Record.load(folder))
         if html is not None:
-            from perfexp.plots import pages  # matplotlib takes half a second
+            from perfexp.report.plots import pages  # matplotlib takes half a second
 
             write_files({html: pages.of_run(analysis, sections(analysis))}, _REMEDY)
         if as_json:

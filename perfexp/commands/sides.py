@@ -20,15 +20,14 @@ from perfexp.comparison.judging import Settings
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
-from perfexp.records import folders, units
+from perfexp.records import folders, sweep_summary, units
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record
+from perfexp.records.remarks import raised_diagnostics
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.records.wording import codes
+from perfexp.report.tables import vendor_file
 from perfexp.statistics.distributions import ALPHA
-from perfexp.summaries import sweep_summary
-from perfexp.summaries.analysis import Analysis
-from perfexp.summaries.remarks import raised_diagnostics
-from perfexp.summaries.wording import codes
-from perfexp.tables import vendor_file
 
 #: Prefix of a side in the tracking store.
 MLFLOW = "mlflow:"
@@ -289,7 +288,7 @@ def _missing(runs: Iterable[tuple[SweepChild, object]]) -> list[str]:
 
 
 def _stored(run_id: str, uri: str | None) -> list[Record]:
-    from perfexp.tracking.mlflow_sink import MlflowSink  # only for sides from a store
+    from perfexp.report.tracking.mlflow_sink import MlflowSink  # only for sides from a store
 
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         files = MlflowSink(uri=uri).fetch(run_id, Path(folder))

@@ -13,8 +13,8 @@ from perfexp.errors import UserError
 from perfexp.plan.speed_folder import default_folder, refuse_no_folder
 from perfexp.records import folders
 from perfexp.records.record import Record
-from perfexp.speed import Facts, Mode, Speed, of_log, of_record, placing
-from perfexp.summaries.subject import one_line
+from perfexp.records.subject import one_line
+from perfexp.report.speed import Facts, Mode, Speed, of_log, of_record, placing
 
 _REMEDY = "Choose another folder with --out DIR."
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from perfexp.cluster import job_states
 from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import foreign
@@ -18,16 +17,17 @@ from perfexp.plan.override_keys import measures_the_same
 from perfexp.records import folders
 from perfexp.records.expected import Expected
 from perfexp.records.folders import run_folder, run_folders
+from perfexp.records.grid import Section
 from perfexp.records.paths import RunPaths, SweepPaths, home_of
 from perfexp.records.profile_keys import is_profile
 from perfexp.records.record import Record, Status
+from perfexp.records.subject import one_line
 from perfexp.records.sweep_record import PlannedRun, Sweep
-from perfexp.reports import run_status
-from perfexp.reports.run_status import Run
-from perfexp.reports.sections import NOT_MEASURED
-from perfexp.summaries.grid import Section
-from perfexp.summaries.subject import one_line
-from perfexp.tables import json_results
+from perfexp.report import run_status
+from perfexp.report.run_status import Run
+from perfexp.report.sections import NOT_MEASURED
+from perfexp.report.tables import json_results
+from perfexp.run.cluster import job_states
 
 
 @app.command()

@@ -10,11 +10,11 @@ import typer
 
 from perfexp.commands.app import RECORD, SWEEP, Json, Uri, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
+from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.folders import below
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.summaries.analysis import Analysis, SweepAnalysis
-from perfexp.tracking.mlflow_sink import MlflowSink
+from perfexp.report.tracking.mlflow_sink import MlflowSink
 
 
 @app.command()

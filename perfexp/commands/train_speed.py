@@ -9,20 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from perfexp.cli.composition import compose
-from perfexp.cli.flags import DRY_RUN
 from perfexp.commands.app import LARGEST, MIXED, ConfigDir, app, command_line, echo
 from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
 from perfexp.main import main
-from perfexp.orchestration import worker_query
 from perfexp.plan import config, naming
 from perfexp.plan.config import Plan
+from perfexp.plan.flags import DRY_RUN
 from perfexp.plan.override_keys import key_of
 from perfexp.plan.speed_folder import default_folder
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.record import Record
-from perfexp.speed import Mode, Speed, placing
-from perfexp.tables import speed_files
+from perfexp.report.speed import Mode, Speed, placing
+from perfexp.report.tables import speed_files
+from perfexp.run import worker_query
 
 #: Keys that the six words set.
 _SET_BY = {

@@ -26,8 +26,8 @@ from perfexp.host import interrupts
 from perfexp.host.credentials import hide, mask
 from perfexp.host.foreign import printable
 from perfexp.host.installation import python_command
-from perfexp.tracking import store
-from perfexp.tracking.views import VIEWS
+from perfexp.report.tracking import store
+from perfexp.report.tracking.views import VIEWS
 
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
 #: Environment variables with `mlflow server` options, which perfexp's server ignores.

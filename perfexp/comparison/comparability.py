@@ -16,8 +16,8 @@ from perfexp.records.diagnostics import Severity
 from perfexp.records.fact_lookup import fact_at, vendor
 from perfexp.records.quantities import ACCURACY, METER_ACCURACY
 from perfexp.records.record import Point, Record
+from perfexp.records.subject import one_line, subject
 from perfexp.records.summary import SINGLES, comparable
-from perfexp.summaries.subject import one_line, subject
 
 #: Values shown for each fact.
 _SHOWN = 3

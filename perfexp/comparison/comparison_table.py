@@ -21,14 +21,14 @@ from perfexp.comparison.document import (
 from perfexp.comparison.judging import DECISIVE, decisive
 from perfexp.comparison.measures import MEASURES
 from perfexp.records import units
+from perfexp.records.grid import Column, Grid, Section
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.quantities import TIMES
+from perfexp.records.wording import TOO_FEW, percent, with_width
 from perfexp.statistics import sequential
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LEAST_CLUSTERS, MOST_PROCESSES
-from perfexp.summaries.grid import Column, Grid, Section
-from perfexp.summaries.wording import TOO_FEW, percent, with_width
 
 #: Deciding times as words in a sentence.
 _IN_WORDS = {name: TIMES[name].caption for name in DEVICE_TIMES} | {"throughput": "time per sample"}

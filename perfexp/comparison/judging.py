@@ -28,12 +28,12 @@ from perfexp.errors import UserError
 from perfexp.records.layer_lines import disagreement, gap_of, name_of, pass_of, seconds_of
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.record import Point, Status
+from perfexp.records.subject import common_device
 from perfexp.roofline.kernel_names import short
 from perfexp.statistics import ratios
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.ratios import LogRatio
-from perfexp.summaries.subject import common_device
 from perfexp.version import __version__
 
 #: Measures that can decide; the first that both runs have is used.

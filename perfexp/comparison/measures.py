@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from perfexp.records.analysis import Analysis
 from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Key, Status, without_replicate
 from perfexp.statistics.moderated import Repeats
-from perfexp.summaries.analysis import Analysis
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from typing import Any
 from perfexp.comparison.document import Alone, SideFacts
 from perfexp.comparison.measures import repeats
 from perfexp.errors import UserError
+from perfexp.records.analysis import Analysis
 from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import Key, Point, Record, Status, layers_key, without_replicate
+from perfexp.records.subject import field_text
 from perfexp.records.sweep_record import SweepChild
 from perfexp.statistics.moderated import Repeats
-from perfexp.summaries.analysis import Analysis
-from perfexp.summaries.subject import field_text
 
 #: Key fields that always have to agree, and features that also identify a measurement.
 KEY_FIELDS = ("phase", "input_size", "batch_size")

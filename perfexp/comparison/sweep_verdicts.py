@@ -16,11 +16,11 @@ from perfexp.comparison.judging import DECISIVE, Settings, decisive
 from perfexp.comparison.pairing import Group, Side
 from perfexp.errors import UserError
 from perfexp.records import units
+from perfexp.records.analysis import SweepAnalysis
 from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import Key, Status
+from perfexp.records.subject import MODEL_AXES
 from perfexp.statistics.distributions import ALPHA
-from perfexp.summaries.analysis import SweepAnalysis
-from perfexp.summaries.subject import MODEL_AXES
 
 #: Verdicts that leave open which run is faster.
 _OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)

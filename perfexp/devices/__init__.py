@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from perfexp.meters import Found, none_because
+from perfexp.devices.meters import Found, none_because
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 

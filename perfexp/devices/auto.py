@@ -11,9 +11,9 @@ from typing import Any
 
 from perfexp.devices import Device, nvml
 from perfexp.devices.cpu import CpuDevice
+from perfexp.devices.meters import Found, rapl, together
+from perfexp.devices.meters.nvml import find as find_nvml
 from perfexp.errors import DeviceMismatch
-from perfexp.meters import Found, rapl, together
-from perfexp.meters.nvml import find as find_nvml
 
 
 def open_device(*, index: int = 0, **_: Any) -> Device:

@@ -17,9 +17,9 @@ import psutil
 from numpy.typing import NDArray
 
 from perfexp.devices import Device, Event
+from perfexp.devices.meters import Found, rapl
 from perfexp.errors import is_out_of_host_memory
 from perfexp.host import fork_server
-from perfexp.meters import Found, rapl
 from perfexp.records.quantities import PEAK_MEMORY
 from perfexp.records.record import Metric
 

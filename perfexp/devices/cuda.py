@@ -15,9 +15,9 @@ import torch
 
 from perfexp.devices import Conditions, Device, Event
 from perfexp.devices.cpu import processor_name
+from perfexp.devices.meters import Found, amdsmi, nvml
 from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
-from perfexp.meters import Found, amdsmi, nvml
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.quantities import DEVICE_MEMORY, PEAK_MEMORY, RESERVED_MEMORY

@@ -10,8 +10,8 @@ import torch
 
 from perfexp.devices import Event
 from perfexp.devices.cpu import CpuDevice, processor_name
+from perfexp.devices.meters import Found, none_because
 from perfexp.errors import DeviceMismatch
-from perfexp.meters import Found, none_because
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.quantities import PEAK_MEMORY

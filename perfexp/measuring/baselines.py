@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfexp.algorithms import AppliedAlgorithm
+from perfexp.convolution import AppliedAlgorithm
 from perfexp.devices import Device
 from perfexp.errors import Unsupported
-from perfexp.probes import depth, queue, timing, turns
 from perfexp.records import diagnostics, races
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.quantities import CAPTURED_SPEEDUP, PROMISED_SPEEDUP, SPEEDUP, member
@@ -21,6 +20,7 @@ from perfexp.records.record import Metric, Point, Series
 from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import geometric_mean
+from perfexp.timing import collecting, depth, queue, turns
 
 _Runner = Callable[[Callable[[], Any]], Any]
 
@@ -64,9 +64,9 @@ class Comparison(NamedTuple):
 def judge(
     point: Point,
     algorithm: AppliedAlgorithm,
-    call: timing.Call,
+    call: collecting.Call,
     device: Device,
-    capture: timing.Capture,
+    capture: collecting.Capture,
 ) -> None:
     """Add the comparisons to a point, and discard cached choices that are slower end to end.
 
@@ -155,9 +155,9 @@ def _metric(name: str, ratio: Interval | None, reason: str | None = None) -> Met
 
 def compare(
     algorithm: AppliedAlgorithm,
-    call: timing.Call,
+    call: collecting.Call,
     device: Device,
-    capture: timing.Capture | None = None,
+    capture: collecting.Capture | None = None,
 ) -> Comparison | None:
     """Time the algorithm and its baselines in turns, all launched the same way.
 
@@ -183,8 +183,8 @@ def compare(
         contestants[name] = _Turn(runner, call, device, capture)
     if not all(turn.possible for turn in contestants.values()):
         return None
-    rounds_of: dict[str, list[timing.Samples]] = {name: [] for name in contestants}
-    with timing.undisturbed():
+    rounds_of: dict[str, list[collecting.Samples]] = {name: [] for name in contestants}
+    with collecting.undisturbed():
         for order in islice(turns.balanced(list(contestants)), _ROUNDS):
             for name in order:
                 rounds_of[name].append(contestants[name]())
@@ -224,13 +224,13 @@ class _Turn:
     def __init__(
         self,
         runner: _Runner,
-        call: timing.Call,
+        call: collecting.Call,
         device: Device,
-        capture: timing.Capture | None = None,
+        capture: collecting.Capture | None = None,
     ) -> None:
         self._runner, self._call, self._device, self._capture = runner, call, device, capture
         self.k, self.possible = 1, True
-        self._block: Callable[[int], timing.Samples] = timing.HostChain(call, device)
+        self._block: Callable[[int], collecting.Samples] = collecting.HostChain(call, device)
         runner(self._prepare)
 
     def _prepare(self) -> None:
@@ -249,9 +249,9 @@ class _Turn:
             seconds = estimators.median_interval(self._block(_COLD_CALLS)).value
         self._samples = max(_SAMPLES, round(_TURN_SECONDS / max(seconds * self.k, 1e-9)))
 
-    def __call__(self) -> timing.Samples:
+    def __call__(self) -> collecting.Samples:
         """Return the samples of one turn, in seconds per call."""
-        samples: timing.Samples = self._runner(partial(self._block, self._samples))
+        samples: collecting.Samples = self._runner(partial(self._block, self._samples))
         return samples
 
     @property

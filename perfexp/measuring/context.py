@@ -10,23 +10,24 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from perfexp.algorithms import AppliedAlgorithm
+from perfexp.convolution import AppliedAlgorithm
+from perfexp.cost import Work
 from perfexp.data import Batches, Data
 from perfexp.data.synthetic import Rotating
 from perfexp.devices import Cache, Device
 from perfexp.errors import Unsupported, UserError
 from perfexp.host import host_turns
 from perfexp.measuring import verdicts
+from perfexp.measuring.modes import Mode, Step, graphed
+from perfexp.measuring.probes import Probe
+from perfexp.measuring.probes.energy import EnergyProcedure
+from perfexp.measuring.ranks import ProcessGroup
 from perfexp.measuring.times import Times
 from perfexp.models import Session
-from perfexp.modes import Mode, Step, graphed
-from perfexp.probes import Probe, timing
-from perfexp.probes.energy import EnergyProcedure
-from perfexp.ranks import ProcessGroup
 from perfexp.records.record import Key, Metric, Point
 from perfexp.records.sizes import Size
-from perfexp.stopping import StoppingRule
-from perfexp.work import Work
+from perfexp.timing import collecting
+from perfexp.timing.stopping import StoppingRule
 
 #: Seed distance between the shuffles of two epochs: no two runs with small seeds share an order.
 _SEEDS_PER_EPOCH = 1_000_003
@@ -197,7 +198,7 @@ class Context:
         if self.algorithm is not None:
             self.algorithm.begin_call()
 
-    def capture(self, step: Step, batches: Batches) -> timing.Capture:
+    def capture(self, step: Step, batches: Batches) -> collecting.Capture:
         """Return a function that captures the call as a single launch."""
         return lambda: graphed(step, self.session, constant=batches.constant).call
 
@@ -212,9 +213,9 @@ class Context:
         """Return the FLOP/s of a matrix product on the CPU; None for other devices."""
         if self.device.identifier != "cpu":
             return None
-        from perfexp.probes.ceilings import (
-            host_flops_per_second,
-        )  # imports torch, which a scripted device does not need
+        from perfexp.measuring.probes.ceilings import (
+            host_flops_per_second,  # imports torch, which a scripted device does not need
+        )
 
         return host_flops_per_second(self.session.formats.products)
 

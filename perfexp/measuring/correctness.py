@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from perfexp.algorithms.difference import relative_error, with_statistics
+from perfexp.convolution.difference import relative_error, with_statistics
 from perfexp.data import Batches
 from perfexp.errors import Unsupported, UserError
 from perfexp.measuring.context import Context

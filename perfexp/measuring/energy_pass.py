@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from perfexp.data import Batches
 from perfexp.devices import Cache
+from perfexp.devices.meters import Reading
+from perfexp.devices.meters.energy_metrics import another_pace
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.measuring import verdicts
 from perfexp.measuring.context import Context
 from perfexp.measuring.graph_fallback import on_held_batches, without_waits
-from perfexp.meters import Reading
-from perfexp.meters.energy_metrics import another_pace
-from perfexp.modes import Step, graphed
-from perfexp.probes.energy import EnergyProcedure, Plateau, counts
+from perfexp.measuring.modes import Step, graphed
+from perfexp.measuring.probes.energy import EnergyProcedure, Plateau, counts
 from perfexp.records.point_times import DEVICE_TIMES, first_median_interval, loop_interval
 from perfexp.records.record import Point
 

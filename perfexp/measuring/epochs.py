@@ -25,12 +25,11 @@ from perfexp.devices import Device
 from perfexp.errors import UserError
 from perfexp.host.files import disk_error
 from perfexp.measuring import training
+from perfexp.measuring.modes import Step
+from perfexp.measuring.modes.schedules import Rates
+from perfexp.measuring.modes.train import Train
+from perfexp.measuring.probes import EpochProbe, Probe, ProbeContext
 from perfexp.models import Session, Trainer
-from perfexp.modes import Step
-from perfexp.modes.schedules import Rates
-from perfexp.modes.train import Train
-from perfexp.probes import EpochProbe, Probe, ProbeContext, timing
-from perfexp.probes.conditions import Observer
 from perfexp.records import diagnostics, metrics, units
 from perfexp.records.paths import FINAL_WEIGHTS
 from perfexp.records.quantities import (
@@ -42,6 +41,8 @@ from perfexp.records.quantities import (
 )
 from perfexp.records.record import Epoch, Metric, Point, Series, Stop
 from perfexp.statistics import estimators
+from perfexp.timing import collecting
+from perfexp.timing.conditions import Observer
 
 #: Opens batches for training (or evaluation), in the random order of an epoch.
 Open = Callable[[bool, int], AbstractContextManager[Batches]]
@@ -98,7 +99,7 @@ class Epochs:
                 "set more epochs."
             )
         is_repeatable = bool(self.session.facts().get("deterministic"))
-        steps: list[timing.Samples] = []
+        steps: list[collecting.Samples] = []
         with ExitStack() as for_training, ExitStack() as self._for_evaluation:
             batches = for_training.enter_context(self.open(True, done))
             if batches.per_epoch is None:
@@ -125,8 +126,8 @@ class Epochs:
                     batches = for_training.enter_context(self.open(True, number - 1))
                 self.step.state.source = batches.epoch().__next__
                 with metrics.collecting() as custom:
-                    with timing.undisturbed():
-                        seconds, whole = timing.whole_pass(self._call(), self.device)
+                    with collecting.undisturbed():
+                        seconds, whole = collecting.whole_pass(self._call(), self.device)
                     steps.append(seconds)
                     observer.block_ended("epoch", whole)
                     is_over = self._ends_with(
@@ -138,7 +139,7 @@ class Epochs:
         observer.add_to(self.point)
         self._add_series(np.concatenate(steps))
 
-    def _call(self) -> timing.Call:
+    def _call(self) -> collecting.Call:
         """Return the step; with `log_every` it stores every n-th loss on the device."""
         self._kept, every, step, session = [], self.settings.log_every, self.step, self.session
         if every is None:
@@ -282,7 +283,7 @@ class Epochs:
             parts.append(f"stopped early: best accuracy {100 * (self._best or 0):.2f} %")
         return ", ".join(parts)
 
-    def _add_series(self, samples: timing.Samples) -> None:
+    def _add_series(self, samples: collecting.Samples) -> None:
         # the stopping rule did not choose these steps, so MSER-5 alone finds the warm-up
         warmup, point, epochs = estimators.mser5_cut(samples), self.point, self.point.epochs
         stop = Stop(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from perfexp.algorithms import AppliedAlgorithm
+from perfexp.convolution import AppliedAlgorithm
 from perfexp.data import Batches
 from perfexp.data.synthetic import on_device
 from perfexp.devices import Cache
 from perfexp.errors import Unsupported
 from perfexp.measuring import baselines, energy_pass, graph_fallback, verdicts
 from perfexp.measuring.context import Context
-from perfexp.modes import Step
-from perfexp.probes import ProbeContext, timing, work_rates
-from perfexp.ranks import joint
+from perfexp.measuring.modes import Step
+from perfexp.measuring.probes import ProbeContext, work_rates
+from perfexp.measuring.ranks import joint
 from perfexp.records import diagnostics
 from perfexp.records.quantities import (
     EFFICIENCY,
@@ -25,6 +25,7 @@ from perfexp.records.quantities import (
     RANKS_RATE,
 )
 from perfexp.records.record import Key, Metric, Point
+from perfexp.timing import collecting
 
 #: Minimum processes of a stopping rule that also times the call as a graph: `normal` has five.
 _GRAPH_PROCESSES = 5
@@ -33,7 +34,7 @@ _PROBED_CALLS = 3
 
 
 def measure(
-    context: Context, point: Point, step: Step, batches: Batches, plain_call: timing.Call
+    context: Context, point: Point, step: Step, batches: Batches, plain_call: collecting.Call
 ) -> None:
     """Make the further passes over a call that has been timed.
 

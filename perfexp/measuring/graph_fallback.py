@@ -11,12 +11,12 @@ from perfexp.data.synthetic import on_device
 from perfexp.devices import Device
 from perfexp.errors import Waits
 from perfexp.measuring import verdicts
+from perfexp.measuring.modes import Step, without_data
 from perfexp.measuring.times import Times
 from perfexp.models import Session, Unwaiting
-from perfexp.modes import Step, without_data
-from perfexp.probes import timing
 from perfexp.records import diagnostics
 from perfexp.records.record import Point, Status
+from perfexp.timing import collecting
 
 #: Number of batches that replace data from the host; a training would memorize a single one.
 _HELD_BATCHES = 8
@@ -41,7 +41,7 @@ def add_device_time(
     batches: Batches,
     session: Session,
     times: Times,
-    capture: timing.Capture,
+    capture: collecting.Capture,
 ) -> None:
     """Add the `device` series of a call that did not fit the launch queue, or why there is none.
 

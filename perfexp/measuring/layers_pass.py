@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from perfexp.algorithms import families
-from perfexp.algorithms.coverage import AlgorithmReport
+from perfexp.convolution import families
+from perfexp.convolution.coverage import AlgorithmReport
 from perfexp.data import Batches
 from perfexp.errors import PerfexpError, UserError
-from perfexp.layers import LayerTimes, Pass
-from perfexp.layers.table import Line, join
 from perfexp.measuring import graph_fallback, verdicts
 from perfexp.measuring.context import Context
-from perfexp.modes import Step, graphed
+from perfexp.measuring.layers import LayerTimes, Pass
+from perfexp.measuring.layers.table import Line, join
+from perfexp.measuring.modes import Step, graphed
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, first_median_interval, first_series
@@ -75,10 +75,10 @@ def _dissect(context: Context, point: Point, timed: Point | None, first: bool) -
     unprofiled = first_median_interval(timed, *DEVICE_TIMES, "latency") if timed else None
     has_device_time = timed is not None and first_series(timed, *DEVICE_TIMES) is not None
     data_left_out = timed is not None and graph_fallback.HELD in timed.doubts
-    from perfexp.layers.profiling import (
-        profile_layers,
-    )  # imports torch, which a scripted model does not need
-    from perfexp.layers.stamps import stamp_layers
+    from perfexp.measuring.layers.profiling import (
+        profile_layers,  # imports torch, which a scripted model does not need
+    )
+    from perfexp.measuring.layers.stamps import stamp_layers
 
     with context.step(timed_key(point.key)) as (step, batches):
         context.first_call(step, batches)

@@ -9,7 +9,7 @@ import msgspec
 from perfexp.errors import UserError
 from perfexp.measuring import verdicts
 from perfexp.measuring.context import Context
-from perfexp.modes import graphed
+from perfexp.measuring.modes import graphed
 from perfexp.records.quantities import FITTING_BATCH
 from perfexp.records.record import Key, Metric, Point, Status
 

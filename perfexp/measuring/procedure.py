@@ -22,16 +22,16 @@ from typing import Any
 
 import msgspec
 
-from perfexp.algorithms import AppliedAlgorithm
+from perfexp.convolution import AppliedAlgorithm
 from perfexp.data import Batches
 from perfexp.data.synthetic import on_device
 from perfexp.errors import RankLost, UserError
 from perfexp.measuring import further_passes, memory_search, training, verdicts
 from perfexp.measuring.context import Context, without_exit
 from perfexp.measuring.epochs import Epochs
-from perfexp.modes import Step, graphed
-from perfexp.modes.train import Train
-from perfexp.ranks import SETTLING_CALLS
+from perfexp.measuring.modes import Step, graphed
+from perfexp.measuring.modes.train import Train
+from perfexp.measuring.ranks import SETTLING_CALLS
 from perfexp.records import diagnostics, disturbances, metrics
 from perfexp.records.quantities import FINITE, FIRST_MEMORY, PEAK_MEMORY
 from perfexp.records.record import Key, Point, Status, timestamp

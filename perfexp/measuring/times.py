@@ -14,18 +14,18 @@ import numpy as np
 from perfexp.devices import Cache, Device
 from perfexp.errors import Unsupported
 from perfexp.measuring import verdicts
-from perfexp.modes import Step
-from perfexp.probes import depth, queue, timing
-from perfexp.probes.conditions import Observer
-from perfexp.probes.loaded import LoadReader
-from perfexp.probes.settling import settle
+from perfexp.measuring.modes import Step
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import DEVICE_TIMES, GRAPH
 from perfexp.records.quantities import DATA_SHARE, HOST_SECONDS, PHASES
 from perfexp.records.record import Key, Metric, Point
 from perfexp.statistics import estimators
-from perfexp.stopping import Monitor, StoppingRule
+from perfexp.timing import collecting, depth, queue
+from perfexp.timing.conditions import Observer
+from perfexp.timing.loaded import LoadReader
+from perfexp.timing.settling import settle
+from perfexp.timing.stopping import Monitor, StoppingRule
 
 #: Relative difference between a call's phase sum and the whole call that raises a diagnostic.
 _PHASES_TOLERANCE = 0.05
@@ -38,7 +38,7 @@ _COOLING_SECONDS = 1.0
 class _Counted:
     """A call that counts its invocations."""
 
-    def __init__(self, call: timing.Call) -> None:
+    def __init__(self, call: collecting.Call) -> None:
         self._call, self.calls = call, 0
 
     def __call__(self) -> None:
@@ -74,7 +74,7 @@ class Times:
     def __post_init__(self) -> None:
         self._load = LoadReader(self.device.load_queries() if self.reads_load else {})
 
-    def whole(self, point: Point, call: timing.Call, *, on_device: bool) -> None:
+    def whole(self, point: Point, call: collecting.Call, *, on_device: bool) -> None:
         """Add the series of the undisturbed call.
 
         A synchronous device gets one series. An asynchronous device gets up to three: throughput,
@@ -110,8 +110,8 @@ class Times:
     def add_device_time(
         self,
         point: Point,
-        call: timing.Call,
-        capture: timing.Capture,
+        call: collecting.Call,
+        capture: collecting.Capture,
         changes: Sequence[Diagnostic],
     ) -> None:
         """Add the device time of a call that did not fit the launch queue, timed as a CUDA graph.
@@ -145,7 +145,7 @@ class Times:
             what = "`device` is the time of the call"
             point.doubts.append(diagnostics.make("device_of_graph", what=what))
 
-    def add_graph_time(self, point: Point, capture: timing.Capture) -> None:
+    def add_graph_time(self, point: Point, capture: collecting.Capture) -> None:
         """Add the call's device time as a CUDA graph, next to its time behind a pre-filled queue.
 
         Raises:
@@ -157,7 +157,9 @@ class Times:
             raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._take_device(point, GRAPH, call, chunk, k)
 
-    def _take_device(self, point: Point, name: str, call: timing.Call, chunk: int, k: int) -> None:
+    def _take_device(
+        self, point: Point, name: str, call: collecting.Call, chunk: int, k: int
+    ) -> None:
         chain = self._chain(call, chunk, k)
         self._take(point, [self._collector(name, chain, k)])
         self._judge_device(point, chain, name)
@@ -177,7 +179,7 @@ class Times:
             )
         block = queue.Segments(step.segments, self.device, chunk)
         collector = self._collector("phases", block)
-        timing.collect([collector], self.device.now_ns, verdicts.busy_seconds(point))
+        collecting.collect([collector], self.device.now_ns, verdicts.busy_seconds(point))
         taken, whole_call = collector.series(), collector.samples
         for name, seconds in block.parts().items():
             point.series.append(
@@ -213,13 +215,13 @@ class Times:
                 diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why)
             )
 
-    def _synchronous(self, point: Point, call: timing.Call) -> None:
-        chain = timing.HostChain(call, self.device, self._flush())
+    def _synchronous(self, point: Point, call: collecting.Call) -> None:
+        chain = collecting.HostChain(call, self.device, self._flush())
         self._take(
             point, [self._collector("latency", chain, percentiles=self.percentiles, of_rate=True)]
         )
 
-    def _asynchronous(self, point: Point, call: timing.Call, *, takes_turns: bool) -> None:
+    def _asynchronous(self, point: Point, call: collecting.Call, *, takes_turns: bool) -> None:
         counted, flush = (
             _Counted(call),
             self._flush(),
@@ -232,7 +234,7 @@ class Times:
                 collector("throughput", queue.Loop(call, self.device, k), k, of_rate=True)
             )
         if self.takes_call_times or flush is not None:
-            latency = timing.Latency(call, self.device, flush)
+            latency = collecting.Latency(call, self.device, flush)
             collectors.append(
                 collector(
                     "latency", latency, percentiles=self.percentiles, of_rate=flush is not None
@@ -253,7 +255,7 @@ class Times:
             self._judge_device(point, chain, "device")
 
     def _add_host_seconds(
-        self, point: Point, call: timing.Call, calls: int, call_seconds: float
+        self, point: Point, call: collecting.Call, calls: int, call_seconds: float
     ) -> None:
         host, reason = None, None
         if calls:
@@ -264,7 +266,7 @@ class Times:
             )
         point.metrics.append(Metric.of(HOST_SECONDS, host, reason=reason))
 
-    def _chain(self, call: timing.Call, chunk: int, k: int) -> queue.Chain:
+    def _chain(self, call: collecting.Call, chunk: int, k: int) -> queue.Chain:
         return queue.Chain(
             call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining
         )
@@ -272,21 +274,21 @@ class Times:
     def _collector(
         self,
         name: str,
-        block: Callable[[int], timing.Samples],
+        block: Callable[[int], collecting.Samples],
         k: int = 1,
         percentiles: Sequence[float] = (),
         **options: bool,
-    ) -> timing.Collector:
+    ) -> collecting.Collector:
         def begin(busy_seconds: float) -> Monitor:
             self.progress(name)
             return self.stopping.begin(
                 calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds, **options
             )
 
-        return timing.Collector(name, block, begin, k)
+        return collecting.Collector(name, block, begin, k)
 
     def _take(
-        self, point: Point, collectors: Sequence[timing.Collector], warm_seconds: float = 0.0
+        self, point: Point, collectors: Sequence[collecting.Collector], warm_seconds: float = 0.0
     ) -> None:
         """Time several series in turns.
 
@@ -304,7 +306,9 @@ class Times:
         )
         try:
             with loaded:
-                timing.collect(collectors, self.device.now_ns, busy_seconds, observer.block_ended)
+                collecting.collect(
+                    collectors, self.device.now_ns, busy_seconds, observer.block_ended
+                )
         finally:
             observer.add_to(point)
             point.series += [
@@ -312,7 +316,7 @@ class Times:
             ]
             self.worked(point, 0.0)
 
-    def _settle(self, point: Point, collectors: Sequence[timing.Collector]) -> float:
+    def _settle(self, point: Point, collectors: Sequence[collecting.Collector]) -> float:
         """Wait once per point for the steady state that the stopping rule requires.
 
         Returns:
@@ -364,5 +368,5 @@ class Times:
                     diagnostics.make("below_resolution", call_us=call_us, overhead_us=overhead_us)
                 )
 
-    def _flush(self) -> timing.Call | None:
+    def _flush(self) -> collecting.Call | None:
         return self.device.flush_cache if self.cache is Cache.flush else None

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from perfexp.algorithms import AppliedAlgorithm
+from perfexp.convolution import AppliedAlgorithm
 from perfexp.devices import Device
-from perfexp.diagnosis import environment
+from perfexp.doctor import environment
 from perfexp.errors import OutOfMemory, Unsupported
 from perfexp.records import diagnostics, units
 from perfexp.records.point_times import DEVICE_TIMES, first_series

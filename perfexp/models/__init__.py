@@ -9,12 +9,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from perfexp.cost import Work
 from perfexp.devices import Device
 from perfexp.errors import UserError
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.number_formats import Formats
 from perfexp.records.record import Metric
-from perfexp.work import Work
 
 
 class Stem(StrEnum):

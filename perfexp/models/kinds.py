@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
+from perfexp.cost.tape import original_of
 from perfexp.errors import UserError
-from perfexp.work.tape import original_of
 
 #: Label for pixels outside all classes (Pascal VOC, Cityscapes, torchvision's references).
 VOID = 255

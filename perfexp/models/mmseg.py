@@ -11,6 +11,8 @@ from unittest.mock import patch
 
 import torch
 
+from perfexp.cost import Work
+from perfexp.cost.tensors import tensors_in
 from perfexp.devices import Device
 from perfexp.errors import UserError
 from perfexp.models import Batch, Ddp, Execution, Precision
@@ -28,8 +30,6 @@ from perfexp.models.session import TorchSession, begin_momentum, is_shared
 from perfexp.models.trainer import TorchTrainer
 from perfexp.models.weight_files import find_weights
 from perfexp.models.weights import load_weights
-from perfexp.work import Work
-from perfexp.work.tensors import tensors_in
 
 #: Settings of mmengine's optimizer wrapper that perfexp controls.
 _SET_BY_PERFEXP = ("accumulative_counts", "loss_scale", "dtype")
@@ -156,7 +156,7 @@ class MmsegSession(TorchSession):
             )
 
     def share(self, settings: Ddp) -> dict[str, Any]:
-        """See `perfexp.ranks.Shareable`.
+        """See `perfexp.measuring.ranks.Shareable`.
 
         As in mmengine's wrapper, each rank has its own buffers.
         """

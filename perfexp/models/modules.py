@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from perfexp.work.trial import is_stand_in
+from perfexp.cost.trial import is_stand_in
 
 
 def train(module: torch.nn.Module, training: bool) -> None:

@@ -20,6 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from perfexp.cost import Inconclusive, Work
+from perfexp.cost.count import count
+from perfexp.cost.tensors import tensors_in
+from perfexp.cost.trial import MODULE_ERRORS, is_stand_in, why_refused
 from perfexp.devices import Device
 from perfexp.errors import Unsupported, UserError, did_you_mean
 from perfexp.models import (
@@ -40,10 +44,6 @@ from perfexp.models.weights import load_trained
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.number_formats import Formats
 from perfexp.records.record import Metric
-from perfexp.work import Inconclusive, Work
-from perfexp.work.count import count
-from perfexp.work.tensors import tensors_in
-from perfexp.work.trial import MODULE_ERRORS, is_stand_in, why_refused
 
 _Builder = Callable[..., torch.optim.Optimizer]
 _OPTIMIZERS: dict[str, _Builder] = {
@@ -227,7 +227,7 @@ class TorchSession(Session):
         load_trained(self.module, weights)
 
     def share(self, settings: Ddp) -> dict[str, Any]:
-        """See `perfexp.ranks.Shareable`; raises `UserError` if ranks cannot train the module."""
+        """See `perfexp.measuring.ranks.Shareable`; raises `UserError` if ranks cannot train the module."""
         options = {name: value for name, value in vars(settings).items() if value is not None}
         try:
             self._ranks = DistributedDataParallel(self.module, **options)

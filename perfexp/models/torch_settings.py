@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.nn.functional import conv2d, linear
 
+from perfexp.cost.trial import isolated
 from perfexp.devices import Device
 from perfexp.models import Execution, Precision, tf32
 from perfexp.models.torchvision_import import torchvision_facts
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.number_formats import Formats
-from perfexp.work.trial import isolated
 
 #: First compute capability with TF32 tensor cores (NVIDIA Ampere).
 _TF32_CAPABILITY = (8, 0)

@@ -19,19 +19,18 @@ from perfexp.devices import auto
 from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
 from perfexp.host import credentials, gpu_sheets
 from perfexp.host.installation import conf_dir
-from perfexp.plan import model_settings, process_count, schema, sources
+from perfexp.measuring.profilers import Profiler
+from perfexp.plan import largest_batch, model_settings, process_count, schema, sources
 from perfexp.plan.hydra_errors import why_not_imported
 from perfexp.plan.override_keys import key_of
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessStart
+from perfexp.plan.sparse import Sparse
 from perfexp.plan.speed_folder import default_folder
-from perfexp.prediction import largest_batch
-from perfexp.prediction.sparse import Sparse
-from perfexp.profilers import Profiler
+from perfexp.plan.sweep import Oom, Sweep, shrunk, timed_keys
 from perfexp.records import old_names
 from perfexp.records.record import LARGEST, Key, Point, Status, layers_key, without_replicate
 from perfexp.records.sizes import Size, parse_batch_sizes, parse_sizes
-from perfexp.stopping import StoppingRule
-from perfexp.sweep import Oom, Sweep, shrunk, timed_keys
+from perfexp.timing.stopping import StoppingRule
 
 #: Seconds before an energy window starts.
 _PLATEAU_SECONDS = 1.5

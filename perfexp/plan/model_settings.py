@@ -6,7 +6,7 @@ from typing import Any
 
 _MMSEG = "perfexp.models.mmseg.Mmseg"
 _SKELETONS = "perfexp.models.clip_gesture.ClipGesture"
-_TRAIN = "perfexp.modes.train.Train"
+_TRAIN = "perfexp.measuring.modes.train.Train"
 #: Batch sizes for a full training: for small images or vectors, and for mmsegmentation's 512 × 1024
 #: pixels.
 _BATCH, _MMSEG_BATCH = 64, 2
@@ -45,7 +45,7 @@ def _settings_of_trainer(node: Any) -> list[str]:
     """
     if not isinstance(node, dict) or node.get("_target_") != _TRAIN:
         return []
-    from perfexp.modes.train import Train  # which a cold start does without
+    from perfexp.measuring.modes.train import Train  # which a cold start does without
 
     return Train(**{key: value for key, value in node.items() if key != "_target_"}).of_trainer
 

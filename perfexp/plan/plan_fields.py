@@ -78,7 +78,10 @@ class PlanSchema:
     gpu: Any = MISSING
     mode: ModeSettings = field(default_factory=ModeSettings)
     profiler: Any = field(
-        default_factory=lambda: {"_target_": "perfexp.profilers.NoProfiler", "name": "none"}
+        default_factory=lambda: {
+            "_target_": "perfexp.measuring.profilers.NoProfiler",
+            "name": "none",
+        }
     )
     precision: Precision = MISSING
     execution: Execution = field(default_factory=Execution)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from perfexp.devices import auto
 from perfexp.errors import DeviceMismatch, UserError
+from perfexp.measuring.profilers import why_not_cuda
 from perfexp.models.weight_files import SUFFIXES, find_weights
 from perfexp.plan import config
-from perfexp.profilers import why_not_cuda
 
 #: Operating system of this machine.
 SYSTEM = platform.system()
@@ -70,7 +70,7 @@ def check_kind(plan: config.Plan, kind: str) -> None:
 
 def _settings_of_nvidia(plan: config.Plan) -> Iterator[str]:
     node = plan.algorithm
-    if not str(node.get("_target_")).startswith("perfexp.algorithms."):
+    if not str(node.get("_target_")).startswith("perfexp.convolution."):
         return
     layers = node.get("layers") if isinstance(node.get("layers"), Mapping) else {}
     if node.get("name") == "default" and not layers:

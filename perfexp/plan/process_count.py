@@ -7,7 +7,7 @@ from statistics import median
 
 from perfexp.records.record import Key, Point, Status, without_replicate
 from perfexp.records.summary import row
-from perfexp.stopping import StoppingRule, measurements
+from perfexp.timing.stopping import StoppingRule, measurements
 
 
 def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) -> int:

@@ -18,13 +18,13 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from perfexp.algorithms import Backend, Objective, OnUnsupported
+from perfexp.convolution import Backend, Objective, OnUnsupported
 from perfexp.devices import Pipeline
 from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.models import Backbone, ClipSize, Schedule, Stem
+from perfexp.plan.sweep import Oom
 from perfexp.records import old_names
-from perfexp.stopping import Steady
-from perfexp.sweep import Oom
+from perfexp.timing.stopping import Steady
 
 
 @dataclass(kw_only=True)
@@ -100,31 +100,31 @@ class FakeFaults:
 
 #: The class or function that each generated schema describes.
 TARGETS = {
-    "mode/train": "perfexp.modes.train.Train",
-    "mode/inference": "perfexp.modes.inference.Inference",
+    "mode/train": "perfexp.measuring.modes.train.Train",
+    "mode/inference": "perfexp.measuring.modes.inference.Inference",
     "model/torchvision": "perfexp.models.torchvision.Torchvision",
     "model/timm": "perfexp.models.timm_models.Timm",
     "model/mmseg": "perfexp.models.mmseg.Mmseg",
     "model/clip_gesture": "perfexp.models.clip_gesture.ClipGesture",
     "model/fake": "perfexp.models.fake.FakeModel",
-    "algorithm/forced": "perfexp.algorithms.forced.Forced",
-    "profiler/nsys": "perfexp.profilers.nsys.Nsys",
-    "profiler/ncu": "perfexp.profilers.ncu.Ncu",
-    "profiler/torch": "perfexp.profilers.kineto.Torch",
-    "profiler/nvtx": "perfexp.profilers.nvtx.Nvtx",
+    "algorithm/forced": "perfexp.convolution.forced.Forced",
+    "profiler/nsys": "perfexp.measuring.profilers.nsys.Nsys",
+    "profiler/ncu": "perfexp.measuring.profilers.ncu.Ncu",
+    "profiler/torch": "perfexp.measuring.profilers.kineto.Torch",
+    "profiler/nvtx": "perfexp.measuring.profilers.nvtx.Nvtx",
     "data/synthetic": "perfexp.data.synthetic.Synthetic",
     "data/images": "perfexp.data.images.Images",
     "data/cityscapes": "perfexp.data.cityscapes.Cityscapes",
     "data/cifar": "perfexp.data.cifar.Cifar",
     "data/clips": "perfexp.data.clips.Clips",
     "data/skeletons": "perfexp.data.skeletons.Skeletons",
-    "stopping/precision": "perfexp.stopping.Precision",
-    "stopping/fixed": "perfexp.stopping.Fixed",
-    "sweep/point": "perfexp.sweep.Point",
-    "sweep/sizes": "perfexp.sweep.Sizes",
-    "sweep/batch": "perfexp.sweep.BatchSizes",
-    "sweep/sparse": "perfexp.prediction.sparse.Sparse",
-    "tracking/mlflow": "perfexp.tracking.mlflow_sink.MlflowSink",
+    "stopping/precision": "perfexp.timing.stopping.Precision",
+    "stopping/fixed": "perfexp.timing.stopping.Fixed",
+    "sweep/point": "perfexp.plan.sweep.Point",
+    "sweep/sizes": "perfexp.plan.sweep.Sizes",
+    "sweep/batch": "perfexp.plan.sweep.BatchSizes",
+    "sweep/sparse": "perfexp.plan.sparse.Sparse",
+    "tracking/mlflow": "perfexp.report.tracking.mlflow_sink.MlflowSink",
 }
 #: Arguments that need another type than the signature's: Hydra adds keys to a mapping only if their
 #: names are fixed.

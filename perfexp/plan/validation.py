@@ -130,7 +130,10 @@ def _check_training(plan: config.Plan) -> None:
             "add mode=train_inference epochs=N mode.train.checkpoints=true, "
             "or set mode.inference.trained=false and name a file with model.weights."
         )
-    if not isinstance(node, Mapping) or node.get("_target_") != "perfexp.modes.train.Train":
+    if (
+        not isinstance(node, Mapping)
+        or node.get("_target_") != "perfexp.measuring.modes.train.Train"
+    ):
         return  # a mode of the user's, whose code belongs into the worker
     mode = config.build(node)
     if plan.model.get("optimizer") == "own" and mode.of_trainer:

@@ -9,11 +9,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from perfexp.prediction import selection
-from perfexp.prediction.conformal import LEVEL, NORMAL_FACTOR, Calibration
-from perfexp.prediction.gaussian_process import Curve, predict
-from perfexp.statistics import scaling
+from perfexp.statistics import scaling, selection
+from perfexp.statistics.conformal import LEVEL, NORMAL_FACTOR, Calibration
 from perfexp.statistics.estimators import Samples
+from perfexp.statistics.gaussian_process import Curve, predict
 
 #: Name of the Gaussian process among the methods.
 GAUSSIAN_PROCESS = "gaussian process"

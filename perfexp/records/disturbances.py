@@ -58,7 +58,7 @@ def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
 
     Args:
         processes: a point's facts from each process that measured it (see
-            `perfexp.probes.conditions`).
+            `perfexp.timing.conditions`).
     """
     clocks, noise = list[float](), 0.0
     for facts in processes:

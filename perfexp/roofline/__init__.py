@@ -1,6 +1,6 @@
 """How near kernels and layers come to device peaks, from ncu counters or layer definitions.
 
-`of_csv` reads ncu's output, `of_record` a run's layers; `perfexp.plots.roofline_files` draws and
+`of_csv` reads ncu's output, `of_record` a run's layers; `perfexp.report.plots.roofline_files` draws and
 writes.
 """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfexp.algorithms.default import Default
+from perfexp.convolution.default import Default
 from perfexp.devices import Device, nvml
 from perfexp.errors import DeviceMismatch, Unsupported, UserError
 from perfexp.plan import config
@@ -18,7 +18,7 @@ from perfexp.records.paths import RunPaths
 from perfexp.worker.workbench import Workbench
 
 if TYPE_CHECKING:
-    from perfexp.probes.workspaces import Workspaces
+    from perfexp.measuring.probes.workspaces import Workspaces
 
 
 def survey(index: int | None, emit: Events) -> None:
@@ -52,7 +52,7 @@ def _parts(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, Any]
 
 
 def _of_torch(function: str, *arguments: Any) -> dict[str, Any]:
-    from perfexp.diagnosis import detected_devices
+    from perfexp.doctor import detected_devices
 
     facts: dict[str, Any] = getattr(detected_devices, function)(*arguments)
     return facts
@@ -71,7 +71,7 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
     Nothing is measured.
 
     Returns:
-        The result of `perfexp.algorithms.layer_support.survey`, the device and the settings, as
+        The result of `perfexp.convolution.layer_support.survey`, the device and the settings, as
         JSON values.
     """
     from perfexp.models.fake import FakeModel  # for tests
@@ -89,7 +89,7 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
     with bench.reserved(bench.device) if bench.device.asynchronous else nullcontext():
         bench.device.start()
         bench.load_model()
-        from perfexp.algorithms.layer_support import survey  # imports torch
+        from perfexp.convolution.layer_support import survey  # imports torch
 
         support = survey(
             bench.session,
@@ -146,7 +146,7 @@ def workspaces(bench: Workbench, stack: ExitStack) -> Workspaces | None:
     Args:
         stack: reserves the device from the first measurement on.
     """
-    from perfexp.probes.workspaces import Workspaces  # imports torch
+    from perfexp.measuring.probes.workspaces import Workspaces  # imports torch
 
     plan = bench.plan
     device: Device | None = None

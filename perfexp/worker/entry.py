@@ -14,9 +14,9 @@ from pathlib import Path
 from perfexp.errors import UserError
 from perfexp.host import fork_server, lifeline
 from perfexp.host.process import worker_command
+from perfexp.measuring.profilers import place_of
 from perfexp.measuring.verdicts import verdict
 from perfexp.plan import config, plan_file
-from perfexp.profilers import place_of
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import read_points
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events) -> int:
-    from perfexp.ranks import nodes, start
+    from perfexp.measuring.ranks import nodes, start
 
     replicate = f"--replicate={arguments.replicate}"
     command = worker_command(
@@ -106,9 +106,9 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
     emit.point(key)
     bench = Workbench(plan, paths, emit)
     with bench.opened(profiled=True) as procedure:
-        from perfexp.profilers.passing import (
-            look,
-        )  # imports the modes, which a cold start imports later
+        from perfexp.measuring.profilers.passing import (
+            look,  # imports the modes, which a cold start imports later
+        )
 
         try:
             observed = look(procedure, key, profiler, place_of(key, keys, paths.profile))

@@ -15,14 +15,14 @@ from perfexp.errors import Unsupported, UserError
 from perfexp.host.forked import Ended, Forked
 from perfexp.models import Execution, Precision, Unwaiting
 from perfexp.plan import config
-from perfexp.prediction.largest_batch import Trial, bracket, next_batch
+from perfexp.plan.largest_batch import Trial, bracket, next_batch
 from perfexp.records import units
 from perfexp.records.record import Key, Point, Status
 
 if TYPE_CHECKING:
-    from perfexp.probes.workspaces import Found, Workspaces
-    from perfexp.work.allocations import Peak
-    from perfexp.work.operator_calls import OperatorCall
+    from perfexp.cost.allocations import Peak
+    from perfexp.cost.operator_calls import OperatorCall
+    from perfexp.measuring.probes.workspaces import Found, Workspaces
 
 #: Workspace that cuBLAS takes per thread from torch's allocator, by major compute capability.
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
@@ -91,8 +91,8 @@ class MemoryTrace:
         Raises:
             Unsupported: the model cannot be traced.
         """
-        from perfexp.work import Inconclusive
-        from perfexp.work.trial import MODULE_ERRORS, isolated
+        from perfexp.cost import Inconclusive
+        from perfexp.cost.trial import MODULE_ERRORS, isolated
 
         try:
             return isolated(self._peak)(key, workspaces)
@@ -103,14 +103,14 @@ class MemoryTrace:
             ) from error
 
     def _peak(self, key: Key, workspaces: Mapping[OperatorCall, int]) -> Peak:
-        from perfexp.work.allocations import (
+        from perfexp.cost.allocations import (
             INPUTS,
             Allocations,
             by_operators,
             peak_of_calls,
             without_memory,
         )
-        from perfexp.work.tensors import tensors_in
+        from perfexp.cost.tensors import tensors_in
 
         session = self._session
         phase = config.build(self._phase(key.phase))

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfexp import sweep
 from perfexp.errors import Unsupported, UserError
 from perfexp.host import fork_server
 from perfexp.host.forked import Ended
-from perfexp.plan import config
-from perfexp.prediction.largest_batch import SMALLEST, TRIALS, bracket, outcomes, trials_of
+from perfexp.plan import config, sweep
+from perfexp.plan.largest_batch import SMALLEST, TRIALS, bracket, outcomes, trials_of
 from perfexp.records import diagnostics, units
 from perfexp.records.messages import UNTRAINED, Events
 from perfexp.records.paths import RunPaths, append_line
@@ -180,9 +179,9 @@ def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
     emit.block("ceilings")
     try:
-        from perfexp.probes.ceilings import (
-            ceilings,
-        )  # imports torch, which a scripted device does not need
+        from perfexp.measuring.probes.ceilings import (
+            ceilings,  # imports torch, which a scripted device does not need
+        )
 
         return ceilings(procedure.device, procedure.session.formats)
     except Exception:  # the points' own times do not depend on ceilings

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfexp.devices import Device
-from perfexp.diagnosis import environment
+from perfexp.devices.meters import together
+from perfexp.doctor import environment
 from perfexp.errors import PerfexpError, RankLost, UserError
 from perfexp.host.files import write_atomically
+from perfexp.measuring.ranks import Place, Shareable, start
+from perfexp.measuring.ranks.control_messages import Follower, Leader, Member
 from perfexp.measuring.verdicts import verdict
-from perfexp.meters import together
 from perfexp.plan import config, plan_file
-from perfexp.ranks import Place, Shareable, start
-from perfexp.ranks.control_messages import Follower, Leader, Member
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.messages import Events, cut
@@ -32,8 +32,8 @@ from perfexp.worker.points import measure_points
 from perfexp.worker.workbench import Workbench, of_node, report_failure
 
 if TYPE_CHECKING:
+    from perfexp.measuring.modes import Step
     from perfexp.measuring.procedure import Procedure
-    from perfexp.modes import Step
 
 #: Longest error text in JSON: SLURM forwards whole lines only up to 1,024 bytes.
 _MOST_BYTES = 700
@@ -43,7 +43,7 @@ def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int
     """Run the rank that torch's launcher set in the environment.
 
     Returns:
-        An exit code for `perfexp.ranks.start`.
+        An exit code for `perfexp.measuring.ranks.start`.
     """
     number, size, per_host = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -154,9 +154,9 @@ def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
     Returns:
         The group member, and facts about how the ranks share work.
     """
-    from perfexp.ranks.group import (
-        TorchGroup,
-    )  # imports torch, which the workbench loads with the model
+    from perfexp.measuring.ranks.group import (
+        TorchGroup,  # imports torch, which the workbench loads with the model
+    )
 
     plan = bench.plan
     bench.device.start()

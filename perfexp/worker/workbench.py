@@ -18,7 +18,7 @@ import msgspec
 
 from perfexp.devices import Device, lock
 from perfexp.devices.cpu import CpuDevice
-from perfexp.diagnosis import environment
+from perfexp.doctor import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import host_turns
 from perfexp.host.files import disk_error, write_atomically
@@ -32,10 +32,10 @@ from perfexp.statistics import distributions
 
 if TYPE_CHECKING:
     from perfexp.data import Data
+    from perfexp.devices.meters import Found
+    from perfexp.measuring.probes.energy import EnergyProcedure
     from perfexp.measuring.procedure import Procedure
-    from perfexp.meters import Found
     from perfexp.models import Session
-    from perfexp.probes.energy import EnergyProcedure
 
 #: Interval between reports on who holds the device.
 _REPORT_SECONDS = 60.0
@@ -288,7 +288,7 @@ class Workbench:
 
     def energy_of(self, meters: Found) -> EnergyProcedure:
         """Return the plan's energy measurement with these meters, e.g. for all ranks' devices."""
-        from perfexp.probes.energy import EnergyProcedure, rules_for
+        from perfexp.measuring.probes.energy import EnergyProcedure, rules_for
 
         target = getattr(config.build(self.plan.stopping), "target", None)
         rules = rules_for(window_seconds=self.plan.probes.energy_seconds, target=target)

@@ -97,7 +97,7 @@ def option_by_a_path_that_loads_a_hub_folder(place):
 
 @case
 def option_by_an_absolute_path(place):
-    plant_option(place, "_target_: perfexp.stopping.Fixed\n")
+    plant_option(place, "_target_: perfexp.timing.stopping.Fixed\n")
     yield from of(place, f"stopping={place.outside}/evil/option", drop=("stopping",))
 
 
@@ -122,7 +122,7 @@ def option_by_a_path_in_a_summary_alone(place):
 
 @case
 def option_by_a_path_in_quotes_and_in_a_list(place):
-    name = plant_option(place, "_target_: perfexp.stopping.Fixed\n")
+    name = plant_option(place, "_target_: perfexp.timing.stopping.Fixed\n")
     yield from of(place, f"stopping='{name}'", drop=("stopping",))
     yield from of(place, f"stopping=fixed,'{name}'", drop=("stopping",))
 
@@ -130,7 +130,7 @@ def option_by_a_path_in_quotes_and_in_a_list(place):
 @case
 def option_of_a_group_that_is_relocated(place):
     yield from of(
-        place, f"+stopping@probe.x={plant_option(place, '_target_: perfexp.stopping.Fixed')}"
+        place, f"+stopping@probe.x={plant_option(place, '_target_: perfexp.timing.stopping.Fixed')}"
     )
 
 
@@ -468,7 +468,7 @@ def counts_beyond_all_measure(place):
         {"input_size": list(range(1, 10**5)), "batch_size": list(range(1, 10**5))},
         {
             "sweep": {
-                "_target_": "perfexp.sweep.Sizes",
+                "_target_": "perfexp.plan.sweep.Sizes",
                 "num_sizes": 10**12,
                 "min_size": 1,
                 "max_size": 10**13,

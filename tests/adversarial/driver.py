@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent / "site"))
 import mlflow.tracking  # noqa: F401 - imported once, for all cases
 
 from perfexp.cli.composition import compose
-from perfexp.reports import run_files
+from perfexp.report import run_files
 from tests.support import composing
 
 sys.modules.pop("sitecustomize", None)  # Debian's Python has one of its own

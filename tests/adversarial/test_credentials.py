@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
-from perfexp.cli.overrides import parsed, without_credentials
 from perfexp.host import credentials
-from perfexp.tracking import store
+from perfexp.plan.overrides import parsed, without_credentials
+from perfexp.report.tracking import store
 from tests.support import processes
 from tests.support.selection import slow_after
 
@@ -74,7 +74,7 @@ def test_what_a_sweep_leaves_holds_no_credential(tmp_path, server, how):
     given = ["-m", *FAKE, "output_dir=s"]
     if how == "file":
         (tmp_path / "mine" / "tracking").mkdir(parents=True)
-        text = f"_target_: perfexp.tracking.mlflow_sink.MlflowSink\nuri: {url}\nrequest_timeout_seconds: 2\n"
+        text = f"_target_: perfexp.report.tracking.mlflow_sink.MlflowSink\nuri: {url}\nrequest_timeout_seconds: 2\n"
         (tmp_path / "mine" / "tracking" / "own.yaml").write_text(text)
         given += ["batch_size=1,2", "tracking=own", "--config-dir=mine"]
     else:

@@ -9,12 +9,12 @@ import pytest
 
 from perfexp import commands
 from perfexp.errors import PerfexpError
-from perfexp.forecast import corpus
 from perfexp.host import crash_report
+from perfexp.prediction import corpus
+from perfexp.records.analysis import Analysis
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
-from perfexp.reports import run_files
-from perfexp.summaries.analysis import Analysis
+from perfexp.report import run_files
 from tests.adversarial.damaged import damaged
 
 GOOD = (

@@ -15,8 +15,6 @@ import pytest
 import torch
 
 from perfexp import commands, main
-from perfexp.cluster import job_states, slurm
-from perfexp.cluster.job_states import SubmittedRun
 from perfexp.errors import UserError
 from perfexp.models.weights import read_content
 from perfexp.records import quantities
@@ -24,6 +22,8 @@ from perfexp.records import record as records
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Metric, Record, Status, read_points
 from perfexp.records.sweep_record import Sweep, SweepChild
+from perfexp.run.cluster import job_states, slurm
+from perfexp.run.cluster.job_states import SubmittedRun
 
 RECORD = Path(__file__).parent / "record.json"
 

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from perfexp import commands
-from perfexp.cluster import element
 from perfexp.errors import UserError
-from perfexp.orchestration.sweep_run import SweepRun
-from perfexp.plots import roofline_files
 from perfexp.records.paths import RunPaths
 from perfexp.records.profile_keys import profile_key
 from perfexp.records.record import Point, Record, Status
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.reports.console import Console
+from perfexp.report.console import Console
+from perfexp.report.plots import roofline_files
 from perfexp.roofline import of_csv
+from perfexp.run.cluster import element
+from perfexp.run.sweep_run import SweepRun
 
 SECRET = "machine example.com login me password hunter2\n"
 

@@ -210,7 +210,9 @@ def answer(capsys, *arguments):
 
 
 LOGS = sorted(
-    path for path in (Path(__file__).parents[1] / "speed" / "data").rglob("*") if path.is_file()
+    path
+    for path in (Path(__file__).parents[1] / "report" / "speed" / "data").rglob("*")
+    if path.is_file()
 )
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from perfexp import commands
-from perfexp.cli.flags import joined_flags
-from perfexp.cli.overrides import axes_of, max_jobs, parsed, refuse_many
 from perfexp.errors import UserError
 from perfexp.main import main
+from perfexp.plan.flags import joined_flags
+from perfexp.plan.overrides import axes_of, max_jobs, parsed, refuse_many
 from perfexp.records.sweep_record import Sweep
 from tests.support.verdicts import record
 
@@ -237,8 +237,8 @@ def stored(tmp_path, finished):
         {"processes": 10**30},
         {"sweep": {"num_sizes": 10**12, "max_size": 10**13}},
         {"percentiles": [-50, 95]},
-        {"sweep": {"_target_": "perfexp.sweep.Point"}, "input_size": list(range(1, 100_002))},
-        {"sweep": {"_target_": "perfexp.sweep.Point"}, "input_size": [[[]]]},
+        {"sweep": {"_target_": "perfexp.plan.sweep.Point"}, "input_size": list(range(1, 100_002))},
+        {"sweep": {"_target_": "perfexp.plan.sweep.Point"}, "input_size": [[[]]]},
     ],
 )
 def test_status_counts_no_points_of_a_changed_plan(stored, capsys, settings):

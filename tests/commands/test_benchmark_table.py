@@ -7,9 +7,9 @@ from hydra import compose, initialize_config_dir
 
 from perfexp.host import installation
 from perfexp.main import main
-from perfexp.orchestration import segmentation_table, worker_query
 from perfexp.plan import config
 from perfexp.records.sweep_record import Sweep
+from perfexp.run import segmentation_table, worker_query
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
@@ -164,7 +164,7 @@ def test_measuring_no_training_says_why_there_is_no_table(capsys, tmp_path, monk
         "perfexp.records.sweep_record.Sweep.load",
         lambda folder: SimpleNamespace(records=lambda folder: []),
     )
-    monkeypatch.setattr("perfexp.orchestration.segmentation_table.trainings", lambda *_: None)
+    monkeypatch.setattr("perfexp.run.segmentation_table.trainings", lambda *_: None)
     monkeypatch.setattr(segmentation_table.SweepRun, "folder", tmp_path)
     config = SimpleNamespace(
         quiet=True, hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path)))

@@ -12,13 +12,13 @@ import typer
 from perfexp import commands
 from perfexp.commands import clean
 from perfexp.main import main
-from perfexp.plots.roofline_files import files
-from perfexp.profilers import place_of
-from perfexp.profilers.kineto import Torch
-from perfexp.profilers.ncu import Ncu
-from perfexp.profilers.nsys import Nsys
+from perfexp.measuring.profilers import place_of
+from perfexp.measuring.profilers.kineto import Torch
+from perfexp.measuring.profilers.ncu import Ncu
+from perfexp.measuring.profilers.nsys import Nsys
 from perfexp.records.paths import is_artifact
 from perfexp.records.record import Key
+from perfexp.report.plots.roofline_files import files
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

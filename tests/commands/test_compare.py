@@ -15,16 +15,16 @@ from perfexp.commands.compare import print_comparison
 from perfexp.comparison import comparability, comparison_table, judging
 from perfexp.comparison.document import Comparison, SideFacts, Verdict
 from perfexp.comparison.pairing import Side
-from perfexp.plots import forest
 from perfexp.records import diagnostics
+from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.reports.console import Console
-from perfexp.summaries.analysis import Analysis, SweepAnalysis
-from perfexp.tracking import mlflow_sink
-from perfexp.tracking.mlflow_sink import MlflowSink
-from perfexp.tracking.store import TrackingFailed
+from perfexp.report.console import Console
+from perfexp.report.plots import forest
+from perfexp.report.tracking import mlflow_sink
+from perfexp.report.tracking.mlflow_sink import MlflowSink
+from perfexp.report.tracking.store import TrackingFailed
 from tests.support.builders import ALIKE
 from tests.support.verdicts import record, seconds
 

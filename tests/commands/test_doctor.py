@@ -12,9 +12,9 @@ import pytest
 from perfexp import commands
 from perfexp.commands import doctor
 from perfexp.devices import lock
-from perfexp.diagnosis import Choice, Verdict, environment, whole
+from perfexp.doctor import Choice, Verdict, environment, whole
 from perfexp.host import locks
-from perfexp.orchestration import worker_query
+from perfexp.run import worker_query
 from perfexp.worker import answers, entry
 
 pytestmark = pytest.mark.usefixtures("quick_commands")

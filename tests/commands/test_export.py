@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from perfexp import commands
-from perfexp.layers import Key as LayerKey
-from perfexp.layers.table import Line, Spread
+from perfexp.measuring.layers import Key as LayerKey
+from perfexp.measuring.layers.table import Line, Spread
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Metric, Point, Status, SweepMembership, layers_key
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.summaries.analysis import Analysis
-from perfexp.tables import flat
+from perfexp.report.tables import flat
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from perfexp.commands import guard
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import SweepMembership
-from perfexp.summaries.analysis import Analysis
-from perfexp.tracking.mlflow_sink import MlflowSink
+from perfexp.report.tracking.mlflow_sink import MlflowSink
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from perfexp import commands
-from perfexp.algorithms.forced import Forced
-from perfexp.algorithms.layer_support import survey
 from perfexp.commands import list_options
+from perfexp.convolution.forced import Forced
+from perfexp.convolution.layer_support import survey
 from perfexp.devices.cpu import CpuDevice
 from perfexp.host import installation
 from perfexp.models import Execution, Precision
@@ -22,9 +22,9 @@ from perfexp.models.module import adapt
 from perfexp.plan import config
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
-from perfexp.reports.support_table import shape_text, table
+from perfexp.report.support_table import shape_text, table
 from perfexp.worker import answers
-from tests.algorithms.scripted_cudnn import in_place
+from tests.convolution.scripted_cudnn import in_place
 from tests.support.selection import slow_after
 
 pytestmark = pytest.mark.usefixtures("quick_commands")

@@ -8,10 +8,10 @@ import pytest
 from perfexp import commands
 from perfexp.commands import list_runs
 from perfexp.main import main
+from perfexp.records.grid import Grid
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, SweepMembership
 from perfexp.records.sweep_record import Sweep
-from perfexp.summaries.grid import Grid
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from perfexp import commands
-from perfexp.profilers.projection import project
+from perfexp.measuring.profilers.projection import project
 
-_PROFILERS = Path(__file__).parent.parent / "profilers"
+_PROFILERS = Path(__file__).parent.parent / "measuring" / "profilers"
 
 
 def _module(name, file):
@@ -189,7 +189,7 @@ def test_bad_input_is_told(nsys, tmp_path, capsys, arguments, told):
 
 def test_no_nsys_at_all_is_told_with_where_to_get_it(profile, monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"nsys": ()})
+    monkeypatch.setattr("perfexp.doctor.environment._TOOLS", {"nsys": ()})
     assert commands.run(["nsys-stats", str(profile)]) == 1
     assert "https://developer.nvidia.com/nsight-systems" in capsys.readouterr().err
 

@@ -11,18 +11,18 @@ import pytest
 from perfexp import commands
 from perfexp.cli.composition import compose
 from perfexp.commands.predict import answer_text
+from perfexp.cost.allocations import Peak
 from perfexp.devices import lock
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch, Unsupported, UserError
-from perfexp.forecast.lookup import Answer
-from perfexp.forecast.predictions import MEASURED, Predicted
+from perfexp.measuring.probes import workspaces
 from perfexp.plan import config
-from perfexp.probes import workspaces
+from perfexp.prediction.lookup import Answer
+from perfexp.prediction.predictions import MEASURED, Predicted
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
-from perfexp.work.allocations import Peak
 from perfexp.worker import answers
 from perfexp.worker.peak_memory import (
     CONTEXT_BYTES,

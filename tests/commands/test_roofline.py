@@ -14,11 +14,11 @@ import pytest
 from perfexp import commands
 from perfexp.host import gpu_sheets
 from perfexp.host.installation import conf_dir
-from perfexp.layers import Key as LayerKey
-from perfexp.layers import Pass
-from perfexp.layers.table import Line, Spread
-from perfexp.plots.roofline_plot import caption
+from perfexp.measuring.layers import Key as LayerKey
+from perfexp.measuring.layers import Pass
+from perfexp.measuring.layers.table import Line, Spread
 from perfexp.records.record import Point, Record, Status, layers_key
+from perfexp.report.plots.roofline_plot import caption
 from perfexp.roofline import of_record
 from perfexp.roofline.peaks import named
 from tests.roofline.listings import Kernel, counted, long_form, many, wide_form
@@ -139,7 +139,7 @@ def test_report_without_a_working_ncu_says_what_to_do(tmp_path, monkeypatch, cap
     report = tmp_path / "train.ncu-rep"
     report.write_bytes(b"\0report")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    monkeypatch.setattr("perfexp.diagnosis.environment._TOOLS", {"ncu": ()})
+    monkeypatch.setattr("perfexp.doctor.environment._TOOLS", {"ncu": ()})
     assert commands.run(["roofline", str(report), *HAND]) == 2
     said = capsys.readouterr().err
     assert "ncu is not installed, neither on the PATH" in said
@@ -234,7 +234,7 @@ def test_a_file_that_can_not_be_written_is_named(run, monkeypatch, tmp_path, cap
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("perfexp.plots.roofline_files.write_atomically", full)
+    monkeypatch.setattr("perfexp.report.plots.roofline_files.write_atomically", full)
     out = tmp_path / "elsewhere.png"
     assert commands.run(["roofline", str(run), "--out", str(out)]) == 2
     assert f"error: {out} can't be written: No space left on device." in capsys.readouterr().err

@@ -7,13 +7,12 @@ import pytest
 
 from perfexp import commands, main
 from perfexp.commands import doctor, selfcheck
-from perfexp.diagnosis import Choice
+from perfexp.doctor import Choice
 from perfexp.errors import UserError
-from perfexp.orchestration import machine_priors, worker_query
-from perfexp.records import diagnostics, priors
+from perfexp.records import diagnostics, priors, selfcheck_summary
 from perfexp.records.record import Key, Point, Record, Series, Status
 from perfexp.records.summary import rows
-from perfexp.summaries import selfcheck_summary
+from perfexp.run import machine_priors, worker_query
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

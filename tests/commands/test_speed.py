@@ -6,7 +6,7 @@ import pytest
 
 from perfexp import commands
 from perfexp.records.record import Status
-from tests.speed import writing
+from tests.report.speed import writing
 
 GIVEN = ["--model", "fastscnn", "--batch-size", "2", "--gpus", "1", "--precision", "fp32"]
 

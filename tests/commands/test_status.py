@@ -17,14 +17,14 @@ from perfexp import commands
 from perfexp.devices import lock
 from perfexp.host import installation
 from perfexp.main import main
-from perfexp.orchestration import driver
-from perfexp.orchestration.preparation import Assignment, prepare
 from perfexp.plan import config
 from perfexp.records import units
 from perfexp.records.expected import Expected
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, Point, Series, Status, point_to_line
 from perfexp.records.sweep_record import PlannedRun, Sweep, SweepChild
+from perfexp.run import driver
+from perfexp.run.preparation import Assignment, prepare
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

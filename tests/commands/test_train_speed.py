@@ -6,9 +6,9 @@ import pytest
 
 from perfexp import commands
 from perfexp.commands import train_speed
-from perfexp.orchestration import worker_query
 from perfexp.records.record import Record
-from perfexp.speed import Mode, Speed
+from perfexp.report.speed import Mode, Speed
+from perfexp.run import worker_query
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

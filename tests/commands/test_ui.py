@@ -14,8 +14,8 @@ import pytest
 from perfexp import commands
 from perfexp.commands import ui
 from perfexp.errors import PerfexpError
-from perfexp.summaries.analysis import Analysis
-from perfexp.tracking.mlflow_sink import MlflowSink
+from perfexp.records.analysis import Analysis
+from perfexp.report.tracking.mlflow_sink import MlflowSink
 from tests.support.selection import first_always
 
 

@@ -13,11 +13,11 @@ from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
 from perfexp.errors import UserError
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Epoch, Metric, Point, Series, Status, SweepMembership
 from perfexp.statistics import ratios
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
-from perfexp.summaries.analysis import Analysis
 from tests.support import verdicts
 from tests.support.simulation import adapted
 from tests.support.verdicts import SCENARIOS, Scenario, Shares, judged, record

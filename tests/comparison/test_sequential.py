@@ -10,10 +10,10 @@ from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import SweepMembership
 from perfexp.statistics import sequential
 from perfexp.statistics.sequential import LEAST, MOST, level
-from perfexp.summaries.analysis import Analysis
 from tests.support import verdicts
 from tests.support.verdicts import TOGETHER, Shares, in_turn, judged, record
 

@@ -9,13 +9,13 @@ import pytest
 
 from perfexp.comparison import pairing, sweep_verdicts
 from perfexp.comparison.pairing import FEATURES, Side
-from perfexp.plots import sweep_plots
+from perfexp.records import sweep_summary
+from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.reports.console import Console
-from perfexp.summaries import sweep_summary
-from perfexp.summaries.analysis import Analysis, SweepAnalysis
-from perfexp.tracking import descriptions, figures
+from perfexp.report.console import Console
+from perfexp.report.plots import sweep_plots
+from perfexp.report.tracking import descriptions, figures
 from tests.support.verdicts import record
 
 PROCESSES = [0.999, 1.0, 1.001]

@@ -7,8 +7,8 @@ import torch
 
 from perfexp.devices import auto, cuda
 from perfexp.devices.cpu import CpuDevice
+from perfexp.devices.meters import Found, none_because
 from perfexp.errors import DeviceMismatch
-from perfexp.meters import Found, none_because
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from perfexp.devices import cuda, lock
 from perfexp.devices.fake import FakeDevice
-from perfexp.diagnosis import detected_devices
+from perfexp.doctor import detected_devices
 from perfexp.host import locks
 
 

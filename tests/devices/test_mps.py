@@ -7,7 +7,7 @@ import perfexp
 from perfexp.devices import mps
 from perfexp.errors import DeviceMismatch
 from perfexp.plan import prerequisites
-from perfexp.probes import timing
+from perfexp.timing import collecting
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_call_ends_when_the_queue_is_empty(backend, monkeypatch):
     monkeypatch.setattr(type(device), "now_ns", lambda self: next(clock))
     order = []
     monkeypatch.setattr(torch.mps, "synchronize", lambda: order.append("wait"))
-    timing.whole_pass(iter([order.append, order.append]).__next__, device)
+    collecting.whole_pass(iter([order.append, order.append]).__next__, device)
     assert order == ["wait"] * 5  # before the pass, at each of its three marks, and after it
     start, end = device.new_event(), device.new_event()
     device.record(start)

@@ -13,11 +13,11 @@ from perfexp.comparison.document import Verdict
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import installation
 from perfexp.models.weights import load_weights
-from perfexp.orchestration import supervisor
 from perfexp.plan import config, validation
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Metric, Record, Status
-from perfexp.summaries.analysis import Analysis
-from perfexp.tables import vendor_file
+from perfexp.report.tables import vendor_file
+from perfexp.run import supervisor
 from tests.models.test_clip_gesture import opened
 
 pytestmark = pytest.mark.usefixtures("quick_commands")

@@ -6,8 +6,8 @@ import pytest
 
 from perfexp.__main__ import dispatch
 from perfexp.records import diagnostics
-from perfexp.summaries.analysis import Analysis
-from perfexp.tables import json_results
+from perfexp.records.analysis import Analysis
+from perfexp.report.tables import json_results
 from tests.roofline.listings import long_form, many
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "processes=1")

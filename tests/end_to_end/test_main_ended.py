@@ -124,7 +124,7 @@ def test_output_folder_deleted_during_a_run_is_named(tmp_path, sweep):
 
 
 def test_output_folder_deleted_before_the_worker_starts_is_named(run, tmp_path, monkeypatch):
-    from perfexp.orchestration import supervisor
+    from perfexp.run import supervisor
 
     begin = supervisor.WorkerProcess
 

@@ -122,7 +122,7 @@ def test_results_left_only_in_the_record_are_not_remeasured(run, tmp_path):
 def test_relative_config_dir_is_found_only_in_the_first_folder(run, tmp_path, monkeypatch):
     (tmp_path / "mine" / "stopping").mkdir(parents=True)
     (tmp_path / "mine" / "stopping" / "quickly.yaml").write_text(
-        "_target_: perfexp.stopping.Fixed\nwarmup: 1\nmeasure: 6\n"
+        "_target_: perfexp.timing.stopping.Fixed\nwarmup: 1\nmeasure: 6\n"
     )
     given = ("model=fake", "gpu=fake", "tracking=none", "stopping=quickly", "output_dir=x")
     assert run("--config-dir", "mine", *given)[0] == 0

@@ -14,8 +14,8 @@ from perfexp.__main__ import dispatch
 from perfexp.cli import terms
 from perfexp.cli.usage import COMMANDS
 from perfexp.devices import auto
+from perfexp.devices.meters import none_because
 from perfexp.host.installation import conf_dir
-from perfexp.meters import none_because
 from perfexp.plan import naming
 from perfexp.plan.plan_fields import FORMAT
 from perfexp.records import diagnostics
@@ -316,7 +316,7 @@ def test_invalid_words_and_values_get_a_suggestion(run, tmp_path, arguments, sai
 
 
 def test_a_disk_that_can_not_be_written_is_told_in_one_line(run, monkeypatch):
-    from perfexp.orchestration import driver
+    from perfexp.run import driver
 
     def refuse(assignment, console):
         raise OSError(errno.EROFS, "Read-only file system", "x/run.log")

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from perfexp.cli.composition import compose
 from perfexp.errors import UserError
-from perfexp.forecast import corpus, predictions, skill_table
 from perfexp.main import main
 from perfexp.plan import config
-from perfexp.plots import record_plots
-from perfexp.prediction.conformal import Calibration
+from perfexp.plan.sparse import Sparse
+from perfexp.prediction import corpus, predictions, skill_table
 from perfexp.prediction.skill import GAUSSIAN_PROCESS
-from perfexp.prediction.sparse import Sparse
+from perfexp.records.analysis import Analysis
 from perfexp.records.expected import Expected
 from perfexp.records.record import Point, Record, Status, points_from_lines, read_points
+from perfexp.report.plots import record_plots
+from perfexp.statistics.conformal import Calibration
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.analysis import Analysis
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

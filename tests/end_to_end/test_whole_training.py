@@ -10,14 +10,14 @@ import pytest
 
 from perfexp import commands
 from perfexp.errors import UserError
+from perfexp.measuring.modes.train import Train
 from perfexp.models import Schedule
-from perfexp.modes.train import Train
+from perfexp.records.analysis import Analysis
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Epoch, Metric, Status
-from perfexp.reports.markdown import markdown
-from perfexp.summaries.analysis import Analysis
-from perfexp.tables import csv_tables, flat, vendor_file
-from perfexp.tables.flat import charted, point_runs
+from perfexp.report.markdown import markdown
+from perfexp.report.tables import csv_tables, flat, vendor_file
+from perfexp.report.tables.flat import charted, point_runs
 from perfexp.worker.workbench import Workbench
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train", "output_dir=x")

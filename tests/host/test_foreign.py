@@ -15,7 +15,7 @@ from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.tables import vendor_file
+from perfexp.report.tables import vendor_file
 
 INVISIBLE = ("\x1b[2J", "\u202e", "\u200b", "\u3164", "\u2800", "\ufe0f", "\u00a0", "\n", "  ")
 

@@ -33,9 +33,9 @@ def line_of(capsys):
 @pytest.mark.parametrize(
     "place",
     [
-        "perfexp.orchestration.supervisor.measure",
-        "perfexp.reports.run_files.write",
-        "perfexp.orchestration.job.counted_points",
+        "perfexp.run.supervisor.measure",
+        "perfexp.report.run_files.write",
+        "perfexp.run.job.counted_points",
     ],
 )
 def test_in_a_run_the_traceback_goes_to_its_log(cache, tmp_path, monkeypatch, capsys, place):
@@ -60,7 +60,7 @@ def test_traceback_without_an_output_folder_goes_to_the_cache(cache, monkeypatch
 
 
 def test_in_a_command_likewise(cache, monkeypatch, capsys):
-    monkeypatch.setattr("perfexp.diagnosis.environment.collect", fail)
+    monkeypatch.setattr("perfexp.doctor.environment.collect", fail)
     assert commands.run(["env"]) == 2
     [file] = cache.iterdir()
     assert line_of(capsys).endswith(str(file))
@@ -76,7 +76,7 @@ def test_where_nothing_can_be_written_the_line_says_so(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "place", ["perfexp.orchestration.job.counted_points", "perfexp.plan.naming.child_folder"]
+    "place", ["perfexp.run.job.counted_points", "perfexp.plan.naming.child_folder"]
 )
 def test_the_other_runs_of_a_sweep_are_measured(cache, tmp_path, monkeypatch, capsys, place):
     import importlib
@@ -98,13 +98,13 @@ def test_the_other_runs_of_a_sweep_are_measured(cache, tmp_path, monkeypatch, ca
 
 
 def test_replicates_of_a_sweep_likewise(cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("perfexp.orchestration.supervisor.measure", fail)
+    monkeypatch.setattr("perfexp.run.supervisor.measure", fail)
     assert main([*FAKE, "-m", "batch_size=1,2", "processes=2", "output_dir=s"]) == 1
     line_of(capsys)
 
 
 def test_what_sums_a_sweep_up_is_caught_too(cache, monkeypatch, capsys):
-    monkeypatch.setattr("perfexp.reports.run_files.write_sweep", fail)
+    monkeypatch.setattr("perfexp.report.run_files.write_sweep", fail)
     assert main([*FAKE, "-m", "batch_size=1,2", "output_dir=s"]) == 1
     line_of(capsys)
 

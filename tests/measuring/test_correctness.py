@@ -8,14 +8,14 @@ import torch
 
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
+from perfexp.measuring.modes.inference import Inference
+from perfexp.measuring.modes.train import Train
 from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision, compilation
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
-from perfexp.modes.inference import Inference
-from perfexp.modes.train import Train
 from perfexp.records.record import Key, Point
-from perfexp.stopping import Fixed
+from perfexp.timing.stopping import Fixed
 
 FP32 = Precision(name="fp32")
 HALF = Precision(name="amp_bf16", autocast="bfloat16")

@@ -9,27 +9,27 @@ import msgspec
 import numpy as np
 import pytest
 
+from perfexp.cost import Row, Work
 from perfexp.data.synthetic import Rotating, Synthetic
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
-from perfexp.diagnosis import environment
+from perfexp.devices.meters import Found, none_because
+from perfexp.doctor import environment
 from perfexp.errors import Unsupported
 from perfexp.measuring import training
+from perfexp.measuring.modes.inference import Inference
+from perfexp.measuring.modes.train import Train
+from perfexp.measuring.probes.energy import EnergyProcedure
 from perfexp.measuring.procedure import Procedure
-from perfexp.meters import Found, none_because
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel, FakeSession
-from perfexp.modes.inference import Inference
-from perfexp.modes.train import Train
-from perfexp.probes.energy import EnergyProcedure
 from perfexp.records import metrics
 from perfexp.records.growth import scalings
 from perfexp.records.point_times import DEVICE_TIMES, first_series
 from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.records.summary import row
-from perfexp.stopping import Fixed
-from perfexp.stopping import Precision as PrecisionRule
-from perfexp.work import Row, Work
+from perfexp.timing.stopping import Fixed
+from perfexp.timing.stopping import Precision as PrecisionRule
 from tests.support.scripted_meter import FakeMeter, Turns, steady
 
 KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp32")
@@ -335,7 +335,7 @@ def test_phases_behind_a_held_queue_are_the_devices_own_times():
 
 def test_phases_beyond_the_queue_are_checked_by_device_time(monkeypatch):
     monkeypatch.setattr(
-        "perfexp.probes.queue.Segments.once", lambda self: self.device.synchronize()
+        "perfexp.timing.queue.Segments.once", lambda self: self.device.synchronize()
     )
     key = Key(phase="train", input_size=(100, 100), batch_size=1, precision="fp32")
     device = FakeDevice(enqueue_seconds=100e-6)  # the host takes 400 µs for a step of 31 µs

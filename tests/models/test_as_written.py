@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
+from perfexp.measuring.modes.inference import Inference
+from perfexp.measuring.modes.train import Train
 from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.module import adapt
-from perfexp.modes.inference import Inference
-from perfexp.modes.train import Train
 from perfexp.records.record import Key, Record, Status
-from perfexp.stopping import Fixed
+from perfexp.timing.stopping import Fixed
 from tests.models import keepers
 from tests.models.keepers import PIECES, ActNorm, everything, make
 

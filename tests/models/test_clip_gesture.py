@@ -9,15 +9,15 @@ from perfexp.data import made_skeletons
 from perfexp.data.skeletons import Skeletons
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
+from perfexp.measuring.modes.train import Train
 from perfexp.measuring.procedure import Procedure
 from perfexp.models import Backbone, ClipSize, Execution, Precision, Schedule
 from perfexp.models.clip_gesture import ClipGesture, Gesture
 from perfexp.models.gestures import BEGIN, END, GESTURES, PAD, PROMPT, decode, encode, padded
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.transformer import Block, TextEncoder, info_nce, sines
-from perfexp.modes.train import Train
 from perfexp.records.record import Key, Status
-from perfexp.stopping import Fixed
+from perfexp.timing.stopping import Fixed
 
 PARAMETERS = {
     "tiny": 0.5e6,

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from perfexp import api
+from perfexp.cost.count import count
+from perfexp.cost.tensors import tensors_in
+from perfexp.cost.trial import Inconclusive
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported
 from perfexp.host import forked
@@ -17,9 +20,6 @@ from perfexp.models.kinds import ByOutput
 from perfexp.models.module import adapt, live_model
 from perfexp.models.torch_settings import unchanged_settings
 from perfexp.records.record import Status
-from perfexp.work.count import count
-from perfexp.work.tensors import tensors_in
-from perfexp.work.trial import Inconclusive
 from tests.models.test_as_written import measured
 
 

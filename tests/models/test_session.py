@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from perfexp.cost.trial import why_refused
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision, torch_settings
@@ -19,7 +20,6 @@ from perfexp.models.cuda_graphs import _make_capturable, captures
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
 from perfexp.models.session import TorchSession, begin_momentum
 from perfexp.models.torch_settings import unchanged_settings
-from perfexp.work.trial import why_refused
 
 FP32 = Precision(name="fp32")
 

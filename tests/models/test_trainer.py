@@ -27,6 +27,10 @@ from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.measuring.epochs import Epochs
+from perfexp.measuring.modes import graphed
+from perfexp.measuring.modes.schedules import Rates
+from perfexp.measuring.modes.train import Train
+from perfexp.measuring.probes import ProbeContext
 from perfexp.measuring.procedure import Procedure
 from perfexp.measuring.training import Evaluation
 from perfexp.models import Batch, Execution, Precision, Schedule, torch_settings
@@ -34,12 +38,8 @@ from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.models.trainer import TorchTrainer
 from perfexp.models.weights import load_weights
-from perfexp.modes import graphed
-from perfexp.modes.schedules import Rates
-from perfexp.modes.train import Train
-from perfexp.probes import ProbeContext
 from perfexp.records.record import Epoch, Key, Point, Status
-from perfexp.stopping import Fixed
+from perfexp.timing.stopping import Fixed
 
 KEY = Key(phase="train", input_size=(12, 12), batch_size=4, precision="fp32")
 FP32 = Precision(name="fp32")

@@ -18,11 +18,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from perfexp.cli import keys
-from perfexp.cli.overrides import parsed
 from perfexp.errors import UserError
 from perfexp.host import installation
 from perfexp.host.gpu_sheets import GpuFacts
 from perfexp.plan import config, plan_fields, plan_file, schema, validation
+from perfexp.plan.overrides import parsed
 from perfexp.records import old_names
 
 pytestmark = pytest.mark.usefixtures("quick_commands")

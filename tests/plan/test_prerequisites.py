@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from perfexp.algorithms.backends import supports_of
-from perfexp.algorithms.forced import FASTEST
 from perfexp.cli.composition import compose
+from perfexp.convolution.backends import supports_of
+from perfexp.convolution.forced import FASTEST
 from perfexp.devices import auto, lock
 from perfexp.errors import UserError
 from perfexp.host.installation import conf_dir

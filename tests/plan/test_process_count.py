@@ -5,7 +5,7 @@ import pytest
 from perfexp.main import main
 from perfexp.plan.process_count import wanted
 from perfexp.records.record import Key, Point, Series, Status, read_points, without_replicate
-from perfexp.stopping import Fixed, Precision
+from perfexp.timing.stopping import Fixed, Precision
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 

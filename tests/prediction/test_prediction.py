@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfexp.forecast import corpus, lookup, skill_table
-from perfexp.forecast.corpus import MeasuredCurve, MeasuredDevice
-from perfexp.prediction import gaussian_process, selection, skill
-from perfexp.prediction.conformal import NORMAL_FACTOR, Calibration, calibrate
-from perfexp.prediction.gaussian_process import GRID, Curve, predict
+from perfexp.prediction import corpus, lookup, skill, skill_table
+from perfexp.prediction.corpus import MeasuredCurve, MeasuredDevice
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
 from perfexp.records.record import Status
+from perfexp.records.subject import Subject
+from perfexp.statistics import gaussian_process, selection
+from perfexp.statistics.conformal import NORMAL_FACTOR, Calibration, calibrate
 from perfexp.statistics.estimators import Interval
-from perfexp.summaries.subject import Subject
+from perfexp.statistics.gaussian_process import GRID, Curve, predict
 
 
 def truth(seed=0, *, noise=0.01, jump=None, group="model"):

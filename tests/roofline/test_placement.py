@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfexp.cost import Geometry
 from perfexp.errors import UserError
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile, read
-from perfexp.layers import Key as LayerKey
-from perfexp.layers import Pass
-from perfexp.layers.table import Line, Spread
+from perfexp.measuring.layers import Key as LayerKey
+from perfexp.measuring.layers import Pass
+from perfexp.measuring.layers.table import Line, Spread
+from perfexp.records.analysis import Analysis
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric, Point, Status, layers_key
-from perfexp.reports import markdown
+from perfexp.report import markdown
 from perfexp.roofline import Peaks, Roofline, of_csv, of_record
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.caveats import missing_backward
@@ -29,8 +31,6 @@ from perfexp.roofline.listing import parse
 from perfexp.roofline.peaks import by_hand, matching, named, of_plan, of_sheet
 from perfexp.roofline.placement import Basis, Limit, Row
 from perfexp.roofline.sentences import meaning
-from perfexp.summaries.analysis import Analysis
-from perfexp.work import Geometry
 from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
 
 PEAKS = by_hand(10, 1000)

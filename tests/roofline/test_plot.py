@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfexp.plots import canvas, pages
-from perfexp.plots import roofline_files as sink
-from perfexp.plots.roofline_plot import compose
-from perfexp.plots.roofline_table import console_grid
+from perfexp.report.plots import canvas, pages
+from perfexp.report.plots import roofline_files as sink
+from perfexp.report.plots.roofline_plot import compose
+from perfexp.report.plots.roofline_table import console_grid
 from perfexp.roofline import Peaks, Roofline
 from perfexp.roofline.assemble import of_listing, recorded
 from perfexp.roofline.counters import wanted

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from perfexp.plan.sweep import order
 from perfexp.records.record import Key
 from perfexp.statistics import scaling
-from perfexp.sweep import order
 from tests.support import noisy_device
 from tests.support.selection import first_always
 

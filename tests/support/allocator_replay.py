@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perfexp.work.caching_allocator import Block, CachingAllocator
+from perfexp.cost.caching_allocator import Block, CachingAllocator
 
 
 class OutOfMemory(Exception):

@@ -22,7 +22,7 @@ from perfexp.statistics.prior import Prior
 
 PLAN: dict[str, Any] = {
     "model": {"_target_": "perfexp.models.torchvision.Torchvision", "name": "resnet50"},
-    "algorithm": {"_target_": "perfexp.algorithms.default.Default", "name": "default"},
+    "algorithm": {"_target_": "perfexp.convolution.default.Default", "name": "default"},
     "mode": {"name": "inference"},
     "precision": {"name": "fp32"},
     "execution": {"compile": None, "channels_last": False, "threads": 2},

@@ -15,7 +15,7 @@ from perfexp.records import disturbances
 from perfexp.records.record import Key, Point, Status
 from perfexp.records.rows import Row
 from perfexp.records.summary import row
-from perfexp.stopping import Precision
+from perfexp.timing.stopping import Precision
 
 CALL_SECONDS, GAP_SECONDS, PROCESSES, LONGEST_SECONDS = 5e-3, 1.5, 5, 150.0
 #: Frequency of the simulated clock, and the relative standard deviation of a reading.

@@ -7,8 +7,8 @@ import sys
 from contextlib import contextmanager
 
 from perfexp import __main__
-from perfexp.reports import run_files
-from perfexp.tables import layer_tables
+from perfexp.report import run_files
+from perfexp.report.tables import layer_tables
 
 #: Written where a run would draw a picture.
 STAND_IN = b"\x89PNG\r\n\x1a\n stands in for a picture"

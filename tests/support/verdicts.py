@@ -20,12 +20,12 @@ from perfexp.comparison.document import Compared, Verdict
 from perfexp.comparison.judging import Settings, compare
 from perfexp.comparison.pairing import Side
 from perfexp.records import point_times, priors, summary
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Key, Point, Record, Series, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.statistics import ratios, sequential
 from perfexp.statistics.blockwise import Summary
 from perfexp.statistics.moderated import Repeats
-from perfexp.summaries.analysis import Analysis
 
 CALL_SECONDS, CALL_NOISE, CALLS, PROCESSES, MARGIN = 5e-3, 0.002, 30, 8, 0.01
 #: Points of a sweep, those of them that truly differ, and by what factor.

@@ -8,28 +8,28 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp.algorithms.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
-from perfexp.algorithms.coverage import Pass as ConvolutionPass
-from perfexp.algorithms.forced import Forced
+from perfexp.convolution.coverage import AlgorithmReport, LayerReport, LayerStatus, PassReport
+from perfexp.convolution.coverage import Pass as ConvolutionPass
+from perfexp.convolution.forced import Forced
+from perfexp.cost import Geometry
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
-from perfexp.diagnosis import environment
+from perfexp.doctor import environment
 from perfexp.errors import Unsupported
-from perfexp.layers import Kernel, LayerTimes, Method, Pass, RowTimes, profiling, stamps
-from perfexp.layers import Key as RowKey
-from perfexp.layers.table import Line, Spread
 from perfexp.measuring import graph_fallback, layers_pass
+from perfexp.measuring.layers import Kernel, LayerTimes, Method, Pass, RowTimes, profiling, stamps
+from perfexp.measuring.layers import Key as RowKey
+from perfexp.measuring.layers.table import Line, Spread
 from perfexp.measuring.layers_pass import dissect, not_tried
+from perfexp.measuring.modes.inference import Inference
+from perfexp.measuring.modes.train import Train
 from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.models.module import adapt
-from perfexp.modes.inference import Inference
-from perfexp.modes.train import Train
 from perfexp.records.record import Key, Point, Series, Status, is_layers, layers_key, timed_key
-from perfexp.stopping import Fixed
-from perfexp.work import Geometry
+from perfexp.timing.stopping import Fixed
 
 KEY = Key(phase="inference", input_size=(8, 8), batch_size=2, precision="fp32")
 

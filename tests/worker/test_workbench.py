@@ -15,16 +15,16 @@ import pytest
 
 from perfexp.devices import lock
 from perfexp.devices.fake import FakeDevice
-from perfexp.diagnosis import environment
+from perfexp.doctor import environment
 from perfexp.errors import UserError
 from perfexp.host import installation, locks
 from perfexp.main import main
 from perfexp.models.fake import FakeSession
 from perfexp.plan import config, plan_fields
-from perfexp.probes import timing
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, read_points
+from perfexp.timing import collecting
 from perfexp.worker import cold_start, entry, workbench
 from perfexp.worker.workbench import Workbench
 from tests.test_architecture import imported_with
@@ -79,7 +79,7 @@ def plan():
         device_lock=plan_fields.DeviceLock.fail,
         host_sharing=plan_fields.HostSharing.none,
         traces_memory=False,
-        algorithm={"_target_": "perfexp.algorithms.default.open_default"},
+        algorithm={"_target_": "perfexp.convolution.default.open_default"},
         phases=[],
         mode=SimpleNamespace(train=None),
         probe={},
@@ -211,7 +211,7 @@ def test_call_stack_to_the_first_timed_call_has_at_most_12_hops(monkeypatch, tmp
 
     def traced(session, inputs):
         frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
-        if any(frame.f_code is timing.collect.__code__ for frame in frames):
+        if any(frame.f_code is collecting.collect.__code__ for frame in frames):
             names = [
                 f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"
                 for frame in reversed(frames)
@@ -223,7 +223,7 @@ def test_call_stack_to_the_first_timed_call_has_at_most_12_hops(monkeypatch, tmp
     assert entry.main([str(folder), "--plan-sha256", digest]) == 0
     gc.unfreeze()
     hops = [name for name in stacks[0] if name.startswith("perfexp.")]
-    assert hops[-1] == "perfexp.modes.inference.Inference.prepare.<locals>.constant"
+    assert hops[-1] == "perfexp.measuring.modes.inference.Inference.prepare.<locals>.constant"
     print("\n".join(hops))
     assert len(hops) <= 12, hops
 

@@ -1,0 +1,309 @@
+"""Backends: whether cuDNN, a Triton kernel or torch operations can compute a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from perfexp.convolution import Backend, kernels
+from perfexp.convolution.convolution_plan import guess, plan
+from perfexp.convolution.coverage import EngineFacts, LayerStatus, Pass, PassReport
+from perfexp.convolution.cudnn import (
+    BACKWARD,
+    CODES,
+    DATA_TYPES,
+    UNREPEATABLE,
+    CudnnError,
+    why_no_cudnn,
+)
+from perfexp.convolution.engines import SEARCH, TORCH, shape_of
+from perfexp.convolution.operators import CUDNN, DEFAULT, TRITON, turned_around
+from perfexp.convolution.portable.algorithms import ALGORITHMS
+from perfexp.convolution.portable.geometry import Convolution
+from perfexp.convolution.problem import Problem
+from perfexp.errors import UserError
+from perfexp.records.units import format_bytes
+
+#: Algorithms that apply to a whole model and cannot be chosen per layer. The value checks torch's
+#: name for the implementation that it then selects.
+SWITCHED: dict[str, Callable[[str], bool]] = {
+    "benchmark": lambda taken: taken.startswith("Cudnn"),
+    "onednn": lambda taken: taken.startswith("Mkldnn"),
+    "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
+}
+#: cuDNN's heuristic chooses, layer by layer.
+GUESS = "guess"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassChoice(EngineFacts):
+    """The engine for a pass (see `perfexp.convolution.engines`)."""
+
+    engine: str = DEFAULT
+
+    def report(self, which: Pass, flops: int) -> PassReport:
+        """Return a pass report with this choice."""
+        by_name = LayerStatus.requested if self.engine.startswith("cudnn.") else LayerStatus.ok
+        status = by_name if self.reason is None else LayerStatus.fallback
+        settled = {name: value for name, value in vars(self).items() if name != "engine"}
+        return PassReport(which=which, selected=self.engine, status=status, flops=flops, **settled)
+
+
+Choice = Mapping[Pass, PassChoice]
+
+
+class Support:
+    """An algorithm on one backend; the base class is torch's own, which takes everything."""
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """Return why the backend cannot compute a convolution at any input size; None if it may."""
+        return None
+
+    def choose(self, problem: Problem) -> Choice:
+        """Return the engine for each pass; torch's own if the backend cannot compute it."""
+        return {which: self.candidate(which, problem) for which in problem.passes}
+
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        """Return the engine for one pass."""
+        return PassChoice()
+
+
+def first_able(supports: Sequence[Support], problem: Problem) -> tuple[Choice, list[str]]:
+    """Return the choice of the first backend that can compute the outputs, and refusals.
+
+    If no backend can, the choice is torch's. The refusals are the reasons of the backends before
+    the chosen backend, in the same order.
+    """
+    reasons: list[str] = []
+    for support in supports:
+        choice = support.choose(problem)
+        reason = choice[Pass.forward].reason
+        if reason is None:
+            return choice, reasons
+        reasons.append(reason)
+    return dict.fromkeys(problem.passes, PassChoice(reason=joined(reasons) or None)), reasons
+
+
+def joined(reasons: Iterable[str]) -> str:
+    """Join distinct reasons into one text."""
+    return "; ".join(dict.fromkeys(reasons))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portable(Support):
+    """An algorithm in torch operations, for all passes."""
+
+    name: str
+    backend = TORCH
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        return ALGORITHMS[self.name].supports(convolution, dtype)
+
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        return self._able(problem.convolution, problem.dtype)
+
+    def _able(self, convolution: Convolution, dtype: torch.dtype) -> PassChoice:
+        reason = self.rejects(convolution, dtype)
+        return (
+            PassChoice(reason=reason)
+            if reason
+            else PassChoice(engine=f"{self.backend}.{self.name}")
+        )
+
+
+class Kernels(Portable):
+    """A Triton kernel for the forward pass, and for input gradients that are such a convolution."""
+
+    backend = TRITON
+
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        convolution: Convolution | None = problem.convolution
+        if which is Pass.backward_filter:
+            return PassChoice(reason="there is no Triton kernel for the gradient of the weights")
+        if which is Pass.backward_data:
+            convolution = turned_around(problem.convolution)
+        if convolution is None:
+            return PassChoice(reason="the gradient of the inputs is not a convolution of stride 1")
+        return self._able(convolution, problem.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cudnn(Support):
+    """A cuDNN algorithm, or the first choice of cuDNN's heuristic.
+
+    Attributes:
+        backward: algorithms that replace the default for some backward passes.
+    """
+
+    name: str
+    workspace_bytes: int | None = None
+    backward: Mapping[Pass, str] = field(default_factory=dict)
+
+    def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """Return why cuDNN cannot compute a data type; other limits show when cuDNN is called."""
+        return (
+            None
+            if dtype in DATA_TYPES
+            else f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
+        )
+
+    def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
+        """Yield all cuDNN algorithms that can compute a pass."""
+        if self.rejects(problem.convolution, problem.dtype) is None:
+            choices = (self._by(algorithm, which, problem) for algorithm in CODES[which])
+            yield from (choice for choice in choices if choice.reason is None)
+
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        if reason := self.rejects(problem.convolution, problem.dtype):
+            return PassChoice(reason=reason)
+        if self.name != GUESS:
+            return self._by(self._algorithm(which), which, problem)
+        try:
+            return self._by(guess(which, shape_of(problem), self.workspace_bytes), which, problem)
+        except CudnnError as error:
+            return PassChoice(reason=f"cuDNN: {error}")
+
+    def _by(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
+        reason, size = None, 0
+        if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
+            return PassChoice(reason=f"{algorithm} is not deterministic")
+        try:
+            cudnn_plan = plan(which, algorithm, shape_of(problem))
+            size = cudnn_plan.workspace_bytes
+            if self.workspace_bytes is not None and size > self.workspace_bytes:
+                limit = f"algorithm.workspace_bytes={self.workspace_bytes}"
+                reason = f"it needs {format_bytes(size)} of workspace, more than {limit}"
+            else:  # cuDNN may refuse a problem after reporting a workspace
+                even = problem.even()
+                with unset_fake_temporarily(), torch.inference_mode():
+                    cudnn_plan(*(even.empty(shape) for shape in even.reads(which)))
+        except CudnnError as error:
+            reason = f"cuDNN: {error}"
+        except torch.OutOfMemoryError:
+            reason = f"there is no room for its {format_bytes(size)} of workspace"
+        if reason:
+            return PassChoice(reason=reason)
+        return PassChoice(engine=f"{CUDNN}.{algorithm}", workspace_bytes=size)
+
+    def _algorithm(self, which: Pass) -> str:
+        if which is Pass.forward:
+            return self.name
+        data, weights = BACKWARD[self.name]
+        return self.backward.get(which, data if which is Pass.backward_data else weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTorch(Support):
+    """Torch's own convolution under a global setting, if torch then selects the expected code."""
+
+    name: str
+
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        even = problem.even()
+        *moves, groups = even.settings
+        with unset_fake_temporarily():
+            inputs, weight = (even.empty(shape) for shape in even.reads(Pass.forward))
+            selected = torch._C._select_conv_backend(
+                inputs, weight, None, *moves, False, (0, 0), groups
+            )
+        taken = str(selected).rpartition(".")[2]
+        if not SWITCHED[self.name](taken):
+            return PassChoice(reason=f"torch takes {taken} for it")
+        return PassChoice(engine=SEARCH if self.name == "benchmark" else self.name)
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Global torch settings for convolutions."""
+
+    benchmark: bool
+    onednn: bool
+
+    @classmethod
+    def now(cls) -> Switches:
+        """Return the current settings."""
+        return cls(torch._C._get_cudnn_benchmark(), torch._C._get_mkldnn_enabled())
+
+    def of(self, algorithm: str) -> Switches:
+        """Return the settings for an algorithm; most algorithms need no change.
+
+        Raises:
+            UserError: the algorithm needs oneDNN, and torch lacks it.
+        """
+        if algorithm == "benchmark":
+            return replace(self, benchmark=True)
+        if algorithm == "onednn" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            raise UserError("this torch has no oneDNN; choose algorithm=default.")
+        return (
+            replace(self, onednn=algorithm == "onednn")
+            if algorithm in ("onednn", "native")
+            else self
+        )
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        """Apply these settings while entered."""
+        before = Switches.now()
+        self._put()
+        try:
+            yield
+        finally:
+            before._put()
+
+    def _put(self) -> None:
+        torch._C._set_cudnn_benchmark(self.benchmark)
+        torch._C._set_mkldnn_enabled(self.onednn)
+
+
+def no_kernels(device: torch.device) -> str | None:
+    """Return why a device cannot run Triton kernels; None if it can."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return "Triton's kernels are for NVIDIA GPUs"
+    return kernels.available(device)
+
+
+def supports_of(
+    name: str,
+    backend: Backend,
+    device: torch.device,
+    workspace_bytes: int | None,
+    backward: Mapping[Pass, str],
+) -> list[Support]:
+    """Return an algorithm's backends on a device, the most native first; none for `default`.
+
+    Args:
+        backward: see `Cudnn`.
+
+    Raises:
+        UserError: the backend lacks the algorithm; for `auto`, every backend lacks it.
+    """
+    if name == DEFAULT:
+        return []
+    if name == "benchmark" and device.type != "cuda":
+        raise UserError(
+            f"algorithm=benchmark needs cuDNN: {why_no_cudnn(device)}; choose algorithm=default."
+        )
+    if name in SWITCHED:
+        return [OfTorch(name=name)]
+    cudnn = Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward)
+    no_triton = (
+        no_kernels(device)
+        if name in kernels.ALGORITHMS
+        else f"there is no Triton kernel for {name}"
+    )
+    no_torch = None if name in ALGORITHMS else f"{name} is cuDNN's own"
+    candidates: list[tuple[Backend, Support, str | None]] = [
+        (Backend.cudnn, cudnn, why_no_cudnn(device)),
+        (Backend.triton, Kernels(name=name), no_triton),
+        (Backend.torch, Portable(name=name), no_torch),
+    ]
+    candidates = [candidate for candidate in candidates if backend in (Backend.auto, candidate[0])]
+    supports = [support for _, support, reason in candidates if reason is None]
+    reasons = [reason for *_, reason in candidates if reason is not None]
+    if not supports:
+        raise UserError(f"algorithm={name} algorithm.backend={backend}: {'; '.join(reasons)}.")
+    return supports

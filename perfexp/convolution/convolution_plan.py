@@ -1,0 +1,169 @@
+"""Plans: a single convolution pass by a cuDNN algorithm, with all descriptors made in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from perfexp.convolution.coverage import Pass
+from perfexp.convolution.cudnn import CODES, CudnnError, Library, Math, current_device, library
+from perfexp.convolution.portable.geometry import Convolution, Pair
+from perfexp.convolution.replays import Replays
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The problem that a plan solves; pairs are (down, across).
+
+    Attributes:
+        inputs: (N, C, H, W).
+        weight: (O, C / G, kernel height, kernel width).
+        padding: zeros on each side.
+        channels_last: whether the tensors are stored as NHWC.
+    """
+
+    inputs: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    dtype: torch.dtype
+    channels_last: bool
+    math: Math
+    device: int
+
+    @property
+    def outputs(self) -> tuple[int, int, int, int]:
+        """Return the output shape, (N, O, height, width)."""
+        convolution = Convolution.of(
+            self.weight, self.stride, self.padding, self.dilation, self.groups
+        )
+        return (self.inputs[0], self.weight[0], *convolution.output_size(*self.inputs[-2:]))
+
+
+#: Called with every plan and its run function instead of the run; set while kernels are recorded.
+watcher: Callable[[Plan, Callable[[], torch.Tensor]], torch.Tensor] | None = None
+
+
+class Plan:
+    """Computes a pass for dense tensors in the shape's memory format.
+
+    `workspace_bytes` is the memory that a call takes from torch's allocator.
+
+    Raises:
+        CudnnError: cuDNN cannot compute the pass by this algorithm.
+    """
+
+    def __init__(self, which: Pass, algorithm: str, shape: Shape) -> None:
+        self.which, self.algorithm = which, algorithm
+        self._cudnn = cudnn = library()
+        self._code = CODES[which][algorithm]
+        self._call = cudnn.run[which]
+        self._shape, self._device, self._dtype = shape, shape.device, shape.dtype
+        self._replays = Replays(self._enqueue, shape.device)
+        self._format = torch.channels_last if shape.channels_last else torch.contiguous_format
+        self._result = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}.get(
+            which, shape.weight
+        )
+        self._first, self._second, self._how, self._out = self._descriptors = descriptors_of(
+            which, shape, cudnn
+        )
+        self._one, self._zero = cudnn.one_and_zero(shape.dtype)
+        handle = cudnn.handle(shape.device)
+        self.workspace_bytes = cudnn.workspace_bytes(which, handle, self._descriptors, self._code)
+
+    def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Return the pass's result, computed on the current stream.
+
+        Args:
+            first: the inputs; for the input gradient, the weights.
+            second: the weights; for a gradient, the output gradient.
+        """
+        if current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self(first, second)
+        return (
+            self._run(first, second)
+            if watcher is None
+            else watcher(self, partial(self._run, first, second))
+        )
+
+    def _run(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(
+            self._result, dtype=self._dtype, device=first.device, memory_format=self._format
+        )
+        size = self.workspace_bytes
+        # freed after enqueueing; stream order protects it from its next user
+        workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
+        where = 0 if workspace is None else workspace.data_ptr()
+        addresses = (first.data_ptr(), second.data_ptr(), out.data_ptr(), where)
+        self._replays(addresses)
+        return out
+
+    def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
+        handle = self._cudnn.handle(self._device)
+        status = self._call(
+            handle, self._one, self._first, first, self._second, second, self._how, self._code,
+            workspace or None, self.workspace_bytes, self._zero, self._out, out,
+        )  # fmt: skip
+        if status:
+            self._cudnn.check(status)
+
+
+def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:
+    """Return the descriptors of two tensors that a pass reads, the convolution, and the result."""
+    inputs = cudnn.tensor(shape.inputs, shape.dtype, channels_last=shape.channels_last)
+    weight = cudnn.filter(shape.weight, shape.dtype, channels_last=shape.channels_last)
+    outputs = cudnn.tensor(shape.outputs, shape.dtype, channels_last=shape.channels_last)
+    how = cudnn.convolution(
+        shape.padding, shape.stride, shape.dilation, shape.groups, shape.dtype, shape.math
+    )
+    if which is Pass.forward:
+        return inputs, weight, how, outputs
+    if which is Pass.backward_data:
+        return weight, outputs, how, inputs
+    return inputs, outputs, how, weight
+
+
+#: Plans, or the reason for a refusal.
+_plans: dict[Any, Plan | str] = {}
+
+
+def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
+    """Return the plan for a shape, from the cache if possible; refusals are cached, too.
+
+    Raises:
+        CudnnError: cuDNN refuses.
+    """
+    key = (which, algorithm, shape)
+    found = _plans.get(key)
+    if found is None:
+        try:
+            found = Plan(which, algorithm, shape)
+        except CudnnError as error:
+            found = str(error)
+        _plans[key] = found
+    if isinstance(found, str):
+        raise CudnnError(found)
+    return found
+
+
+def guess(which: Pass, shape: Shape, limit: int | None) -> str:
+    """Return the first choice of cuDNN's heuristic within a limit of workspace bytes.
+
+    Raises:
+        CudnnError: the heuristic has no choice within the limit.
+    """
+    cudnn, names = library(), {code: name for name, code in CODES[which].items()}
+    ranked = cudnn.guesses(which, cudnn.handle(shape.device), descriptors_of(which, shape, cudnn))
+    for code, size in ranked:
+        if limit is None or size <= limit:
+            return names[code]
+    raise CudnnError(
+        "the heuristic has no choice within the limit" if ranked else "the heuristic has no choice"
+    )

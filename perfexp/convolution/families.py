@@ -1,0 +1,271 @@
+"""Kernel families: attribute cuDNN's kernels to algorithms, learned from known calls.
+
+A table counts how often each bare kernel name appeared in each algorithm's calls. It covers layers,
+data types and memory formats for one GPU architecture and cuDNN version. `families.json` is the
+shipped table; `perfexp calibrate kernels` learns a table on the current device.
+
+A call is attributed to the algorithm with the highest likelihood for its kernels, taking names as
+independent. This is naive Bayes with Bernoulli features (Manning, Raghavan and Schütze,
+Introduction to Information Retrieval, 13.3). A name with an algorithm's own word in it counts for
+that algorithm alone. This detects direct convolutions that cuDNN runs instead of another algorithm.
+
+A call is proven only if every kernel is known and at least one computes a convolution. Kernels that
+change the memory format, clear memory or add partial sums can belong to any algorithm.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import torch
+
+from perfexp.convolution.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
+from perfexp.host.cache import cache_folder
+
+#: Words in kernel names that identify an algorithm.
+_WORDS = {"direct": "direct", "alg0": "algo_0", "alg1": "algo_1"}
+#: Name parts of PyTorch's own kernels, copies and fills.
+_NOT_CUDNN = ("at::native", "Memcpy", "Memset")
+#: Bare names of kernels that any algorithm may run: memory formats, padding, types, factors,
+#: workspaces, sums.
+_AUXILIARY = re.compile(
+    r"(?i:transpose|transform|padding|slice|convertTensor|scale\w*Tensor|workspace|reduc)|^(nchw|nhwc|folded|kernel)"
+)
+#: An algorithm that is less likely than the best by this factor is ruled out.
+_RULED_OUT = 20.0
+#: Pseudo-count of a name that was never seen with an algorithm, in calls.
+_SMOOTHING = 0.5
+
+_XMMA = re.compile(r"sm\d+_xmma_(?:(fprop|dgrad|wgrad|depthwise_convolution|gemm)_?(\w*))")
+_CUTLASS = re.compile(
+    r"cutlass_(?:\d+_)?(?:wmma_)?[a-z]+op_\w*?(fprop|dgrad|wgrad|gemm)|cutlass_\d+_simt_\w*?(gemm)|Conv2d(Fprop|Dgrad|Wgrad)"
+)
+_SIZES = re.compile(r"_?\d+x\d+\w*")
+
+
+def bare(kernel: str) -> str:
+    """Return a kernel's name without types, tile sizes and architecture."""
+    if found := _XMMA.search(kernel):
+        kind, rest = found.groups()
+        if kind == "gemm":
+            return "xmma_gemm_complex" if rest.startswith("cf32") else "xmma_gemm"
+        return f"xmma_{kind}"
+    if found := _CUTLASS.search(kernel):
+        return f"cutlass_{(found[1] or found[2] or found[3]).lower()}"
+    if "ReduceSplitK" in kernel:
+        return "cutlass_reduction"
+    if kernel.startswith("nvjet"):
+        return "nvjet"
+    name = _without_brackets(kernel).split("::")[-1].removeprefix("void ").strip()
+    return (
+        name if name.startswith("fft") else _SIZES.sub("", name)
+    )  # an FFT is identified by its tile size
+
+
+def _without_brackets(text: str) -> str:
+    depth, kept = 0, []
+    for character in text:
+        if character in "<(":
+            depth += 1
+        elif character in ">)":
+            depth -= 1
+        elif depth == 0:
+            kept.append(character)
+    return "".join(kept)
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Number of an algorithm's calls, in total and with each bare name."""
+
+    calls: int
+    kernels: dict[str, int]
+
+
+class Families(msgspec.Struct, frozen=True):
+    """Kernel counts for one architecture and cuDNN version.
+
+    Attributes:
+        seen: device and number of convolutions behind the table.
+        architecture: for example `sm_90`.
+        cudnn: version as a number, for example 91900 for 9.19.0.
+        counts: number of `calls`, in total and with each bare name (`kernels`), by pass and
+            algorithm.
+    """
+
+    seen: str
+    architecture: str
+    cudnn: int
+    counts: dict[str, dict[str, Counts]]
+
+    def likely(self, which: Pass, kernels: Iterable[str]) -> list[str]:
+        """Return algorithms that a call's kernels can belong to, the likeliest first.
+
+        The list is empty if no kernel computes a convolution.
+        """
+        seen = {name for name in map(bare, kernels) if not _AUXILIARY.search(name)}
+        named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
+        if named:
+            return sorted(named)
+        algorithms = self.counts.get(which.value, {})
+        names = self._names(which)
+        if not seen & names:
+            return []
+        scores = {
+            algorithm: _score(counts, seen, names) for algorithm, counts in algorithms.items()
+        }
+        best = max(scores.values())
+        likely = [
+            algorithm for algorithm, score in scores.items() if score > best - math.log(_RULED_OUT)
+        ]
+        return sorted(likely, key=lambda algorithm: -scores[algorithm])
+
+    def unknown(self, which: Pass, kernels: Iterable[str]) -> list[str]:
+        """Return bare names that no algorithm's calls had and that name no algorithm.
+
+        PyTorch's own kernels are left out.
+        """
+        known = {
+            name for counts in self.counts.get(which.value, {}).values() for name in counts.kernels
+        }
+        names = dict.fromkeys(bare(kernel) for kernel in of_cudnn(kernels))
+        return [name for name in names if name not in known and not _says(name)]
+
+    def _names(self, which: Pass) -> set[str]:
+        """Return bare names of kernels that compute without naming their algorithm."""
+        counts = self.counts.get(which.value, {}).values()
+        names = {name for of_algorithm in counts for name in of_algorithm.kernels}
+        return {name for name in names if not _says(name) and not _AUXILIARY.search(name)}
+
+
+def _says(name: str) -> bool:
+    return any(word in name for word in _WORDS)
+
+
+def _score(counts: Counts, seen: set[str], names: set[str]) -> float:
+    """Return the log-likelihood of seen and unseen names, for one algorithm's calls."""
+    score = 0.0
+    for name in names:
+        share = (counts.kernels.get(name, 0) + _SMOOTHING) / (counts.calls + 2 * _SMOOTHING)
+        score += math.log(share if name in seen else 1 - share)
+    return score
+
+
+def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
+    """Return a pass report with observed kernels and a verdict on them.
+
+    The verdict says whether the kernels belong to the requested algorithm.
+    """
+    table, observed = current(), of_cudnn(kernels)
+    likely = table.likely(report.which, observed)
+    status, reason = LayerStatus.ok, None
+    if unknown := table.unknown(report.which, observed):
+        status, reason, likely = (
+            LayerStatus.unproven,
+            f"not known what {', '.join(unknown)} computes",
+            [],
+        )
+    elif not likely:
+        status, reason = (
+            LayerStatus.unproven,
+            f"no kernel computes a convolution: {_short(kernels) or 'none'}",
+        )
+    elif report.selected.rpartition(".")[2] not in likely:
+        status, reason = LayerStatus.substituted, f"cuDNN ran {likely[0]} ({_short(kernels)})"
+    return replace(
+        report,
+        status=status,
+        reason=reason,
+        ran=" or ".join(likely) or None,
+        kernels=tuple(kernels),
+    )
+
+
+def forward_algorithm(kernels: Iterable[str]) -> str | None:
+    """Return the algorithms that a forward pass's kernels can belong to; None if unknown.
+
+    Several are joined, for example `fft or fft_tiling`.
+    """
+    table, observed = current(), of_cudnn(kernels)
+    is_known = not table.unknown(Pass.forward, observed)
+    return " or ".join(table.likely(Pass.forward, observed)) or None if is_known else None
+
+
+def of_cudnn(kernels: Iterable[str]) -> list[str]:
+    """Return a call's kernels that may be cuDNN's: not PyTorch's own, copies or fills."""
+    return [name for name in kernels if not any(word in name for word in _NOT_CUDNN)]
+
+
+def judge_forward(
+    report: AlgorithmReport, kernels: Mapping[str, Collection[str]]
+) -> AlgorithmReport:
+    """Return a report with the observed forward kernels of layers that request a cuDNN algorithm.
+
+    Layers stay unchanged if they have several kinds of inputs or kernels that prove nothing.
+    """
+    names = [layer.name for layer in report.layers]
+
+    def of_pass(name: str, each: PassReport) -> PassReport:
+        if (
+            each.which is not Pass.forward
+            or each.status is not LayerStatus.requested
+            or names.count(name) > 1
+        ):
+            return each
+        judged = judge(each, kernels.get(name, ()))
+        return each if judged.status is LayerStatus.unproven else judged
+
+    def of_layer(layer: LayerReport) -> LayerReport:
+        return replace(layer, passes=tuple(of_pass(layer.name, each) for each in layer.passes))
+
+    return replace(report, layers=tuple(of_layer(layer) for layer in report.layers))
+
+
+def _short(kernels: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(bare(kernel) for kernel in kernels))
+
+
+@cache
+def shipped() -> Families:
+    """Return the table shipped with perfexp."""
+    return msgspec.json.decode(
+        files("perfexp.convolution").joinpath("families.json").read_bytes(), type=Families
+    )
+
+
+def current() -> Families:
+    """Return the current device's table if it was calibrated, otherwise the shipped table."""
+    if (place := identity()) is None:
+        return shipped()
+    with suppress(OSError, msgspec.DecodeError):  # not calibrated, or by another version
+        return msgspec.json.decode(calibrated(*place).read_bytes(), type=Families)
+    return shipped()
+
+
+def calibrated(architecture: str, cudnn: int) -> Path:
+    """Return the path of a table made by `perfexp calibrate kernels`."""
+    return cache_folder("families") / f"{architecture}-cudnn{cudnn}.json"
+
+
+def identity() -> tuple[str, int] | None:
+    """Return the current device's architecture and the cuDNN version; None without both."""
+    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_available() or version is None:
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}", int(version)
+
+
+def foreign() -> str | None:
+    """Return where the current table was learned and what runs here, if these differ."""
+    place, table = identity(), current()
+    if place is None or place == (table.architecture, table.cudnn):
+        return None
+    return f"learned on {table.architecture} with cuDNN {table.cudnn}, and this is {place[0]} with cuDNN {place[1]}"

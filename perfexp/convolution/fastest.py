@@ -1,0 +1,329 @@
+"""algorithm=fastest: race all algorithms that can compute a convolution, and use the winner."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import torch
+
+from perfexp.convolution import T, kernels, replays
+from perfexp.convolution.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
+from perfexp.convolution.coverage import Pass
+from perfexp.convolution.cudnn import CudnnError, why_no_cudnn
+from perfexp.convolution.engines import TORCH, Engines, plan_of
+from perfexp.convolution.operators import BENCHMARK, CUDNN, DEFAULT, TRITON
+from perfexp.convolution.portable.algorithms import ALGORITHMS
+from perfexp.convolution.problem import Problem
+from perfexp.convolution.race import Race
+from perfexp.cost.tensors import tensors_in
+from perfexp.devices import Device
+from perfexp.host.cache import JsonCache
+from perfexp.models import cuda_graphs, tf32
+
+#: Default limits of the relative L2 error against float64: a multiple of the data type's rounding
+#: error.
+_MAX_ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+_MAX_ERROR_TF32 = 3e-3
+
+Run = Callable[[], Any]
+Runner = Callable[[str, Sequence[torch.Tensor]], Run]
+_Winners = dict[Pass, PassChoice]
+
+
+class Threads:
+    """Isolated threads by name, with the caller's grad mode and device; `end` ends them.
+
+    Torch caches cuDNN's chosen algorithms per thread. It consults that cache before it searches
+    (`benchmark`) or calls the heuristic. So for the same shape, whichever runs first in a thread
+    decides for both (ATen's Conv_v8.cpp).
+    """
+
+    def __init__(self) -> None:
+        self._threads: defaultdict[str, ThreadPoolExecutor] = defaultdict(
+            partial(ThreadPoolExecutor, 1)
+        )
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work`, backward passes included, in a thread and return its result.
+
+        Errors in `work` are raised here.
+        """
+        inferring, recorded = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+        def run() -> T:
+            if device is not None:
+                torch.cuda.set_device(device)
+            with (
+                torch.inference_mode(inferring),
+                torch.set_grad_enabled(recorded),
+                torch.autograd.set_multithreading_enabled(False),
+            ):
+                return work()
+
+        return self._threads[name].submit(run).result()
+
+    def end(self) -> None:
+        """Shut all threads down."""
+        for thread in self._threads.values():
+            thread.shutdown()
+        self._threads.clear()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fastest(Support):
+    """Races all candidates, including torch itself, and chooses the fastest.
+
+    On an NVIDIA GPU each pass has its own race between torch's choice, torch's search, cuDNN
+    algorithms and Triton kernels. Elsewhere the algorithms in torch operations compete. They
+    include their own backward passes, so the three training passes share a race.
+
+    `max_error` limits the relative L2 error against float64; the default depends on the data type.
+    Winners of earlier processes may be reused.
+    """
+
+    device: Device
+    threads: Threads
+    workspace_bytes: int | None = None
+    max_error: float | None = None
+    choices: JsonCache
+    reuse: bool = True
+    _known: dict[str, _Winners] = field(default_factory=dict)
+    _chosen: list[str] = field(default_factory=list)
+
+    def choose(self, problem: Problem) -> Choice:
+        if why_no_cudnn(problem.device) is None:
+            return {
+                which: self._remembered(problem, (which,), self._of_pass)[which]
+                for which in problem.passes
+            }
+        return self._remembered(problem, problem.passes, self._of_all_passes)
+
+    def _remembered(
+        self,
+        problem: Problem,
+        passes: tuple[Pass, ...],
+        hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners],
+    ) -> _Winners:
+        kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
+        key = f"{kind} {' '.join(passes)}"
+        winners = self._known.get(key) or self._read(key, passes, problem)
+        if winners is None:
+            with (
+                torch.no_grad(),
+                replays.eager(),
+            ):  # like for like: torch's passes are not launched as captured either
+                winners = self.threads.run("race", partial(hold_race, problem, passes))
+            if not any(winner.not_cached for winner in winners.values()):
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                entry = {
+                    which.value: {**asdict(winner), "kept_since": now}
+                    for which, winner in winners.items()
+                }
+                self.choices.add(key, entry)
+        self._known[key] = winners
+        self._chosen.append(key)
+        return winners
+
+    def discard_choices(self) -> None:
+        """Remove all choices from the cache for other processes; this process keeps using them."""
+        self.choices.remove(self._chosen)
+
+    def _read(self, key: str, passes: tuple[Pass, ...], problem: Problem) -> _Winners | None:
+        """Return an earlier process's choice, if it is still possible."""
+        entry = self.choices.find(key) if self.reuse else None
+        try:
+            winners = (
+                {which: PassChoice(**entry[which.value]) for which in passes} if entry else None
+            )
+            for which, choice in (winners or {}).items():
+                if choice.kept_since is None:
+                    raise ValueError("cached by an earlier version, without a date")
+                self._check(which, choice.engine, problem)
+        except (KeyError, TypeError, ValueError, CudnnError):
+            return None
+        return winners
+
+    def _check(self, which: Pass, engine: str, problem: Problem) -> None:
+        """Check that an engine can compute a pass.
+
+        Raises:
+            ValueError: the engine cannot compute the pass.
+            CudnnError: cuDNN refuses.
+        """
+        backend, _, name = engine.partition(".")
+        is_able = backend in (CUDNN, DEFAULT, BENCHMARK)
+        if backend == CUDNN:
+            plan_of(which, engine, problem)
+        elif backend == TORCH:
+            is_able = ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None
+        elif backend == TRITON:
+            is_able = no_kernels(problem.device) is None
+        if not is_able:
+            raise ValueError(engine)
+
+    def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
+        (which,) = passes
+        try:
+            return {which: self._raced(which, problem.even())}
+        except torch.OutOfMemoryError:  # a race needs more memory than the model
+            return {which: PassChoice()}
+        finally:
+            torch.cuda.empty_cache()  # the losers' workspaces
+
+    def _raced(self, which: Pass, problem: Problem) -> PassChoice:
+        entrants = dict(self._entrants(which, problem))
+
+        def runner(name: str, tensors: Sequence[torch.Tensor]) -> Run:
+            return _runner(which, name, problem, tensors)
+
+        winner, facts = self._winner(
+            list(entrants), runner, partial(_tensors, problem, which), problem
+        )
+        return replace(entrants[winner], **facts)
+
+    def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
+        """Return the joint winner for all passes, among the algorithms in torch operations."""
+        convolution = problem.convolution
+        able = [
+            name
+            for name in ALGORITHMS
+            if ALGORITHMS[name].supports(convolution, problem.dtype) is None
+        ]
+
+        def draw() -> list[torch.Tensor]:
+            return [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
+
+        def runner(name: str, values: Sequence[torch.Tensor]) -> Run:
+            engines = Engines(name, name, name)
+            inputs, weight, grad = values
+            if passes == (Pass.forward,):
+                return lambda: [engines.compute(convolution, inputs, weight, None)]
+            gradients = ((Pass.backward_data, inputs), (Pass.backward_filter, weight))
+            wanted = [tensor.requires_grad_() for which, tensor in gradients if which in passes]
+
+            def run() -> list[torch.Tensor]:
+                with torch.enable_grad():
+                    outputs = engines.compute(convolution, inputs, weight, None)
+                    return [outputs.detach(), *torch.autograd.grad(outputs, wanted, grad)]
+
+            return run
+
+        winner, facts = self._winner(
+            [DEFAULT, *(f"{TORCH}.{name}" for name in able)], runner, draw, problem
+        )
+        others = {
+            which: PassChoice(engine=winner) for which in passes[1:]
+        }  # the times cover all passes
+        return {passes[0]: PassChoice(engine=winner, **facts), **others}
+
+    def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
+        yield DEFAULT, PassChoice()
+        yield BENCHMARK, PassChoice(engine=BENCHMARK)
+        for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(
+            which, problem
+        ):
+            yield choice.engine, choice
+        if no_kernels(problem.device) is None:
+            choices = (Kernels(name=name).candidate(which, problem) for name in kernels.ALGORITHMS)
+            yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
+
+    def _winner(
+        self,
+        names: Sequence[str],
+        runner: Runner,
+        draw: Callable[[], list[torch.Tensor]],
+        problem: Problem,
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the winner among the sufficiently exact engines, and facts about all engines."""
+        captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
+        race = Race(device=self.device, default=DEFAULT, where=self._thread, captures=captures)
+        errors, exact, nominees = self._nominees(race, names, runner, draw(), problem)
+        again = dict.fromkeys(
+            [*nominees, *(name for name in (DEFAULT, BENCHMARK) if name in exact)]
+        )
+        tensors = draw()
+        outcome = race.decide({name: runner(name, tensors) for name in again}, nominees[0])
+        return outcome.chosen, {"errors": errors, **outcome.facts()}
+
+    def _nominees(
+        self,
+        race: Race,
+        names: Sequence[str],
+        runner: Runner,
+        tensors: list[torch.Tensor],
+        problem: Problem,
+    ) -> tuple[dict[str, float], list[str], list[str]]:
+        """Return the errors of engines that fit into memory, the exact engines, and the fastest.
+
+        Exact means within the error limit; only exact engines can be among the fastest.
+        """
+        usual = _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]
+        limit = usual if self.max_error is None else self.max_error
+        runs = {name: runner(name, tensors) for name in names}
+        reference = runner(DEFAULT, [tensor.double() for tensor in tensors])()
+        errors: dict[str, float] = {}
+        for name, run in runs.items():
+            try:
+                errors[name] = self._thread(name)(partial(_error, run, reference))
+            except torch.OutOfMemoryError:
+                if name == DEFAULT:
+                    raise
+        del reference
+        exact = {
+            name: run
+            for name, run in runs.items()
+            if name == DEFAULT or errors.get(name, limit + 1) <= limit
+        }
+        return errors, list(exact), race.nominate(exact)
+
+    def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
+        """Return a runner for an engine.
+
+        Torch's search gets its own thread, because it must not use its heuristic's cached choice.
+        """
+        return partial(self.threads.run, "search") if name == BENCHMARK else lambda work: work()
+
+
+def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
+    made = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
+    return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in made]
+
+
+def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
+    operators, settings, (first, second) = (
+        torch.ops.perfexp,
+        (*problem.settings, problem.channels_last),
+        tensors,
+    )
+    if which is Pass.forward:
+        return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)
+    if which is Pass.backward_data:
+        inputs = problem.empty(problem.shape).to(first.dtype)
+        return lambda: operators.convolution_backward_data(second, inputs, first, *settings, engine)
+    weight = problem.empty(problem.convolution.weight_shape).to(first.dtype)
+    return lambda: operators.convolution_backward_filter(second, first, weight, *settings, engine)
+
+
+def _error(run: Run, reference: Any) -> float:
+    """Return a run's relative L2 error, the largest over its tensors.
+
+    The error is infinite if a number is not finite.
+    """
+    pairs = zip(tensors_in(run()), tensors_in(reference), strict=True)
+    errors = [
+        float((one.double() - other).norm() / other.norm().clamp_min(1e-300))
+        for one, other in pairs
+    ]
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
+
+
+def _tf32(problem: Problem) -> bool:
+    return problem.dtype is torch.float32 and problem.device.type == "cuda" and tf32.allowed()[1]

@@ -1,0 +1,171 @@
+"""Kernels: convolution algorithms as Triton kernels for NVIDIA GPUs.
+
+* `direct` sums products in registers by the definition, in float32 or float64, without im2col or a
+  matrix product.
+* `winograd` is F(2 × 2, 3 × 3) with stride 1, and TF32 products if cuDNN may use TF32. Half
+  precisions are transformed in float32 and multiplied in half precision by tensor cores.
+
+Both rearrange or transform the weights in every call. Triton is imported with the first
+computation. Inputs are (N, C, H, W) in any memory format, weights (O, C / G, kernel height, kernel
+width) in the same data type. Results are (N, O, height, width) in the inputs' data type, and
+channels last if the inputs are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module, metadata, util
+from typing import Any
+
+import torch
+
+from perfexp.convolution.kernels.launch import Layout, Plan, Problem, fastest
+from perfexp.convolution.portable.algorithms import ALGORITHMS as PORTABLE
+from perfexp.convolution.portable.algorithms import is_channels_last, misfit
+from perfexp.convolution.portable.geometry import Convolution
+from perfexp.models import tf32
+
+#: Oldest Triton version with this launch interface.
+_OLDEST = (3, 3)
+#: Minimum compute capability: asynchronous copies and TF32.
+_CAPABILITY = (8, 0)
+#: Number of multiprocessors that the interpreter assumes.
+_PROCESSORS = 4
+
+#: Plans by shape; the first call chooses.
+_plans: dict[Any, Plan] = {}
+
+
+def available(device: torch.device | None = None) -> str | None:
+    """Return why Triton kernels cannot run on a device, for example `triton is not installed`.
+
+    The result is None if they can. This imports nothing.
+
+    Args:
+        device: device to check; None for the current device.
+    """
+    if util.find_spec("triton") is None:
+        return "triton is not installed"
+    version = _version()
+    if version and version < _OLDEST:
+        return f"Triton is {'.'.join(map(str, version))}, older than {'.'.join(map(str, _OLDEST))}"
+    if interpreted() and (device is None or device.type == "cpu"):
+        return None
+    if device is not None and device.type != "cuda":
+        return f"the device is {device.type}, not cuda"
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if torch.version.hip is not None:
+        return "AMD devices are untested"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _CAPABILITY:
+        return (
+            f"the device has compute capability {capability[0]}.{capability[1]}, not 8.0 or higher"
+        )
+    return None
+
+
+def interpreted() -> bool:
+    """Return whether Triton's interpreter runs kernels; it must be set before Triton's import."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+def compute(
+    name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
+    """Compute by the shape's plan, which the first call chooses; autograd does not record it."""
+    device = inputs.device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return compute(name, inputs, weight, convolution)
+    of_inputs = (inputs.shape, inputs.stride(), inputs.dtype, device, _tf32(name, inputs))
+    key = (
+        name,
+        *of_inputs,
+        weight.shape,
+        weight.stride(),
+        weight.dtype,
+        weight.device,
+        convolution,
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _chosen(key, inputs, weight, plans(name, inputs, weight, convolution))
+    return plan(inputs, weight)
+
+
+def plans(
+    name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> list[Plan]:
+    """Return all candidate plans for a shape, the likeliest to be fast first.
+
+    Raises:
+        ValueError: the kernels cannot compute the convolution.
+    """
+    reason = misfit(convolution, inputs.shape) or PORTABLE[name].supports(convolution, inputs.dtype)
+    if reason is None and (inputs.dtype, inputs.device) != (weight.dtype, weight.device):
+        reason = f"inputs are {inputs.dtype} on {inputs.device}, weights {weight.dtype} on {weight.device}"
+    reason = reason or available(inputs.device)
+    if reason is not None:
+        raise ValueError(f"The kernel of {name} can't compute this convolution: {reason}.")
+    shape = (inputs.shape[0], weight.shape[0], *convolution.output_size(*inputs.shape[2:]))
+    last = is_channels_last(inputs.shape, inputs.stride())
+    layout = torch.channels_last if last else torch.contiguous_format
+    outputs = torch.empty(shape, dtype=inputs.dtype, device="meta", memory_format=layout)
+    if outputs.numel() == 0:
+        return [Plan(outputs=Layout.of(outputs))]
+    processors = _PROCESSORS
+    if inputs.device.type == "cuda":
+        processors = torch.cuda.get_device_properties(inputs.device).multi_processor_count
+    problem = Problem(
+        convolution=convolution,
+        dtype=inputs.dtype,
+        inputs=Layout.of(inputs),
+        weight=Layout.of(weight),
+        outputs=Layout.of(outputs),
+        last=last,
+        processors=processors,
+        tf32=_tf32(name, inputs),
+        interpreted=interpreted(),
+    )
+    candidates: list[Plan] = import_module(f"perfexp.convolution.kernels.{name}_kernels").plans(
+        problem
+    )
+    return candidates
+
+
+def _chosen(
+    key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[Plan]
+) -> Plan:
+    """Return the fastest plan.
+
+    Under deterministic algorithms it is the first plan, so that all processes get the same results.
+    """
+    plan = candidates[0]
+    if (
+        inputs.device.type == "cuda"
+        and len(candidates) > 1
+        and not torch.are_deterministic_algorithms_enabled()
+    ):
+        if torch.cuda.is_current_stream_capturing():
+            return plan  # timing is impossible during a capture
+        plan = fastest(candidates, inputs, weight)
+    _plans[key] = plan
+    return plan
+
+
+def _tf32(name: str, inputs: torch.Tensor) -> bool:
+    return name == "winograd" and inputs.dtype == torch.float32 and tf32.allowed()[1]
+
+
+def _version() -> tuple[int, ...]:
+    try:
+        return tuple(map(int, metadata.version("triton").split(".")[:2]))
+    except (metadata.PackageNotFoundError, ValueError):
+        return ()
+
+
+#: Algorithms with kernels: functions of inputs, weights and convolution.
+ALGORITHMS = {name: partial(compute, name) for name in ("direct", "winograd")}

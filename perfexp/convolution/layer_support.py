@@ -1,0 +1,237 @@
+"""Layer support: which algorithms can compute a model's convolutions, without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from perfexp.convolution import Backend
+from perfexp.convolution.backends import (
+    GUESS,
+    Choice,
+    Cudnn,
+    Kernels,
+    PassChoice,
+    Support,
+    Switches,
+    first_able,
+    supports_of,
+)
+from perfexp.convolution.coverage import Pass
+from perfexp.convolution.cudnn import CODES
+from perfexp.convolution.layer import Layer
+from perfexp.convolution.operators import BENCHMARK, DEFAULT
+from perfexp.convolution.portable.algorithms import ALGORITHMS, canonical
+from perfexp.convolution.problem import Problem
+from perfexp.cost import Inconclusive
+from perfexp.cost.trial import MODULE_ERRORS, isolated, trial_outputs, why_refused
+from perfexp.errors import UserError
+from perfexp.models import Batch, modules
+from perfexp.records.record import Key
+
+
+def survey(
+    session: Any,
+    key: Key,
+    *,
+    backend: str | None = None,
+    workspace_bytes: int | None = None,
+    backward: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Check all algorithms on a device for each distinct convolution of a model.
+
+    Args:
+        key: the point that sets phase, input size and batch size.
+        backward: cuDNN algorithms by backward pass; they replace the defaults of a forward
+            algorithm.
+        progress: called with the name of the next layer.
+
+    Returns:
+        JSON values. `algorithms`: the names. `unused`: layers that compute nothing. `layers`: an
+            entry per distinct problem with `names`, `convolution`, `input_shape`, `dtype`,
+            `channels_last`, and `algorithms`. This has an entry by algorithm and pass: `backend`
+            and `engine`, or the `reason` for their absence; `workspace_bytes` if known;
+            `passed_over`, the reasons of earlier backends.
+
+    Raises:
+        UserError: the model is not a torch model, has no 2-D convolution, or rejects the inputs.
+    """
+    module = getattr(session, "module", None)
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(
+            "This model is not a torch model and has no known layers; choose another model."
+        )
+    problems = _problems_of(session, module, key)
+    layers: dict[Problem, list[str]] = {}
+    for name, requests in problems.items():
+        for problem in requests:
+            layers.setdefault(problem, []).append(name)
+    if not layers:
+        raise UserError("The model computes no 2-D convolution; choose another model.")
+    device = next(iter(layers)).device
+    named = {
+        Pass(which): canonical(name, list(CODES[Pass(which)]))
+        for which, name in (backward or {}).items()
+    }
+    names = _names(device)
+    chosen = Backend(backend or Backend.auto)
+    supports = {name: _supports(name, chosen, device, workspace_bytes, named) for name in names}
+    entries = []
+    for problem, sharing in layers.items():
+        progress(sharing[0])
+        answers = {name: _answer(name, supports[name], problem) for name in names}
+        entries.append(
+            {
+                "names": sharing,
+                "convolution": asdict(problem.convolution),
+                "input_shape": problem.shape,
+                "dtype": str(problem.dtype).removeprefix("torch."),
+                "channels_last": problem.channels_last,
+                "algorithms": answers,
+            }
+        )
+    unused = [name for name, requests in problems.items() if not requests]
+    return {"algorithms": names, "layers": entries, "unused": unused}
+
+
+class _Recorder(Support):
+    """Records a layer's problems and leaves all computation to torch."""
+
+    def __init__(self) -> None:
+        self.problems: dict[Problem, None] = {}
+
+    def choose(self, problem: Problem) -> Choice:
+        self.problems[problem] = None
+        return super().choose(problem)
+
+
+class _Placed(torch.nn.Module):
+    """A session's model with a run's input placement and the session's autocast."""
+
+    def __init__(self, session: Any, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module, self._session = module, session
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self._session.eager(self._session.place(Batch(inputs=inputs, targets=None)).inputs)
+
+
+def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, list[Problem]]:
+    training = key.phase == "train"
+    modules.train(module, training)
+    inputs = session.random_batch(key.input_size, key.batch_size, 0).inputs
+    try:
+        try:  # the trial needs no time and memory
+            return isolated(_recorded)(session, module, inputs, training=training)
+        except Inconclusive:
+            return _recorded(session, module, inputs, training=training, is_trial=False)
+    except MODULE_ERRORS as error:
+        reason = (
+            why_refused(module, inputs)
+            or (str(error).strip() or type(error).__name__).splitlines()[0]
+        )
+        shape = " × ".join(map(str, inputs.shape))
+        raise UserError(f"The model can't take {shape}: {reason.rstrip('.')}.") from error
+
+
+def _recorded(
+    session: Any,
+    module: torch.nn.Module,
+    inputs: torch.Tensor,
+    *,
+    training: bool,
+    is_trial: bool = True,
+) -> dict[str, list[Problem]]:
+    """Return the convolutions in a forward pass by layer; a trial uses stand-in tensors."""
+    with _recording(module) as recorders:
+        if is_trial:
+            placed = _Placed(session, module).train(training)
+            trial_outputs(
+                placed, tuple(inputs.shape), inputs.dtype, inputs.device, gradients=training
+            )
+        else:
+            with torch.set_grad_enabled(training):
+                session.eager(inputs)
+    return {name: list(recorder.problems) for name, recorder in recorders.items()}
+
+
+@contextmanager
+def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
+    recorders: dict[str, _Recorder] = {}
+    layers = []
+    for name, child in module.named_modules():
+        if isinstance(child, torch.nn.Conv2d):
+            recorders[name] = recorder = _Recorder()
+            layers.append(Layer(name, child, DEFAULT, [recorder], lambda *_: None))
+    for layer in layers:
+        layer.install()
+    try:
+        yield recorders
+    finally:
+        for layer in reversed(layers):
+            layer.remove()
+
+
+def _names(device: torch.device) -> list[str]:
+    names = list(ALGORITHMS)
+    if not isinstance(_supports(GUESS, Backend.auto, device, None, {}), str):
+        names += [GUESS, BENCHMARK]
+    if device.type == "cpu":
+        names += ["onednn"] if torch.backends.mkldnn.is_available() else []  # type: ignore[no-untyped-call]
+        names.append("native")
+    return names
+
+
+def _supports(
+    name: str,
+    backend: Backend,
+    device: torch.device,
+    workspace_bytes: int | None,
+    backward: Mapping[Pass, str],
+) -> list[Support] | str:
+    try:
+        return supports_of(name, backend, device, workspace_bytes, backward)
+    except UserError as error:
+        return str(error).partition(": ")[2].rstrip(".")
+
+
+def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> dict[str, Any]:
+    """Return each pass's engine for an algorithm.
+
+    The backend is the first that can compute the outputs.
+    """
+    if isinstance(supports, str):
+        refused = PassChoice(reason=supports)
+        return {which.value: _pass_entry(None, refused, {}) for which in problem.passes}
+    with Switches.now().of(name).set():
+        choice, reasons = first_able(supports, problem)
+    # the default covers torch's own implementations, such as oneDNN
+    kinds = {Cudnn: Backend.cudnn, Kernels: Backend.triton}
+    backends = [
+        (Backend.cudnn if name == BENCHMARK else kinds.get(type(support), Backend.torch)).value
+        for support in supports
+    ]
+    chosen = backends[len(reasons)] if len(reasons) < len(backends) else None
+    passed_over = dict(zip(backends, reasons, strict=False)) if chosen else {}
+    return {
+        which.value: _pass_entry(chosen, pass_choice, passed_over)
+        for which, pass_choice in choice.items()
+    }
+
+
+def _pass_entry(
+    backend: str | None, choice: PassChoice, passed_over: Mapping[str, str]
+) -> dict[str, Any]:
+    able = choice.reason is None
+    return {
+        "backend": backend if able else None,
+        "engine": choice.engine if able else None,
+        "workspace_bytes": choice.workspace_bytes,
+        "reason": choice.reason,
+        "passed_over": dict(passed_over),
+    }

@@ -1,0 +1,225 @@
+"""Operators: how torch's autograd, compiler and graphs call an engine (see `engines`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import conv2d
+
+from perfexp.convolution import kernels
+from perfexp.convolution.convolution_plan import Shape, plan
+from perfexp.convolution.coverage import Pass
+from perfexp.convolution.cudnn import math_of
+from perfexp.convolution.portable.geometry import Convolution, Pair
+
+DEFAULT, BENCHMARK = "default", "benchmark"
+CUDNN, TRITON = "cudnn", "triton"
+
+#: Triton kernels by engine.
+_KERNELS = {f"{TRITON}.{name}": kernel for name, kernel in kernels.ALGORITHMS.items()}
+
+
+class Settings(NamedTuple):
+    """How a convolution moves over its inputs, and the result's memory format.
+
+    The padding is the same on both sides.
+    """
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    channels_last: bool
+
+    @classmethod
+    def of(
+        cls, stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool, *_: str
+    ) -> Settings:
+        """Build settings from an operator's arguments: lists, then engines."""
+        return cls(tuple(stride), tuple(padding), tuple(dilation), groups, channels_last)
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Return the result's memory format."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    def convolution(self, weight: torch.Tensor) -> Convolution:
+        """Return the convolution with these weights."""
+        return Convolution.of(weight.shape, *self[:4])
+
+    def shape(
+        self, inputs: Sequence[int], weight: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Shape:
+        """Return the cuDNN plan shape for inputs and weights of these shapes."""
+        moves, device_index = self[:4], device.index or 0
+        return Shape(
+            tuple(inputs),
+            tuple(weight),
+            *moves,
+            dtype,
+            self.channels_last,
+            math_of(dtype),
+            device_index,
+        )
+
+
+@contextmanager
+def _searching(engine: str) -> Iterator[None]:
+    before = torch._C._get_cudnn_benchmark()
+    torch._C._set_cudnn_benchmark(before or engine == BENCHMARK)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_benchmark(before)
+
+
+def _convolution(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    settings, forward = Settings.of(*arguments), arguments[5]
+    if forward in _KERNELS:
+        return _KERNELS[forward](
+            inputs.contiguous(memory_format=settings.layout), weight, settings.convolution(weight)
+        )
+    if forward.startswith(CUDNN):
+        shape = settings.shape(inputs.shape, weight.shape, inputs.dtype, inputs.device)
+        return _by_cudnn(Pass.forward, forward, shape, inputs, weight)
+    with _searching(forward):
+        return conv2d(inputs, weight, None, *settings[:4]).contiguous(memory_format=settings.layout)
+
+
+def _gradient(
+    which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    settings, engine, of_inputs = Settings.of(*arguments), arguments[5], which is Pass.backward_data
+    if engine in _KERNELS:
+        turned = turned_around(settings.convolution(weight))
+        assert turned is not None
+        grad = grad.contiguous(memory_format=settings.layout)
+        return _KERNELS[engine](grad, _turned_weight(weight, settings.groups), turned)
+    if engine.startswith(CUDNN):
+        shape = settings.shape(inputs.shape, weight.shape, grad.dtype, grad.device)
+        return _by_cudnn(which, engine, shape, weight if of_inputs else inputs, grad)
+    *moves, groups, _ = settings
+    wanted = [of_inputs, not of_inputs, False]
+    with _searching(engine):
+        gradients = torch.ops.aten.convolution_backward(
+            grad, inputs, weight, None, *moves, False, [0, 0], groups, wanted
+        )
+    gradient: torch.Tensor = gradients[0 if of_inputs else 1]
+    return gradient.contiguous(memory_format=settings.layout)
+
+
+def _by_cudnn(which: Pass, engine: str, shape: Shape, *reads: torch.Tensor) -> torch.Tensor:
+    layout = torch.channels_last if shape.channels_last else torch.contiguous_format
+    first, second = (tensor.contiguous(memory_format=layout) for tensor in reads)
+    return plan(which, engine.removeprefix(f"{CUDNN}."), shape)(first, second)
+
+
+def turned_around(convolution: Convolution) -> Convolution | None:
+    """Return the convolution that maps output gradients to input gradients; None if none does."""
+    if convolution.stride != (1, 1):
+        return None
+    reach = [d * (k - 1) for d, k in zip(convolution.dilation, convolution.kernel, strict=True)]
+    left, right, top, bottom = convolution.padding
+    padding = (reach[1] - left, reach[1] - right, reach[0] - top, reach[0] - bottom)
+    if min(padding) < 0:
+        return None
+    inputs, outputs = convolution.in_channels, convolution.out_channels
+    return replace(convolution, in_channels=outputs, out_channels=inputs, padding=padding)
+
+
+def _turned_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """Return weights rotated by 180°, with each group's channels transposed.
+
+    The result's shape is (C, O / G, kernel height, kernel width).
+    """
+    grouped = torch.unflatten(weight.flip(2, 3), 0, (groups, -1))
+    return grouped.transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def _fake(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    settings = Settings.of(*arguments)
+    size = settings.convolution(weight).output_size(*inputs.shape[-2:])
+    return _empty(inputs, (inputs.shape[0], weight.shape[0], *size), settings)
+
+
+def _fake_gradient(
+    which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    like = inputs if which is Pass.backward_data else weight
+    return _empty(grad, like.shape, Settings.of(*arguments))
+
+
+def _empty(like: torch.Tensor, shape: Sequence[int], settings: Settings) -> torch.Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=settings.layout)
+
+
+class _Differentiable(torch.autograd.Function):
+    """The operator's autograd; `torch.library.register_autograd` costs ten times the host time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        *ctx.settings, _, ctx.data, ctx.filter = arguments
+        return _without_autograd(inputs, weight, *arguments)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        of_inputs = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_inputs = torch.ops.perfexp.convolution_backward_data(
+                grad, inputs, weight, *ctx.settings, ctx.data
+            )
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.ops.perfexp.convolution_backward_filter(
+                grad, inputs, weight, *ctx.settings, ctx.filter
+            )
+        return of_inputs, of_weight, *[None] * 8
+
+
+def _without_autograd(*arguments: Any) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        outputs: torch.Tensor = torch.ops.perfexp.convolution(*arguments)
+    return outputs
+
+
+def _with_autograd(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
+        outputs: torch.Tensor = _Differentiable.apply(inputs, weight, *arguments)  # type: ignore[no-untyped-call]
+        return outputs
+    return _without_autograd(inputs, weight, *arguments)
+
+
+_TENSORS, _ENGINES = (
+    "Tensor input, Tensor weight",
+    "str forward, str backward_data, str backward_filter",
+)
+_SETTINGS = "int[] stride, int[] padding, int[] dilation, int groups, bool channels_last"
+_BACKWARD = f"Tensor grad, {_TENSORS}, {_SETTINGS}, str engine"
+_library = torch.library.Library("perfexp", "FRAGMENT")  # type: ignore[no-untyped-call]
+_operators: list[tuple[str, str, Any, Any]] = [
+    ("convolution", f"{_TENSORS}, {_SETTINGS}, {_ENGINES}", _convolution, _fake),
+    *(
+        (
+            f"convolution_{which}",
+            _BACKWARD,
+            partial(_gradient, which),
+            partial(_fake_gradient, which),
+        )
+        for which in (Pass.backward_data, Pass.backward_filter)
+    ),
+]
+for _name, _arguments, _real, _shaped in _operators:
+    _library.define(f"{_name}({_arguments}) -> Tensor")  # type: ignore[no-untyped-call]
+    _library.impl(_name, _real, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"perfexp::{_name}", _shaped, lib=_library)
+_library.impl("convolution", _with_autograd, "Autograd")  # type: ignore[no-untyped-call]

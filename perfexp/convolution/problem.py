@@ -1,0 +1,83 @@
+"""Problems: a convolution together with input shape, data type, device and memory format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from perfexp.convolution.coverage import Pass
+from perfexp.convolution.portable.geometry import Convolution, Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A convolution with everything that affects how it can be computed.
+
+    Attributes:
+        dtype: data type after autocast.
+        channels_last: whether the result is stored as NHWC.
+    """
+
+    convolution: Convolution
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype
+    device: torch.device
+    channels_last: bool = False
+    passes: tuple[Pass, ...] = (Pass.forward,)
+
+    @property
+    def outputs(self) -> tuple[int, int, int, int]:
+        """Return the output shape, (N, O, height, width)."""
+        return (
+            self.shape[0],
+            self.convolution.out_channels,
+            *self.convolution.output_size(*self.shape[-2:]),
+        )
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Return the result's memory format."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    @property
+    def settings(self) -> tuple[Pair, Pair, Pair, int]:
+        """Return stride, symmetric padding, dilation (down, across) and groups, in torch's form."""
+        left, _, top, _ = self.convolution.padding
+        return (
+            self.convolution.stride,
+            (top, left),
+            self.convolution.dilation,
+            self.convolution.groups,
+        )
+
+    def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of the two tensors that a pass reads, in cuDNN's order."""
+        weight = self.convolution.weight_shape
+        return {
+            Pass.forward: (self.shape, weight),
+            Pass.backward_data: (weight, self.outputs),
+            Pass.backward_filter: (self.shape, self.outputs),
+        }[which]
+
+    def empty(self, shape: Sequence[int]) -> torch.Tensor:
+        """Return an uninitialized tensor with the problem's data type, device and memory format."""
+        return torch.empty(
+            tuple(shape), dtype=self.dtype, device=self.device, memory_format=self.layout
+        )
+
+    def even(self) -> Problem:
+        """Return the same problem with symmetric padding.
+
+        Asymmetric padding counts as already applied to the inputs.
+        """
+        left, right, top, bottom = self.convolution.padding
+        if (left, top) == (right, bottom):
+            return self
+        batch, channels, height, width = self.shape
+        return replace(
+            self,
+            convolution=replace(self.convolution, padding=(0, 0, 0, 0)),
+            shape=(batch, channels, height + top + bottom, width + left + right),
+        )

@@ -1,0 +1,101 @@
+"""Proof: find the kernels that each cuDNN call launched, with markers in the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from perfexp.convolution import convolution_plan as plans
+from perfexp.convolution.convolution_plan import Plan
+from perfexp.convolution.coverage import LayerStatus, PassReport
+from perfexp.convolution.families import judge
+
+#: Torch's spin kernel; a few cycles of it mark a place in the stream.
+_MARKER = "spin_kernel"
+_MARKER_CYCLES = 1
+
+
+@dataclass
+class Seen:
+    """Observed kernels of each plan, in launch order."""
+
+    kernels: dict[Plan, tuple[str, ...]] = field(default_factory=dict)
+
+    def proven(self, report: PassReport, plan: Plan | None) -> PassReport:
+        """Return a pass report with observed kernels and a verdict on them.
+
+        The verdict says whether the kernels belong to the requested algorithm.
+        """
+        if plan is None or report.status is not LayerStatus.requested:
+            return report
+        kernels = self.kernels.get(plan, ())
+        if not kernels:
+            return replace(report, status=LayerStatus.unproven, reason="its kernels were not seen")
+        return judge(report, kernels)
+
+
+def watch(call: Callable[[], Any]) -> Seen:
+    """Run a call once, on one stream and not as a graph, and record each plan's kernels."""
+    order: list[Plan] = []
+
+    def around(plan: Plan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        order.append(plan)
+        _mark()
+        outputs = run()
+        _mark()
+        return outputs
+
+    plans.watcher = around
+    try:
+        names = kernel_names(call)
+    finally:
+        plans.watcher = None
+    between = _between_markers(names)
+    return Seen(dict(zip(order, between, strict=True)) if len(between) == len(order) else {})
+
+
+def kernel_names(call: Callable[[], Any]) -> list[str]:
+    """Return the names of a call's activities on an NVIDIA GPU, in execution order.
+
+    Memory copies and fills on streams without markers do not belong to the call and are left out.
+    Kernels on such streams are included: cuDNN runs some kernels on its own streams and joins them
+    to the caller's.
+    """
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    assert profiler.profiler is not None
+    events = [
+        (event.start_ns(), event.device_resource_id(), event.name())
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA
+    ]
+    streams = {stream for _, stream, name in events if _MARKER in name}
+    return [
+        name
+        for _, stream, name in sorted(events)
+        if stream in streams or not name.startswith("Mem")
+    ]
+
+
+def _mark() -> None:
+    torch.cuda._sleep(_MARKER_CYCLES)  # type: ignore[no-untyped-call]
+
+
+def _between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    inside: list[str] | None = None
+    for name in names:
+        if _MARKER in name:
+            if inside is not None:
+                found.append(tuple(inside))
+            inside = [] if inside is None else None
+        elif inside is not None:
+            inside.append(name)
+    return found

@@ -1,0 +1,326 @@
+"""Allocations: live bytes by category and their peak, from calls on tensors without memory."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfexp.cost.caching_allocator import Block, CachingAllocator
+from perfexp.cost.operator_calls import OperatorCall
+from perfexp.cost.tensors import tensors_in
+from perfexp.cost.trial import replace_tensors
+
+PARAMETERS, BUFFERS, INPUTS, GRADIENTS = "parameters", "buffers", "inputs", "gradients"
+WORKSPACES = "workspaces"
+#: Categories of allocations, by the segment that makes them.
+_OF_SEGMENT = {
+    "forward": "activations",
+    "loss": "activations",
+    "backward": "temporaries of backward",
+    "optimizer": "optimizer",
+    "data": INPUTS,
+}
+#: Operators with device-dependent library workspaces.
+_CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
+#: cuBLAS operators, also in place (`addmm_`). Each thread that calls cuBLAS gets a workspace.
+_PRODUCTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *(
+            "mm",
+            "addmm",
+            "bmm",
+            "baddbmm",
+            "addbmm",
+            "mv",
+            "addmv",
+            "dot",
+            "vdot",
+            "_trilinear",
+            "_euclidean_dist",
+        ),
+        *("_addmm_activation", "_grouped_mm", "_scaled_mm", "_int_mm"),
+    )
+)
+#: Fused attention on a CPU. Its stand-in has the layout of the queries, like CUDA's in half
+#: precision.
+_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+_SUM = "aten::add"
+
+
+_ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_MULTI_HEAD_ARGUMENTS = tuple(
+    inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """Largest number of live bytes, by category.
+
+    Attributes:
+        convolutions: the distinct convolution calls.
+        multiplying_threads: number of threads that multiply matrices; autograd has its own.
+    """
+
+    total_bytes: int
+    categories: Mapping[str, int]
+    convolutions: Collection[OperatorCall] = ()
+    multiplying_threads: int = 0
+
+
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tracks, while entered, the storages that operators make, each until its last reference goes.
+
+    Memory that libraries take for themselves (workspaces, contexts) makes no tensors and stays
+    unseen.
+
+    Args:
+        workspaces: memory that convolutions take while they run, in bytes.
+    """
+
+    def __init__(self, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._category = "activations"
+        self._allocator = CachingAllocator()
+        self._live: dict[int, tuple[Block, str]] = {}
+        self._bytes: Counter[str] = Counter()
+        self._peak = Peak(total_bytes=0, categories={})
+        self._workspaces, self._convolutions = workspaces, dict[OperatorCall, None]()
+        self._multiplying = set[bool]()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = func._schema.name
+        if (
+            name == _SUM
+            and self._category == _OF_SEGMENT["backward"]
+            and _is_accumulated(*args[:2])
+        ):
+            return args[0]
+        returned = func(*args, **(kwargs or {}))
+        if name == _ATTENTION and returned[0].dtype is torch.float32:
+            returned = (_joined(returned[0]), *returned[1:])
+        self.add(tensors_in(returned), self._category)
+        if name in _CONVOLUTIONS:
+            call = OperatorCall.of(func, args)
+            self._convolutions[call] = None
+            self._take(self._workspaces.get(call, 0))
+        if name.removesuffix("_") in _PRODUCTS:
+            self._multiplying.add(self._category == _OF_SEGMENT["backward"])
+        return returned
+
+    def _take(self, workspace: int) -> None:
+        """Take a workspace next to the live storages, and release it."""
+        if workspace:
+            block = self._allocator.allocate(workspace)
+            self._bytes[WORKSPACES] += block.size
+            self._update()
+            self._bytes[WORKSPACES] -= block.size
+            self._allocator.release(block)
+
+    def _update(self) -> None:
+        if self._bytes.total() > self._peak.total_bytes:
+            self._peak = self._now()
+
+    def _now(self) -> Peak:
+        categories = {name: size for name, size in self._bytes.items() if size}
+        return Peak(total_bytes=self._bytes.total(), categories=categories)
+
+    def add(self, tensors: Iterable[torch.Tensor], category: str) -> None:
+        """Track the storages of tensors, unless they are tracked already."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and storage._cdata not in self._live:
+                block = self._allocator.allocate(storage.nbytes())
+                self._live[storage._cdata] = block, category
+                self._bytes[category] += block.size
+                weakref.finalize(storage, self._remove, storage._cdata)
+        self._update()
+
+    def move(self, tensor: torch.Tensor, category: str) -> None:
+        """Count a tensor's storage in another category from now on."""
+        identity = tensor.untyped_storage()._cdata
+        if identity in self._live:
+            block, before = self._live[identity]
+            self._live[identity] = block, category
+            self._bytes[before] -= block.size
+            self._bytes[category] += block.size
+
+    def _remove(self, identity: int) -> None:
+        block, category = self._live.pop(identity)
+        self._bytes[category] -= block.size
+        self._allocator.release(block)
+
+    @contextmanager
+    def segment(self, name: str) -> Iterator[None]:
+        """Assign new storages to a segment of a call, for example `backward`, while entered."""
+        before, self._category = self._category, _OF_SEGMENT.get(name, name)
+        try:
+            yield
+        finally:
+            self._category = before
+
+    def restart(self) -> None:
+        """Begin a new peak with the live storages."""
+        self._peak = self._now()
+        self._convolutions.clear()
+
+    @property
+    def peak(self) -> Peak:
+        """Return the peak since the start, or since `restart`."""
+        return replace(
+            self._peak,
+            convolutions=tuple(self._convolutions),
+            multiplying_threads=len(self._multiplying),
+        )
+
+
+def _is_accumulated(total: Any, other: Any) -> bool:
+    """Return whether autograd on a device would add a gradient to this tensor in place.
+
+    It does if nothing else refers to the tensor; for stand-ins it never does. The other gradient
+    was just computed, so only the call refers to it.
+    """
+    if not isinstance(other, torch.Tensor) or total is other or total.shape != other.shape:
+        return False
+    storage = total.untyped_storage()
+    is_alone = torch._C._storage_Use_Count(storage._cdata) == 2  # the tensor and the object above
+    return bool(is_alone and total._use_count() <= other._use_count())  # type: ignore[attr-defined]
+
+
+def _joined(attended: torch.Tensor) -> torch.Tensor:
+    """Return an attention output, (batch, heads, length, width), with a position's heads adjacent.
+
+    CUDA's memory-efficient kernels, which torch uses for float32, have this layout.
+    """
+    batch, heads, length, width = attended.shape
+    return attended.new_empty((batch, length, heads, width)).transpose(1, 2)
+
+
+@contextmanager
+def without_memory(module: torch.nn.Module) -> Iterator[None]:
+    """Make new tensors stand-ins while entered; the module's tensors stay stand-ins.
+
+    Use it only in an isolated function.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    replace_tensors(module, mode)
+    torch.backends.mha.set_fastpath_enabled(False)  # so that each operator's memory is seen
+    with mode, _DeviceKernels():
+        yield
+
+
+@contextmanager
+def by_operators() -> Iterator[None]:
+    """Run inference as the individual operators that torch runs, while entered.
+
+    Inference mode leaves some operators whole. As in inference mode, autocast does not cache its
+    casts.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+class _DeviceKernels(TorchFunctionMode):
+    """Gives functions the memory of CUDA kernels if a CPU or a stand-in would take others.
+
+    Attention runs without dropout, because a CPU has no fused kernels with dropout; CUDA's take no
+    more memory. RMS normalization is fused, like layer normalization. A bias is added in place.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        functions = torch.nn.functional
+        if func is functions.scaled_dot_product_attention:
+            return func(**_named(_ATTENTION_ARGUMENTS, args, kwargs, dropout_p=0.0))
+        if func is functions.multi_head_attention_forward:
+            return func(**_named(_MULTI_HEAD_ARGUMENTS, args, kwargs, dropout_p=0.0))
+        if func in (functions.rms_norm, torch.rms_norm):
+            names = ("input", "normalized_shape", "weight", "eps")
+            return functions.layer_norm(**_named(names, args, kwargs, eps=1e-5))
+        if func is functions.linear:
+            given = _named(("input", "weight", "bias"), args, kwargs)
+            bias = given.pop("bias", None)
+            if bias is not None and given["input"].dim() > 2 and not given["input"].is_contiguous():
+                return func(**given).add_(bias)
+        return func(*args, **(kwargs or {}))
+
+
+def _named(
+    names: Iterable[str], args: Iterable[Any], kwargs: Mapping[str, Any] | None, **settings: Any
+) -> dict[str, Any]:
+    return {**dict(zip(names, args, strict=False)), **(kwargs or {}), **settings}
+
+
+def peak_of_calls(
+    module: torch.nn.Module,
+    prepare: Callable[[Allocations], Mapping[str, Callable[[], object]]],
+    *,
+    calls: int = 3,
+    workspaces: Mapping[OperatorCall, int] = MappingProxyType({}),
+) -> Peak:
+    """Return the peak of the last of several equal calls.
+
+    Args:
+        module: model with stand-ins as parameters and buffers.
+        prepare: adds tensors that exist before a call, and returns the call's segments by name.
+        calls: number of calls; the optimizer state exists from the second call on.
+        workspaces: memory that convolutions take while they run, in bytes.
+    """
+    allocations = Allocations(workspaces)
+    allocations.add(module.parameters(), PARAMETERS)
+    allocations.add(module.buffers(), BUFFERS)
+
+    def accumulated(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            allocations.move(parameter.grad, GRADIENTS)
+
+    trained = [
+        parameter
+        for parameter in module.parameters()
+        if parameter.requires_grad and parameter.is_leaf
+    ]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+        for parameter in trained
+    ]
+    try:
+        segments = prepare(allocations)
+        with allocations:
+            for _ in range(calls):
+                allocations.restart()
+                for name, segment in segments.items():
+                    with allocations.segment(name):
+                        segment()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return allocations.peak

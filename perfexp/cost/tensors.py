@@ -1,0 +1,97 @@
+"""Tensors: locate them in storages, and count distinct bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from perfexp.cost import Inconclusive, Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """The part of a storage that a tensor covers.
+
+    A storage's address is unique among live storages.
+    """
+
+    storage: int
+    span: tuple[int, Shape, Shape]
+    nbytes: int
+    limit: int
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage, shared with its views and unique while it lives.
+
+    Fake tensors have a storage, too.
+
+    Raises:
+        Inconclusive: the tensor is sparse and has several storages.
+    """
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise Inconclusive(
+            f"it has tensors of the layout {layout}, whose work depends on the values that they "
+            "hold"
+        )
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has real or complex floating-point numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def region_of(tensor: torch.Tensor) -> Region:
+    """Return the part of its storage that a tensor covers; repeated elements count once."""
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    elements = 1
+    for size, stride in zip(sizes, strides, strict=True):
+        elements *= size if stride or not size else 1
+    return Region(
+        storage=storage_of(tensor),
+        span=(int(tensor.storage_offset()), sizes, strides),
+        nbytes=elements * tensor.element_size(),
+        limit=int(tensor.untyped_storage().nbytes()),
+    )
+
+
+def distinct_bytes(regions: Iterable[Region]) -> int:
+    """Return the bytes of distinct regions, at most each storage's size.
+
+    Other overlaps count separately.
+    """
+    sizes, limits = Counter[int](), dict[int, int]()
+    for region in set(regions):
+        sizes[region.storage] += region.nbytes
+        limits[region.storage] = max(region.limit, limits.get(region.storage, 0))
+    return sum(min(sizes[storage], limit) for storage, limit in limits.items())
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield all tensors in nested tuples, lists, sets, mappings and dataclasses.
+
+    These may contain themselves.
+    """
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.Tensor):
+            yield one
+            continue
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            waiting += reversed(list(one.values()))
+        elif isinstance(one, (tuple, list)):
+            waiting += reversed(one)
+        elif isinstance(one, (set, frozenset)):
+            waiting += one
+        elif dataclasses.is_dataclass(one) and not isinstance(one, type):
+            waiting += reversed([getattr(one, field.name) for field in dataclasses.fields(one)])

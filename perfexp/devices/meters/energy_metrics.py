@@ -1,0 +1,227 @@
+"""Conversion of all meters' windows to a record's metrics, facts and diagnostics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from perfexp.devices.meters import Reading
+from perfexp.devices.meters.track import Track, Windows, difference
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Metric
+from perfexp.statistics.estimators import Interval, differ
+
+#: Tolerated uncertainty of the window length, and tolerated change in call time.
+_COARSE, _PACE = 0.01, 0.03
+_NO_COUNTER = "it has no energy counter: the energy is the integral of its power, without a check"
+
+
+class Part(NamedTuple):
+    """Reliable values from one meter.
+
+    Attributes:
+        estimated: whether the power is an integral because the meter has no counter.
+    """
+
+    watts: Reading
+    doubts: list[Diagnostic]
+    estimated: bool = False
+
+
+class Power:
+    """Mean power of everything that is metered.
+
+    Attributes:
+        difference: relative difference between integral and counter.
+    """
+
+    def __init__(self, windows: Sequence[Windows], tracks: Sequence[Track]) -> None:
+        self.windows, self._tracks = windows, tracks
+        self.parts: list[Part] = []
+        self.doubts: list[Diagnostic] = []
+        of_meters: list[Diagnostic] = []
+        accuracies = []
+        for window, track in zip(windows, tracks, strict=True):
+            part = _part(window, track)
+            self.parts.append(part)
+            self.doubts += part.doubts
+            of_meters += (*track.meter.doubts(), *track.doubts)
+            if track.meter.accuracy is not None:
+                accuracies.append(track.meter.accuracy)
+        self.doubts += of_meters
+        self.mean_watts = total([part.watts for part in self.parts])
+        self.counter_watts = total([window.counter_watts for window in windows])
+        self.integral_watts = total([window.integral_watts for window in windows])
+        self.accuracy = max(accuracies) if len(accuracies) == len(tracks) else None
+        self.difference = difference(self.counter_watts, self.integral_watts)
+        self.estimated = any(part.estimated for part in self.parts)
+
+    @property
+    def integral_uncertainty(self) -> Reading:
+        """Return the relative standard uncertainty of the sum of integrals."""
+        watts, errors = [], []
+        for window in self.windows:
+            mean_watts, relative = window.integral_watts.value, window.integral_uncertainty
+            if mean_watts is not None and relative is not None:
+                watts.append(mean_watts)
+                errors.append(mean_watts * relative)
+        if len(errors) < len(self.windows) or not sum(watts):
+            return Reading(None, self.integral_watts.reason or "there is no integral")
+        return Reading(math.hypot(*errors) / sum(watts))
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return each meter's identity, window, and all answers since the window began."""
+        facts = []
+        for each, track in zip(self.windows, self._tracks, strict=True):
+            meter = {
+                "name": track.meter.name,
+                "covers": track.meter.covers,
+                "power_kind": track.meter.power_kind.value,
+                "window_seconds": each.seconds,
+                "window_uncertainty": each.uncertainty,
+                "edges": [round(edge - each.edges[0], 6) for edge in each.edges],
+                "window_watts": list(each.watts),
+                "counter_watts": each.counter_watts.value,
+                "integral_watts": each.integral_watts.value,
+                "difference": each.difference,
+                "integral_uncertainty": each.integral_uncertainty,
+                "tick_seconds": track.tick_seconds,
+                "query_seconds": track.query_seconds,
+                "wraps": track.wraps,
+                "counter": _columns(track.readings, each.edges[0], "joules"),
+                "power": _columns(track.powers, each.edges[0], "watts"),
+            }
+            facts.append(meter)
+        return facts
+
+
+def _part(windows: Windows, track: Track) -> Part:
+    doubts: list[Diagnostic] = []
+    counter, integral, name = windows.counter_watts, windows.integral_watts, track.meter.name
+    if counter.value is None and integral.value is not None and not track.readings:
+        # the board has no counter, rather than a failed one
+        return Part(
+            integral,
+            [diagnostics.make("meter_limited", meter=name, limit=_NO_COUNTER)],
+            estimated=True,
+        )
+    if (uncertainty := windows.uncertainty) is not None and uncertainty > _COARSE:
+        window = f"the window of {windows.seconds:.2f} s is uncertain by {uncertainty:.1%}"
+        limit = f"its updates were seen so late between the calls that {window}"
+        doubts.append(diagnostics.make("meter_limited", meter=name, limit=limit))
+    seconds, apart, tolerance = windows.seconds, windows.difference, windows.tolerance
+    if windows.disagrees:
+        fault = (
+            f"{counter.value:.4g} W by the energy counter, {integral.value:.4g} W by integrated "
+            f"power ({apart:+.1%}, tolerated ±{tolerance:.0%}) after {seconds:.1f} s"
+        )
+        doubts.append(diagnostics.make("meter_fault", meter=name, fault=fault))
+        counter = Reading(
+            None, f"energy counter and integral of {name}'s power differ by {apart:+.1%}"
+        )
+    elif windows.is_unchecked:
+        limit = (
+            "the power varies so much that its integral cannot check the counter to better than "
+            f"±{tolerance:.0%} in {seconds:.1f} s (they differ by {apart:+.1%})"
+        )
+        doubts.append(diagnostics.make("meter_limited", meter=name, limit=limit))
+    return Part(counter, doubts)
+
+
+def total(readings: Sequence[Reading]) -> Reading:
+    """Return the sum over all meters; None if a value is missing.
+
+    Half-widths are added, since boards in one loop fluctuate together.
+    """
+    reasons = dict.fromkeys(reading.reason for reading in readings if reading.value is None)
+    if reasons or not readings:
+        return Reading(None, "; ".join(reasons))
+    half_widths = [reading.half_width for reading in readings if reading.half_width is not None]
+    half_width = sum(half_widths) if len(half_widths) == len(readings) else None
+    return Reading(sum(reading.value or 0.0 for reading in readings), half_width=half_width)
+
+
+def product(first: Reading, second: Reading) -> Reading:
+    """Return the product, or the reason for a missing factor.
+
+    The relative half-width is √(a² + b²) (delta method). It is missing if a factor's half-width is
+    missing; an exact factor has the half-width 0.
+    """
+    if first.value is None or second.value is None:
+        return Reading(None, first.reason if first.value is None else second.reason)
+    half_width = None
+    if first.half_width is not None and second.half_width is not None:
+        half_width = math.hypot(first.half_width * second.value, second.half_width * first.value)
+    return Reading(first.value * second.value, half_width=half_width)
+
+
+def above(watts: Reading, idle_watts: Reading) -> Reading:
+    """Return the power above the idle power; half-widths add in quadrature."""
+    if watts.value is None:
+        return watts
+    if idle_watts.value is None:
+        return Reading(None, f"the idle power is not known: {idle_watts.reason}")
+    if watts.value <= idle_watts.value:
+        return Reading(
+            None, f"the mean power is not above the idle power of {idle_watts.value:.4g} W"
+        )
+    half_width = watts.half_width
+    if half_width is not None:
+        half_width = math.hypot(half_width, idle_watts.half_width or 0.0)
+    return Reading(watts.value - idle_watts.value, half_width=half_width)
+
+
+def midway(before: Reading, after: Reading) -> Reading:
+    """Return the mean of two measurements of one power, with half-widths in quadrature.
+
+    If the two differ by more than that, for example because of heat, the interval covers both
+    intervals.
+    """
+    if after.value is None:
+        return before
+    if before.value is None:
+        return after
+    widths = (before.half_width or 0.0, after.half_width or 0.0)
+    apart, together = abs(after.value - before.value), math.hypot(*widths)
+    half_width = together / 2
+    if apart > together:
+        half_width = apart / 2 + max(widths)
+    return Reading((before.value + after.value) / 2, half_width=half_width)
+
+
+def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
+    """Return a metric for the record.
+
+    Args:
+        estimated: whether the value is derived from another quantity than its name says.
+    """
+    if reading.value is None:
+        return Metric.of(name, None, reason=reading.reason or "not measured")
+    low = high = None
+    if reading.half_width is not None:
+        low, high = reading.value - reading.half_width, reading.value + reading.half_width
+    return Metric.of(name, reading.value, estimated=estimated, low=low, high=high)
+
+
+def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:
+    """Return whether call times during metering and timing differ.
+
+    Args:
+        call_seconds: call time during metering.
+        clean: call time during timing.
+    """
+    if not call_seconds.value or clean is None:
+        return False
+    return differ(Interval(value=call_seconds.value, low=None, high=None), clean, _PACE)
+
+
+def _columns(
+    samples: Sequence[tuple[float, float]], start: float, name: str
+) -> dict[str, list[float]]:
+    columns: dict[str, list[float]] = {"seconds": [], name: []}
+    for seconds, value in samples:
+        columns["seconds"].append(round(seconds - start, 6))
+        columns[name].append(round(value, 6))
+    return columns

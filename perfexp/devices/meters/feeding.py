@@ -1,0 +1,159 @@
+"""Feeding a device with calls while another thread queries the meters."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from perfexp.devices.meters.watch import Watch
+from perfexp.statistics.estimators import windows_half_width
+
+if TYPE_CHECKING:
+    from perfexp.devices import Device, Event
+
+#: Approximate duration of a block of calls; each block ends with an event.
+_BLOCK_SECONDS = 0.002
+_MOST_CALLS = 1000
+#: Pending work that the device should have if its queue is deep enough.
+_LEAD_SECONDS = 0.02
+
+
+class Mark(NamedTuple):
+    """A position in the stream of calls."""
+
+    event: Event
+    calls: int
+
+
+class Feeder:
+    """Keeps a device busy with a call.
+
+    Calls are enqueued slightly ahead on an asynchronous device. On a synchronous device they simply
+    run.
+    """
+
+    def __init__(
+        self, call: Callable[[], object], device: Device, sleep: Callable[[float], None]
+    ) -> None:
+        self._call, self._device, self._sleep = call, device, sleep
+        self._pending: deque[Mark] = deque()
+        self._spare: list[Event] = []
+        self._calls, self._device_seconds = 0, 0.0
+        #: Host time, calls and device time when a block end was seen.
+        self._log: list[tuple[float, int, float]] = []
+        device.synchronize()
+        self._passed = self.start = Mark(device.new_event(), 0)
+        device.record(self._passed.event)
+        self._call_seconds = self._busy_until = 0.0
+        # first estimate of the call time
+        self._enqueue(1)
+        device.synchronize()
+        self._collect()
+
+    def feed(self, rest_seconds: float = _BLOCK_SECONDS) -> None:
+        """Enqueue a block of calls, or rest if the device has enough pending work.
+
+        Args:
+            rest_seconds: maximum rest.
+        """
+        self._collect()
+        ahead = self._busy_until - self._now() - _LEAD_SECONDS
+        if ahead > 0:
+            self._sleep(min(ahead, rest_seconds))
+        else:
+            self._enqueue(min(max(int(_BLOCK_SECONDS / self._call_seconds), 1), _MOST_CALLS))
+
+    def begin(self) -> None:
+        """Begin the window about now."""
+        self._collect()
+        self.start = self._passed
+
+    def end(self) -> tuple[int, float]:
+        """End the window about now; return its number of calls and their duration in seconds."""
+        self._collect()
+        if self._passed.calls == self.start.calls:  # a call is longer than the window
+            self._device.synchronize()
+            self._collect()
+        taken = self._device.elapsed_seconds(self.start.event, self._passed.event)
+        self._device.synchronize()
+        return self._passed.calls - self.start.calls, taken
+
+    def half_width(self, edges: Sequence[float]) -> float | None:
+        """Return the half-width of the mean call time's 95 % interval over windows.
+
+        None for too few calls.
+
+        Args:
+            edges: window ends by the host's clock, seconds.
+        """
+        times, calls, seconds = (np.asarray(column) for column in zip(*self._log, strict=True))
+        at = np.searchsorted(times, edges)
+        at = at[at < len(times)]  # the last edge may be later than every block end
+        counts, lengths = np.diff(calls[at]), np.diff(seconds[at])
+        if len(counts) < 2 or not counts.all():
+            return None
+        return windows_half_width((lengths / counts).tolist(), counts.tolist())
+
+    def _now(self) -> float:
+        return self._device.now_ns() * 1e-9
+
+    def _enqueue(self, calls: int) -> None:
+        begun = self._now()
+        for _ in range(calls):
+            self._call()
+        self._calls += calls
+        event = self._spare.pop() if self._spare else self._device.new_event()
+        self._device.record(event)
+        self._pending.append(Mark(event, self._calls))
+        self._busy_until = max(self._busy_until, begun) + calls * self._call_seconds
+
+    def _collect(self) -> None:
+        """Update the passed position, the call time, and the latest end of pending work."""
+        while self._pending and self._device.passed(self._pending[0].event):
+            before, self._passed = self._passed, self._pending.popleft()
+            seconds = self._device.elapsed_seconds(before.event, self._passed.event)
+            self._call_seconds = max(seconds / (self._passed.calls - before.calls), 1e-9)
+            self._device_seconds += seconds
+            self._log.append((self._now(), self._passed.calls, self._device_seconds))
+            # the window's first event is needed until its end
+            if before is not self.start:
+                self._spare.append(before.event)
+        left = (self._calls - self._passed.calls) * self._call_seconds
+        self._busy_until = min(self._busy_until, self._now() + left)
+
+
+#: Feeds until a watch is over; returns the number of calls completed in the window and their
+#: seconds. An example is `threaded`; tests take turns instead.
+Beside = Callable[[Watch, Feeder], tuple[int, float]]
+
+
+def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:
+    """See `Beside`.
+
+    This thread feeds; another thread queries and releases the GIL in the driver.
+    """
+    abandoned = threading.Event()
+
+    def ask() -> None:
+        for pause in watch.steps():
+            if abandoned.wait(pause):
+                return
+
+    with ThreadPoolExecutor(1, thread_name_prefix="meters") as pool:
+        asking = pool.submit(ask)
+        try:
+            begun = False
+            while not asking.done():
+                if watch.begun and not begun:
+                    begun = True
+                    feeder.begin()
+                feeder.feed()
+            asking.result()
+            return feeder.end()
+        finally:
+            abandoned.set()

@@ -1,0 +1,189 @@
+"""Verdict on the whole machine.
+
+It covers software and devices, then locks, CPU, clock, folders, energy meters and profilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from perfexp.doctor import (
+    Choice,
+    Facts,
+    Finding,
+    Verdict,
+    fail,
+    missing,
+    ok,
+    part,
+    untested,
+    warn,
+    warn_if,
+)
+from perfexp.doctor.devices import Chosen, choose, cuda_devices, device_findings, state_findings
+from perfexp.doctor.environment import NSIGHT
+from perfexp.doctor.meter_selftest import findings as meter_findings
+from perfexp.doctor.software import software_findings
+from perfexp.records import units
+
+#: Tolerated load from other processes, in cores or as a share of all cores.
+_QUIET_CORES, _QUIET_SHARE = 0.5, 0.1
+#: Resolution that times a call of 1 µs to 10 %.
+_FINE_SECONDS = 1e-7
+_SLOW_CLOCKS = ("hpet", "acpi_pm")
+_LITTLE_BYTES = 2**30
+
+
+def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
+    """Return all findings, each with a verdict."""
+    chosen = choose(facts, choice)
+    return [
+        *software_findings(facts, choice),
+        *device_findings(facts, choice, chosen),
+        *(state_findings(facts, chosen) if chosen.kind == "cuda" else ()),
+        *_instrument_findings(facts),
+        *_host_findings(facts, chosen),
+    ]
+
+
+def works(findings: list[Finding]) -> bool:
+    """Return whether everything needed for measuring is available."""
+    return all(finding.verdict is not Verdict.fail for finding in findings)
+
+
+def _host_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
+    machine = facts["machine"]
+    if chosen.lock_name:
+        yield _lock(machine["folders"]["lock"], facts["locks"].get(chosen.lock_name))
+    yield from _cpu(machine["cpu"], machine["cpu_quota_cores"])
+    yield _clock(machine["clock"])
+    if chosen.kind in ("cpu", "cuda"):
+        yield _repeatability(facts["processes"])
+    yield from _folders(machine["folders"], machine["store"])
+
+
+def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
+    if not folder["writable"]:
+        return fail(
+            "device lock",
+            f"{folder['path']} can't be written",
+            "have it removed: it must be yours alone",
+        )
+    if holder:
+        return warn("device lock", f"held: {holder}", "wait for it, or set device_lock=wait")
+    return ok("device lock", "free")
+
+
+def _cpu(cpu: Mapping[str, Any], quota_cores: float | None) -> Iterator[Finding]:
+    load, governors, cores = cpu["load_average_1min"], cpu["governors"], cpu["logical_cores"] or 1
+    is_busy = load > max(_QUIET_CORES, _QUIET_SHARE * cores)
+    remedy = "end other work on this machine before you measure"
+    yield warn_if(is_busy, "load", f"load average {load:.2f} on {cores} cores", remedy)
+    is_slow = bool({*governors} - {"performance"})
+    governor = (
+        ", ".join(governors)
+        or "unknown: the system has no setting (a virtual machine, a container)"
+    )
+    yield warn_if(is_slow, "governor", governor, "as root: cpupower frequency-set -g performance")
+    usable = len(cpu["affinity"] or []) or cores
+    remedy = "request whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"
+    if quota_cores is not None and quota_cores < usable:
+        observation = (
+            f"control groups leave the time of {quota_cores:g} cores; "
+            f"{usable} of {cores} may be used"
+        )
+        yield warn("processors", observation, remedy)
+    else:
+        share = f"{usable} of" if usable < cores else "all"
+        yield warn_if(
+            usable < cores, "processors", f"{share} {cores} logical cores may be used", remedy
+        )
+
+
+def _clock(clock: Mapping[str, Any]) -> Finding:
+    resolution, source = clock["resolution_seconds"], clock["source"]
+    observation = (
+        f"resolution {units.format_seconds(resolution, 2)}{f', {source}' if source else ''}"
+    )
+    remedy = "short calls are timed coarsely; Linux with the clock source tsc does better"
+    return warn_if(
+        resolution > _FINE_SECONDS or source in _SLOW_CLOCKS, "clock", observation, remedy
+    )
+
+
+def _repeatability(classes: Mapping[str, Any]) -> Finding:
+    shown = {name: one for name, one in classes.items() if one["measurements"]}
+    if not shown:
+        remedy = "perfexp selfcheck measures it"
+        return missing("repeatability", "how much processes differ here is not known", remedy)
+    spreads = ", ".join(
+        f"{name} {one['spread']:.1%} ({one['measurements']})" for name, one in shown.items()
+    )
+    return ok("repeatability", f"typical spread between processes (measurements): {spreads}")
+
+
+def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield findings about the output folder and its tracking store.
+
+    A record that cannot be sent stays on disk.
+    """
+    path, free_bytes = folders["outputs"]["path"], folders["outputs"]["free_bytes"]
+    if folders["outputs"]["writable"]:
+        observation = f"{path} can be written, {units.format_bytes(free_bytes)} free"
+        remedy = "free some space: a point stores all of its samples"
+        yield warn_if(free_bytes < _LITTLE_BYTES, "outputs", observation, remedy)
+    else:
+        yield fail(
+            "outputs", f"{path} can't be written here", "go to another folder, or output_dir=DIR"
+        )
+    problem = store["problem"] or ("" if folders["store"]["writable"] else "it cannot be created")
+    remedy = (
+        "tracking.uri=URI, or tracking=none; records stay on disk, perfexp sync sends them later"
+    )
+    yield warn_if(
+        bool(problem), "tracking store", store["path"] + (f": {problem}" if problem else ""), remedy
+    )
+
+
+def _instrument_findings(facts: Facts) -> Iterator[Finding]:
+    machine = facts["machine"]
+    energy = part(facts, "energy")
+    if "error" in energy:
+        yield missing("energy", str(energy["error"]), "energy will be null")
+    elif energy:
+        yield from meter_findings(energy)
+    rocm = bool(part(facts, "torch").get("rocm"))
+    if rocm or machine["amd"]["driver"]:
+        if machine["amd"]["amdsmi"]:
+            yield untested("amdsmi", "installed; ROCm has not been tried")
+        else:
+            yield missing(
+                "amdsmi",
+                "not installed",
+                "pip install /opt/rocm/share/amd_smi: energy of AMD's boards",
+            )
+        yield _tool(
+            "rocprofv3", machine["tools"], "install ROCm's package rocprofiler-sdk", tested=False
+        )
+    if not rocm:
+        for name, remedy in NSIGHT.items():
+            yield _tool(name, machine["tools"], remedy, needed=bool(cuda_devices(facts)))
+
+
+def _tool(
+    name: str, tools: Mapping[str, Any], remedy: str, *, needed: bool = True, tested: bool = True
+) -> Finding:
+    program = tools[name]
+    if program is None:
+        return missing(
+            name, "not found" if needed else "not found; only CUDA devices need it", remedy
+        )
+    if not program["on_path"]:
+        return warn(
+            name,
+            f"{program['path']}, not on the PATH",
+            f"PATH={PurePath(program['path']).parent}:$PATH",
+        )
+    return ok(name, program["path"]) if tested else untested(name, program["path"])

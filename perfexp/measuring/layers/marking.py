@@ -1,0 +1,281 @@
+"""Marking: mark a model's module and operation calls by profiler ranges or clock readings.
+
+A rehearsal first records the modules that a model calls, and the operations in their code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+
+from perfexp.cost.tape import (
+    Call,
+    ModuleNames,
+    Operation,
+    Recorder,
+    name_of,
+    original_of,
+    path_of,
+    recording,
+)
+from perfexp.measuring.layers.events import Mark, Scope
+
+#: A range with little cost on the host and none on the device.
+_Range: Any = torch._C._profiler._RecordFunctionFast
+
+
+def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
+    """Return a process-wide profiler range: a `call` with its index, or a `phase` with its name."""
+    return _Range(Mark(scope, number, kind=kind).name)
+
+
+class Opaque(Exception):
+    """Raised if a running model's modules cannot be distinguished; the text is the reason."""
+
+
+Outline = dict[tuple[str, int], Call]
+
+
+def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
+    """Return the module calls in a model call, by path and number, the model's own first.
+
+    The call runs once, with the same interception as in `perfexp.cost`, so rows have the same
+    numbers.
+
+    Raises:
+        Opaque: the model is compiled or scripted, or its code does not run (e.g. a captured graph).
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise Opaque("the model is scripted: its modules are not called one by one")
+    for module in model.modules():
+        _refuse_compiled(module)
+    recorder = _Outliner(model)
+    with recording(recorder):
+        call()
+    if not recorder.calls:
+        raise Opaque("no module of the model is called: its code does not run (a captured graph?)")
+    for module_call in recorder.calls.values():
+        dispatched = (
+            step for step in module_call.steps if isinstance(step, Operation) and step.dispatched
+        )
+        for number, operation in enumerate(dispatched):
+            operation.number = number
+    return recorder.calls
+
+
+def _refuse_compiled(module: torch.nn.Module) -> None:
+    """Raise `Opaque` if a compiler runs a module instead of its code."""
+    if (
+        original_of(module) is not module
+        or getattr(module, "_compiled_call_impl", None) is not None
+    ):
+        raise Opaque("the model is compiled: a kernel may belong to several layers")
+
+
+class _Entered(ModuleNames):
+    """Module names, with the depth of calls inside the model."""
+
+    _depth = 0
+
+    @contextmanager
+    def entered(self, module: torch.nn.Module) -> Iterator[Call | None]:
+        """Enter a module call; yield None for a call outside the model.
+
+        A module called by a backward pass is recomputed, and its calls are numbered separately.
+
+        Raises:
+            Opaque: the module is compiled.
+        """
+        _refuse_compiled(module)
+        again = computes_again()
+        if not (self._depth or again or module is self.model) or (
+            again and module not in self.paths
+        ):
+            yield None
+            return
+        self._depth += 1
+        try:
+            yield self.next_call(module, again)
+        finally:
+            self._depth -= 1
+
+
+def computes_again() -> bool:
+    """Return whether a backward pass is running in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class _Outliner(Recorder):
+    """Recorder for a model's module calls that saves no tensors."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.calls: Outline = {}
+        self._names = _Entered(model)
+
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        with self._names.entered(module) as call:
+            if call is None or computes_again():
+                return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
+            self.calls[call.path, call.number] = call
+            return self._step_into(call, module, args, keywords)
+
+
+class Watch(Protocol):
+    """Observer of a marked model's calls; the default ignores the marker's own work."""
+
+    def begin_overhead(self) -> None:
+        """Note that the marker's own work begins."""
+        return
+
+    def end_overhead(self) -> None:
+        """Note that the marker's own work has ended."""
+        return
+
+    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+        """Return a context for a call with its time credited to the mark.
+
+        The marker enters and leaves it between `begin_overhead` and `end_overhead`: inside, no
+        overhead runs. Without a mark the time belongs to the enclosing row.
+        """
+
+
+class Ranges(Watch):
+    """Profiler ranges. A profiler separates the marker's own work itself."""
+
+    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+        ours: AbstractContextManager[Any] = nullcontext() if mark is None else _Range(mark.name)
+        return ours
+
+
+class Marker(TorchFunctionMode):
+    """Marks a model's calls, and intercepts the torch functions that a module's code calls.
+
+    After a deviation from the outline (`strayed`), rows cannot be distinguished.
+    """
+
+    def __init__(self, model: torch.nn.Module, outline: Outline, watch: Watch) -> None:
+        super().__init__()
+        self.strayed: str | None = None
+        self._watch = watch
+        self._outline = outline
+        self._names = _Entered(model)
+        self.restart = self._names.restart
+        self._open: list[tuple[Call, Iterator[Any]]] = []
+
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a module inside its mark.
+
+        Raises:
+            Opaque: the module is compiled.
+        """
+        self._watch.begin_overhead()
+        try:
+            with self._names.entered(module) as call:
+                run = partial(module._call_impl, *args, **keywords)
+                if call is not None:
+                    return self._called(call, module, run)
+                with self._watch.around(None):
+                    return run()
+        finally:
+            self._watch.end_overhead()
+
+    def _called(self, call: Call, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+        planned = self._outline.get((call.path, call.number))
+        again = computes_again()
+        # recomputation in a backward pass is not in the outline
+        if planned is None and not again:
+            self.strayed = (
+                self.strayed or f"{call.path or 'the model'} is called more often than before"
+            )
+        operations = planned is not None and not planned.is_row and not again
+        mark = Mark(Scope.module, call.number, call.whole, call.kind, call.path)
+        self._open.append((call, iter(planned.functions if planned and operations else ())))
+        try:
+            listening = self._listening(
+                operations and not type(module).__module__.startswith("torch.nn")
+            )
+            with listening, self._watch.around(mark):
+                return run()
+        finally:
+            self._open.pop()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a torch function, inside a mark if the outline has a number for it."""
+        name = name_of(func)
+        self._watch.begin_overhead()
+        try:
+            with self._watch.around(None if computes_again() else self._next_operation(name)):
+                return func(*args, **(kwargs or {}))
+        finally:
+            self._watch.end_overhead()
+
+    def _next_operation(self, name: str) -> Mark | None:
+        """Return the mark for the next function in the outline; None if it is not a row."""
+        if not self._open:
+            return None
+        call, functions = self._open[-1]
+        planned = next(functions, None)
+        if planned is None or planned.name != name:
+            self.strayed = (
+                self.strayed
+                or f"{call.path or 'the model'} calls other operations than before ({name})"
+            )
+            return None
+        return None if planned.number is None else Mark(Scope.operation, planned.number, kind=name)
+
+    @contextmanager
+    def _listening(self, wanted: bool) -> Iterator[None]:
+        """Intercept torch functions, or stop intercepting them.
+
+        Interception slows down some of torch's own modules.
+        """
+        is_listening = _get_current_function_mode() is self  # type: ignore[no-untyped-call]
+        with ExitStack() as stack:
+            if wanted and not is_listening:
+                stack.enter_context(self)
+            elif is_listening and not wanted:
+                stack.enter_context(_pop_mode_temporarily())
+            yield
+
+
+@contextmanager
+def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[Marker]:
+    """Report an uncompiled model's module and operation calls to a watch while entered.
+
+    Modules are intercepted at `__call__`, as in `perfexp.cost`, so their own hooks are part of the
+    call. When a parameter's gradient is accumulated, a profiler range names the parameter.
+    """
+    marker = Marker(model, outline, watch)
+
+    def call(module: torch.nn.Module, *args: Any, **keywords: Any) -> Any:
+        return marker.call(module, args, keywords)
+
+    with ExitStack() as stack:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.is_leaf and not parameter.is_inference():
+                hook = partial(
+                    _touch, Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name
+                )
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
+        stack.enter_context(patch.object(torch.nn.Module, "__call__", call))
+        yield marker
+
+
+def _touch(name: str, _: torch.Tensor) -> None:
+    """Leave an empty range; used as a hook."""
+    with _Range(name):
+        pass

@@ -1,0 +1,230 @@
+"""Table: row times over several calls, joined with their work, with a line per row and pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from perfexp.cost import Geometry, Row, Work
+from perfexp.measuring.layers import Kernel, Key, LayerTimes, Method, Pass, RowTimes
+from perfexp.measuring.layers.partition import CallTimes, Spent
+from perfexp.statistics import estimators
+
+#: Position in a model call: module path, index of the module's call, index of the operation.
+Place = tuple[str, int, int | None]
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A median with its 95 % interval (None with too few calls), and the mean, in seconds."""
+
+    mean: float
+    median: float
+    low: float | None
+    high: float | None
+
+
+class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A row in a pass, with its time and work.
+
+    Attributes:
+        key: key of the row; None for unattributed kernels.
+        share: share of the sum of all medians, gaps included; all shares sum to 1.
+        macs: multiply-accumulates in the forward pass; None for other passes and unknown work.
+        bytes_min: minimum bytes read and written; forward pass only.
+        parameters: elements that no earlier row has read; forward pass only.
+        arithmetic_intensity: FLOPs per byte in the forward pass.
+        flops_per_second: FLOPs over the median time; None without time or work.
+        ran: cuDNN algorithm of a forward pass's kernels, or several, for example `fft or
+            fft_tiling`; None for unknown kernels.
+    """
+
+    key: Key | None
+    kind: str
+    seconds: Spread
+    gap_seconds: Spread
+    share: float = 0.0
+    macs: int | None = None
+    flops: int | None = None
+    bytes_min: int | None = None
+    activation_bytes: int | None = None
+    parameters: int | None = None
+    arithmetic_intensity: float | None = None
+    flops_per_second: float | None = None
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    convolution: Geometry | None = None
+    kernels: dict[str, float] = {}
+    ran: str | None = None
+
+
+def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> LayerTimes:
+    """Return the times of all rows over several usable calls of the same step."""
+    keys = dict.fromkeys(key for call in calls for key in call.rows)
+    names = dict.fromkeys(name for call in calls for name in call.unattributed)
+    return LayerTimes(
+        method=method,
+        rows=[_times_of_row(key, [call.rows.get(key, Spent()) for call in calls]) for key in keys],
+        unattributed=[
+            _times_of_row(None, [call.unattributed.get(name, Spent()) for call in calls])
+            for name in names
+        ],
+        call_seconds=[call.span_ns * 1e-9 for call in calls],
+        starved=starved,
+    )
+
+
+def _times_of_row(key: Key | None, spent: Sequence[Spent]) -> RowTimes:
+    names = dict.fromkeys(name for times in spent for name in times.kernels)
+    kernels = [(name, [times.kernels.get(name, (0, 0)) for times in spent]) for name in names]
+    return RowTimes(
+        key=key,
+        seconds=[times.busy_ns * 1e-9 for times in spent],
+        gap_seconds=[times.gap_ns * 1e-9 for times in spent],
+        kernels=[
+            Kernel(
+                name=name,
+                count=sum(count for count, _ in ran),
+                seconds=sum(busy for _, busy in ran) * 1e-9,
+            )
+            for name, ran in kernels
+        ],
+    )
+
+
+def join(times: LayerTimes, work: Work | None) -> list[Line]:
+    """Return a line for each row and pass: lines with times in execution order, then the others.
+
+    Rows that were never seen on the device, for example a view or dropout in evaluation, have a
+    line without time and kernels. Lines without a row in the work have times only. Examples are the
+    loss, the optimizer, or a fused operator that replaces several modules.
+
+    Args:
+        work: work for the same inputs in the same mode, if known.
+    """
+    rows = _placed(times, work.rows) if work else {}
+    lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
+    whole = sum(
+        line.seconds.median + line.gap_seconds.median for line in lines
+    )  # a disturbed call would shift means
+    for line in lines:
+        line.share = (line.seconds.median + line.gap_seconds.median) / whole if whole else 0.0
+    seen = {
+        (key.path, key.call, key.operation)
+        for row in times.rows
+        if (key := row.key) and key.which is Pass.forward
+    }
+    for row in (row for place, row in rows.items() if place not in seen and times.calls):
+        key = Key(
+            path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward
+        )
+        lines.append(_line(RowTimes(key=key, seconds=[0.0], gap_seconds=[0.0]), rows, times.calls))
+    return lines
+
+
+def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
+    """Return the counted rows by the place where each was timed.
+
+    Timing and counting number a call's operations in the same order. Models that compute their own
+    losses are the exception: work is counted without the losses, so later numbers differ.
+    Operations in such a call are matched by name, in order. Operations without a counterpart never
+    reached the device, or were not in the timed call.
+    """
+    timed: dict[tuple[str, int], dict[int, str]] = {}
+    for key in (row.key for row in times.rows):
+        if key is not None and key.path is not None and key.operation is not None:
+            timed.setdefault((key.path, key.call), {})[key.operation] = key.kind
+    operations: dict[tuple[str, int], dict[int, Row]] = {}
+    for row in counted:
+        if row.operation is not None:
+            operations.setdefault((row.path, row.call), {})[row.operation] = row
+    placed = {(row.path, row.call, row.operation): row for row in counted}
+    for call, kinds in timed.items():
+        rows_of_call = operations.get(call, {})
+        if all(
+            number in rows_of_call and rows_of_call[number].kind == kind
+            for number, kind in kinds.items()
+        ):
+            continue
+        for number in rows_of_call:
+            del placed[(*call, number)]
+        there, here = sorted(kinds), sorted(rows_of_call)
+        for left, right in aligned(
+            [kinds[number] for number in there], [rows_of_call[number].kind for number in here]
+        ):
+            placed[(*call, there[left])] = rows_of_call[here[right]]
+    return placed
+
+
+def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
+    key = row.key
+    line = Line(
+        key=key,
+        kind=key.kind if key else "unattributed",
+        seconds=_spread(row.seconds),
+        gap_seconds=_spread(row.gap_seconds),
+        kernels={kernel.name: kernel.count / calls for kernel in row.kernels},
+    )
+    work = rows.get((key.path, key.call, key.operation)) if key and key.path is not None else None
+    if work is None or key is None:
+        return line
+    if key.which in (Pass.forward, Pass.backward):
+        line.flops = work.flops if key.which is Pass.forward else work.backward_flops
+        line.flops_per_second = (
+            line.flops / line.seconds.median if line.flops and line.seconds.median else None
+        )
+    line.kind, line.inputs, line.outputs, line.convolution = (
+        work.kind,
+        work.inputs,
+        work.outputs,
+        work.convolution,
+    )
+    if key.which is Pass.forward:
+        line.macs, line.bytes_min, line.activation_bytes = (
+            work.macs,
+            work.bytes_min,
+            work.activation_bytes,
+        )
+        line.parameters, line.arithmetic_intensity = work.parameters, work.arithmetic_intensity
+    return line
+
+
+def _spread(seconds: list[float]) -> Spread:
+    samples = np.asarray(seconds)
+    interval = estimators.median_interval(samples)
+    return Spread(
+        mean=float(samples.mean()), median=interval.value, low=interval.low, high=interval.high
+    )
+
+
+def aligned(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
+    """Return matching positions in two sequences of names, as many as possible.
+
+    The result is the longest common subsequence (Needleman and Wunsch, "A general method applicable
+    to the search for similarities", 1970). Among several, it is the subsequence with the most
+    contiguous neighbors, and then the latest.
+
+    Positions increase in both sequences. This takes O(n · m) time and memory.
+    """
+    match, rows, columns = len(left) + len(right) + 1, len(left), len(right)
+    # best score of the prefixes i and j; and best score that matches their last names (-2 if none)
+    best = [[0] * (columns + 1) for _ in range(rows + 1)]
+    ending = [[-2] * (columns + 1) for _ in range(rows + 1)]
+    for i in range(1, rows + 1):
+        for j in range(1, columns + 1):
+            if left[i - 1] == right[j - 1]:
+                ending[i][j] = match + max(best[i - 1][j - 1], ending[i - 1][j - 1] + 1)
+            best[i][j] = max(ending[i][j], best[i - 1][j], best[i][j - 1])
+    pairs: list[tuple[int, int]] = []
+    i, j, together = rows, columns, False
+    while i and j:
+        if together or best[i][j] == ending[i][j]:
+            pairs.append((i - 1, j - 1))
+            together = ending[i][j] == match + ending[i - 1][j - 1] + 1
+            i, j = i - 1, j - 1
+        elif best[i][j] == best[i - 1][j]:
+            i -= 1
+        else:
+            j -= 1
+    return pairs[::-1]

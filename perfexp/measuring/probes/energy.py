@@ -1,0 +1,354 @@
+"""Energy: the mean power of a plateau of calls, between energy-counter ticks, times call time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from perfexp.devices import Device
+from perfexp.devices.meters import Found, Reading
+from perfexp.devices.meters.energy_metrics import (
+    Power,
+    above,
+    another_pace,
+    metric,
+    midway,
+    product,
+)
+from perfexp.devices.meters.feeding import Beside, Feeder, threaded
+from perfexp.devices.meters.track import Track
+from perfexp.devices.meters.watch import Rules, Watch
+from perfexp.records import diagnostics, quantities
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.quantities import member
+from perfexp.records.record import Metric, Point
+from perfexp.statistics.estimators import Interval
+from perfexp.timing.collecting import Call, undisturbed
+
+#: Largest share of the plateau that earlier work on the same calls may replace.
+_WORKED_SHARE = 0.5
+#: Pause before the windows of an idle power that follows calls, and their maximum length.
+_REST_SECONDS, _REST_WINDOW_SECONDS = 1.0, 1.0
+#: After this many points in a row with a counter and an integral that disagree, later points no
+#: longer wait for agreement.
+_MOST_DISAGREED = 2
+#: Energies per call, image and epoch: gross, and net of the idle power.
+_ENERGIES = {
+    "call": (quantities.ENERGY, quantities.NET_ENERGY),
+    "image": (quantities.IMAGE_ENERGY, quantities.NET_IMAGE_ENERGY),
+    "epoch": (quantities.EPOCH_ENERGY, quantities.NET_EPOCH_ENERGY),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Result: metrics, facts and diagnostics.
+
+    Each missing metric has a reason. Facts include each meter's raw readings.
+    """
+
+    metrics: list[Metric]
+    facts: dict[str, Any]
+    doubts: list[Diagnostic]
+
+    def add_to(self, point: Point) -> None:
+        """Add the result to a point."""
+        point.metrics += self.metrics
+        point.facts["energy"] = self.facts
+        point.doubts += self.doubts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plateau:
+    """Power, number of calls, and mean call time, all in the same windows."""
+
+    power: Power
+    calls: int
+    call_seconds: Reading
+
+    @property
+    def call_joules(self) -> Reading:
+        """Return the energy per call."""
+        return product(self.power.mean_watts, self.call_seconds)
+
+
+@dataclass(kw_only=True)
+class EnergyProcedure:
+    """Measures the energy of calls, point by point.
+
+    Attributes:
+        detected: meters that were found.
+        sleep: waits on the host.
+        beside: reads the meters while the device is kept busy.
+    """
+
+    device: Device
+    detected: Found
+    rules: Rules = field(default_factory=Rules)
+    sleep: Callable[[float], None] = time.sleep
+    beside: Beside = threaded
+    _idle: list[Power] = field(default_factory=list)
+    _tick_seconds: dict[str, float] = field(default_factory=dict)
+    _disagreed: int = 0
+
+    def idle(self) -> Power | None:
+        """Return the power of the idle device before any measurement; None without a meter."""
+        if not self._idle and self.detected.meters:
+            self._rest(self.rules)
+        return self._idle[0] if self._idle else None
+
+    def rest(self) -> None:
+        """Measure the idle power again, after a pause for the power to settle."""
+        window_seconds = min(self.rules.window_seconds, _REST_WINDOW_SECONDS)
+        self._rest(
+            replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds)
+        )
+
+    def _rest(self, rules: Rules) -> None:
+        self.device.synchronize()
+        tracks = self._tracks()
+        self._idle.append(Power(Watch(tracks, self._now, rules).run(self.sleep), tracks))
+        self._remember(tracks)
+
+    def plateau(self, call: Call, worked_seconds: float = 0.0) -> Plateau | None:
+        """Measure the power and pace of a call; None without a meter.
+
+        Args:
+            call: enqueues on an asynchronous device; it may be called any number of times.
+            worked_seconds: time that the device has just worked on such calls; it replaces at most
+                half of the plateau.
+        """
+        has_rested = not self._idle
+        if self.idle() is None:
+            return None
+        tracks, plateau = self._tracks(), self.rules.plateau_seconds
+        with undisturbed():
+            if not has_rested:
+                plateau -= min(worked_seconds, _WORKED_SHARE * plateau)
+            watch = Watch(tracks, self._now, replace(self.rules, plateau_seconds=plateau))
+            feeder = Feeder(call, self.device, self.sleep)
+            calls, taken = self.beside(watch, feeder)
+        self._remember(tracks)
+        self._disagreed += 1
+        if not any(windows.disagrees for windows in watch.windows):
+            self._disagreed = 0
+        # more windows did not help, and would not help later points
+        if self._disagreed >= _MOST_DISAGREED:
+            self.rules = replace(self.rules, most_seconds=0.0)
+        call_seconds = Reading(None, "no call was completed in the window")
+        if calls:
+            call_seconds = Reading(
+                taken / calls, half_width=feeder.half_width(watch.windows[0].edges)
+            )
+        return Plateau(power=Power(watch.windows, tracks), calls=calls, call_seconds=call_seconds)
+
+    def measure(
+        self,
+        call: Call,
+        *,
+        images_per_call: int,
+        trains: bool = False,
+        calls_per_epoch: int | None = None,
+        clean: Interval | None = None,
+        worked_seconds: float = 0.0,
+    ) -> Energy:
+        """Measure the energy per call in its loop only; see `plateau` and `report`."""
+        calls_per = counts(
+            images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch
+        )
+        return self.report(self.plateau(call, worked_seconds), calls_per, clean=clean)
+
+    def report(
+        self,
+        plateau: Plateau | None,
+        calls_per: Mapping[str, Reading],
+        *,
+        clean: Interval | None = None,
+        queued: Plateau | Reading | None = None,
+    ) -> Energy:
+        """Return the energy figures for a plateau, net of the mean of the last two idle powers.
+
+        Args:
+            plateau: calls in the loop; None without a meter.
+            calls_per: number of calls per energy unit, from `counts`.
+            clean: mean seconds of the same call with no meter reading; None if unknown.
+            queued: calls as a CUDA graph, which keeps the device busy, or a reading with the reason
+                for their absence. None if both paces agree.
+        """
+        if plateau is None:
+            nothing = Reading(None, self.detected.reason)
+            metrics = _metrics(nothing, nothing, nothing, calls_per, None, estimated=False)
+            doubts = [
+                *self.detected.doubts,
+                diagnostics.make("meter_missing", reason=self.detected.reason),
+            ]
+            return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=doubts)
+        power, call_seconds, idle = plateau.power, plateau.call_seconds, self._idle[-2:]
+        idle_watts = idle[0].mean_watts
+        if len(idle) > 1:
+            idle_watts = midway(idle_watts, idle[-1].mean_watts)
+        metrics = _metrics(
+            power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated
+        )
+        metrics += _of_windows(plateau)
+        facts = {"meters": power.facts(), "idle": idle[0].facts()}
+        if len(idle) > 1:
+            facts["idle_last"] = idle[-1].facts()
+        others = [("idle power", item) for item in idle]
+        if isinstance(queued, Plateau):
+            facts["queued"] = queued.power.facts()
+            others.append(("pace of the device", queued.power))
+        doubts = [*self.detected.doubts, *_of_all(power, others)]
+        if queued is not None or another_pace(call_seconds, clean):
+            is_captured = queued is None or isinstance(queued, Plateau)
+            advice = "a larger batch" + " or execution.cuda_graph=true" * is_captured
+            doubts.append(
+                diagnostics.make("energy_pace", paces=_paces(plateau, clean, queued), advice=advice)
+            )
+        return Energy(metrics=metrics, facts=facts, doubts=doubts)
+
+    def _tracks(self) -> list[Track]:
+        return [
+            Track(meter, self._now, self._tick_seconds.get(meter.name))
+            for meter in self.detected.meters
+        ]
+
+    def _remember(self, tracks: list[Track]) -> None:
+        self._tick_seconds |= {
+            track.meter.name: tick for track in tracks if (tick := track.tick_seconds) is not None
+        }
+
+    def _now(self) -> float:
+        return self.device.now_ns() * 1e-9
+
+
+def counts(
+    *, images_per_call: int, trains: bool, calls_per_epoch: int | None
+) -> dict[str, Reading]:
+    """Return the number of calls per energy unit (call, image and epoch).
+
+    Args:
+        trains: whether to include the epoch.
+        calls_per_epoch: None for endless data.
+    """
+    calls_per = {
+        "call": Reading(1.0, half_width=0.0),
+        "image": Reading(1 / images_per_call, half_width=0.0),
+    }
+    if trains:
+        calls_per["epoch"] = Reading(
+            calls_per_epoch, "the data has no end; set data.num_samples", half_width=0.0
+        )
+    return calls_per
+
+
+def _metrics(
+    watts: Reading,
+    call_seconds: Reading,
+    idle_watts: Reading,
+    calls_per: Mapping[str, Reading],
+    queued: Plateau | Reading | None,
+    *,
+    estimated: bool,
+) -> list[Metric]:
+    """Return the power and the energy per call, image and epoch, gross and net of idle power.
+
+    Intervals combine power, time and idle power in quadrature (delta method).
+    """
+    metrics = [
+        metric(quantities.POWER, watts, estimated=estimated),
+        metric(quantities.IDLE_POWER, idle_watts),
+    ]
+    for number, part in enumerate((watts, above(watts, idle_watts))):
+        joules = product(part, call_seconds)
+        for unit, calls in calls_per.items():
+            is_estimate = estimated or unit == "epoch"
+            name = _ENERGIES[unit][number]
+            metrics.append(metric(name, product(joules, calls), estimated=is_estimate))
+            if name == quantities.ENERGY:  # next to the energy in the loop
+                metrics += _queued(queued)
+    return metrics
+
+
+def _queued(queued: Plateau | Reading | None) -> list[Metric]:
+    """Return the energy, power and seconds per call with the device kept busy."""
+    if queued is None:
+        return []
+    if not isinstance(queued, Plateau):
+        return [metric(quantities.QUEUED_ENERGY, queued)]
+    power = queued.power
+    return [
+        metric(quantities.QUEUED_ENERGY, queued.call_joules, estimated=power.estimated),
+        metric(quantities.QUEUED_POWER, power.mean_watts, estimated=power.estimated),
+        metric(quantities.QUEUED_SECONDS, queued.call_seconds),
+    ]
+
+
+def _paces(plateau: Plateau, clean: Interval | None, queued: Plateau | Reading | None) -> str:
+    """Return text about the energy per call in the loop, and with the device kept busy."""
+    timed = f" ({clean.value * 1e3:.4g} ms when it was timed)" if clean else ""
+    paces = [f"{_pace(plateau)} in the loop{timed}"]
+    if isinstance(queued, Plateau):
+        paces.append(f"{_pace(queued)} as a CUDA graph, which keeps the device busy")
+    elif queued is not None:
+        paces.append(f"not measured as a CUDA graph, which keeps the device busy ({queued.reason})")
+    return ", ".join(paces)
+
+
+def _pace(plateau: Plateau) -> str:
+    joules, seconds = plateau.call_joules.value, plateau.call_seconds.value
+    energy = "no energy" if joules is None else f"{joules:.4g} J"
+    if seconds is None:
+        return energy
+    return f"{energy} at {seconds * 1e3:.4g} ms per call"
+
+
+def _of_windows(plateau: Plateau) -> list[Metric]:
+    """Return metrics for the windows, then for each meter if there are several.
+
+    Meters have the order of the facts.
+    """
+    power, call_seconds = plateau.power, plateau.call_seconds
+    seconds = max(windows.seconds for windows in power.windows)
+    metrics = [
+        metric(quantities.COUNTER_POWER, power.counter_watts),
+        metric(quantities.INTEGRAL_POWER, power.integral_watts),
+        metric(quantities.DIFFERENCE, power.difference),
+        metric(quantities.UNCERTAINTY, power.integral_uncertainty),
+        metric(quantities.WINDOW_SECONDS, Reading(seconds) if seconds else power.mean_watts),
+        metric(quantities.CALLS, Reading(plateau.calls)),
+        metric(quantities.CALL_SECONDS, call_seconds),
+    ]
+    if power.accuracy is not None:
+        metrics.append(metric(quantities.METER_ACCURACY, Reading(power.accuracy)))
+    for index, (watts, *_) in enumerate(power.parts if len(power.parts) > 1 else ()):
+        metrics.append(metric(member(quantities.METER_POWER, index), watts))
+        metrics.append(metric(member(quantities.METER_ENERGY, index), product(watts, call_seconds)))
+    return metrics
+
+
+def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnostic]:
+    """Return a power's diagnostics, and diagnostics that only others have, with their names."""
+    doubts = list(power.doubts)
+    for name, other in others:
+        codes = {item.code for item in doubts}
+        new = [item for item in other.doubts if item.code not in codes]
+        doubts += [msgspec.structs.replace(item, message=f"{name}: {item.message}") for item in new]
+    return doubts
+
+
+def rules_for(
+    *, window_seconds: float | None = None, target: float | None = None, rules: Rules | None = None
+) -> Rules:
+    """Return rules with windows of at least `window_seconds`.
+
+    The default suits the stopping rule: 5 s if it requires a relative half-width (`target`) of at
+    most 0.5 %, otherwise 1 s.
+    """
+    if window_seconds is None:
+        window_seconds = 5.0 if target is not None and target <= 0.005 else 1.0
+    return replace(rules or Rules(), window_seconds=window_seconds)

@@ -1,0 +1,173 @@
+"""Profiles from torch's own profiler, on any device: a trace, operators, memory over time.
+
+The trace opens in https://ui.perfetto.dev, chrome://tracing and TensorBoard. Source:
+https://docs.pytorch.org/docs/stable/profiler.html
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfexp.host.files import write_atomically
+from perfexp.measuring.profilers import About, Found, Marks, Place, Profiler, ProfilerFailed
+from perfexp.measuring.profilers.tools import has_content, ranked, to_csv
+
+#: File endings. TensorBoard's plug-in finds the trace by its ending.
+_TRACE, _OPERATORS, _MEMORY = ".pt.trace.json.gz", "_operators.csv", "_memory.csv"
+_TIMES = ("self_cpu_seconds", "cpu_seconds", "self_device_seconds", "device_seconds")
+_COLUMNS = ("operator", "calls", *_TIMES, "self_cpu_bytes", "self_device_bytes", "flops")
+#: The profiler's names for Python and C functions.
+_FUNCTION = re.compile(r"(?P<path>[^<>]+\.py)\(\d+\): ")
+_BUILT_IN = re.compile(r"<built-in (?:method|function) (?P<function>\S*?) ?(?:of .*)?>")
+#: Python modules and C functions of torch's profiler. A function without a name ends a range.
+_PROFILERS = ("torch/profiler/", "torch/autograd/profiler")
+_OF_THE_PROFILER = re.compile(
+    r"|_record_function_\w+|_(?:en|dis)able_profiler\w*|_prepare_profiler|_add_metadata_json"
+)
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(kw_only=True)
+class Torch(Profiler):
+    """torch.profiler on a few calls after a warm-up (profiler=torch).
+
+    See `Profiler` for the common arguments.
+    """
+
+    name: str = "torch"
+    steps: int = 3
+    memory: bool = False
+    shapes: bool = True
+    stacks: bool = False
+    top: int = 20
+
+    _found = Found()
+
+    def outputs(self, place: Place) -> list[Path]:
+        files = [place.file(_TRACE), place.file(_OPERATORS)]
+        if self.memory:
+            files.append(place.file(_MEMORY))
+        return files
+
+    @contextmanager
+    def watching(self, place: Place, device: Any) -> Iterator[Marks]:
+        from torch.profiler import ProfilerActivity, profile, record_function
+
+        activities = [ProfilerActivity.CPU]
+        if device.kind == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        device.synchronize()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.profiler.*")
+            with profile(
+                activities=activities,
+                record_shapes=self.shapes,
+                profile_memory=self.memory,
+                with_stack=self.stacks,
+                with_flops=self.shapes,
+            ) as profiler:
+                yield Marks(range=record_function)
+                device.synchronize()
+            profiler.export_chrome_trace(str(place.file(_TRACE)))
+            kernels, operators = list[dict[str, Any]](), list[dict[str, Any]]()
+            for average in profiler.key_averages():
+                if getattr(average, "is_user_annotation", False) or is_own(str(average.key)):
+                    continue
+                row = _row(average)
+                rows = kernels if row["on_device"] else operators
+                rows.append(row)
+        self._finish(place, kernels, operators)
+
+    def _finish(
+        self, place: Place, kernels: list[dict[str, Any]], operators: list[dict[str, Any]]
+    ) -> None:
+        which = "self_device_seconds" if kernels else "self_cpu_seconds"
+        operators.sort(key=lambda row: -row[which])
+        write_atomically(place.file(_OPERATORS), to_csv(operators, _COLUMNS))
+        if self.memory:
+            samples = list(memory_of(place.file(_TRACE)))
+            write_atomically(
+                place.file(_MEMORY),
+                to_csv(samples, ("seconds", "device", "bytes", "allocated_bytes")),
+            )
+        found = Found(facts={"sorted_by": which, "operator_names": len(operators)})
+        found.facts["operators"] = _ranked(operators, which)[: self.top]
+        found.add_kernels(_ranked(kernels, "self_device_seconds"), self.top)
+        self._found = found
+
+    def observations(self) -> dict[str, Any]:
+        return self._found.facts
+
+    def collect(
+        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
+    ) -> Found:
+        files = [path.name for path in self.outputs(place) if has_content(path)]
+        if place.file(_TRACE).name not in files:
+            raise ProfilerFailed("torch's profiler left no trace; see details/run.log.", files)
+        return Found(files=files)
+
+
+def is_own(name: str) -> bool:
+    """Return whether an operator or Python function belongs to perfexp or the profiler.
+
+    A Python function's name looks like `torch/_ops.py(1140): name`.
+    """
+    if (built_in := _BUILT_IN.match(name)) is not None:
+        return bool(_OF_THE_PROFILER.fullmatch(built_in["function"]))
+    function = _FUNCTION.match(name)
+    if function is None:
+        return False
+    path = Path(function["path"])
+    if path.is_absolute():
+        return path.is_relative_to(_PACKAGE)
+    mine = path.parts[0] == _PACKAGE.name and (_PACKAGE.parent / path).is_file()
+    return mine or function["path"].startswith(_PROFILERS)
+
+
+def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
+    """Yield the allocations and frees in a trace.
+
+    Each has `seconds` since the first, `device`, `bytes`, and the memory then in use.
+    """
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    samples = [event for event in events if event.get("name") == "[memory]"]
+    samples.sort(key=lambda event: event["ts"])
+    for event in samples:
+        about = event["args"]
+        kind = "cpu" if about.get("Device Type") == 0 else f"device {about.get('Device Id')}"
+        yield {
+            "seconds": (event["ts"] - samples[0]["ts"]) * 1e-6,
+            "device": kind,
+            "bytes": about.get("Bytes"),
+            "allocated_bytes": about.get("Total Allocated"),
+        }
+
+
+def _row(average: Any) -> dict[str, Any]:
+    """Return a row from the profiler's averages, which are in microseconds."""
+    return {
+        "operator": str(average.key),
+        "calls": int(average.count),
+        "self_cpu_seconds": average.self_cpu_time_total * 1e-6,
+        "cpu_seconds": average.cpu_time_total * 1e-6,
+        "self_device_seconds": average.self_device_time_total * 1e-6,
+        "device_seconds": average.device_time_total * 1e-6,
+        "self_cpu_bytes": int(average.self_cpu_memory_usage),
+        "self_device_bytes": int(average.self_device_memory_usage),
+        "flops": int(average.flops or 0),
+        "on_device": "CUDA" in str(average.device_type),
+    }
+
+
+def _ranked(rows: list[dict[str, Any]], which: str) -> list[dict[str, Any]]:
+    return ranked((row["operator"], row["calls"], row[which]) for row in rows)

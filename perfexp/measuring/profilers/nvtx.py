@@ -1,0 +1,63 @@
+"""One marked, untimed call for a profiler that the user starts around the command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfexp.errors import UserError
+from perfexp.measuring.profilers import About, Found, Place, Profiler
+from perfexp.measuring.profilers.nsys import recording_command
+from perfexp.records.profile_keys import WHOLE
+
+#: Overrides that would make a repeated command find its work done.
+_NOT_REPEATED = ("output_dir=", "resume=")
+
+
+@dataclass(kw_only=True)
+class Nvtx(Profiler):
+    """Marks one untimed call after the warm-up (profiler=nvtx).
+
+    See `Profiler` for the common arguments.
+    """
+
+    name: str = "nvtx"
+    step: int = 1
+
+    times, needs_nvidia = False, True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step < 1:
+            raise UserError(
+                f"profiler.step={self.step}: give 1 or more; 1 is the first call after the warm-up."
+            )
+        self.warmup += self.step - 1
+
+    def collect(
+        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
+    ) -> Found:
+        return Found(facts={"commands": command_lines(place.stem, about)})
+
+
+def command_lines(stem: str, about: About) -> dict[str, str]:
+    """Return command lines that profile the marked call, by tool.
+
+    Args:
+        stem: beginning of output file names.
+    """
+    own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
+    run = ["python", "-m", "perfexp", *own]
+    nsys = ["nsys", *recording_command(), f"--output={stem}"]
+    ncu = [
+        "ncu",
+        "--target-processes=all",
+        "--clock-control=none",
+        "--profile-from-start=off",
+        "--nvtx",
+    ]
+    # without a slash, ncu selects a process range
+    ncu += [f"--nvtx-include={WHOLE[about.phase]}", "--set=roofline", f"--export={stem}"]
+    return {"nsys": shlex.join([*nsys, *run]), "ncu": shlex.join([*ncu, *run])}

@@ -1,0 +1,223 @@
+"""Control messages from the first rank to the others, over a connection per rank.
+
+A call costs a single write of 5 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfexp.devices import Device
+from perfexp.measuring.modes import Step
+from perfexp.measuring.ranks import Burst, Place, ProcessGroup, Shareable
+from perfexp.measuring.ranks.meeting import from_leader, to_followers
+from perfexp.models import Session, Sharing
+from perfexp.records.record import Key
+from perfexp.timing.collecting import undisturbed
+
+if TYPE_CHECKING:
+    from perfexp.measuring.ranks.group import TorchGroup
+
+#: A dying rank's connections break first; its pipe closes within this time.
+_DYING_SECONDS = 0.5
+#: Time for which a failed rank waits until the first rank fails the same way and records it.
+_LINGER_SECONDS = 10.0
+
+_CALL, _FIRST, _CLOSE, _ALIVE = b"call\n", b"first\n", b"close\n", b"alive\n"
+_RESERVED = b"."
+
+#: Prepares a point in a following rank. The context has the step and the forward pass before the
+#: first call.
+Point = Callable[[Key], AbstractContextManager[tuple[Step, Callable[[], object]]]]
+
+
+@dataclass(kw_only=True)
+class Member:
+    """A rank's session, device, process group and place."""
+
+    session: Session
+    device: Device
+    group: TorchGroup
+    place: Place
+
+    def burst(self, step: Step, calls: int, sharing: Sharing) -> list[Burst]:
+        """See `ProcessGroup.burst`; all ranks must call it."""
+        device = self.device
+        works = sharing is not Sharing.alone or self.place.number == 0
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed())
+            if isinstance(self.session, Shareable):
+                stack.enter_context(self.session.sharing(sharing))
+            device.synchronize()
+            self.group.barrier()
+            start, error = device.now_ns(), None
+            try:
+                for _ in range(calls if works else 0):
+                    step.call()
+                device.synchronize()
+            except Exception as raised:
+                if sharing not in (Sharing.nothing, Sharing.alone) or device.is_lost():
+                    raise
+                # the others only wait for this rank's result
+                error = f"{type(raised).__name__}: {raised}"
+            end = device.now_ns() if works else start
+        results = self.group.gather((start, end, error))
+        per_host = self.place.per_host
+        bursts = []
+        for host in range(0, len(results), per_host):
+            parts = results[host : host + per_host]
+            begin = min(first for first, _, _ in parts)
+            for first, last, why in parts:
+                bursts.append(Burst(start_ns=first - begin, end_ns=last - begin, error=why))
+        return bursts
+
+
+class Leader(ProcessGroup):
+    """The first rank's `ProcessGroup`."""
+
+    def __init__(self, place: Place) -> None:
+        self.size = place.size
+        self._pipes = to_followers(place)
+        self._other_hosts = self._pipes[place.per_host - 1 :: place.per_host]
+        self._plain: Step | None = None
+        self._member: Member | None = None
+
+    def begin(self) -> None:
+        """Start all ranks, now that this host's devices are reserved.
+
+        Other hosts' devices are reserved first, host by host, so that two runs cannot block each
+        other.
+        """
+        for descriptor in self._other_hosts:
+            os.write(descriptor, _line("reserve", socket.gethostname()))
+            if os.read(descriptor, 1) != _RESERVED:
+                raise ConnectionResetError("a rank has left")
+        self._send(_ALIVE)
+
+    def works_with(self, member: Member) -> None:
+        """Set this rank's session, device and group, once its model is loaded."""
+        self._member = member
+
+    def open(self, key: Key) -> None:
+        self._send(_line("open", msgspec.to_builtins(key)))
+
+    def close(self) -> None:
+        self._send(_CLOSE)
+
+    def first(self) -> None:
+        self._send(_FIRST)
+
+    def joined(self, step: Step) -> Step:
+        self._plain = step
+        segments = enumerate(step.segments)
+        led = tuple(
+            (name, self._led(_line("call", index), part)) for index, (name, part) in segments
+        )
+        return replace(step, call=self._led(_CALL, step.call), segments=led)
+
+    def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
+        assert self._plain is not None and self._member is not None
+        self._send(_line("burst", {"calls": calls, "sharing": sharing.value}))
+        return self._member.burst(self._plain, calls, sharing)
+
+    def lost(self) -> bool:
+        """See `ProcessGroup`; waits half a second for a dying rank."""
+        time.sleep(_DYING_SECONDS)
+        try:
+            self._send(_ALIVE)
+        except ConnectionError:
+            return True
+        # TCP accepts a message to a rank that closed its end; that end is then readable
+        return bool(select.select(self._pipes, [], [], 0)[0])
+
+    def end(self) -> None:
+        """Close the connections, which ends the other ranks' loops."""
+        for descriptor in self._pipes:
+            os.close(descriptor)
+        self._pipes = []
+
+    def _led(self, message: bytes, call: Callable[[], object]) -> Callable[[], None]:
+        pipes, write = self._pipes, os.write
+
+        def led() -> None:
+            for descriptor in pipes:
+                write(descriptor, message)
+            call()
+
+        return led
+
+    def _send(self, message: bytes) -> None:
+        for descriptor in self._pipes:
+            os.write(descriptor, message)
+
+
+class Follower:
+    """The connection's end in a following rank."""
+
+    def __init__(self, place: Place) -> None:
+        self._file = from_leader(place)
+
+    def wait(self) -> bool:
+        """Wait until the first rank begins; return whether it does."""
+        return next(self._messages(), None) is not None
+
+    def host_of_first(self) -> str | None:
+        """Wait until this host's devices must be reserved; return the first rank's host.
+
+        None if the first rank has left.
+        """
+        return next((content for _, content in self._messages()), None)
+
+    def answer_reserved(self) -> None:
+        """Report to the first rank that this host's devices are reserved."""
+        os.write(self._file.fileno(), _RESERVED)
+
+    def follow(self, point: Point, member: Member) -> None:
+        """Make the calls in the first rank's messages until it closes the connection."""
+        with ExitStack() as opened:
+            for name, content in self._messages():
+                if name == "open":
+                    step, first = opened.enter_context(point(msgspec.convert(content, Key)))
+                    opened.enter_context(undisturbed())
+                elif name == "call":
+                    call = step.call if content is None else step.segments[content][1]
+                    call()
+                elif name == "first":
+                    first()
+                elif name == "burst":
+                    member.burst(step, content["calls"], Sharing(content["sharing"]))
+                elif name == "close":
+                    opened.close()
+
+    def linger(self) -> None:
+        """Wait for the first rank after an error.
+
+        The first rank may be recording the same error and then ends this process.
+        """
+        end = time.monotonic() + _LINGER_SECONDS
+        while (left := end - time.monotonic()) > 0 and select.select([self._file], [], [], left)[0]:
+            if not os.read(self._file.fileno(), 65536):
+                return
+
+    def close(self) -> None:
+        """Close the connection, so that the first rank notices that this rank has left."""
+        self._file.close()
+
+    def _messages(self) -> Iterator[tuple[str, Any]]:
+        for line in self._file:
+            name, _, content = line.rstrip(b"\n").partition(b" ")
+            yield name.decode(), json.loads(content) if content else None
+
+
+def _line(name: str, content: Any) -> bytes:
+    return f"{name} {json.dumps(content)}\n".encode()

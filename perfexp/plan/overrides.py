@@ -1,0 +1,205 @@
+"""Overrides: parse command lines as Hydra does, for values and sweep axes, and limit sweeps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    Override,
+    QuotedString,
+    RangeSweep,
+    Sweep,
+)
+
+from perfexp.errors import UserError
+from perfexp.host import credentials, installation
+from perfexp.plan.flags import MAX_JOBS
+from perfexp.plan.override_keys import key_of
+
+_PLAIN_PATH = re.compile(r"/[\w./-]+", re.ASCII)
+#: Limits on one argument.
+_MOST_CHARACTERS, _MOST_NESTED, _MOST_DIGITS = 10_000, 32, 400
+#: Default limit on runs per sweep, and on an exactly counted range.
+_MOST_JOBS, _ENDLESS = 1000, 10**15
+
+
+def parsed(arguments: Sequence[str]) -> list[Override]:
+    """Parse a command line's overrides, without its flags.
+
+    Raises:
+        UserError: an override is unreadable.
+    """
+    return _parse([text for text in arguments if "=" in text and text[0] != "-"])
+
+
+def _parse(texts: list[str]) -> list[Override]:
+    refuse_unreadable(texts)
+    hydra = GlobalHydra.instance()  # while Hydra runs, its loader expands globs
+    loader: Any = hydra.config_loader() if hydra.is_initialized() else _ConfLoader()
+    return OverridesParser.create(config_loader=loader).parse_overrides(texts)
+
+
+class _ConfLoader:
+    """Expands a glob to the options of conf/ when Hydra does not run."""
+
+    def get_group_options(self, group_name: str, **_: Any) -> list[str]:
+        return sorted(file.stem for file in installation.conf_dir().glob(f"{group_name}/*.yaml"))
+
+
+def refuse_unreadable(arguments: Sequence[str]) -> None:
+    """Raise UserError if an argument would take Hydra's parser hours, or overflow its stack."""
+    for text in arguments:
+        shown = f"'{text[:40]}…'"
+        if len(text) > _MOST_CHARACTERS:
+            raise UserError(f"{shown} has {len(text):,} characters: at most {_MOST_CHARACTERS:,}.")
+        if re.search(rf"\d{{{_MOST_DIGITS}}}", text):
+            raise UserError(f"{shown} has a number of {_MOST_DIGITS} digits or more.")
+        depths = accumulate((character in "[{(") - (character in "]})") for character in text)
+        if max(depths, default=0) > _MOST_NESTED:
+            raise UserError(f"{shown} is nested more than {_MOST_NESTED} deep.")
+
+
+def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
+    """Return the number of values for each varying override; None for an interval.
+
+    If a key repeats, the last counts.
+    """
+    axes: dict[str, int | None] = {}
+    for override in parsed(arguments):
+        axis = override.key_or_group
+        if not override.is_sweep_override() or override.is_hydra_override():
+            axes.pop(axis, None)
+        else:
+            axes[axis] = _num_values(override) if override.is_discrete_sweep() else None
+    return axes
+
+
+def as_typed(axes: Mapping[str, str]) -> dict[str, str]:
+    """Return axis values with Booleans as users write them: Hydra turns `true` into `True`."""
+    typed = {"True": "true", "False": "false"}
+    return {axis: typed.get(value, value) for axis, value in axes.items()}
+
+
+def values_of(overrides: Sequence[str]) -> dict[str, str]:
+    """Return a job's override values as text; plain words lose the backslashes Hydra adds."""
+    values = {}
+    for text, override in zip(overrides, parsed(overrides), strict=True):
+        value = override.value()
+        values[override.key_or_group] = value if type(value) is str else text.partition("=")[2]
+    return values
+
+
+def alternatives(override: Override) -> list[Any]:
+    """Return an override's values in sweep runs, as plain data.
+
+    A range or an interval becomes 0. A glob has no values: it only chooses among options.
+    """
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return list(map(_plain, value.list))
+    if isinstance(value, Glob):
+        return []
+    return [0 if isinstance(value, Sweep) else _plain(value)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    return value.text if isinstance(value, QuotedString) else value
+
+
+def without_credentials(arguments: Sequence[str]) -> list[str]:
+    """Mask credentials in command-line URLs, so that nothing written, printed or sent has them.
+
+    `credentials.hide` remembers them for this process: only here the store gets its URL back.
+    Different credentials get different masks.
+
+    Raises:
+        UserError: a credential cannot be separated from its context.
+    """
+    return [_without_credentials(text) if "://" in text else text for text in arguments]
+
+
+def _without_credentials(argument: str) -> str:
+    try:
+        [override] = parsed([argument])
+        values = alternatives(override)
+    except Exception:  # an option such as --config-dir, or a mistake, which Hydra reports
+        return re.sub(r"(?s)(?<=://).*@", "***@", credentials.mask(argument))
+    key = override.key_or_group
+    if any(isinstance(value, str) and "@" in value and "://" not in value for value in values):
+        raise UserError(f"{key}: quote a URL whose password has a comma: {key}='…'.")
+    # interpolated values are masked in the plan
+    resolved = [value for value in values if "${" not in str(value)]
+    hidden = {str(value): credentials.hide(value) for value in resolved}
+    if all(hidden[str(value)] == value for value in resolved):
+        return argument
+    if not all(isinstance(value, str) for value in values):
+        raise UserError(f"{key}: a URL with a credential must be a value of its own.")
+    masked = ",".join(quoted(hidden.get(value, value)) for value in values)
+    return f"{argument.partition('=')[0]}={masked}"
+
+
+def quoted(text: str) -> str:
+    """Quote any text as one value in Hydra's grammar, unless it is a plain path."""
+    if _PLAIN_PATH.fullmatch(text):
+        return text
+    escaped = re.sub(r"(\\*)('|$)", r"\1\1\2", text).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def max_jobs(arguments: Sequence[str]) -> int:
+    """Return the limit on runs per sweep, `--max-jobs=N`, by default 1,000."""
+    words = (text.partition("=") for text in arguments)
+    value = next((value for name, _, value in words if name == MAX_JOBS), str(_MOST_JOBS))
+    if not re.fullmatch("[1-9][0-9]{0,6}", value):
+        raise UserError(f"{MAX_JOBS} {value[:40]}: set an integer from 1 to 9,999,999.")
+    return int(value)
+
+
+def refuse_many(arguments: Sequence[str], most: int) -> None:
+    """Raise UserError for a sweep without any run, or with more than `most` runs."""
+    axes = axes_of(arguments)
+    if empty := [text for text in arguments if axes.get(key_of(text)) == 0]:
+        raise UserError(f"The sweep has no runs: '{empty[-1]}' matches no value.")
+    counts = {key: count for key, count in axes.items() if count and count > 1}
+    if (jobs := math.prod(counts.values())) > most:
+        counted = " × ".join(f"{key}: {count:,}" for key, count in counts.items())
+        raise UserError(
+            f"The sweep has {jobs:,} runs ({counted}): at most {most:,}. "
+            f"{MAX_JOBS} N raises the limit."
+        )
+
+
+def _num_values(override: Override) -> int:
+    """Count an override's values without listing a range.
+
+    Raises:
+        UserError: the range is endless.
+    """
+    swept = override.value()
+    if not isinstance(swept, RangeSweep):
+        return sum(1 for _ in override.sweep_iterator())
+    if (
+        not all(math.isfinite(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step))
+        or not swept.step
+    ):
+        raise UserError(
+            f"'{override.input_line}' is endless: set a finite start and stop, "
+            "and a step other than 0."
+        )
+    start, stop, step = (
+        Fraction(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step)
+    )
+    return min(max(0, math.ceil((stop - start) / step)), _ENDLESS)

@@ -1,0 +1,176 @@
+"""Sparse sweep: measure a few of many sizes and batch sizes, each chosen by the results so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from perfexp.errors import UserError
+from perfexp.plan.sweep import Point, Sizes, Sweep
+from perfexp.records.point_times import DEVICE_TIMES, first_median_interval
+from perfexp.records.record import Point as Measured
+from perfexp.records.record import Status
+from perfexp.records.sizes import Size
+from perfexp.statistics import selection
+from perfexp.statistics.estimators import Interval, Samples
+from perfexp.statistics.gaussian_process import Curve
+
+Pair = tuple[Size, int]
+
+#: Fewest and most points that a curve is predicted from.
+LEAST_MEASURED, MOST_MEASURED = 4, 100
+#: Standard error of a log median without an interval, and half-widths of a 95 % interval per
+#: standard error.
+_UNKNOWN_ERROR, _HALF_WIDTHS = 0.02, 1.96
+#: Times that are predicted, best first.
+_KINDS = (*DEVICE_TIMES, "latency", "throughput")
+
+
+class Sparse:
+    """Sweep that measures some sizes and batch sizes and predicts the others.
+
+    Without given sizes, evenly spaced square sizes are used. Six points are measured first, then
+    always the point with the least certain prediction. The sweep ends when nine in ten of the
+    others are predicted within the target, or when `measured` points have been tried.
+    """
+
+    def __init__(
+        self,
+        *,
+        measured: int = 12,
+        target: float = 0.03,
+        num_sizes: int = 100,
+        min_size: int = 224,
+        max_size: int = 512,
+        skip_larger: bool = False,
+        skip_oom: bool = False,
+    ) -> None:
+        if not LEAST_MEASURED <= measured <= MOST_MEASURED:
+            raise UserError(
+                f"sweep.measured={measured}: set a number from {LEAST_MEASURED} to {MOST_MEASURED}."
+            )
+        if not 0 < target < 1:
+            raise UserError(
+                f"sweep.target={target:g}: set a relative half-width between 0 and 1, such as 0.03."
+            )
+        self.skip_larger, self.skip_oom = skip_larger, skip_oom
+        self.measured, self.target = measured, target
+        self._every = Sizes(num_sizes=num_sizes, min_size=min_size, max_size=max_size)
+
+    def candidates(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
+        """List all sizes and batch sizes, measured or predicted.
+
+        Raises:
+            UserError: there are none.
+        """
+        every: Sweep = Point() if sizes else self._every
+        return every.points(sizes, batch_sizes)
+
+    def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
+        """List the sizes and batch sizes that are always measured."""
+        pairs = self.candidates(sizes, batch_sizes)
+        x, number = selection.coordinates(pairs), min(selection.INITIAL, self.measured)
+        return [pairs[index] for index in selection.initial(selection.scaled(x, x), number)]
+
+    def chosen(
+        self, sizes: Sequence[Size], batch_sizes: Sequence[int], results: Iterable[Measured]
+    ) -> list[Pair]:
+        """List the sizes and batch sizes to measure, given the results so far.
+
+        These are all points that were tried, plus the next point once the first points have a
+        result.
+        """
+        pairs = self.candidates(sizes, batch_sizes)
+        places = {pair: index for index, pair in enumerate(pairs)}
+        wanted = set(map(places.__getitem__, self.points(sizes, batch_sizes)))
+        timed, tried = [], set[int]()
+        for one in results:
+            if one.key.is_timed and not one.key.replicate and pair_of(one) in places:
+                timed.append(one)
+                tried.add(places[pair_of(one)])
+        if wanted <= tried:
+            following = self._following(pairs, places, timed, tried)
+            wanted |= {following} if following is not None else set()
+        return [pairs[index] for index in sorted(wanted | tried)]
+
+    def _following(
+        self,
+        pairs: Sequence[Pair],
+        places: Mapping[Pair, int],
+        timed: Sequence[Measured],
+        tried: set[int],
+    ) -> int | None:
+        if len(tried) >= self.measured:
+            return None
+        at = selection.coordinates(pairs)
+        x, spans = selection.scaled(at, at), np.ptp(at, axis=0)
+        phases: dict[str, list[Measured]] = {}
+        for one in timed:
+            phases.setdefault(one.key.phase, []).append(one)
+        curves = []
+        for measured in phases.values():
+            medians = medians_of(measured)
+            indices = list(map(places.__getitem__, medians))
+            curves.append(curve_of(x[indices], spans, list(medians.values())))
+        too_large = out_of_memory(timed)
+        impossible = {index for index, pair in enumerate(pairs) if exceeds_memory(pair, too_large)}
+        return selection.following(x, curves, tried, target=self.target, impossible=impossible)
+
+
+def pair_of(point: Measured) -> Pair:
+    """Return a point's input size and batch size."""
+    return point.key.input_size, point.key.batch_size
+
+
+def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
+    """Return the median seconds per call for a phase's successful points.
+
+    All medians are of the same kind of time.
+    """
+    successful = [one for one in points if one.status is Status.OK]
+    for kind in _KINDS:
+        medians = {}
+        for point in successful:
+            median = first_median_interval(point, kind)
+            if median is None:
+                break
+            if median.value > 0:
+                medians[pair_of(point)] = median
+        else:
+            if successful:
+                return medians
+    return {}
+
+
+def curve_of(x: Samples, spans: Samples, values: Sequence[Interval]) -> Curve:
+    """Return a curve from measured values with their intervals.
+
+    Args:
+        x: scaled coordinates, shape (n, 2).
+    """
+    errors = np.array([*map(standard_error, values)])
+    return Curve(x=x, spans=spans, y=np.log([value.value for value in values]), errors=errors)
+
+
+def standard_error(value: Interval) -> float:
+    """Return the standard error of a measured value's logarithm, from its 95 % interval."""
+    width = value.log_half_width
+    if width is None:
+        return _UNKNOWN_ERROR
+    return width / _HALF_WIDTHS
+
+
+def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
+    """Return the sizes and batch sizes that ran out of memory, or were predicted to."""
+    lacking = (Status.OOM, Status.OOM_PREDICTED)
+    return frozenset(pair_of(one) for one in points if one.status in lacking)
+
+
+def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
+    """Return whether a point is nowhere smaller than some point that ran out of memory.
+
+    For example, 256 · batch 8 exceeds memory if 224 · batch 8 did.
+    """
+    (height, width), batch = pair
+    return any(height >= h and width >= w and batch >= b for (h, w), b in too_large)

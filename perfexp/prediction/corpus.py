@@ -1,0 +1,331 @@
+"""Corpus: measured curves from records, used to predict and calibrate others.
+
+Predictions never enter it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfexp.plan.sparse import (
+    LEAST_MEASURED,
+    MOST_MEASURED,
+    Pair,
+    curve_of,
+    out_of_memory,
+    standard_error,
+)
+from perfexp.prediction.identity import identity
+from perfexp.prediction.skill import Truth
+from perfexp.records import priors
+from perfexp.records.folders import below
+from perfexp.records.point_times import interval_of
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY
+from perfexp.records.record import Record, Status
+from perfexp.records.rows import Row
+from perfexp.records.subject import Subject, subject
+from perfexp.records.summary import rows
+from perfexp.statistics import selection
+from perfexp.statistics.conformal import Calibration, calibrate
+from perfexp.statistics.estimators import Interval
+from perfexp.statistics.gaussian_process import Curve
+from perfexp.statistics.moderated import Repeats
+from perfexp.statistics.prior import Prior
+
+#: Curve quantities with their units.
+QUANTITIES = {"time": "seconds", "energy": "joules", "memory": "bytes"}
+#: Software and device facts that change times, most important first.
+_CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
+#: Limit on the curves that calibrate a curve; the newest are used.
+MOST_CURVES = 30
+#: Folder levels to search for sibling runs: runs, and runs in sweeps.
+_SIBLING_LEVELS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredDevice:
+    """Device that a record was measured on.
+
+    Attributes:
+        kind: device kind, for example `cuda`, `cpu` or `fake`; empty if unknown.
+        product: name of a single device.
+        ranks: number of processes that measured together, each with its own device.
+        nodes: number of hosts that these processes ran on.
+    """
+
+    kind: str
+    product: str
+    ranks: int
+    nodes: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, Any]) -> MeasuredDevice:
+        """Return the device in a record's environment."""
+        device, ranks = environment.get("device"), environment.get("ranks")
+        facts = device if isinstance(device, Mapping) else {}
+        of_ranks = ranks if isinstance(ranks, Mapping) else {}
+        return cls(
+            kind=str(facts.get("kind") or ""),
+            product=str(facts.get("name") or ""),
+            ranks=_length(of_ranks.get("devices")),
+            nodes=_length(of_ranks.get("hosts")),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCurve:
+    """One quantity in one phase of a record, over its input sizes and batch sizes.
+
+    Attributes:
+        folder: record folder.
+        about: model, algorithm, precision, execution and device.
+        identity: hash of the settings that determine the values (see `identity.identity`).
+        device: device that the record was measured on.
+        phase: phase of the calls.
+        quantity: one of QUANTITIES.
+        kind: name of the time, or of the metric.
+        values: measured values with 95 % intervals, by input size and batch size.
+        out_of_memory: input sizes and batch sizes in this phase that ran out of memory.
+        conditions: versions and limits that change times.
+        ended: end of the record, ISO 8601.
+    """
+
+    folder: Path
+    about: Subject
+    identity: str
+    device: MeasuredDevice
+    phase: str
+    quantity: str
+    kind: str
+    values: dict[Pair, Interval]
+    out_of_memory: frozenset[Pair]
+    conditions: Mapping[str, str]
+    ended: str
+
+    @property
+    def name(self) -> str:
+        """Return model, algorithm, phase, precision and quantity in words."""
+        about = self.about
+        return " · ".join(
+            (about.model, about.algorithm, self.phase, about.precision, self.quantity)
+        )
+
+    def curve(self) -> Curve:
+        """Return the curve over its own range.
+
+        If it has more points than a prediction takes, evenly spread points are chosen.
+        """
+        pairs = sorted(self.values, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
+        if len(pairs) > MOST_MEASURED:
+            places = np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)
+            pairs = [pairs[place] for place in places]
+        x = selection.coordinates(pairs)
+        reference = selection.coordinates(list(self.values))
+        spans = np.ptp(reference, axis=0)
+        values = list(map(self.values.__getitem__, pairs))
+        return curve_of(selection.scaled(x, reference), spans, values)
+
+    def truth(self) -> Truth:
+        """Return the curve as known truth, to score predictions from part of it."""
+        values = self.values.values()
+        return Truth(
+            name=self.name,
+            group=self.about.model,
+            x=selection.coordinates(list(self.values)),
+            values=np.array([value.value for value in values]),
+            errors=np.array(list(map(standard_error, values))),
+        )
+
+
+def _length(values: Any) -> int:
+    """Return the length of a list in a record's environment; 1 for anything else."""
+    return len(values) or 1 if isinstance(values, list) else 1
+
+
+def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
+    """Read the curves from all records in and below folders, newest first.
+
+    Unreadable records are skipped.
+    """
+    files: list[Path] = []
+    for folder in folders:
+        if folder.is_dir():
+            files += below(folder, "record.json", refused=_skip)
+    return _curves_of(files)
+
+
+def sibling_curves(folder: Path) -> list[MeasuredCurve]:
+    """Read the curves from other runs next to a run, including runs in sweeps."""
+    files = below(folder.parent, "record.json", refused=_skip, deepest=_SIBLING_LEVELS)
+    return _curves_of(file for file in files if file.parent.resolve() != folder.resolve())
+
+
+def _skip(_error: OSError) -> None:
+    """Ignore a folder that cannot be read."""
+
+
+def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
+    found: dict[str, list[MeasuredCurve]] = {}
+    for file in files:
+        # other people's records are data: any node may have any type
+        with suppress(Exception):
+            record = Record.load(file)
+            found.setdefault(record.uid, _of_phases(record, file.parent))
+    curves = chain.from_iterable(found.values())
+    return _joined(sorted(curves, key=lambda curve: curve.ended, reverse=True))
+
+
+def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
+    """Join short curves with the same settings, for example the runs in a sweep.
+
+    Each of them has too few points for a prediction. The newest value of a point counts. Joined
+    curves come after complete curves, which have more points.
+    """
+    groups: dict[Any, list[MeasuredCurve]] = {}
+    complete, joined = [], []
+    for curve in curves:
+        if len(curve.values) >= LEAST_MEASURED:
+            complete.append(curve)
+            continue
+        conditions = tuple(curve.conditions.items())
+        alike = curve.identity, curve.device, curve.phase, curve.quantity, conditions
+        groups.setdefault(alike, []).append(curve)
+    for parts in groups.values():
+        newest = next((part for part in parts if part.values), None)
+        if newest is None:
+            continue
+        values, too_large = dict[Pair, Interval](), frozenset[Pair]()
+        for part in reversed(parts):
+            too_large |= part.out_of_memory
+            if part.kind == newest.kind:
+                values |= part.values
+        joined.append(replace(newest, values=values, out_of_memory=too_large - values.keys()))
+    return [*complete, *joined]
+
+
+def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
+    """Return a record's measured curves: times, energies and memory peaks for each phase."""
+    return [curve for curve in _of_phases(record, folder) if curve.values]
+
+
+def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
+    """Return a record's curves; phases that only ran out of memory have curves without values."""
+    about = subject(record.plan, record.environment)
+    table = [row for row in rows(record) if row.status is Status.OK and row.time]
+    curves = []
+    for phase in dict.fromkeys(point.key.phase for point in record.points if point.key.is_timed):
+        of_phase = [row for row in table if row.key.phase == phase]
+        too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
+        of_processes = priors.of_record(record).get(priors.class_of("energy", None))
+        found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY, of_processes)}
+        found["memory"] = _metrics(of_phase, PEAK_MEMORY)
+        for quantity, (kind, values) in found.items():
+            if values or too_large:
+                curve = MeasuredCurve(
+                    folder=folder,
+                    about=about,
+                    identity=identity(record.plan, phase),
+                    device=MeasuredDevice.of(record.environment),
+                    phase=phase,
+                    quantity=quantity,
+                    kind=kind,
+                    values=values,
+                    out_of_memory=too_large,
+                    conditions=conditions_of(record.environment),
+                    ended=record.ended,
+                )
+                curves.append(curve)
+    return curves
+
+
+def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
+    """Return the first kind of time that all rows have, with its medians."""
+    for kind in table[0].times if table else ():
+        if all(kind in row.times for row in table):
+            medians = {}
+            for row in table:
+                median = row.own_interval(kind)
+                if median and median.value > 0:
+                    medians[row.key.input_size, row.key.batch_size] = median
+            return kind, medians
+    return "", {}
+
+
+def _metrics(
+    table: Sequence[Row], name: str, prior: Prior | None = None
+) -> tuple[str, dict[Pair, Interval]]:
+    """Return a metric from the rows; a prior widens its interval to cover other processes."""
+    intervals = {}
+    for row in table:
+        interval = interval_of(row.metric(name))
+        if interval and interval.value > 0:
+            if prior:
+                interval = Repeats.of([interval], prior).interval
+            intervals[row.key.input_size, row.key.batch_size] = interval
+    return name, intervals
+
+
+def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions and limits in a record's environment that change times."""
+    device = environment.get("device")
+    facts = {**(device if isinstance(device, Mapping) else {}), "torch": _torch(environment)}
+    conditions = {}
+    for name in (*_CONDITIONS, "torch"):
+        if facts.get(name) is not None:
+            conditions[name] = str(facts[name])
+    return conditions
+
+
+def _torch(environment: Mapping[str, Any]) -> object:
+    packages = environment.get("packages")
+    return packages.get("torch") if isinstance(packages, Mapping) else None
+
+
+class Corpus:
+    """Curves from other runs, newest first, and the calibrations based on them."""
+
+    def __init__(self, curves: Sequence[MeasuredCurve]) -> None:
+        self.curves = curves
+        self._calibrations: dict[tuple[str | None, ...], Calibration] = {}
+
+    def calibration(self, curve: MeasuredCurve) -> Calibration:
+        """Calibrate a curve by curves for other models or algorithms on the same device."""
+        place = place_of(curve)
+        if place not in self._calibrations:
+            others = [other.curve() for other in self.curves if calibrates(other, curve)]
+            self._calibrations[place] = calibrate(others[:MOST_CURVES])
+        return self._calibrations[place]
+
+
+def place_of(curve: MeasuredCurve) -> tuple[str | None, ...]:
+    """Return quantity, kind, device, model and algorithm.
+
+    Curves that agree in all of them share a calibration.
+    """
+    return curve.quantity, curve.kind, curve.about.device, curve.about.model, curve.about.algorithm
+
+
+def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
+    """Return whether `other` may calibrate `curve`.
+
+    It must be long enough and have the same quantity and device, but another model or algorithm.
+    """
+    own, others = place_of(curve), place_of(other)
+    return own[:3] == others[:3] and own[3:] != others[3:] and len(other.values) >= LEAST_MEASURED
+
+
+def digest(curves: Iterable[MeasuredCurve]) -> str:
+    """Return the SHA-256 of the curves' values, in any order."""
+    parts = []
+    for curve in curves:
+        for pair, value in curve.values.items():
+            parts.append(f"{curve.name} {curve.about.device} {pair} {value.value!r}")
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()

@@ -1,0 +1,165 @@
+"""Look up a point in a corpus: measured, interpolated or refused, with diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from perfexp.plan.sparse import LEAST_MEASURED, Pair
+from perfexp.prediction.corpus import Corpus, MeasuredCurve
+from perfexp.prediction.identity import identity
+from perfexp.prediction.predictions import (
+    INTERPOLATED,
+    MEASURED,
+    OUTSIDE,
+    REFUSED,
+    Predicted,
+    forecast,
+)
+from perfexp.records import diagnostics
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.record import Key
+from perfexp.statistics.gaussian_process import leave_one_out
+
+#: A point shows a stair if it is this many standard deviations off the prediction from the others.
+_STAIR_DEVIATIONS = 3.0
+#: A larger size shows a stair if it needs less than this share of a smaller size's memory.
+_LESS = 0.99
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Quantity of a point.
+
+    Attributes:
+        predicted: value and source.
+        curve: curve behind the value; None without a curve.
+        diagnostics: reasons to distrust the value.
+    """
+
+    predicted: Predicted
+    curve: MeasuredCurve | None
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def look_up(
+    key: Key, quantity: str, plan: Mapping[str, Any], corpus: Corpus, installed: Mapping[str, str]
+) -> Answer:
+    """Return a point's quantity from curves with the same settings.
+
+    Model, algorithm, mode, precision, execution and data must agree. A measured value is preferred
+    to an interpolated value, and a newer record to an older record.
+
+    Args:
+        key: the point.
+        quantity: one of `corpus.QUANTITIES`.
+        plan: resolved plan. The device comes from the corpus instead.
+        installed: versions on this machine, to compare with the records' versions.
+    """
+    pair = key.input_size, key.batch_size
+    asked = quantity, key.phase, identity(plan, key.phase)
+    matching = []
+    for curve in corpus.curves:
+        if (curve.quantity, curve.phase, curve.identity) == asked:
+            matching.append(curve)
+    answers = [(_predicted(pair, curve, matching, corpus), curve) for curve in matching]
+    for source in (MEASURED, INTERPOLATED, REFUSED):
+        for predicted, curve in answers:
+            if predicted.source == source:
+                doubts = [*outside(predicted, curve), *stale(curve, corpus.curves, installed)]
+                if source == INTERPOLATED:
+                    doubts += stairs(curve)
+                return Answer(predicted=predicted, curve=curve, diagnostics=tuple(doubts))
+    reason = (
+        "no record of these settings of model, algorithm, mode, precision, execution and data has "
+        "it"
+    )
+    nothing = Predicted(pair=pair, source=REFUSED, value=None, nearest=pair, reason=reason)
+    return Answer(predicted=nothing, curve=None, diagnostics=())
+
+
+def _predicted(
+    pair: Pair, curve: MeasuredCurve, matching: Sequence[MeasuredCurve], corpus: Corpus
+) -> Predicted:
+    """Predict a point from a curve, unless the same work ran out of memory there on this device."""
+    out_of_memory = set[Pair]()
+    for other in matching:
+        if other.about.device == curve.about.device:
+            out_of_memory |= other.out_of_memory
+    return forecast(curve, [pair], corpus.calibration(curve), out_of_memory=out_of_memory).points[0]
+
+
+def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
+    """Return a warning if a point is outside its curve's measured range."""
+    if predicted.reason != OUTSIDE:
+        return []
+    range_text, count = _range_text(curve), len(curve.values)
+    why = (
+        f"{pair_text(predicted.pair)} is outside the {count} measured points, {range_text}: "
+        "no time and no energy"
+    )
+    return [diagnostics.make("corpus_unfit", why=why)]
+
+
+def stale(
+    curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapping[str, str]
+) -> list[Diagnostic]:
+    """Return a warning if software or device have changed since the record.
+
+    The reference is this machine if its versions are known, otherwise the device's newest record.
+    """
+    newest = next((other for other in corpus if other.about.device == curve.about.device), curve)
+    now, changes = {**newest.conditions, **installed}, []
+    for name, value in curve.conditions.items():
+        if now.get(name, value) != value:
+            changes.append(f"{name} {value}, now {now[name]}")
+    if not changes:
+        return []
+    why = f"those in {curve.folder} are of another state: {'; '.join(changes)}"
+    return [diagnostics.make("corpus_unfit", why=why)]
+
+
+def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
+    """Return a note if neighboring points are far from a smooth curve, as if other kernels ran."""
+    # by batch size first, so that neighbors have the same batch size
+    pairs = sorted(curve.values, key=lambda pair: (pair[1], pair[0][0] * pair[0][1]))
+    if len(pairs) < LEAST_MEASURED + 1:
+        return []
+    scores = leave_one_out(curve.curve())
+    where = ""
+    if scores.size and np.max(scores) > _STAIR_DEVIATIONS:
+        where = "a point is far off"
+    more = {"memory": "needs more memory", "energy": "needs more energy"}
+    words = more.get(curve.quantity, "takes longer")
+    for smaller, larger in pairwise(pairs):
+        if smaller[1] == larger[1] and _falls(curve, smaller, larger):
+            where = f"{pair_text(smaller)} {words} than {pair_text(larger)}"
+            break
+    if not where:
+        return []
+    return [diagnostics.make("stairs", curve=curve.name, where=where)]
+
+
+def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
+    before, after = curve.values[smaller], curve.values[larger]
+    if curve.quantity == "memory":  # counted, without an interval
+        return (
+            larger[0][0] * larger[0][1] > smaller[0][0] * smaller[0][1]
+            and after.value < _LESS * before.value
+        )
+    return before.low is not None and after.high is not None and after.high < before.low
+
+
+def pair_text(pair: Pair) -> str:
+    """Return a size and a batch size in words, for example `224 · batch 8`."""
+    (height, width), batch = pair
+    return f"{height if height == width else f'{height}x{width}'} · batch {batch}"
+
+
+def _range_text(curve: MeasuredCurve) -> str:
+    pairs = sorted(curve.values, key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
+    return f"{pair_text(pairs[0])} to {pair_text(pairs[-1])}"

@@ -1,0 +1,105 @@
+"""Selfcheck summary: how much the processes of a plan vary on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfexp.records.grid import Column, Grid
+from perfexp.records.quantities import TIMES, time_title
+from perfexp.records.record import Key
+from perfexp.records.rows import Row
+from perfexp.records.wording import percent
+from perfexp.statistics import moderated
+from perfexp.statistics.moderated import Component, pooled
+
+#: Process counts in the table of detectable differences; the sentence uses the second.
+_PROCESSES = (3, 5, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Variation of one kind of time between the processes that measured a point.
+
+    Attributes:
+        time: `device`, `latency` or `throughput`.
+        processes: number of processes.
+        component: variance between process medians.
+    """
+
+    key: Key
+    time: str
+    processes: int
+    component: Component
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        interval = self.component.spread_interval
+        return {
+            "point": str(self.key),
+            "phase": self.key.phase,
+            "time": self.time,
+            "processes": self.processes,
+            "cv": interval.value,
+            "cv_interval": [interval.low, interval.high],
+            "variance": self.component.variance,
+            "degrees": self.component.degrees,
+            "detectable": {
+                str(count): moderated.detectable_ratio(self.component, count)
+                for count in _PROCESSES
+            },
+        }
+
+
+def spreads(rows: Iterable[Row]) -> list[Spread]:
+    """Return the spread for each point and kind of time that at least two processes measured."""
+    known = []
+    for row in rows:
+        for name, medians in row.figures.items():
+            if name in TIMES and medians.own:
+                processes = len(medians.values)
+                spread = Spread(key=row.key, time=name, processes=processes, component=medians.own)
+                known.append(spread)
+    return known
+
+
+def sentence(known: Sequence[Spread]) -> str:
+    """Summarize each kind of time over all points."""
+    groups: dict[str, list[Component]] = {}
+    for spread in known:
+        groups.setdefault(spread.time, []).append(spread.component)
+    count = _PROCESSES[1]
+    varies, shows = [], []
+    for time, components in groups.items():
+        component = pooled(components)
+        varies.append(f"{time} by {percent(component.spread)}")
+        shows.append(percent(moderated.detectable_ratio(component, count)))
+    return (
+        f"On this machine, {_listed(varies).replace(' by ', ' varies by ', 1)} between processes; "
+        f"{count} processes each show differences from {_listed(shows)}."
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def grid(known: Sequence[Spread]) -> Grid:
+    """Return a table with a line for each point and kind of time."""
+    columns = [
+        Column("point", prose=True, is_key=True),
+        Column("time", prose=True, is_key=True),
+        Column("CV"),
+        Column("its 95 %", rank=2),
+    ]
+    columns += [Column(f"{count} show") for count in _PROCESSES]
+    lines = []
+    for spread in known:
+        component = spread.component
+        interval = component.spread_interval
+        line = [str(spread.key), time_title(spread.time), percent(component.spread)]
+        line.append(f"{percent(interval.low or 0)} … {percent(interval.high or 0)}")
+        line += [percent(moderated.detectable_ratio(component, count)) for count in _PROCESSES]
+        lines.append(line)
+    return Grid.of_cells(columns, lines)

@@ -1,0 +1,274 @@
+"""Sweep summary: a sweep's runs as a table, the best run, diagnostics and failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter, methodcaller
+from typing import NamedTuple
+
+from perfexp.records import quantities, wording
+from perfexp.records.analysis import Analysis, SweepAnalysis
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.grid import Column, Grid
+from perfexp.records.growth import is_clearly_below
+from perfexp.records.record import Status
+from perfexp.records.remarks import Placed, Raised, diagnostics_by_place, failures, grouped
+from perfexp.records.rows import Row
+from perfexp.records.subject import MODEL_AXES, common_device, constant, label, one_line
+from perfexp.records.sweep_record import Sweep, SweepChild
+
+#: A smaller batch is named, too, if it reaches this share of the highest rate.
+_NEARLY = 0.95
+
+
+def headline(sweep: Sweep) -> str:
+    """Return a sweep's axes and how many of its runs have each status."""
+    counts = Counter(child.status for child in sweep.children)
+    ended = str(counts.total() - counts[Status.INTERRUPTED])
+    if sweep.jobs:
+        ended += f" of {sweep.jobs}"
+    parts = [f"{ended} runs ended"]
+    for status in Status:
+        if status is not Status.OK and counts[status]:
+            parts.append(f"{counts[status]} {status.value}")
+    return f"sweep over {one_line(sweep.name)}: {', '.join(parts)}"
+
+
+def setting(analyses: Sequence[Analysis]) -> str:
+    """Return facts common to all runs; empty if there are none.
+
+    These are names, phase, size, batch, precision and devices.
+    """
+    keys = [row.key for one in analyses for row in one.rows]
+    environments = [one.record.environment for one in analyses]
+    parts = [_common_name(analyses, "model"), _common_name(analyses, "algorithm")]
+    if keys and (same := constant(keys)):
+        parts.append(label(keys[0], same, environments))
+    parts.append(_common_name(analyses, "execution"))
+    text = " · ".join(filter(None, parts))
+    if device := common_device(environments):
+        text = f"{text} on {device}".lstrip()
+    if any("ranks" in environment for environment in environments):
+        text += "; batch, times and memory are of one rank, samples/s and time per sample of all"
+    return text
+
+
+def _common_name(analyses: Sequence[Analysis], name: str) -> str:
+    names = {getattr(one.about, name) for one in analyses}
+    return names.pop() if len(names) == 1 else ""
+
+
+def raised(whole: SweepAnalysis) -> list[Raised]:
+    """Return the diagnostics from all runs, including those that only other runs reveal.
+
+    Each code appears once for each help.
+    """
+    placed: list[Placed] = []
+    names = {}
+    for child, one in whole.runs:
+        names[child.job] = one_line(child.name)
+        for place, diagnostics in diagnostics_by_place(one) if one else ():
+            placed.append((f"run {child.job} · {place}" if place else "", diagnostics))
+    for job, diagnostic in whole.slower.items():
+        placed.append((f"run {job} {names[job]}", (diagnostic,)))
+    return grouped(placed)
+
+
+def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
+    """Return a table with a line for each run and phase: axes, time and how it ended.
+
+    Args:
+        title: title of the ratio column.
+        ratios: time ratio to the run's baseline, with its verdict, by run number and phase.
+    """
+    lines = [(child, table) for child, one in whole.runs for table in _by_phase(one)]
+    formats = {child.job: one.about.number_format for child, one in whole.runs if one}
+    every, axes = list[Row](), dict[str, str]()
+    for child, table in lines:
+        every += table
+        axes |= child.axes
+    kinds = wording.time_kinds(every)
+    has_phases = len({row.key.phase for row in every}) > 1
+    columns = [
+        Column("run", is_key=True),
+        *map(Column, axes),
+        Column("phase"),
+        Column(f"{wording.median_title(kinds)} ± CI95"),
+        Column("time"),
+        Column("samples/s", rank=3),
+        Column(title),
+        Column(quantities.named(quantities.COVERAGE).title, rank=3),
+        Column("memory", rank=4),
+        Column("energy/per_call", rank=4),
+        Column("remarks", prose=True),
+    ]
+    cells, single = [], []
+    for child, table in lines:
+        phase = table[0].key.phase if table else ""
+        timed = _timed(table)
+        rate = memory = energy = ""
+        if len(timed) == 1:
+            single += timed
+            rate = wording.row_rate_text(timed[0])
+            memory = wording.figure_text(timed[0], quantities.PEAK_MEMORY)
+            energy = wording.figure_text(timed[0], quantities.ENERGY)
+        line = [str(child.job)]
+        line += [_axis(name, child, formats) for name in axes]
+        line += [phase if has_phases else "", _times(table)]
+        line.append(_kinds(table) if len(kinds) > 1 else "")
+        line += [rate, ratios.get((child.job, phase), ""), coverage(table), memory, energy]
+        line.append(_remarks(child.status, table, whole.slower.get(child.job)))
+        cells.append(line)
+    notes = [*wording.scope_notes(every), *wording.rate_notes(single)]
+    return Grid.of_cells(columns, cells, notes).without_empty()
+
+
+class Candidate(NamedTuple):
+    """Point that is compared with others that do the same work.
+
+    Attributes:
+        batch: batch size, if that is the difference; otherwise None.
+    """
+
+    name: str
+    batch: int | None
+    row: Row
+
+
+def best(candidates: Sequence[Candidate]) -> str:
+    """Return the point with the highest rate, together with points not clearly below it.
+
+    For example: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`. Empty for fewer than
+    two rates.
+    """
+    rated = [(one, rate) for one in candidates if (rate := one.row.samples_per_second)]
+    if len(rated) < 2:
+        return ""
+    first, most = max(rated, key=lambda pair: pair[1].value)
+    names, smaller = [first.name], []
+    for one, rate in rated:
+        share = rate.value / most.value
+        if one is first:
+            continue
+        if not is_clearly_below(rate, most):
+            names.append(one.name)
+        elif one.batch and one.batch < (first.batch or 0) and share >= _NEARLY:
+            smaller.append((one.batch, one.name, share))
+    if len(names) == len(rated):
+        return "best: undecided"
+    text = f"best: {' or '.join(names)}, {wording.rate_text(most)} samples/s"
+    if not smaller:
+        return text
+    _, name, share = min(smaller)
+    return f"{text}; {name} reaches {share:.0%} of it".replace("%", " %")
+
+
+def best_run(whole: SweepAnalysis) -> str:
+    """Return a sweep's best run, if each run measured a single point with the same phase and size.
+
+    Empty for a sweep over models.
+    """
+    candidates, same = [], set()
+    for child, one in whole.runs:
+        timed = _timed(one.rows if one else ())
+        if len(timed) > 1 or set(MODEL_AXES) & child.axes.keys():
+            return ""
+        for row in timed:
+            same.add((row.key.phase, row.key.input_size))
+            if list(child.axes) == ["batch_size"]:
+                size = row.key.batch_size
+                candidates.append(Candidate(f"batch {size}", size, row))
+            else:
+                candidates.append(
+                    Candidate(", ".join(map("=".join, child.axes.items())), None, row)
+                )
+    if len(same) != 1:
+        return ""
+    return best(candidates)
+
+
+def in_a_line(one: Analysis) -> str:
+    """Return a run's times, rate and remarks by phase.
+
+    For example: `latency 14.6 ms ± 3.9 %, 67 samples/s (drift)`.
+    """
+    by_phase = _by_phase(one)
+    parts = []
+    for table in by_phase:
+        timed = _timed(table)
+        text = f"{_kinds(table)} {_times(table)}".strip()
+        if len(timed) == 1 and (rate := wording.rate_text(timed[0].samples_per_second)):
+            text = ", ".join(filter(None, (text, f"{rate} samples/s")))
+        if remarks := _remarks(one.record.status, table, None):
+            text += f" ({remarks})"
+        parts.append(f"{table[0].key.phase} {text}" if len(by_phase) > 1 else text.strip())
+    return "; ".join(parts)
+
+
+def child_failures(whole: SweepAnalysis) -> list[str]:
+    """Return a line for each failed run, or for each failed point in a run.
+
+    The line has name, status and reason.
+    """
+    lines = []
+    for child, one in whole.runs:
+        reasons = failures(one.record) if one else []
+        if not reasons and child.status is not Status.OK:
+            reasons.append(child.status.value)
+            if child.error:
+                reasons[0] += f": {one_line(child.error)}"
+        for reason in reasons:
+            lines.append(f"run {child.job} {one_line(child.name)}: {reason}")
+    return lines
+
+
+def coverage(table: Iterable[Row]) -> str:
+    """Return the algorithm coverage (share of convolution FLOPs), or its range over rows."""
+    known = [row for row in table if row.value(quantities.COVERAGE) is not None]
+    known.sort(key=methodcaller("value", quantities.COVERAGE))
+    return " … ".join(dict.fromkeys(map(wording.coverage_text, known[:1] + known[-1:])))
+
+
+def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
+    if name == "precision" and child.job in formats:
+        return formats[child.job]
+    return one_line(child.axes.get(name, ""))
+
+
+def _kinds(table: Iterable[Row]) -> str:
+    return ", ".join(map(quantities.time_title, wording.time_kinds(table)))
+
+
+def _by_phase(one: Analysis | None) -> list[list[Row]]:
+    phases: dict[str, list[Row]] = {}
+    for row in one.rows if one else ():
+        phases.setdefault(row.key.phase, []).append(row)
+    return list(phases.values()) or [[]]
+
+
+def _timed(table: Iterable[Row]) -> list[Row]:
+    return list(filter(attrgetter("time"), table))
+
+
+def _times(table: Iterable[Row]) -> str:
+    medians = [row.time.median for row in table if row.time]
+    if len(medians) < 2:
+        return "".join(map(wording.interval_text, medians))
+    medians.sort(key=attrgetter("value"))
+    return f"{wording.bare(medians[0])} … {wording.bare(medians[-1])}"
+
+
+def _remarks(status: Status, table: Sequence[Row], slower: Diagnostic | None) -> str:
+    words: dict[str, None] = {}
+    if len(table) > 1:
+        words[f"{len(_timed(table))} of {len(table)} points"] = None
+    if status is not Status.OK:
+        words[status.value] = None
+    doubts: list[Diagnostic] = []
+    for row in table:
+        doubts += row.doubts
+        if size := row.value(quantities.FITTING_BATCH):
+            words[f"batch {size:g} fits"] = None
+    doubts += filter(None, [slower])
+    return ", ".join([*words, *wording.codes(doubts)])

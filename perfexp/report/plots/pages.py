@@ -1,0 +1,160 @@
+"""HTML pages with sortable tables and SVG plots, in a single file that needs no network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from perfexp.comparison import comparison_table
+from perfexp.comparison.document import Comparison
+from perfexp.records.analysis import Analysis, SweepAnalysis
+from perfexp.records.grid import Grid, Section
+from perfexp.records.subject import one_line
+from perfexp.report.plots import drawing, forest, layer_plot, record_plots, sweep_plots
+from perfexp.report.plots.canvas import save
+from perfexp.report.plots.roofline_table import grid
+from perfexp.roofline.placement import Roofline
+from perfexp.roofline.sentences import meaning
+
+_STYLE = """body { font: 14px sans-serif; margin: 1em auto; max-width: 1200px; padding: 0 1em }
+svg { max-width: 100%; height: auto } .wide { overflow-x: auto } table { border-collapse: collapse }
+th, td { padding: .15em .7em; text-align: right; white-space: nowrap; \
+border-bottom: 1px solid #eee }
+th { cursor: pointer; border-bottom: 1px solid #999 } .prose { text-align: left } \
+p { margin: .2em 0 }
+tr:target { background: #fff0c0 } .note { color: #5f5f5f }"""
+#: Sorts table rows by the clicked column: numbers with their units, then words.
+_SCRIPT = """
+const powers = {n: 1e-9, "µ": 1e-6, m: 1e-3, k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15};
+const factors = {min: 60, h: 3600};
+function value(cell) {
+  const found = cell.textContent.match(\
+/^[≈!▲▼=?✕ ]*([-+−]?[\\d.]+(?:e[-+]?\\d+)?)\\s*([^\\s\\d]*)/);
+  if (!found) return null;
+  const unit = found[2], prefixed = unit.length > 1 && powers[unit[0]];
+  return Number(found[1].replace("−", "-")) * (factors[unit] || prefixed || 1);
+}
+function order(a, b) {
+  const one = value(a), two = value(b);
+  if (one !== null && two !== null) return one - two;
+  if (one !== null || two !== null) return one === null ? 1 : -1;
+  return a.textContent.localeCompare(b.textContent);
+}
+for (const head of document.querySelectorAll("th")) head.onclick = () => {
+  const body = head.closest("table").tBodies[0], index = head.cellIndex;
+  const sign = head.ariaSort === "ascending" ? -1 : 1;
+  for (const other of head.parentNode.cells) other.ariaSort = null;
+  head.ariaSort = sign > 0 ? "ascending" : "descending";
+  body.append(...[...body.rows].sort((a, b) => sign * order(a.cells[index], b.cells[index])));
+};
+"""
+
+
+def of_run(analysis: Analysis, sections: Sequence[Section]) -> bytes:
+    """Return a run's page: its results, with plots below the headline."""
+    plot = record_plots.plot(analysis)
+    figures = [plot and drawing.compose(plot), layer_plot.compose(analysis.record)]
+    return _results(analysis.record.name, sections, figures, after=1)
+
+
+def of_sweep(whole: SweepAnalysis, sections: Sequence[Section]) -> bytes:
+    """Return a sweep's page: its results, with the plot below the table of runs."""
+    plot = sweep_plots.plot(whole)
+    return _results(whole.sweep.name, sections, [plot and drawing.compose(plot)], after=2)
+
+
+def of_comparison(comparison: Comparison) -> bytes:
+    """Return a comparison's page: the conclusion, and ratios, plot and layers for each side."""
+    parts = list(_lines(comparison_table.header(comparison)))
+    for side in comparison.sides[1:]:
+        title, grid, *others = comparison_table.of_side(comparison, side, has_kernels=True)
+        parts += [*_section(*title), *_section(*grid)]
+        if figure := forest.compose(comparison, side):
+            parts.append(_svg(figure))
+        for section in others:
+            parts += _section(*section)
+    return _page(comparison_table.conclusion(comparison), parts)
+
+
+def of_roofline(roofline: Roofline, svg: bytes) -> bytes:
+    """Return a roofline's page: the plot, with markers that link to rows in the table below."""
+    rows = (roofline.total, *roofline.ranges, *roofline.parts)
+    below = table(grid(roofline, rows, roofline.notes), [row.number for row in rows])
+    parts = [*_lines([meaning(roofline, roofline.total)]), _inline(svg), below]
+    return _page(roofline.title, parts)
+
+
+def _results(
+    name: str, sections: Sequence[Section], figures: Iterable[Any], *, after: int
+) -> bytes:
+    """Return a page of sections with figures after the first `after` sections.
+
+    The first section contains the headline.
+    """
+    title = sections[0][0] if sections else name
+    parts = []
+    for number, (heading, lines) in enumerate(sections):
+        parts.append("".join(_section(heading if number else "", lines)))
+    return _page(title, [*parts[:after], *map(_svg, filter(None, figures)), *parts[after:]])
+
+
+def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
+    if title:
+        yield f"<h2>{text(title)}</h2>"
+    if isinstance(content, Grid):
+        yield table(content)
+    else:
+        yield from _lines(content)
+
+
+def _page(title: str, parts: Iterable[str]) -> bytes:
+    """Return HTML parts as a page; equal parts give equal bytes."""
+    phone = "<meta name=viewport content='width=device-width'>"
+    head = f"<meta charset=utf-8>{phone}<title>{text(title)}</title><style>{_STYLE}</style>"
+    body = f"<h1>{text(title)}</h1>{''.join(parts)}<script>{_SCRIPT}</script>"
+    content = f"<!DOCTYPE html><html><head>{head}</head><body>{body}</body></html>"
+    return content.encode("utf-8", errors="replace")
+
+
+def table(grid: Grid, ids: Sequence[str] = ()) -> str:
+    """Return a table and its notes.
+
+    Args:
+        ids: row identifiers that markers link to.
+    """
+
+    def cells(tag: str, texts: Iterable[str]) -> str:
+        made = []
+        for column, cell in zip(grid.columns, texts, strict=True):
+            look = " class=prose" if column.prose else ""
+            made.append(f"<{tag}{look}>{text(cell)}</{tag}>")
+        return "".join(made)
+
+    rows = ""
+    for name, line in zip(ids or [""] * len(grid.lines), grid.lines, strict=True):
+        named = f" id='{text(name)}'" if name else ""
+        rows += f"<tr{named}>{cells('td', line)}</tr>"
+    head = cells("th", (column.title for column in grid.columns))
+    notes = "".join(f"<p class=note>{text(note)}</p>" for note in grid.notes)
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<div class=wide>{body}</div>{notes}"
+
+
+def text(words: str) -> str:
+    """Return a single line that HTML shows unchanged."""
+    return html.escape(one_line(words))
+
+
+def _lines(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"<p>{text(line)}</p>"
+
+
+def _svg(figure: Any) -> str:
+    return _inline(save(figure, "svg"))
+
+
+def _inline(svg: bytes) -> str:
+    """Return a figure without its file header."""
+    return svg[svg.index(b"<svg") :].decode()

@@ -1,0 +1,399 @@
+"""A record's plot as data; `drawing` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy
+
+from perfexp.prediction.predictions import INTERPOLATED, Forecast, key_of
+from perfexp.records import wording
+from perfexp.records.analysis import Analysis
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.growth import Odd, odd_sizes, scalings
+from perfexp.records.point_times import DEVICE_TIMES, interval_of
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES, time_title
+from perfexp.records.record import Key, Record
+from perfexp.records.rows import Row
+from perfexp.records.subject import label, shape, varying
+from perfexp.records.wording import interval_text, median_text, percent, scaling_text
+from perfexp.report.plots.chart import Caption, Chart, Curve, Line, Panel, Strips, Taken, footer_of
+from perfexp.statistics.estimators import Interval
+
+#: Fields that become an axis if they vary.
+NUMERIC = ("input_size", "batch_size")
+#: Panels below the times, if measured: title, metric, unit, forecast quantity.
+_PANELS = (
+    ("peak memory", PEAK_MEMORY, "bytes", ""),
+    ("energy per call", ENERGY, "joules", "energy"),
+)
+#: Predictions with their quantities, line names and points; and by quantity, with positions.
+_Predicted = Sequence[tuple[str, str, Key, Interval]]
+_Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
+#: Line segments of a fitted curve.
+_CURVE_SEGMENTS = 60
+#: Maximum number of lines with latency behind them; share of the best rate at the knee; minimum
+#: number of batches for a knee.
+_MOST_WITH_LATENCY, _KNEE, _LEAST_BATCHES = 2, 0.9, 3
+
+
+class Placed(NamedTuple):
+    """A row at its position on the horizontal axis, with its line's name.
+
+    Attributes:
+        row: the row; None for a failed run.
+        status: status of a failed run.
+    """
+
+    name: str
+    x: float
+    row: Row | None
+    status: str
+
+
+def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Strips | None:
+    """Return a record's plot; None if nothing was timed.
+
+    It shows times, samples per second and memory against input size, or against batch size if only
+    that varies. If neither varies, it shows all samples of all times.
+
+    Args:
+        forecasts: predictions from a sparse sweep, shown as bands instead of the scaling model.
+    """
+    table, about = analysis.rows, analysis.about
+    timed = [row for row in table if row.time]
+    if not timed:
+        return None
+    keys = [row.key for row in table]
+    title = " · ".join(filter(None, (str(about), shape(keys))))
+    caption = Caption(
+        title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [analysis.record])
+    )
+    fields, axis = axes_of(keys)
+    if not axis:
+        what = "all samples of all times after the warm-up"
+        if scope := wording.scope(timed):
+            what += f"; 95 % intervals of {scope}"
+        where = f"{what}, on {about.device or 'an unknown device'}"
+        points = tuple(_strips(timed, fields))
+        return Strips(caption=replace(caption, subtitle=where), points=points)
+    named = [(line_name(row.key, fields, axis), row) for row in table]
+    return chart_of(
+        caption,
+        named,
+        axis,
+        fitted=not forecasts,
+        predicted=_predicted(forecasts, named, fields, axis),
+    )
+
+
+def axes_of(keys: Sequence[Key]) -> tuple[tuple[str, ...], str | None]:
+    """Return the varying fields, and the field for the horizontal axis, if any."""
+    fields = varying(keys)
+    for name in NUMERIC:
+        if name in fields:
+            return fields, name
+    return fields, None
+
+
+def line_name(key: Key, fields: Sequence[str], axis: str) -> str:
+    """Return the name of a point's line: varying fields except phase and horizontal axis."""
+    return label(key, [name for name in fields if name not in (axis, "phase")])
+
+
+def _strips(timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, tuple[Taken, ...]]]:
+    for row in timed:
+        taken = []
+        for name, time in row.times.items():
+            one = Taken(
+                name=time_title(name),
+                meaning=TIMES[name].caption,
+                series=row.series[name],
+                time=time,
+                text=median_text(row) if name == row.time_kind else interval_text(time.median),
+            )
+            taken.append(one)
+        yield label(row.key, fields), tuple(taken)
+
+
+def _predicted(
+    forecasts: Sequence[Forecast],
+    named: Sequence[tuple[str, Row]],
+    fields: Sequence[str],
+    axis: str,
+) -> _Predicted:
+    found = []
+    for forecast in forecasts:
+        curve = forecast.curve
+        for point in forecast.points:
+            if point.source == INTERPOLATED and point.value is not None:
+                key = key_of(point.pair, curve.phase, named[0][1].key.precision)
+                found.append((curve.quantity, line_name(key, fields, axis), key, point.value))
+    return found
+
+
+def chart_of(
+    caption: Caption,
+    named: Sequence[tuple[str, Row]],
+    axis: str,
+    *,
+    fitted: bool = False,
+    predicted: _Predicted = (),
+) -> Chart:
+    """Return a chart of times by phase and kind, rates, memory and energy over a numeric axis.
+
+    Args:
+        named: rows with their lines' names.
+        fitted: whether times over input sizes have a scaling model.
+    """
+    is_batch = axis == "batch_size"
+    keys = [row.key for _, row in named]
+    keys += [key for _, _, key, _ in predicted]
+    title, place = _scale(keys, axis)
+    placed = list[Placed]()
+    ticks: dict[float, str] = {}
+    by_phase: dict[str, list[Placed]] = {}
+    for name, row in named:
+        x = place(row.key)
+        one = Placed(name, x, row, row.status.value)
+        placed.append(one)
+        text = str(row.key.batch_size) if is_batch else row.key.size_label
+        if text not in ticks.setdefault(x, text).split("\n"):
+            ticks[x] += f"\n{text}"
+        if row.time:
+            by_phase.setdefault(row.key.phase, []).append(one)
+    panels = list[Panel]()
+    for phase, own in by_phase.items():
+        bands: dict[str, list[tuple[str, float, Interval]]] = {}
+        for quantity, name, key, y in predicted:
+            if key.phase == phase:
+                bands.setdefault(quantity, []).append((name, place(key), y))
+        prefix = ""
+        if len(by_phase) > 1:
+            prefix = f"{phase}: "
+        for panel in _panels(own, bands, axis, fitted=fitted):
+            panels.append(replace(panel, title=prefix + panel.title))
+    return Chart(
+        caption=caption,
+        axis=title,
+        ticks=ticks,
+        panels=tuple(panels),
+        gaps=gaps_of(placed),
+        is_doubling=is_batch,
+    )
+
+
+def _scale(keys: Iterable[Key], axis: str) -> tuple[str, Callable[[Key], float]]:
+    """Return a horizontal axis's title, and a function for a point's position.
+
+    The position is, for example, the batch size, the side of a square or the pixels.
+    """
+    if axis == "batch_size":
+        return "batch size (samples per call)", lambda key: float(key.batch_size)
+    if all(key.input_size[0] == key.input_size[1] for key in keys):
+        return "input size (pixels a side)", lambda key: float(key.input_size[0])
+    return "input size (height × width, pixels)", lambda key: float(key.pixels)
+
+
+def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool) -> Iterator[Panel]:
+    """Yield the panels of a phase's timed points."""
+    by_kind: dict[str, list[Placed]] = {}
+    for one in placed:
+        if one.row and one.row.time_kind:
+            by_kind.setdefault(one.row.time_kind, []).append(one)
+    for kind, own in by_kind.items():
+        lines = lines_of(own, partial(_median, kind), bands.get("time", ()), is_judged=True)
+        curves = _curves(own) if fitted and axis == "input_size" else ()
+        title = f"{time_title(kind)} per call"
+        yield Panel(
+            title=title, lines=_with_latency(own, lines, kind), unit="seconds", curves=curves
+        )
+    lines = lines_of(placed, lambda row: row.samples_per_second)
+    marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
+    yield Panel(title="throughput", lines=lines, marks=marks)
+    for title, metric, unit, quantity in _PANELS:
+        if lines := lines_of(
+            placed, partial(_metric, metric), bands.get(quantity, ()), metric=metric
+        ):
+            yield Panel(title=title, lines=lines, unit=unit)
+
+
+def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) -> tuple[Line, ...]:
+    """Add latencies behind device times."""
+    if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
+        return lines
+    latencies = lines_of(placed, partial(_median, "latency"))
+    if not latencies:
+        return lines
+    shown = []
+    for line in latencies:
+        name = f"{line.label} · latency".removeprefix(" · ")
+        shown.append(replace(line, label=name, is_light=True))
+    for line in lines:
+        # a single line has no name in other panels
+        shown.append(replace(line, label=line.label or kind))
+    return tuple(shown)
+
+
+def _knee(rates: Line) -> dict[float, str]:
+    """Return the smallest batch that keeps the rate near its best, with a text.
+
+    The last batch is returned, as still rising, if only it is near. Empty if the rate falls in
+    between, or if intervals are too wide to tell.
+    """
+    if len(rates.x) < _LEAST_BATCHES:
+        return {}
+    best = 0.0
+    for y in rates.y:
+        width = y.relative_half_width
+        if width is None or width > (1 - _KNEE) / 2:
+            return {}
+        best = max(best, y.value)
+    far, near = 0, list[float]()
+    for x, y in zip(rates.x, rates.y, strict=True):
+        if y.value < _KNEE * best:
+            far += 1
+            near = []
+        else:
+            near.append(x)
+    if len(near) > 1:
+        return {near[0]: f"{percent(_KNEE)} of the best rate from batch {near[0]:g} on"}
+    if near and far == len(rates.x) - 1:
+        return {near[0]: f"still rising at batch {near[0]:g}, the largest"}
+    return {}
+
+
+def _median(kind: str, row: Row) -> Interval | None:
+    """Return the median of a kind of time, if the row has it."""
+    time = row.times.get(kind)
+    if time:
+        return time.median
+    return None
+
+
+def _metric(name: str, row: Row) -> Interval | None:
+    return interval_of(row.metric(name))
+
+
+def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
+    """Return fitted times from the smallest to the largest size.
+
+    Sizes are sides if all are squares.
+    """
+    where, rows = dict[Key, float](), list[Row]()
+    for one in placed:
+        if one.row:
+            where[one.row.key] = one.x
+            rows.append(one.row)
+    models = [scaling for scaling in scalings(rows) if not scaling.doubt]
+    curves = list[Curve]()
+    for scaling in models:
+        start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
+        power = 2
+        if end == scaling.key.pixels:
+            power = 1
+        x = numpy.linspace(start, end, _CURVE_SEGMENTS + 1).tolist()
+        y = tuple(scaling.fit.at(position**power / scaling.key.pixels) for position in x)
+        name = "scaling model"
+        if len(models) == 1:
+            name = scaling_text(scaling)
+        curves.append(Curve(label=name, x=tuple(x), y=y))
+    return tuple(curves)
+
+
+def gaps_of(placed: Sequence[Placed]) -> dict[float, str]:
+    """Return the status of failed points by position, with the line name if there are several."""
+    has_names = len({one.name for one in placed}) > 1
+    failures: dict[float, list[str]] = {}
+    for one in placed:
+        if not one.row or not one.row.time:
+            text = f"{one.name}: {one.status}" if has_names else one.status
+            failures.setdefault(one.x, []).append(text)
+    for texts in failures.values():
+        if len(texts) > 3:
+            texts[3:] = ["…"]
+    return {position: "\n".join(texts) for position, texts in failures.items()}
+
+
+def lines_of(
+    placed: Sequence[Placed],
+    value: Callable[[Row], Interval | None],
+    predicted: Sequence[tuple[str, float, Interval]] = (),
+    *,
+    metric: str = "",
+    is_judged: bool = False,
+) -> tuple[Line, ...]:
+    """Return a line with its own color for each name.
+
+    Args:
+        value: a row's value.
+        predicted: line names with predicted points.
+        metric: name of the metric, which may be estimated.
+        is_judged: whether to ring odd sizes.
+    """
+    by_name: dict[str, list[tuple[float, Row]]] = {}
+    for one in placed:
+        own = by_name.setdefault(one.name, [])
+        if one.row:
+            own.append((one.x, one.row))
+    lines = []
+    for color, (name, own) in enumerate(by_name.items()):
+        own.sort(key=lambda point: point[0])
+        odd = odd_sizes([row for _, row in own]) if is_judged else {}
+        points, rings = list[tuple[float, Interval, str]](), dict[float, str]()
+        for x, row in own:
+            if y := value(row):
+                points.append((x, y, _rough(row, y, metric)))
+            if row.key in odd:
+                rings[x] = _odd_text(row.key, odd[row.key])
+        if points:
+            xs, ys, rough = zip(*points, strict=True)
+            bands = dict(sorted((x, y) for label, x, y in predicted if label == name))
+            lines.append(
+                Line(label=name, x=xs, y=ys, color=color, rough=rough, odd=rings, predicted=bands)
+            )
+    return tuple(lines)
+
+
+def _rough(row: Row, value: Interval, metric: str) -> str:
+    """Return why a value's marker is hollow; empty if it is not."""
+    if (found := row.metric(metric)) and found.estimated:
+        return "estimated"
+    if value.low is None and metric != PEAK_MEMORY:  # a memory peak has no interval
+        return "no interval"
+    return ""
+
+
+def _odd_text(key: Key, odd: Odd) -> str:
+    sign = "−"
+    if odd.ratio > 1:
+        sign = "+"
+    against = "the fit"
+    if odd.other:
+        against = odd.other.size_label
+    return f"{key.size_label}: {sign}{percent(abs(odd.ratio - 1))} against {against}"
+
+
+def subtitle(table: Sequence[Row], device: str | None) -> str:
+    """Return the kinds of values, the scope for intervals, and the device."""
+    kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
+    interval = "interval"
+    if scope := wording.scope(table):
+        interval += f" of {scope}"
+    where = device or "an unknown device"
+    return f"{kinds} per call: medians with their 95 % {interval}, on {where}"
+
+
+def footer(
+    table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()
+) -> str:
+    """Return the codes of errors and warnings in records, rows and a sweep."""
+    raised = list[Diagnostic]()
+    for record in records:
+        raised += record.doubts
+    for row in table:
+        raised += row.doubts
+    return footer_of([*raised, *of_sweep])

@@ -1,0 +1,293 @@
+"""A sweep's plot as data; `drawing` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy
+
+from perfexp.comparison import sweep_verdicts
+from perfexp.comparison.document import Verdict
+from perfexp.comparison.sweep_verdicts import TimeRatio
+from perfexp.records import units, wording
+from perfexp.records.analysis import SweepAnalysis
+from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.quantities import time_title
+from perfexp.records.record import Key, Record
+from perfexp.records.rows import Row
+from perfexp.records.subject import MODEL_AXES, constant, label, one_line
+from perfexp.records.summary import TIME_KINDS
+from perfexp.records.sweep_record import GPU_COUNT, SweepChild
+from perfexp.records.units import digits
+from perfexp.records.wording import bare
+from perfexp.report.plots.chart import Bar, Bars, Caption, Chart, Curve, Facet, Line, Panel
+from perfexp.report.plots.record_plots import (
+    NUMERIC,
+    Placed,
+    axes_of,
+    chart_of,
+    footer,
+    gaps_of,
+    lines_of,
+    subtitle,
+)
+from perfexp.statistics.estimators import Interval
+
+#: Line segments of a proportional rate.
+_SEGMENTS = 60
+
+
+class _Run(NamedTuple):
+    """A row from a sweep's run, with its time relative to the baseline.
+
+    Attributes:
+        row: the row; None if the run left no record.
+    """
+
+    child: SweepChild
+    row: Row | None
+    ratio: TimeRatio | None = None
+    is_baseline: bool = False
+
+    @property
+    def phase(self) -> str:
+        """Return the phase; empty without a row."""
+        if self.row:
+            return self.row.key.phase
+        return ""
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of time; empty for a failed row."""
+        return (self.row and self.row.time_kind) or ""
+
+    @property
+    def place(self) -> tuple[int, str, str]:
+        """Return the key of its ratio: number, phase and kind of time."""
+        return self.child.job, self.phase, self.kind
+
+    @property
+    def seconds(self) -> float:
+        """Return the run's time for sorting bars; infinite without a time."""
+        if self.row and self.row.time:
+            return self.row.time.median.value
+        return float("inf")
+
+    @property
+    def model(self) -> str:
+        """Return the model if it is a sweep axis; otherwise empty."""
+        for name in MODEL_AXES:
+            if name in self.child.axes:
+                return one_line(self.child.axes[name])
+        return ""
+
+
+def plot(whole: SweepAnalysis) -> Chart | Bars | None:
+    """Return a sweep's plot; None if nothing was timed.
+
+    It has lines over sizes, batches or device counts, otherwise bars.
+    """
+    runs = list[_Run]()
+    for child, analysis in whole.runs:
+        for row in analysis.rows if analysis else [None]:
+            runs.append(_Run(child, row))
+    runs = _by_one_time(runs)
+    table = [run.row for run in runs if run.row]
+    if not any(row.time for row in table):
+        return None
+    records, devices = list[Record](), dict[str, None]()
+    for one in whole.analyses:
+        records.append(one.record)
+        if one.about.device:
+            devices[one.about.device] = None
+    device = ", ".join(devices)
+    keys = [row.key for row in table]
+    same = label(keys[0], constant(keys))
+    words = (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))
+    warnings = footer(table, records, whole.slower.values())
+    caption = Caption(
+        title=" · ".join(filter(None, words)), subtitle=subtitle(table, device), footer=warnings
+    )
+    fields, axis = axes_of(keys)
+    if axis:
+        named = list[tuple[str, Row]]()
+        for run in runs:
+            if run.row:
+                named.append((_label(run.child.axes, run.row.key, fields, axis), run.row))
+        return chart_of(caption, named, axis)
+    counts = {run.child.devices for run in runs}
+    if len(counts - {None}) > 1:
+        interval = "interval"
+        if scope := wording.scope(table):
+            interval += f" of {scope}"
+        where = device or "unknown devices"
+        text = f"samples/s of all devices with their 95 % {interval}, on {where}"
+        return _over_devices(replace(caption, subtitle=text), runs, fields)
+    ratios = sweep_verdicts.time_ratios(whole)
+    for number, run in enumerate(runs):
+        runs[number] = run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios)
+    if meaning := _meaning([run.ratio for run in runs if run.ratio]):
+        caption = replace(caption, subtitle=f"{caption.subtitle}; {meaning}")
+    return Bars(caption=caption, facets=tuple(_facets(runs)))
+
+
+def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str]) -> Chart:
+    """Return the rates of all devices over their number: a panel per phase, a line per name.
+
+    A dashed line is proportional to the device count, from the rate with the fewest devices. Runs
+    without a rate are gaps.
+    """
+    placed, ticks = list[Placed](), dict[float, str]()
+    by_phase: dict[str, list[Placed]] = {}
+    for run in runs:
+        if run.child.devices is None:
+            continue
+        words = _axis_texts(run.child.axes, [GPU_COUNT])
+        if run.row:
+            rest = [name for name in fields if name != "phase" and name not in run.child.axes]
+            words.append(label(run.row.key, rest))
+        name = " · ".join(filter(None, words))
+        status = (run.row or run.child).status.value
+        one = Placed(name, run.child.devices or 0, run.row, status)
+        placed.append(one)
+        ticks[one.x] = f"{one.x:g}"
+        if run.row:
+            by_phase.setdefault(run.phase, []).append(one)
+    panels = list[Panel]()
+    for phase, own in by_phase.items():
+        lines = lines_of(own, lambda row: row.samples_per_second)
+        curves = tuple(_in_proportion(line) for line in lines if len(line.x) > 1)
+        prefix = f"{phase}: " if len(by_phase) > 1 else ""
+        if lines:
+            panels.append(Panel(title=f"{prefix}throughput", lines=lines, curves=curves))
+    return Chart(
+        caption=caption,
+        axis="devices, each with its own batch",
+        ticks=ticks,
+        panels=tuple(panels),
+        gaps=gaps_of(placed),
+    )
+
+
+def _in_proportion(line: Line) -> Curve:
+    x = numpy.geomspace(line.x[0], line.x[-1], _SEGMENTS + 1)
+    y = line.y[0].value * x / line.x[0]
+    return Curve(label="in proportion to the devices", x=tuple(x.tolist()), y=tuple(y.tolist()))
+
+
+def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
+    """Return the rows with the same kind of time within a phase, if all rows have one.
+
+    The first kind that all have is chosen. Otherwise the rows are unchanged.
+    """
+    kinds: dict[str, list[str]] = {}
+    for run in runs:
+        if run.row and run.kind:
+            common = kinds.get(run.phase, TIME_KINDS)
+            kinds[run.phase] = [kind for kind in common if kind in run.row.times]
+    made = []
+    for run in runs:
+        if run.row and run.kind and kinds[run.phase]:
+            run = run._replace(row=replace(run.row, time_kind=kinds[run.phase][0]))
+        made.append(run)
+    return made
+
+
+def _facets(runs: Sequence[_Run]) -> Iterator[Facet]:
+    """Yield a facet per phase and kind of time. A run without a record is in each."""
+    places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
+    first_kinds = dict(reversed(places))
+    for phase, kind in places:
+        here = []
+        for run in runs:
+            # a failed point has no kind of time, so it is shown with the first kind of its phase
+            own_kind = run.kind or first_kinds.get(run.phase)
+            if not run.row or (run.phase, own_kind) == (phase, kind):
+                here.append(run)
+        title = f"{time_title(kind)} per call"
+        if len(places) > 1:
+            title = f"{phase}: {title}"
+        if any(map(_latency, here)):
+            title += "; pale: latency"
+        yield Facet(title=title, groups=_groups(here))
+
+
+def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
+    """Return bars by model if several models have several runs.
+
+    Groups, and bars in a group, are sorted by time.
+    """
+    models = {run.model for run in runs}
+    is_grouped = len(models - {""}) > 1 and len(models) < len(runs)
+    groups: dict[str, tuple[Bar, ...]] = {}
+    for run in sorted(runs, key=lambda run: run.seconds):
+        if is_grouped:
+            name, bar = run.model, _bar(run, MODEL_AXES)
+        else:
+            name, bar = "", _bar(run, ())
+        groups[name] = (*groups.get(name, ()), bar)
+    return groups
+
+
+def _bar(run: _Run, left_out: Sequence[str]) -> Bar:
+    name = " · ".join(_axis_texts(run.child.axes, left_out)) or one_line(run.child.name)
+    if run.row is None or run.row.time is None:
+        ended = run.row or run.child
+        text = ended.status.value
+        if ended.error:
+            text += f": {one_line(ended.error)}"
+        return Bar(label=name, value=None, text=text)
+    median = run.row.time.median
+    text = bare(median)
+    if median.low is None:
+        text = f"≈ {text}"
+    if run.ratio:
+        kind = "time per sample" if run.kind == "throughput" else run.kind
+        about = "≈ " if run.ratio.is_open else ""
+        text += f" · {about}{digits(run.ratio.value, 3)} × {kind}"
+    elif run.is_baseline:
+        text += " · baseline"
+    return Bar(label=name, value=median, text=text, behind=_latency(run))
+
+
+def _meaning(ratios: Sequence[TimeRatio]) -> str:
+    """Return the meaning of ratios at bar ends, and of a leading `≈`; empty without any."""
+    if not ratios:
+        return ""
+    verdicts = {ratio.verdict for ratio in ratios}
+    words = []
+    if Verdict.UNDECIDED in verdicts:
+        words.append("undecided")
+    if Verdict.NOT_COMPARABLE in verdicts:
+        words.append("not comparable")
+    text = "× is the ratio to the baseline"
+    if words:
+        return f"{text}, ≈ before it: {' or '.join(words)}"
+    return text
+
+
+def _latency(run: _Run) -> Interval | None:
+    """Return a run's latency, in addition to the device time; None without both."""
+    if run.row and run.kind in DEVICE_TIMES and "latency" in run.row.times:
+        return run.row.times["latency"].median
+    return None
+
+
+def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:
+    """Return the values of other axes, then other differences of a point except its phase."""
+    shown = set(axes) - set(NUMERIC)
+    rest = [name for name in fields if name not in (axis, "phase", *shown)]
+    words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, rest)]
+    return " · ".join(filter(None, words))
+
+
+def _axis_texts(axes: Mapping[str, str], left_out: Sequence[str]) -> list[str]:
+    """Return axis values, with the axis name unless the value is a word."""
+    words = []
+    for name, value in axes.items():
+        if name not in left_out:
+            text = value if value[:1].isalpha() else f"{name.rsplit('.', 1)[-1]}={value}"
+            words.append(one_line(text))
+    return words

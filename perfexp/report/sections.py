@@ -1,0 +1,274 @@
+"""Record sections in their order, for the console, report.md, the HTML page and tracking stores."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perfexp.comparison import sweep_verdicts
+from perfexp.errors import UserError
+from perfexp.host import gpu_sheets
+from perfexp.host.installation import conf_dir
+from perfexp.records import profile_summary, quantities, sweep_summary, units, wording
+from perfexp.records.analysis import Analysis, SweepAnalysis
+from perfexp.records.grid import Commands, Grid, Section
+from perfexp.records.record import Record, is_layers
+from perfexp.records.remarks import failures, raised_diagnostics, scaling_lines
+from perfexp.records.rows import Row
+from perfexp.records.subject import label, one_line, varying
+from perfexp.report import overview
+from perfexp.report.plots import roofline_table
+from perfexp.report.tables import convolutions, layer_tables
+from perfexp.roofline import of_record
+
+#: Layer limit for a roofline table.
+_MOST_LAYERS = 15
+#: Formats for facts, by the unit that ends their name, up to an implausible value.
+_MOST = 1e18
+_FORMATS: dict[str, Callable[[float], str]] = {
+    "bytes": units.format_bytes,
+    "seconds": units.format_seconds,
+}
+NOT_MEASURED = "not measured"
+
+
+def brief(analysis: Analysis) -> list[Section]:
+    """Return the short answer: figures for one point or a row per point, and extra results."""
+    table, record = analysis.rows, analysis.record
+    figures: Grid | list[str]
+    if len(table) == 1:
+        figures = _figures(table[0], analysis.percentiles)
+        shown = "".join(figures)
+    else:
+        figures = overview.brief_points(table)
+        shown = figures.markdown()
+    below = [sweep_summary.best(_batches(table)), *_asked(analysis), *overview.ranks(record)]
+    if any(row.time for row in table):
+        signs = []
+        if scope := wording.scope(table):
+            signs.append(f"± 95 % interval over {scope}")
+        if "≈" in shown:
+            signs.append("≈ no useful one")
+        words = [f"{'; '.join(signs)} (perfexp help ±)"] if signs else []
+        if again := wording.continuation(table):
+            words.append(f"{again} continues")
+        below.append("; ".join(words))
+    answer = [Section(analysis.headline, figures), Section("", list(filter(None, below)))]
+    return _without_empty([*answer, *_layers(record), *_profile(record)])
+
+
+def _without_empty(parts: Iterable[Section]) -> list[Section]:
+    return [part for part in parts if part.content]
+
+
+def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
+    """Return one measurement's figures, one line each."""
+    parts = {name: [wording.interval_or_about(time.median)] for name, time in row.times.items()}
+    parts.pop("throughput", None)
+    for number in percentiles:
+        if row.service_kind and number != 50:
+            parts.setdefault(row.service_kind, []).append(
+                f"p{number:g} {wording.interval_or_about(row.percentile(number))}"
+            )
+    if rate := wording.row_rate_text(row):
+        value, sign, half_width = rate.partition(" ± ")
+        parts["throughput"] = [f"{value} samples/s{sign}{half_width}"]
+    if text := wording.figure_text(row, quantities.PEAK_MEMORY):
+        parts.setdefault("throughput", []).append(f"memory {text}")
+    if text := wording.figure_text(row, quantities.ENERGY):
+        parts["energy"] = [f"{text} per call"]
+    titles = [overview.CAPTIONS.get(name, name) for name in parts]
+    width = max(map(len, titles), default=0)
+    lines = []
+    for title, texts in zip(titles, parts.values(), strict=True):
+        lines.append(f"{title:<{width}}  {'   '.join(texts)}")
+    return lines
+
+
+def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
+    """Return the rows as candidates if they differ in batch size only, otherwise nothing."""
+    candidates = []
+    if varying(row.key for row in table) == ("batch_size",):
+        for row in table:
+            batch = row.key.batch_size
+            candidates.append(sweep_summary.Candidate(f"batch {batch}", batch, row))
+    return candidates
+
+
+def _asked(analysis: Analysis) -> Iterator[str]:
+    """Yield lines on requested results other than times, e.g. epochs and cold starts."""
+    for point in analysis.record.points:
+        if point.epochs:
+            yield f"epoch {point.epochs[-1].number}: {wording.epoch_text(point.epochs[-1])}"
+    for first in analysis.cold_starts:
+        yield f"cold start  {wording.first_prediction_text(first).partition(' = ')[0]}"
+    if texts := list(dict.fromkeys(filter(None, map(wording.coverage_text, analysis.rows)))):
+        yield f"algorithm coverage  {' … '.join(texts)}"
+    own = [point for point in analysis.record.points if not point.key.replicate]
+    for text in convolutions.sentences(msgspec.structs.replace(analysis.record, points=own)):
+        yield text.partition(";")[0]  # the rest explains how it was measured
+
+
+def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
+    """Return a record's sections, without empty ones.
+
+    Args:
+        is_whole: whether to include ceilings, environment and command.
+    """
+    table, record, title = analysis.rows, analysis.record, analysis.headline
+    parts = [Section(title, ["nothing was measured"])]
+    if table:
+        parts = list(_shown(title, overview.points(analysis)))
+    diagnostics = list[str]()
+    for raised in raised_diagnostics(analysis):
+        diagnostics += raised.lines
+    parts += [
+        Section("scaling with the input size", scaling_lines(analysis)),
+        Section("convolutions", convolutions.sentences(record)),
+        Section("ranks", overview.ranks(record)),
+        *_shown("phases", overview.phases(table)),
+        *_shown("epochs", overview.epochs(record)),
+        Section("cold start", _cold_starts(analysis)),
+        *_layers(record),
+        *_profile(record),
+        *_shown("other metrics", overview.metrics(analysis), is_split=True),
+        Section("clock and power under load", overview.loads(record)),
+        Section("diagnostics", diagnostics),
+        Section(NOT_MEASURED, failures(record)),
+    ]
+    if is_whole:
+        parts += [
+            *_rooflines(record),
+            Section("environment", _environment(record)),
+            *_again(record),
+        ]
+    return _without_empty(parts)
+
+
+def of_sweep(whole: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
+    """Return a sweep's sections up to its diagnostics and failures.
+
+    They hold a row per run, verdicts and the best run.
+    """
+    verdicts = sweep_verdicts.of_sweep(whole)
+    setting = list(filter(None, [sweep_summary.setting(whole.analyses)]))
+    parts = [Section(sweep_summary.headline(whole.sweep), setting)]
+    if whole.runs:
+        grid = sweep_summary.runs(whole, verdicts.title, verdicts.ratios)
+        parts.append(Section("", Grid(grid.columns) if is_brief else grid))
+    below = [*verdicts.notes, *verdicts.fastest, sweep_summary.best_run(whole)]
+    return [*parts, Section("", list(filter(None, below)))]
+
+
+def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator[Section]:
+    """Yield a table as sections. A single row becomes lines.
+
+    Args:
+        is_split: whether to show figures that all rows share as lines, too.
+    """
+    if grid is None:
+        return
+    lines, rest = list[str](), grid
+    if is_split or len(grid.lines) == 1:
+        lines, rest = grid.common()
+    if not rest.columns:
+        yield Section(title, [*lines, *grid.notes])
+    elif lines:
+        yield Section(title, lines)
+        yield Section("", rest)
+    else:
+        yield Section(title, rest)
+
+
+def _cold_starts(analysis: Analysis) -> list[str]:
+    firsts = analysis.cold_starts
+    shapes = {(row.key.input_size, row.key.batch_size) for row in analysis.rows}
+    texts = []
+    for first in firsts:
+        text = wording.first_prediction_text(first)
+        is_alone = len(shapes) < 2 and len(firsts) == 1
+        texts.append(text if is_alone else f"{label(first.key)}: {text}")
+    return texts
+
+
+def _layers(record: Record) -> Iterator[Section]:
+    if table := layer_tables.table(record):
+        yield Section(f"layers: {table[0]}", table[1])
+
+
+def _profile(record: Record) -> Iterator[Section]:
+    yield Section("profile", profile_summary.sentences(record))
+    for title, grid in profile_summary.tables(record):
+        yield Section(title, grid)
+    yield Section("to profile the marked call", Commands(profile_summary.commands(record)))
+
+
+def _rooflines(record: Record) -> Iterator[Section]:
+    """Yield the longest layers of each phase with their shares of the ceilings, if known."""
+    if not any(is_layers(point.key) for point in record.points):
+        return
+    try:
+        rooflines = of_record(record, sheets=gpu_sheets.read([conf_dir()])).values()
+    except UserError:
+        return
+    for roofline in rooflines:
+        most = roofline.parts[:_MOST_LAYERS]
+        which = f"the top {len(most)} of {len(roofline.parts)} rows; perfexp roofline DIR draws all"
+        grid = roofline_table.grid(roofline, [roofline.total, *most], [which, *roofline.notes])
+        yield Section(f"layers and the ceilings of the device: {roofline.title}", grid)
+
+
+def _environment(record: Record) -> list[str]:
+    """Return how the run ended and the main environment facts; record.json has the rest."""
+    environment = record.environment
+    facts: dict[str, Any] = {
+        "status": record.status.value,
+        "measured": f"{record.started} to {record.ended}",
+    }
+    for name, value in _mapping(environment.get("device")).items():
+        words, _, unit = name.rpartition("_")
+        if unit in _FORMATS and isinstance(value, int | float) and 0 <= value < _MOST:
+            name, value = words, _FORMATS[unit](value)
+        if isinstance(value, str | int | float):
+            facts[f"device {name.replace('_', ' ')}"] = value
+    if ranks := _mapping(environment.get("ranks")):
+        number = len(ranks.get("devices") or [])
+        facts["ranks"] = f"{number} by {ranks.get('backend')}, batch per rank"
+        names = []
+        for host in map(_mapping, ranks.get("hosts") or ()):
+            names.append(str(host.get("node") or host.get("host")))
+        facts["nodes"] = ", ".join(names) or None
+    for name in ("os", "kernel", "container", "host", "python"):
+        facts[name] = environment.get(name)
+    git = _mapping(environment.get("git"))
+    if git.get("commit"):
+        facts["git"] = git["commit"]
+        if git.get("dirty"):
+            facts["git"] = f"{git['commit']} with uncommitted changes"
+    packages = _mapping(environment.get("packages"))
+    versions = [f"{name} {version}" for name, version in packages.items()]
+    facts["packages"] = ", ".join(versions) or None
+    facts |= {"perfexp": record.perfexp_version, "plan": record.plan_hash, "run": record.uid}
+    return [f"{name}: {one_line(str(value))}" for name, value in facts.items() if value is not None]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    return {}
+
+
+def _again(record: Record) -> Iterator[Section]:
+    """Yield the command that measures this run alone, into a new folder."""
+    words = ["python", "-m", "perfexp"]
+    for override in record.command:
+        if override.lstrip("+").partition("=")[0] != "output_dir":
+            words.append(override)
+    if record.sweep:
+        words.append("hydra.mode=RUN")  # an experiment file may set a sweep
+    if record.plan.get("stage"):
+        words.append("stage=null")
+    yield Section("to measure it again", Commands([shlex.join(words)]))

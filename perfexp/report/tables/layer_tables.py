@@ -1,0 +1,270 @@
+"""Layer tables: call time by layer, as lines, as a summary, and with the fastest algorithms."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfexp.records import races
+from perfexp.records.analysis import Analysis
+from perfexp.records.grid import Column, Grid
+from perfexp.records.layer_lines import READABLE, disagreement, gap_of, name_of, seconds_of
+from perfexp.records.quantities import CLOSURE, ENERGY
+from perfexp.records.record import Point, Record, is_layers, timed_key
+from perfexp.records.subject import label, varying
+from perfexp.records.units import format_seconds
+from perfexp.report.tables import layer_groups
+from perfexp.report.tables.flat import Cell, Line, columns_of, to_ms
+
+#: Rows on the console and in the report; the table has all rows.
+_TOP = 7
+#: Texts for layers with times left out.
+_SHARES_ONLY = "shares only: the layers disagree with the call"
+_UNUSABLE = "not usable: the layers are far from the call"
+#: Columns that comparable lines share: everything but the algorithm.
+_COMPARABLE = (
+    *("device_name", "model", "execution", "phase", "input_size", "batch_size", "precision"),
+    *("layer", "call", "operation", "pass"),
+)
+#: Status of passes that another algorithm than the selected one computed.
+_NOT_OWN = ("fallback", "substituted")
+_WORK = (
+    "macs",
+    "flops",
+    "bytes_min",
+    "activation_bytes",
+    "parameters",
+    "arithmetic_intensity",
+    "flops_per_second",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Line of layers before winners are added, and whether it can win.
+
+    Attributes:
+        is_leaf: whether it is a layer or an operation, rather than the model, a module around
+            others, or outside of modules.
+        is_own: whether its algorithm computed it. With `default` this is always true. Other
+            algorithms must have computed all of its passes themselves.
+    """
+
+    line: Line
+    is_leaf: bool
+    is_own: bool
+
+
+def lines(analysis: Analysis) -> list[Line]:
+    """Return a line for each point, row and pass; empty unless layers were profiled."""
+    return [row.line for row in rows(analysis)]
+
+
+def rows(analysis: Analysis) -> list[Row]:
+    """Return a record's layer lines, with their role in comparing algorithms."""
+    about = analysis.about
+    timed = {point.key: point for point in analysis.record.points}
+    table_rows: list[Row] = []
+    for point in points(analysis.record):
+        key = timed_key(point.key)
+        of_point: Line = columns_of(about, key)
+        own = timed.get(key)
+        energy, passes = own.metric(ENERGY) if own else None, _passes(own)
+        joules = energy.value if energy else None
+        profiled = point.facts["layers"]["lines"]
+        around = _around(line["key"] or {} for line in profiled)
+        for line in profiled:
+            place = line["key"] or {}
+            own_passes = passes.get((place.get("path"), place.get("which")), [])
+            cells = _line(line, of_point, own_passes, joules)
+            is_own = bool(own_passes) and all(map(_is_own, own_passes))
+            if about.algorithm == "default":
+                is_own = True
+            is_own = is_own and not _ran_another(cells)
+            table_rows.append(Row(line=cells, is_leaf=_is_leaf(place, around), is_own=is_own))
+    return table_rows
+
+
+def _line(
+    line: Mapping[str, Any],
+    of_point: Line,
+    own_passes: Sequence[Mapping[str, Any]],
+    joules: float | None,
+) -> Line:
+    place, geometry, seconds = line["key"] or {}, line["convolution"] or {}, line["seconds"]
+    engines = dict.fromkeys(one_pass["selected"] for one_pass in own_passes)
+    kernels = (f"{count:g} × {name}" for name, count in line["kernels"].items())
+    cells: Line = {
+        "layer": name_of(line),
+        "in_channels": geometry.get("in_channels"),
+        "out_channels": geometry.get("out_channels"),
+        "kernel_size": _sizes(geometry.get("kernel")),
+        "mean_ms": seconds["mean"] * 1e3,
+        "percentage": line["share"] * 1e2,
+        **of_point,
+        "kind": line["kind"],
+        "pass": place.get("which"),
+        "call": place.get("call"),
+        "operation": place.get("operation"),
+        "p50_ms": seconds_of(line) * 1e3,
+        "p50_ci95_low_ms": to_ms(seconds["low"]),
+        "p50_ci95_high_ms": to_ms(seconds["high"]),
+        "gap_ms": gap_of(line) * 1e3,
+        "energy_apportioned_j": joules * line["share"] if joules is not None else None,
+    }
+    for name in _WORK:
+        cells[name] = line[name]
+    for name in ("stride", "padding", "dilation"):
+        cells[name] = _sizes(geometry.get(name))
+    return {
+        **cells,
+        "groups": geometry.get("groups"),
+        "transposed": geometry.get("transposed"),
+        "inputs": _shapes(line["inputs"]),
+        "outputs": _shapes(line["outputs"]),
+        "computed_by": ", ".join(engines) or None,
+        "ran": line.get("ran"),
+        "kernels": "; ".join(kernels) or None,
+    }
+
+
+def representative_point(record: Record) -> Point | None:
+    """Return the point to show layers for.
+
+    It is the largest point that agrees with the call without profiling, otherwise the largest of
+    all.
+    """
+    profiled = list(points(record))
+    candidates = [point for point in profiled if disagreement(point) is None] or profiled
+    return max(candidates, key=lambda point: (point.key.pixels, point.key.batch_size), default=None)
+
+
+def doubt_text(point: Point) -> str:
+    """Return how usable a point's layers are, in a few words; empty if their times are reliable."""
+    if disagreement(point) is None:
+        return ""
+    closure = point.metric(CLOSURE)
+    is_far = closure is not None and abs(closure.value or 0.0) > READABLE
+    if is_far and point.facts["layers"]["method"] != "unheld":
+        return _UNUSABLE
+    return _SHARES_ONLY
+
+
+def table(record: Record) -> tuple[str, Grid] | None:
+    """Return the layers with the largest share of a call, with identical layers combined.
+
+    Returns:
+        title and table; None unless layers were profiled.
+    """
+    point = representative_point(record)
+    layers = layer_groups.merged(point) if point else []
+    if point is None or not layers:
+        return None
+    whole = layer_groups.call_seconds(point)
+    columns = [
+        Column("share"),
+        Column("time"),
+        Column("pass", prose=True),
+        Column("kind", prose=True),
+        Column("layer", prose=True, is_key=True),
+    ]
+    cells = []
+    for layer in layers[:_TOP]:
+        share, time = f"{layer.share * 1e2:.1f} %", format_seconds(layer.share * whole)
+        cells.append((share, time, layer.which, layer.kind, layer.label))
+    grid = Grid.of_cells(columns, cells)
+    if disagreement(point) is not None:
+        del columns[1]
+    title = f"the top {len(cells)} of {len(layers)} rows"
+    if fields := varying(other.key for other in points(record)):
+        title += f" of {label(timed_key(point.key), fields)}"
+    basis = doubt_text(point) or f"100 % is a call of {format_seconds(whole)}"
+    return f"{title}, identical ones together, gaps before them included; {basis}", grid
+
+
+def points(record: Record) -> Iterator[Point]:
+    """Yield the points with profiled layers."""
+    return (point for point in record.points if is_layers(point.key) and "layers" in point.facts)
+
+
+def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Mapping[str, Any]]]:
+    passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
+    for layer, one_pass in races.passes(timed) if timed else ():
+        which = "forward" if one_pass["which"] == "forward" else "backward"
+        passes[layer["name"], which].append(one_pass)
+    return passes
+
+
+def _sizes(values: Any) -> str | None:
+    return "×".join(map(str, values or ())) or None
+
+
+def _shapes(shapes: Any) -> str | None:
+    return "; ".join("×".join(map(str, shape)) or "scalar" for shape in shapes) or None
+
+
+def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
+    paths: set[str] = set()
+    for key in keys:
+        path = key.get("path")
+        if path is not None and key["operation"] is not None:
+            paths.add(path)
+        while path:
+            path = path.rpartition(".")[0]
+            paths.add(path)
+    return paths
+
+
+def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
+    return key.get("path") is not None and (
+        key["operation"] is not None or key["path"] not in around
+    )
+
+
+def _is_own(one_pass: Mapping[str, Any]) -> bool:
+    return one_pass.get("status") not in _NOT_OWN and one_pass["selected"] != "default"
+
+
+def _ran_another(line: Line) -> bool:
+    """Return whether a row's kernels belong to another algorithm than requested from cuDNN."""
+    handed, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
+    return ran is not None and handed not in str(ran).split(" or ")
+
+
+def with_winners(competing: Sequence[Row]) -> list[Line]:
+    """Add to each layer line the fastest algorithm for the same row, and the time ratio.
+
+    Rows that another algorithm computed neither win nor are compared. Only a layer or an operation
+    has a winner, and only if several algorithms were measured.
+
+    Args:
+        competing: rows with device and execution in their lines.
+    """
+    fastest: dict[tuple[Cell, ...], Row] = {}
+    algorithms: dict[tuple[Cell, ...], set[Cell]] = defaultdict(set)
+    for row in sorted(competing, key=_milliseconds):
+        place = _comparable(row.line)
+        algorithms[place].add(row.line["algorithm"])
+        if row.is_leaf and row.is_own and _milliseconds(row):
+            fastest.setdefault(place, row)
+    lines_with_winners: list[Line] = []
+    for row in competing:
+        place = _comparable(row.line)
+        winner: Line = {"fastest_algorithm": None, "p50_over_fastest": None}
+        if row.is_leaf and place in fastest and len(algorithms[place]) > 1:
+            best = fastest[place]
+            winner["fastest_algorithm"] = best.line["algorithm"]
+            if row.is_own and _milliseconds(row):
+                winner["p50_over_fastest"] = _milliseconds(row) / _milliseconds(best)
+        lines_with_winners.append(row.line | winner)
+    return lines_with_winners
+
+
+def _comparable(line: Line) -> tuple[Cell, ...]:
+    return tuple(map(line.get, _COMPARABLE))
+
+
+def _milliseconds(row: Row) -> float:
+    return float(row.line["p50_ms"] or 0.0)

@@ -1,0 +1,467 @@
+"""Supervisor: workers measure a plan's points; every point gets a result even if a worker dies."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perfexp.doctor import environment
+from perfexp.errors import Unsupported, UserError
+from perfexp.host import foreign, interrupts
+from perfexp.host.files import disk_error, write_atomically
+from perfexp.host.process import Event, WorkerProcess, worker_command
+from perfexp.measuring.profilers import (
+    About,
+    Place,
+    Profiler,
+    ProfilerFailed,
+    place_of,
+    refuse_to_overwrite,
+)
+from perfexp.plan import config
+from perfexp.plan.largest_batch import TRIALS, failures
+from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.paths import RunPaths, append_line, refuse_link
+from perfexp.records.profile_keys import is_profile, profiled_key
+from perfexp.records.record import (
+    Key,
+    Point,
+    Status,
+    is_trial,
+    missing,
+    point_to_line,
+    read_points,
+    timestamp,
+    without_replicate,
+)
+from perfexp.run.preparation import (
+    Assignment,
+    other_lines,
+    prepare,
+    profiler_settings,
+    profiles_again,
+    write_expected,
+)
+from perfexp.run.worker_query import Heard, error_of, listen
+
+#: Statuses that another process would get, too.
+_LASTING = (Status.UNSUPPORTED, Status.OOM, Status.OOM_PREDICTED)
+#: Argument for a worker that measures its own cold start.
+_COLD_START = "--what=ttfp"
+#: Limit on consecutive workers killed by a signal without a result; then points are abandoned.
+_STARTS = 2
+
+Listener = Callable[[Event], None]
+
+
+class Job:
+    """A run's plan, and the points to measure given the results in its folder.
+
+    Attributes:
+        again: profiles to repeat. Their results stay until there are new results.
+        refusal: why the measurement was abandoned, e.g. a worker refused to start; None if it was
+            not.
+        keys: points by how they are measured: `timed`, `layers`, `ttfp` (cold starts) and `trials`
+            (whether a batch fits).
+        profiles: profiles, each in its own process after everything else.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment, self.paths = assignment, RunPaths(assignment.folder)
+        self.listener: Listener = lambda _: None
+        self.refusal: str | None = None
+
+    def prepare(self) -> None:
+        """Write the plan and choose the points to measure.
+
+        Raises:
+            UserError: the folder has another plan.
+        """
+        self.plan, self.plain = self.assignment.plan, self.assignment.plain
+        self.keys: dict[str, list[Key]] = {"timed": []}
+        self.profiler: Profiler = config.build(self.plan.profiler)
+        self.again = profiles_again(self.paths, self.plan)
+        self.plan_sha256 = prepare(self.paths, self.plan, self.plain, self.again)
+        self.extend()
+
+    @property
+    def timed(self) -> list[Key]:
+        """Return the timed points."""
+        return self.keys["timed"]
+
+    def extend(self) -> None:
+        """Update the points to those chosen by the results so far.
+
+        Earlier profiles stay included.
+        """
+        plan, results, before = self.plan, self.measured(), self.timed
+        finished = [point.key for point in results]
+        self.profiles = plan.profile_keys(results) or list(filter(is_profile, finished))
+        self.keys = {
+            "timed": plan.timed_keys(results),
+            "ttfp": plan.first_prediction_keys(results),
+            "layers": plan.layer_keys(results),
+            "trials": plan.trial_keys(results),
+        }
+        if not self.profiler.times:  # calls are only marked
+            for keys in self.keys.values():
+                keys[:] = [key for key in keys if key in finished]
+        elif (
+            before and before != self.timed and not plan.is_sparse
+        ):  # `perfexp status` counts chosen points
+            write_expected(self.paths, plan, results)
+
+    def measured(self) -> list[Point]:
+        """Return the results so far."""
+        return read_points(self.paths.points)
+
+    def left(self) -> list[Key]:
+        """Return points without a result, and profiles to repeat."""
+        planned = [key for what in ("timed", "ttfp", "layers") for key in self.keys[what]]
+        left = missing([*planned, *self.profiles], self.paths.points)
+        return left + [key for key in self.profiles if key in self.again and key not in left]
+
+
+def replicates(timed: Iterable[Key]) -> list[int]:
+    """Return replicate numbers in measuring order.
+
+    If the first replicate has more points than others, it is placed in the middle. It stays first
+    if only it trains: the others may infer with its weights.
+    """
+    timed = list(timed)
+    points = Counter(key.replicate for key in timed)
+    if not points:
+        return []
+    first, *others = sorted(points)
+    trains_alone = {key.replicate for key in timed if key.phase == "train"} == {first} and others
+    before = 0
+    if points[first] > min(points.values()) and not trains_alone:
+        before = len(others) // 2
+    return [*others[:before], first, *others[before:]]
+
+
+class _Ending(NamedTuple):
+    """How a worker ended.
+
+    Attributes:
+        status: status for points without a result.
+        text: the reason.
+        current: the point in progress, if any.
+    """
+
+    status: Status
+    text: str
+    current: Key | None = None
+
+
+def measure(job: Job, replicate: int) -> None:
+    """Measure a replicate's points that have no result.
+
+    Interrupts take effect while waiting for a worker. Finished points are on disk before an
+    exception is raised.
+
+    Raises:
+        PerfexpError: a worker refused to start, or a result cannot be written.
+    """
+    with interrupts.held():
+        for what in ("timed", "layers", "ttfp"):
+            if what != "layers":
+                _pass_over(job, what, replicate)
+            _measure(job, what, replicate)
+
+
+def profile(job: Job) -> None:
+    """Make missing and outdated profiles, after everything has been timed.
+
+    If a profiler fails, only its profile is affected. Exceptions are the same as in `measure`.
+    """
+    job.extend()
+    with interrupts.held():
+        for key in job.profiles:
+            if key in job.again or missing([key], job.paths.points):
+                _replace(job, _profiled(job, key))
+
+
+def results(job: Job) -> list[Point]:
+    """Return a result for every point, in plan order.
+
+    Points without a result are `interrupted`, with the reason. Two kinds of points follow the
+    plan's points: smaller batches that fit instead (sweep.oom=shrink), and points that ran out of
+    memory although their batch fitted before (batch_size=max).
+    """
+    measured = {point.key: point for point in job.measured()}
+    reason = "the run was interrupted"
+    if job.refusal:
+        reason = f"not tried: {job.refusal}"
+
+    def result(key: Key) -> Point:
+        return measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
+
+    planned = set(job.timed)
+    chosen = [point for key, point in measured.items() if key not in planned]
+    further = [point for point in chosen if point.facts.keys() & {"shrunk_from", TRIALS}]
+    others = [*job.keys["ttfp"], *job.keys["layers"], *job.profiles]
+    return [*map(result, job.timed), *further, *map(result, others)]
+
+
+def _measure(job: Job, what: str, replicate: int) -> None:
+    fruitless = 0  # workers in a row without a result
+    while left := _left(job, what, replicate):
+        if (
+            what == "timed" and job.keys["trials"]
+        ):  # some points need a batch search first, or again
+            _measure(job, "trials", replicate)
+            continue
+        if failed := failures(left, job.measured()):
+            _append(job.paths, failed)
+            continue
+        ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
+        still = _left(job, what, replicate)
+        fruitless = fruitless + 1 if still == left else 0
+        if ending.current is not None and (ending.current in still or is_trial(ending.current)):
+            _abandon(job.paths, [ending.current], ending)
+        elif fruitless and (ending.status is not Status.KILLED or fruitless >= _STARTS):
+            if what == "trials":  # a worker makes one trial
+                del still[1:]
+            _abandon(job.paths, still, ending)
+
+
+def _left(job: Job, what: str, replicate: int) -> list[Key]:
+    job.extend()
+    if what == "trials":  # any replicate's process makes them
+        return job.keys[what]
+    return missing([key for key in job.keys[what] if key.replicate == replicate], job.paths.points)
+
+
+def _pass_over(job: Job, what: str, replicate: int) -> None:
+    """Fail points in advance if the same point failed in another process for lasting reasons.
+
+    For example, points out of memory need no second attempt. This includes cold starts.
+    """
+    failed = {}
+    for point in job.measured():
+        if point.status in _LASTING:
+            failed[without_replicate(point.key)] = point
+    points = []
+    for key in _left(job, what, replicate):
+        call = msgspec.structs.replace(key, phase="inference") if what == "ttfp" else key
+        if before := failed.get(without_replicate(call)):
+            points.append(
+                Point(
+                    key=key, status=before.status, error=f"not tried: {before.error or before.key}"
+                )
+            )
+    _append(job.paths, points)
+
+
+def _profiled(job: Job, key: Key) -> Point:
+    """Make a profile in a separate folder.
+
+    Its files, if any, replace the files from earlier passes.
+    """
+    point = Point(key=key, status=Status.OK, started=timestamp())
+    timed = next((other for other in job.measured() if other.key == profiled_key(key)), None)
+    if job.profiler.times and (timed is None or timed.status is not Status.OK):
+        how = "no result"
+        if timed:
+            how = timed.status.value
+        point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"
+        return point
+    start, folder = time.perf_counter_ns(), job.paths.profile
+    point.facts["profile"] = {
+        "profiler": job.profiler.name,
+        "settings": profiler_settings(job.plan.profiler),
+    }
+    place = place_of(key, job.profiles, folder)
+    refuse_link(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        for action in (_run_profiler, _keep_files):
+            _attempt(point, partial(action, job, point, place))
+            interrupts.check()  # the next command tries the profile again
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    point.wall_seconds = (time.perf_counter_ns() - start) * 1e-9
+    return point
+
+
+def _attempt(point: Point, action: Callable[[], None]) -> None:
+    """Run a profiling step; turn an error into its point's status."""
+    try:
+        action()
+    except Unsupported as error:
+        point.status, point.error = Status.UNSUPPORTED, str(error)
+    except (ProfilerFailed, UserError) as error:
+        point.status, point.error = Status.FAILED, str(error)
+        if isinstance(error, ProfilerFailed):
+            point.facts["profile"]["files"] = error.files
+    except OSError as error:
+        where = ""
+        if error.filename:
+            where = f": {error.filename2 or error.filename}"
+        point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
+
+
+def _keep_files(job: Job, point: Point, place: Place) -> None:
+    """Move a new profile's files into the run's folder.
+
+    Without new files the earlier files stay.
+    """
+    root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
+    if point.status is Status.OK or facts.get("files"):
+        made = [path for path in outputs if path.is_file()]
+        for path in made:
+            job.paths.claim(root / path.name)
+        for path in made:
+            path.replace(root / path.name)
+        for path in outputs:
+            if path not in made:
+                (root / path.name).unlink(missing_ok=True)
+        return
+    earlier = {path.name for path in outputs if (root / path.name).is_file()}
+    earlier.intersection_update(job.paths.claimed())
+    if earlier:
+        facts["files"] = sorted(earlier)
+        point.error = f"{point.error}; the files of the earlier profile are unchanged"
+
+
+def _run_profiler(job: Job, point: Point, place: Place) -> None:
+    profiler, key, facts = job.profiler, point.key, point.facts["profile"]
+    device = recorded_environment(job)[0].get("device") or {}
+    about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
+    job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
+    prefix, root = profiler.command(place, about), job.paths.root
+    targets = [root / path.name for path in profiler.outputs(place)]
+    refuse_to_overwrite(targets, root, "move it away and repeat the command")
+    reported: dict[str, Any] = {}
+    began = 0
+    if job.paths.log.exists():
+        began = job.paths.log.stat().st_size
+    ending = _one_worker(job, [f"--profile={job.profiles.index(key)}"], prefix, reported)
+    facts |= {"command": prefix}
+    if "status" in reported:
+        point.status, point.error = Status(reported["status"]), str(reported["error"])
+        return
+    log = foreign.read_bytes(job.paths.log)[began:].decode(errors="replace")
+    if ending.status is Status.TIMEOUT or (ending.status is Status.KILLED and not reported):
+        when = ""
+        if reported:
+            when = f"while {profiler.name} was writing, "
+        point.status, point.error = ending.status, f"{when}{ending.text}"
+        return
+    if not reported and not prefix:
+        raise ProfilerFailed(ending.text)
+    collected = profiler.collect(place, about, log, reported)
+    if not reported:
+        raise ProfilerFailed(f"{profiler.name} left a profile, but {ending.text}", collected.files)
+    facts |= {**reported, **collected.facts, "files": collected.files}
+    point.doubts += collected.doubts
+
+
+def recorded_environment(job: Job) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """Return the recorded environment and its diagnostics; empty if no worker has begun."""
+    try:
+        return environment.load(job.paths.environment)
+    except UserError:
+        return {}, []
+
+
+def _one_worker(
+    job: Job, what: Sequence[str], prefix: Sequence[str] = (), profile: dict[str, Any] | None = None
+) -> _Ending:
+    """Start a worker and wait until it ends.
+
+    Args:
+        prefix: profiler command.
+        profile: dictionary to fill with the worker's report on its profile.
+
+    Raises:
+        PerfexpError: the worker refused its work.
+    """
+    command = [
+        *prefix,
+        *worker_command(str(job.paths.root), f"--plan-sha256={job.plan_sha256}", *what),
+    ]
+    job.paths.refusal.unlink(missing_ok=True)
+    imports = None if prefix or _COLD_START in what else config.imports(job.plain)
+    process = WorkerProcess(command, job.paths.log, imports=imports)
+    current: Key | None = None
+
+    def take(event: Event) -> None:
+        nonlocal current
+        if event["event"] == "point":
+            current = msgspec.convert(event["key"], Key)
+        elif event["event"] == "done":
+            current = None
+        if profile is not None:
+            profile.update(event.get("profile") or {})
+            Status(profile.get("status", Status.OK))
+        job.listener(event)
+
+    heard = listen(process, job.plan.timeout_seconds, take)
+    if refused := heard.last.get("refused"):
+        if profile is not None:  # its point has the reason
+            raise UserError(refused["message"])
+        job.refusal = refused["message"]
+        with suppress(OSError):  # a full disk is reported elsewhere
+            job.paths.claim(job.paths.refusal)
+            write_atomically(job.paths.refusal, refused["message"].encode(errors="replace") + b"\n")
+        if current is not None:
+            _abandon(job.paths, [current], _Ending(Status.FAILED, refused["message"]))
+        raise error_of(refused)
+    status, text = _judged(heard)
+    return _Ending(status, text, current)
+
+
+def _judged(heard: Heard) -> tuple[Status, str]:
+    """Return status and reason for the point during which a worker ended."""
+    if heard.termination:
+        status, why = Status.TIMEOUT, " (timeout_seconds)"
+        if heard.garbled:
+            status, why = Status.FAILED, ""
+        return status, f"the worker {heard.termination}{why}"
+    if heard.code < 0:
+        hint = ""
+        if heard.code == -signal.SIGKILL:
+            hint = "; the system may have run out of memory"
+        return Status.KILLED, f"the worker {heard.ending}{hint}; see details/run.log"
+    if failure := heard.last.get("failed"):
+        return Status(failure.get("status", Status.FAILED)), failure["message"]
+    text = "ended without a result"
+    if heard.code:
+        text = heard.ending
+    return Status.FAILED, f"the worker {text}; see details/run.log"
+
+
+def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
+    _append(paths, [Point(key=key, status=ending.status, error=ending.text) for key in keys])
+
+
+def _append(paths: RunPaths, points: Iterable[Point]) -> None:
+    try:
+        for point in points:
+            append_line(paths.points, point_to_line(point))
+    except OSError as error:
+        raise disk_error(error) from error
+
+
+def _replace(job: Job, point: Point) -> None:
+    """Append a result, or atomically replace an earlier result with the same key."""
+    if all(other.key != point.key for other in job.measured()):
+        _append(job.paths, [point])
+        return
+    try:
+        write_atomically(
+            job.paths.points, b"".join([*other_lines(job.paths, {point.key}), point_to_line(point)])
+        )
+    except OSError as error:
+        raise disk_error(error) from error

@@ -1,1 +1,0 @@
-"""Summaries: texts and small tables about records, for reports, tables, plots and tracking."""

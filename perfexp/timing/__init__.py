@@ -1,0 +1,1 @@
+"""Timing: clocks, launch queue, blocks, and stopping rules."""

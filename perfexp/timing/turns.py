@@ -1,0 +1,82 @@
+"""Turns: short blocks of competing calls, each round in another order."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from perfexp.devices import Device
+from perfexp.timing import collecting, depth, queue
+
+T = TypeVar("T")
+
+#: Minimum seconds of a turn and of a sample; asynchronous devices group calls into samples.
+_TURN_SECONDS, _SAMPLE_SECONDS = 2e-3, 100e-6
+_MOST_SAMPLES = 16
+#: Seed for the orders.
+_SEED = 0
+
+
+class Turn:
+    """Turns of a call: the median of a few samples, in a pre-filled queue if the device has one.
+
+    The call must have run before.
+
+    Args:
+        is_short: whether a call is at most a few launches, so that a turn fits any launch queue.
+    """
+
+    def __init__(self, call: collecting.Call, device: Device, *, is_short: bool = False) -> None:
+        self._held: queue.Hold | None = None
+        self._samples, self._block = self._fitted(call, device, is_short)
+
+    def __call__(self) -> float:
+        """Return the seconds per call in a turn."""
+        return float(np.median(self._block(self._samples)))
+
+    @property
+    def starved(self) -> bool:
+        """Return whether the host kept an asynchronous device waiting."""
+        return self._held is not None and self._held.starved > 0
+
+    def _fitted(
+        self, call: collecting.Call, device: Device, is_short: bool
+    ) -> tuple[int, Callable[[int], collecting.Samples]]:
+        if not device.asynchronous:
+            by_clock = collecting.HostChain(call, device)
+            by_clock(1)
+            rough = max(float(by_clock(1)[0]), 1e-9)
+            return max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough))), by_clock
+        fits = _MOST_SAMPLES
+        if not is_short:
+            fits = depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
+        if not fits:  # thousands of launches exceed the queue: time them as the host issues them
+            self._held = queue.Hold(starved=1)
+            return 2, queue.Loop(call, device)
+        single = queue.Chain(call, device, min(fits, 4))
+        single(2)
+        rough = max(float(np.median(single(3))), 1e-9)
+        k = max(1, min(_MOST_SAMPLES, math.ceil(_SAMPLE_SECONDS / rough)))
+        samples = max(2, min(_MOST_SAMPLES // k + 2, math.ceil(_TURN_SECONDS / (k * rough))))
+        chain = queue.Chain(call, device, max(1, min(samples, fits // k)), k if fits >= k else 1)
+        self._held = chain.held
+        return samples, chain
+
+
+def balanced(names: Sequence[T]) -> Iterator[list[T]]:
+    """Yield endless orders of the names: a random order, then its reverse.
+
+    No order returns before all have been used. Over every two rounds all names have the same mean
+    place, and over many rounds changing neighbors.
+    """
+    shuffler, used = random.Random(_SEED), set[tuple[T, ...]]()
+    while True:
+        order = shuffler.sample(names, len(names))
+        if tuple(order) not in used or len(used) == math.factorial(len(names)):
+            yield order
+            yield order[::-1]
+            used |= {tuple(order), tuple(order[::-1])}
