@@ -9,6 +9,7 @@ A field or a key without a sentence is an error.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import enum
 import inspect
@@ -111,8 +112,10 @@ def pages() -> dict[Path, str]:
         "gpus.md": gpus(),
     }
     schema = PACKAGE / "records" / f"record-{SCHEMA_VERSION}.json"
+    contributing = ROOT / "CONTRIBUTING.md"
     return {REFERENCE / name: GENERATED + text for name, text in made.items()} | {
-        schema: record_schema()
+        schema: record_schema(),
+        contributing: with_rooms(contributing.read_text(encoding="utf-8")),
     }
 
 
@@ -125,6 +128,30 @@ def record_schema() -> str:
         **msgspec.json.schema(Record),
     }
     return json.dumps(schema, indent=1) + "\n"
+
+
+# Rooms
+
+
+def with_rooms(page: str) -> str:
+    """CONTRIBUTING.md with its table of rooms, from the docstrings of the rooms."""
+    lines = ["| Room | Content | May import |", "|---|---|---|"]
+    for file in sorted(PACKAGE.glob("*/__init__.py")):
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        summary = docstring.splitlines()[0].partition(": ")[2]
+        content = summary[0].upper() + summary[1:].rstrip(".")
+        rule = re.search(r"May import: ([^.]+)\.", docstring)
+        assert rule, file
+        within = sorted(folder.parent.name for folder in file.parent.glob("*/__init__.py"))
+        names = f"`{file.parent.name}`" + "".join(f"<br>· `{name}`" for name in within)
+        lines.append(f"| {names} | {content} | {' '.join(rule[1].split())} |")
+    table = "\n".join(lines)
+    return re.sub(
+        r"(<!-- rooms[^>]*-->\n\n).*?(\n\n<!-- end of rooms -->)",
+        lambda found: found[1] + table + found[2],
+        page,
+        flags=re.DOTALL,
+    )
 
 
 # Configuration

@@ -69,7 +69,7 @@ def test_a_metric_is_declared_once():
     }
     assert registry == dict.fromkeys(words, 1)
     keys_of_file = {
-        ("tables/vendor_file.py", key) for key in ("epoch_seconds", "total_runtime_seconds")
+        ("report/tables/vendor_file.py", key) for key in ("epoch_seconds", "total_runtime_seconds")
     }
     assert written.keys() - keys_of_file == {("records/quantities.py", word) for word in words}
 

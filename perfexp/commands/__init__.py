@@ -1,4 +1,8 @@
-"""Commands that work on finished results: `perfexp COMMAND …`.
+"""Commands: one module for each `perfexp COMMAND …` on finished results.
+
+May import: cli, comparison, convolution, data, devices, doctor, host, main, measuring, models,
+    plan, prediction, records, report, roofline, run, statistics.
+Used by: __main__, api.
 
 Only the module of the running command is imported. Measurements start elsewhere: with `perfexp
 key=value …` (`perfexp.main`), or with commands that call it, such as `train-speed`.

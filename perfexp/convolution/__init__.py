@@ -1,4 +1,8 @@
-"""Algorithms: how a model's convolutions are computed."""
+"""Convolution: how a model's convolutions are computed, and the proof of it.
+
+May import: cost, devices, host, models, records, statistics, timing.
+Used by: commands, measuring, plan, worker.
+"""
 
 from __future__ import annotations
 

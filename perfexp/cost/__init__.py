@@ -1,4 +1,7 @@
-"""Work: how much a model call computes and moves, layer by layer, counted without running it.
+"""Cost: how much a model call computes and moves, layer by layer, without running it.
+
+May import: host.
+Used by: convolution, measuring, models, worker.
 
 `perfexp.cost.count.count` counts on meta tensors, which have a shape and no memory. This module
 describes its results, without torch. Conventions:

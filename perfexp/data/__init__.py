@@ -1,4 +1,8 @@
-"""Sources for call inputs."""
+"""Data: sources for call inputs.
+
+May import: devices, host, models, records.
+Used by: commands, measuring, worker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Interface of a measured device. Each kind of device has its own module here."""
+"""Devices: interface of a measured device; each kind has its own module.
+
+May import: host, records, statistics.
+Used by: commands, convolution, data, doctor, measuring, models, plan, run, timing, worker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Verdicts on whether a machine can measure.
+"""Doctor: facts about a machine, and verdicts on whether it can measure.
+
+May import: devices, host, records.
+Used by: commands, measuring, run, worker.
 
 They are pure functions of facts, without access to the machine.
 """

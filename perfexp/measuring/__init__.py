@@ -1,1 +1,6 @@
-"""Measuring: the procedure of a point. Start reading in `procedure`."""
+"""Measuring: one point, from its first call to its diagnostics. Start in `procedure`.
+
+May import: convolution, cost, data, devices, doctor, host, models, records, roofline, statistics,
+    timing.
+Used by: commands, plan, report, run, worker.
+"""

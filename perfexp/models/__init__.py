@@ -1,4 +1,8 @@
-"""Interfaces of models and sessions. Only this folder's other modules import torch."""
+"""Models: interfaces of models and sessions. Only the other modules here import torch.
+
+May import: cost, devices, host, records.
+Used by: api, cli, commands, convolution, data, measuring, plan, worker.
+"""
 
 from __future__ import annotations
 

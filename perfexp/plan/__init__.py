@@ -1,1 +1,5 @@
-"""The plan of a run: configuration, schema, validation, names, and time estimates."""
+"""Plan: what to measure; configuration, schema, validation, overrides, sweeps, names.
+
+May import: convolution, devices, host, measuring, models, records, statistics, timing.
+Used by: __main__, api, cli, commands, comparison, main, prediction, report, run, worker.
+"""

@@ -1,1 +1,5 @@
-"""Prediction: times and energies at sizes that were not measured, with intervals."""
+"""Prediction: times and energies that were not measured, each with its source.
+
+May import: plan, records, statistics.
+Used by: commands, report, run.
+"""

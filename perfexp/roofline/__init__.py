@@ -1,4 +1,7 @@
-"""How near kernels and layers come to device peaks, from ncu counters or layer definitions.
+"""Roofline: how near kernels and layers come to the device peaks.
+
+May import: host, records.
+Used by: commands, comparison, measuring, report.
 
 `of_csv` reads ncu's output, `of_record` a run's layers; `perfexp.report.plots.roofline_files` draws and
 writes.

@@ -1,1 +1,6 @@
-"""Statistics for raw samples, and scaling models: pure functions without a clock or a device."""
+"""Statistics: pure functions for raw samples, scaling and prediction; no clock, no device.
+
+May import: no other room.
+Used by: commands, comparison, convolution, devices, measuring, plan, prediction, records, report,
+    run, timing, worker.
+"""

@@ -1,1 +1,5 @@
-"""Timing: clocks, launch queue, blocks, and stopping rules."""
+"""Timing: clocks, the launch queue, blocks of calls, and stopping rules.
+
+May import: devices, records, statistics.
+Used by: convolution, measuring, plan.
+"""

@@ -1,1 +1,6 @@
-"""The process that measures: the only process that imports torch and touches the device."""
+"""Worker: the process that measures; only it imports torch and touches the device.
+
+May import: convolution, cost, data, devices, doctor, host, measuring, models, plan, records,
+    statistics.
+Used by: api.
+"""
