@@ -13,6 +13,8 @@ PACKAGE = Path(__file__).parent.parent / "perfexp"
 
 #: Modules at the root that any room may import.
 EVERYWHERE = {"perfexp.errors", "perfexp.version"}
+#: Modules that only repeat names for others' code.
+ALIASES = {"perfexp.orchestration", "perfexp.plots", "perfexp.speed"}
 MOST_ROOMS = 20
 MOST_AT_THE_ROOT = 12
 #: Imports inside functions or for type checkers only.
@@ -159,7 +161,7 @@ def imported_with(module):
 def room_imports():
     """The rooms that each room imports, deferred imports and those for types included."""
     found = {room: set() for room in ROOMS}
-    for module in MODULES:
+    for module in MODULES.keys() - ALIASES:
         for imported in own_imports(module, deferred=True) - EVERYWHERE - {"perfexp"}:
             if room_of(imported) != room_of(module):
                 found.setdefault(room_of(module), set()).add(room_of(imported))

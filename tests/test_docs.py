@@ -106,6 +106,14 @@ def test_relative_links_lead_to_files(page):
     ]
 
 
+def test_the_documented_imports_work():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *PAGES])
+    statements = set(re.findall(r"^from perfexp[\w.]* import [\w, ]+$", text, flags=re.M))
+    assert len(statements) >= 4
+    for statement in statements:
+        exec(statement)
+
+
 def test_the_tested_versions_of_python_are_the_same_everywhere():
     """README and architecture in one sentence, with each version that pyproject.toml names."""
     texts = [

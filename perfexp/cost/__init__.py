@@ -10,8 +10,8 @@ describes its results, without torch. Conventions:
   recurrence) by its definition, whatever an algorithm saves. Multiplications with a convolution's
   zero padding count. Adding a bias is free.
 * **FLOPs** are 2 per MAC. All other operators have 0 MACs, and FLOPs by the table in
-  `perfexp.cost.formulas` (for example 1 per output of an elementwise operator). Moving, comparing and
-  looking up numbers is free. FLOPs do not depend on precision or algorithm.
+  `perfexp.cost.formulas` (for example 1 per output of an elementwise operator). Moving, comparing
+  and looking up numbers is free. FLOPs do not depend on precision or algorithm.
 * **Complex numbers** count by their real parts: a multiply-accumulate is 4 MACs, hence 8 FLOPs (see
   `perfexp.cost.formulas`). This also holds for convolutions that torch computes by three real
   convolutions.

@@ -227,7 +227,7 @@ class TorchSession(Session):
         load_trained(self.module, weights)
 
     def share(self, settings: Ddp) -> dict[str, Any]:
-        """See `perfexp.measuring.ranks.Shareable`; raises `UserError` if ranks cannot train the module."""
+        """See `measuring.ranks.Shareable`; raises `UserError` if ranks cannot train the module."""
         options = {name: value for name, value in vars(settings).items() if value is not None}
         try:
             self._ranks = DistributedDataParallel(self.module, **options)

@@ -12,7 +12,6 @@ NAMES = {"replicate": "processes", "ttfp": "cold_start", "stopping.epsilon": "st
 MOVED = {
     "perfexp.algorithms": "perfexp.convolution",
     "perfexp.modes": "perfexp.measuring.modes",
-    "perfexp.orchestration": "perfexp.run",
     "perfexp.prediction.sparse": "perfexp.plan.sparse",
     "perfexp.profilers": "perfexp.measuring.profilers",
     "perfexp.stopping": "perfexp.timing.stopping",

@@ -296,7 +296,7 @@ class _Layer(msgspec.Struct):
 
 
 class Layers(msgspec.Struct):
-    """Content of `facts["layers"]` that readers rely on; `perfexp.measuring.layers.table` writes it."""
+    """Content of `facts["layers"]` that readers rely on, from `measuring.layers.table`."""
 
     method: str
     call_seconds: Annotated[list[_Positive], msgspec.Meta(min_length=1)]

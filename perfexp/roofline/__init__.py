@@ -3,8 +3,8 @@
 May import: host, records.
 Used by: commands, comparison, measuring, report.
 
-`of_csv` reads ncu's output, `of_record` a run's layers; `perfexp.report.plots.roofline_files` draws and
-writes.
+`of_csv` reads ncu's output, and `of_record` a run's layers, by the analytic work of each layer.
+`perfexp.report.plots.roofline_files` draws and writes.
 """
 
 from perfexp.roofline.assemble import of_csv, of_record

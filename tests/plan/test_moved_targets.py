@@ -14,6 +14,7 @@ from perfexp.main import main
 from perfexp.plan import config, plan_file
 from perfexp.records.old_names import MOVED, plan_as_first_named, plan_of_today
 from perfexp.records.record import Record
+from perfexp.run.segmentation_table import SegmentationTable
 from perfexp.timing.stopping import Fixed
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
@@ -25,7 +26,6 @@ EARLIER = (
     "perfexp.algorithms.forced.Forced",
     "perfexp.modes.inference.Inference",
     "perfexp.modes.train.Train",
-    "perfexp.orchestration.segmentation_table.SegmentationTable",
     "perfexp.prediction.sparse.Sparse",
     "perfexp.profilers.NoProfiler",
     "perfexp.profilers.kineto.Torch",
@@ -70,10 +70,16 @@ def test_a_users_file_may_name_an_earlier_place(tmp_path):
     assert isinstance(config.build(plain["stopping"]), Fixed)
 
 
+def test_a_users_experiment_may_name_the_earlier_callback():
+    target = "perfexp.orchestration.segmentation_table.SegmentationTable"
+    assert config.locate({"_target_": target}) is SegmentationTable
+
+
 def as_written_before(folder: Path) -> str:
     """Give the plan and the record of a run their earlier targets; return the plan's hash."""
     file = folder / "details" / "plan.yaml"
-    file.write_text(yaml.safe_dump(_with_earlier_targets(file.read_text(), yaml.safe_load)))
+    plain = _with_earlier_targets(file.read_text(), yaml.safe_load)
+    file.write_bytes(plan_file.signed(plan_file.to_yaml(plain)))
     file = folder / "record.json"
     record = _with_earlier_targets(file.read_text(), json.loads)
     file.write_text(json.dumps(record))
@@ -101,7 +107,7 @@ def test_a_run_from_before_the_move_continues_in_its_folder(tmp_path, capsys):
     assert {point.key.replicate for point in again.points} == {0, 1}
 
 
-def test_records_from_before_and_after_the_move_differ_in_no_setting(tmp_path, capsys):
+def test_records_from_before_and_after_the_move_agree(tmp_path, capsys):
     folders = [tmp_path / name for name in ("before", "after")]
     for folder in folders:
         assert main([*FAKE, f"output_dir={folder}"]) == 0

@@ -1,7 +1,7 @@
 """Layers: where a call's time goes, by module and operation, and whether the sum closes.
 
-This module describes the results, without torch. `perfexp.measuring.layers.profiling` measures on a GPU with
-torch's profiler, `perfexp.measuring.layers.stamps` on a CPU with host clock readings. Conventions:
+This module describes the results, without torch. `measuring.layers.profiling` measures on a GPU
+with torch's profiler, `measuring.layers.stamps` on a CPU with host clock readings. Conventions:
 
 * **Rows** have the keys of `perfexp.cost`. A call of one of torch's own modules, or of a module
   without parts, is a single row if it calls no other module. Otherwise each torch function that a

@@ -30,7 +30,7 @@ CALLS = 10
 class Stamps:
     """Credits the time between two clock readings to the current row.
 
-    See `perfexp.measuring.layers.marking.Watch`. The marker's own work lies between two readings and is
+    See `measuring.layers.marking.Watch`. The marker's own work lies between two readings and is
     counted separately. The backward pass is followed from node to node in autograd's graph. A node
     belongs to the row that was current when the node was made. Its time ends when the next node
     begins, so it includes autograd's overhead.
