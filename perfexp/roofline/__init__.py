@@ -1,4 +1,4 @@
-"""Roofline: how near kernels and layers come to the device peaks.
+"""Roofline: how near kernels and layers come to the peaks of a device.
 
 May import: host, records.
 Used by: commands, comparison, measuring, report.
