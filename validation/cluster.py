@@ -208,14 +208,14 @@ def _one_sweep(one: Sweeps, most: int) -> list[str]:
     while time.monotonic() < end:
         one.look()
         states = one.states()
-        if all(state.state is job_states.State.done for state in states) and len(states) == 6:
+        if all(state.state is job_states.JobState.done for state in states) and len(states) == 6:
             break
         if sum(one.met.values()) < most and one.finished:
             one.inject()
             one.look()
         one.release()
         if any(
-            state.is_over and state.state is not job_states.State.done for state in one.states()
+            state.is_over and state.state is not job_states.JobState.done for state in one.states()
         ):
             one.submit()
         time.sleep(one.chance.uniform(0, 3))

@@ -26,7 +26,7 @@ import torch
 
 from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
-from perfexp.devices.meters import Found
+from perfexp.devices.meters import DeviceMeters
 from perfexp.devices.meters.watch import Rules
 from perfexp.doctor.meter_selftest import findings, try_meters
 from perfexp.measuring.probes.energy import Energy, EnergyProcedure, rules_for
@@ -109,7 +109,7 @@ def report(name: str, windows: Sequence[Energy]) -> None:
         print(f"{'':<18} doubt: {code}")
 
 
-def by_plateau(device: Device, found: Found, settings: argparse.Namespace) -> None:
+def by_plateau(device: Device, found: DeviceMeters, settings: argparse.Namespace) -> None:
     """Print a line for each load and plateau."""
     plateaus = sorted(settings.plateaus)
     rules = [

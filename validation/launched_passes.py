@@ -24,8 +24,8 @@ from functools import partial
 
 import torch
 
-from perfexp.convolution.captured import CaptureError, Launch
-from perfexp.convolution.convolution_plan import Plan, Shape
+from perfexp.convolution.captured import CaptureError, GraphLaunch
+from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.cudnn import CODES, UNREPEATABLE, CudnnError, math_of
 
@@ -80,7 +80,7 @@ class Call:
         plan: of the pass.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConvolutionPlan) -> None:
         shape = plan._shape
         sizes = {
             Pass.forward: (shape.inputs, shape.weight),
@@ -108,7 +108,7 @@ class Call:
 
     def captured(self) -> Callable[[], None]:
         """What launches it."""
-        launch = Launch(self.enqueue, self.out.device)
+        launch = GraphLaunch(self.enqueue, self.out.device)
         return partial(launch, torch.cuda.current_stream().cuda_stream)
 
 
@@ -131,7 +131,7 @@ def compare(call: Call, *, to_the_bit: bool) -> tuple[bool, dict[str, float]]:
     return agrees, {name: statistics.median(values) for name, values in taken.items()}
 
 
-def plans() -> Iterator[Plan]:
+def plans() -> Iterator[ConvolutionPlan]:
     """Of everything that cuDNN supports."""
     for inputs, weight, dtype in SHAPES:
         padding = (weight[2] // 2, weight[3] // 2)
@@ -139,7 +139,7 @@ def plans() -> Iterator[Plan]:
         for which, codes in CODES.items():
             for name in codes:
                 with suppress(CudnnError):
-                    yield Plan(which, name, shape)
+                    yield ConvolutionPlan(which, name, shape)
 
 
 def tell_memory(call: Call) -> None:
@@ -152,7 +152,7 @@ def tell_memory(call: Call) -> None:
 
     told = []
     for _ in range(2):
-        kept = [Launch(call.enqueue, call.out.device) for _ in range(LAUNCHES)]
+        kept = [GraphLaunch(call.enqueue, call.out.device) for _ in range(LAUNCHES)]
         told.append(f"{LAUNCHES} more launches: {taken()}")
         for launch in kept:
             launch.destroy()

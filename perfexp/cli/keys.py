@@ -18,7 +18,7 @@ from perfexp.plan import plan_fields, schema
 from perfexp.plan.override_keys import flat
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """A configuration key as users type it.
 
     Attributes:
@@ -33,10 +33,10 @@ class Key(NamedTuple):
     options: tuple[str, ...]
 
 
-def keys(conf: Path) -> dict[str, list[Key]]:
+def keys(conf: Path) -> dict[str, list[ConfigKey]]:
     """Return the keys in each schema; raise KeyError for a key without a description."""
     meanings = descriptions()
-    found: dict[str, list[Key]] = {}
+    found: dict[str, list[ConfigKey]] = {}
     for name, (prefix, node) in schemas().items():
         fields = {key: (kind, default) for key, kind, default in keys_of_schema(node, prefix)}
         if name == "plan":
@@ -45,7 +45,7 @@ def keys(conf: Path) -> dict[str, list[Key]]:
             fields["resume"] = str | None, "null"
         options = tuple(options_of(conf, name)) if "/" in name else ()
         found[name] = [
-            Key(key, kind, default, meanings[key], options)
+            ConfigKey(key, kind, default, meanings[key], options)
             for key, (kind, default) in fields.items()
         ]
     return found

@@ -10,7 +10,7 @@ import typer
 from perfexp.commands.app import app, echo
 
 
-class Subject(StrEnum):
+class CalibrationSubject(StrEnum):
     """Subject of the calibration."""
 
     kernels = "kernels"
@@ -19,7 +19,8 @@ class Subject(StrEnum):
 @app.command()
 def calibrate(
     subject: Annotated[
-        Subject, typer.Argument(help="kernels: those by which algorithm.verify=true proves.")
+        CalibrationSubject,
+        typer.Argument(help="kernels: those by which algorithm.verify=true proves."),
     ],
     seconds: Annotated[
         float,

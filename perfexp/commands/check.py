@@ -38,7 +38,7 @@ _DEFAULT = ",".join(name for name in MEASURES if name not in ("cycles", "epoch",
 _SUMMARY, _MOST_BYTES = "GITHUB_STEP_SUMMARY", 1 << 20
 
 
-class Failure(StrEnum):
+class FailureReason(StrEnum):
     """A reason to fail the check."""
 
     slower = "slower"
@@ -184,12 +184,12 @@ def _counts(compared: Comparison) -> str:
 def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
     """Yield a line for each figure that fails the check."""
     for reason, verdict in (
-        (Failure.slower, Verdict.WORSE),
-        (Failure.undecided, Verdict.UNDECIDED),
+        (FailureReason.slower, Verdict.WORSE),
+        (FailureReason.undecided, Verdict.UNDECIDED),
     ):
         if reason in reasons:
             yield from (_line(pair) for pair in compared.pairs if pair.verdict is verdict)
-    if Failure.missing in reasons:
+    if FailureReason.missing in reasons:
         baseline, new = compared.sides
         for one in compared.alone:
             if one.side == baseline.name:
@@ -244,10 +244,10 @@ def _is_worse(pair: Compared, margin: float) -> bool:
 
 def _reasons(fail_on: str) -> set[str]:
     """Return the reasons to fail; `slower` is always one."""
-    reasons = {one_of("--fail-on", name, list(Failure)) for name in sides.words([fail_on])}
+    reasons = {one_of("--fail-on", name, list(FailureReason)) for name in sides.words([fail_on])}
     if not reasons:
-        raise UserError(f"--fail-on is empty; name some of {', '.join(Failure)}.")
-    return {Failure.slower, *reasons}
+        raise UserError(f"--fail-on is empty; name some of {', '.join(FailureReason)}.")
+    return {FailureReason.slower, *reasons}
 
 
 def _summary_file() -> Path:

@@ -41,7 +41,7 @@ _KEPT = {
 _BUSY, _OTHER = "being measured", "of the kind "
 
 
-class _File(NamedTuple):
+class _ListedFile(NamedTuple):
     """A file to delete, with the status of the file and its folder at listing time."""
 
     path: Path
@@ -127,7 +127,7 @@ def _found(
     latest: float,
     refused: list[OSError],
     stays: Counter[str],
-) -> Iterator[_File]:
+) -> Iterator[_ListedFile]:
     """Yield the deletable files below a folder.
 
     A manifest lists them, they are regular files in its folder, their ending matches, and they are
@@ -156,7 +156,7 @@ def _found(
             for claimed in run.claimed():
                 path = run.root / claimed
                 try:
-                    file = _File(path, path.lstat(), path.parent.lstat())
+                    file = _ListedFile(path, path.lstat(), path.parent.lstat())
                 except (OSError, ValueError):
                     continue
                 if why := _why_it_stays(file, claimed, endings, latest):
@@ -169,7 +169,7 @@ def _is_in_use(run: RunPaths) -> bool:
     return run.in_use() or SweepPaths(run.root).in_use()
 
 
-def _why_it_stays(file: _File, claimed: str, endings: Collection[str], latest: float) -> str:
+def _why_it_stays(file: _ListedFile, claimed: str, endings: Collection[str], latest: float) -> str:
     """Return why a file in a manifest is not deleted; empty if it is."""
     is_plain = stat.S_ISREG(file.about.st_mode) and stat.S_ISDIR(file.home.st_mode)
     name = file.path.name
@@ -204,7 +204,7 @@ def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int
         yield f"Nothing is of the kind {kind}. {did_you_mean(kind, known)}".rstrip()
 
 
-def _is_deleted(file: _File) -> bool:
+def _is_deleted(file: _ListedFile) -> bool:
     """Delete a listed file and return whether that worked; otherwise print why not.
 
     The file stays if it or its folder was replaced, or if its run is being measured.

@@ -16,7 +16,7 @@ import typer
 from perfexp.commands.app import ConfigDir, Json, app, emit, group_folders
 from perfexp.data import cityscapes_folder
 from perfexp.devices import lock
-from perfexp.doctor import Choice, Facts, Finding, Verdict, dataset, devices, environment, whole
+from perfexp.doctor import CheckResult, Choice, Facts, Finding, dataset, devices, environment, whole
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.records import priors
@@ -74,7 +74,7 @@ def doctor(
         title, able = f"this machine, for gpu={choice.name}", "measure"
     works = whole.works(findings)
     verdicts = [finding.verdict for finding in findings]
-    counts = [f"{verdicts.count(kind)} {kind.value}" for kind in Verdict if kind in verdicts]
+    counts = [f"{verdicts.count(kind)} {kind.value}" for kind in CheckResult if kind in verdicts]
     emit(
         {
             "works": works,

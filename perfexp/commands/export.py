@@ -31,7 +31,7 @@ from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.report.tables import csv_tables, flat, layer_tables, tidy
 from perfexp.report.tables.flat import Line
-from perfexp.report.tables.layer_tables import Row
+from perfexp.report.tables.layer_tables import LayerRow
 from perfexp.report.tables.tidy import Block
 
 if TYPE_CHECKING:
@@ -151,12 +151,12 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class _Run:
+class _ExportedRun:
     ended: str
     sweep: tuple[str, int] | None
     lines: list[Line]
     blocks: list[Block]
-    layers: list[Row]
+    layers: list[LayerRow]
 
 
 @dataclass(kw_only=True)
@@ -171,7 +171,7 @@ class Collected:
 
     samples: bool
     layers: bool = False
-    runs: dict[str, _Run] = field(default_factory=dict)
+    runs: dict[str, _ExportedRun] = field(default_factory=dict)
     sweeps: dict[str, tuple[Sweep, Path]] = field(default_factory=dict)
     exit_code: int = 0
     _read: set[Path] = field(default_factory=set)
@@ -264,7 +264,7 @@ class Collected:
         # a copied run folder may hold an earlier version of the record
         if before is None or before.ended < record.ended:
             analysis = Analysis.of(record)
-            self.runs[record.uid] = _Run(
+            self.runs[record.uid] = _ExportedRun(
                 ended=record.ended,
                 sweep=(membership.uid, membership.job) if membership else None,
                 lines=flat.points(analysis, file.parent),

@@ -54,7 +54,7 @@ class _Membership(msgspec.Struct):
     uid: str | None = None
 
 
-class _Run(msgspec.Struct):
+class _RecordParts(msgspec.Struct):
     """The parts of a record.json that are listed."""
 
     ended: Annotated[datetime, msgspec.Meta(tz=True)]
@@ -86,7 +86,7 @@ class _Run(msgspec.Struct):
         return kind, [geometric_mean(own) for (name, _), own in medians.items() if name == kind]
 
 
-class Found(NamedTuple):
+class ListEntry(NamedTuple):
     """A run, or a sweep with its listed runs.
 
     Attributes:
@@ -95,7 +95,7 @@ class Found(NamedTuple):
 
     ended: datetime
     folder: Path
-    runs: list[_Run]
+    runs: list[_RecordParts]
     sweep: Sweep | None = None
 
 
@@ -135,7 +135,7 @@ def last() -> Path:
     return finished[-1]
 
 
-def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
+def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
     """Return the runs and sweeps below a folder, sorted by their end.
 
     Args:
@@ -146,7 +146,7 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
     """
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
-    runs: dict[Path, _Run] = {}
+    runs: dict[Path, _RecordParts] = {}
     sweeps: dict[str | None, tuple[Path, Sweep | None]] = {}
     for file in folders.below(folder, RECORD, PLAN, SWEEP, refused=_report):
         place = home_of(file)
@@ -158,32 +158,34 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
                 runs[place] = _recorded(file) if file.name == RECORD else _begun(file)
         except (UserError, OSError, *foreign.DECODING_ERRORS) as error:
             _report(error, file)
-    found: dict[Path, Found] = {}
+    found: dict[Path, ListEntry] = {}
     keys: set[str] = set()
     for place, run in runs.items():
         keys |= run.plan.keys()
         if all(_has(run.plan, key, values) for key, values in wanted.items()):
             uid = run.sweep.uid if run.sweep else None
             home, of_sweep = sweeps.get(uid, (place, None))
-            earlier = found.get(home, Found(run.ended, home, []))
-            found[home] = Found(max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep)
+            earlier = found.get(home, ListEntry(run.ended, home, []))
+            found[home] = ListEntry(
+                max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep
+            )
     for key in wanted:
         if keys and key.partition(".")[0] not in keys:
             raise UserError(f"No plan has the key '{key}'. {did_you_mean(key, keys)}".rstrip())
     return sorted(found.values(), key=lambda one: one.ended)
 
 
-def _recorded(file: Path) -> _Run:
-    run = foreign.from_json(foreign.read_bytes(file), _Run)
+def _recorded(file: Path) -> _RecordParts:
+    run = foreign.from_json(foreign.read_bytes(file), _RecordParts)
     run.plan = old_names.plan_of_today(run.plan)
     return run
 
 
-def _begun(file: Path) -> _Run:
+def _begun(file: Path) -> _RecordParts:
     """Return a run without a record: it is in progress or was interrupted."""
     changed = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     membership = _Membership(RunPaths(home_of(file)).sweep)
-    return _Run(
+    return _RecordParts(
         ended=changed, status=Status.INTERRUPTED, plan=plan_file.read(file), sweep=membership
     )
 
@@ -201,7 +203,7 @@ def _has(plan: dict[str, Any], key: str, values: str) -> bool:
     return any(fnmatchcase(str(text).lower(), pattern) for text, pattern in pairs)
 
 
-def _facts(found: Found) -> dict[str, Any]:
+def _facts(found: ListEntry) -> dict[str, Any]:
     """Return the end, the folder, the subject, the times and the status.
 
     The times are the shortest and the longest median.
@@ -226,7 +228,7 @@ def _facts(found: Found) -> dict[str, Any]:
     }
 
 
-def _status(found: Found) -> str:
+def _status(found: ListEntry) -> str:
     """Return how a run or a sweep ended: `ok`, `running`, `2 of 4 ok, 1 oom`."""
     counts = Counter(run.status.value for run in found.runs)
     if counts[Status.INTERRUPTED] and RunPaths(found.folder).in_use():

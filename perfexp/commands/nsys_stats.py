@@ -12,7 +12,7 @@ import typer
 from perfexp.commands.app import Json, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
-from perfexp.measuring.profilers import Place, refuse_to_overwrite, reports, tools
+from perfexp.measuring.profilers import ProfileLocation, refuse_to_overwrite, reports, tools
 from perfexp.measuring.profilers.nsys import DATABASE, ENDINGS, evaluate, evaluated, imported
 from perfexp.measuring.profilers.tools import Tool
 from perfexp.records.grid import Grid, Section
@@ -111,7 +111,7 @@ def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[
         if paths.manifest.is_file():
             paths.claim(path.absolute())
 
-    place = Place(folder=profile.parent, stem=profile.stem)
+    place = ProfileLocation(folder=profile.parent, stem=profile.stem)
     fresh = [profile.with_suffix(ENDINGS[0])] if profile.suffix == ".qdstrm" else []
     if not force:
         written = [path for path in (*fresh, *evaluated(place, wanted)) if path != profile]

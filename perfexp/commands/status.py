@@ -24,7 +24,7 @@ from perfexp.records.record import Record, Status
 from perfexp.records.subject import one_line
 from perfexp.records.sweep_record import PlannedRun, Sweep
 from perfexp.report import run_status
-from perfexp.report.run_status import Run
+from perfexp.report.run_status import RunProgress
 from perfexp.report.sections import NOT_MEASURED
 from perfexp.report.tables import json_results
 from perfexp.run.cluster import job_states
@@ -53,7 +53,7 @@ def status(
             "Name a folder that perfexp wrote to, or measure something."
         )
     groups = _groups(below)
-    runs: list[Run] = []
+    runs: list[RunProgress] = []
     refused: list[str] = []
     not_begun = 0
     for group in groups.values():
@@ -85,7 +85,7 @@ class _Below:
         unreadable: number of unreadable runs and sweeps; each is reported.
     """
 
-    runs: dict[Path, Run] = field(default_factory=dict)
+    runs: dict[Path, RunProgress] = field(default_factory=dict)
     sweeps: list[tuple[Sweep, Path]] = field(default_factory=list)
     unreadable: int = 0
 
@@ -147,14 +147,14 @@ class _Group:
         not_begun: number of sweep runs that have not begun.
     """
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RunProgress] = field(default_factory=list)
     sweeps: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     jobs: list[str] = field(default_factory=list)
     not_begun: int = 0
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path) -> RunProgress:
     paths = RunPaths(folder)
     running = paths.in_use()  # check this before reading: a run that ends now has its results
     # an unreadable record means not done
@@ -174,7 +174,7 @@ def _run(folder: Path) -> Run:
         keys = (point.key for point in record.points)
         expected = Expected(keys=[key for key in keys if is_profiled or not is_profile(key)])
     is_empty = not (results or running or record)
-    return Run(
+    return RunProgress(
         folder=folder,
         plan=plan,
         results=results,
@@ -211,7 +211,7 @@ def _sections(place: Path, group: _Group, pace: run_status.Pace, folder: Path) -
         yield Section("jobs", group.jobs)
 
 
-def _facts(run: Run, total: run_status.Tally) -> dict[str, Any]:
+def _facts(run: RunProgress, total: run_status.Tally) -> dict[str, Any]:
     return {
         "folder": str(run.folder.absolute()),
         "model": run.about.model,
@@ -244,7 +244,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         if SweepPaths(place).jobs.exists():
             queued = queued or job_states.listed()  # once: an absent controller takes minutes
             states = job_states.states(sweep, place, queued)
-            submitted = (one for one in states if one.state is not job_states.State.unsubmitted)
+            submitted = (one for one in states if one.state is not job_states.JobState.unsubmitted)
             ended = sum(one.has_ended for one in submitted)
             group.jobs += [job_states.counted(states), *job_states.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
@@ -269,7 +269,9 @@ def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
             yield f"run {child.job} {child.name}: {child.status.value}: {child.error}"
 
 
-def not_begun(sweep: Sweep, folder: Path, begun: Mapping[Path, Run]) -> Iterator[Run]:
+def not_begun(
+    sweep: Sweep, folder: Path, begun: Mapping[Path, RunProgress]
+) -> Iterator[RunProgress]:
     """Yield the runs of a sweep that have not begun; refused runs have their reason.
 
     A run that ended well is skipped even if its folder was moved.
@@ -299,8 +301,8 @@ def not_begun(sweep: Sweep, folder: Path, begun: Mapping[Path, Run]) -> Iterator
 
 def _waiting(
     folder: Path, options: Mapping[str, str], refusal: str | None, planned: PlannedRun | None = None
-) -> Run:
+) -> RunProgress:
     plan = {group: {"name": name} for group, name in options.items()}
-    return Run(
+    return RunProgress(
         folder=folder, plan=plan, results={}, expected=None, refusal=refusal, planned=planned
     )

@@ -94,7 +94,7 @@ def joined(reasons: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portable(Support):
+class PortableSupport(Support):
     """An algorithm in torch operations, for all passes."""
 
     name: str
@@ -115,7 +115,7 @@ class Portable(Support):
         )
 
 
-class Kernels(Portable):
+class Kernels(PortableSupport):
     """A Triton kernel for the forward pass, and for input gradients that are such a convolution."""
 
     backend = TRITON
@@ -299,7 +299,7 @@ def supports_of(
     candidates: list[tuple[Backend, Support, str | None]] = [
         (Backend.cudnn, cudnn, why_no_cudnn(device)),
         (Backend.triton, Kernels(name=name), no_triton),
-        (Backend.torch, Portable(name=name), no_torch),
+        (Backend.torch, PortableSupport(name=name), no_torch),
     ]
     candidates = [candidate for candidate in candidates if backend in (Backend.auto, candidate[0])]
     supports = [support for _, support, reason in candidates if reason is None]

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from perfexp.convolution import proof
-from perfexp.convolution.convolution_plan import Plan, Shape
+from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.cudnn import CODES, CudnnError, Math
 from perfexp.convolution.families import Counts, Families, bare, calibrated, identity
@@ -267,10 +267,10 @@ def counts_of(seen: Seen) -> dict[str, dict[str, Counts]]:
 
 def _calls(
     geometry: Geometry, device: torch.device
-) -> list[tuple[Pass, str, Plan, tuple[torch.Tensor, ...]]]:
+) -> list[tuple[Pass, str, ConvolutionPlan, tuple[torch.Tensor, ...]]]:
     """Return all calls of a convolution that cuDNN accepts: pass, algorithm, plan, read tensors."""
     inputs, weight, stride, padding, dilation, groups = geometry
-    calls: list[tuple[Pass, str, Plan, tuple[torch.Tensor, ...]]] = []
+    calls: list[tuple[Pass, str, ConvolutionPlan, tuple[torch.Tensor, ...]]] = []
     for dtype, last, math in _VARIANTS:
         shape = Shape(inputs, weight, stride, padding, dilation, groups, dtype, last, math, 0)
         layout = torch.channels_last if last else torch.contiguous_format
@@ -283,7 +283,7 @@ def _calls(
             by_code = {code: name for name, code in CODES[which].items()}
             for code, name in enumerate(names):
                 try:
-                    plan = Plan(which, by_code[code], shape)
+                    plan = ConvolutionPlan(which, by_code[code], shape)
                     if plan.workspace_bytes <= _MOST_BYTES:
                         plan(*reads[which])
                         calls.append((which, name, plan, reads[which]))

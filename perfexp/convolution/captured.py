@@ -32,7 +32,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 
 
-class Launch:
+class GraphLaunch:
     """A captured graph, launched as a unit on the same addresses each time.
 
     Args:

@@ -47,10 +47,10 @@ class Shape:
 
 
 #: Called with every plan and its run function instead of the run; set while kernels are recorded.
-watcher: Callable[[Plan, Callable[[], torch.Tensor]], torch.Tensor] | None = None
+watcher: Callable[[ConvolutionPlan, Callable[[], torch.Tensor]], torch.Tensor] | None = None
 
 
-class Plan:
+class ConvolutionPlan:
     """Computes a pass for dense tensors in the shape's memory format.
 
     `workspace_bytes` is the memory that a call takes from torch's allocator.
@@ -131,10 +131,10 @@ def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int,
 
 
 #: Plans, or the reason for a refusal.
-_plans: dict[Any, Plan | str] = {}
+_plans: dict[Any, ConvolutionPlan | str] = {}
 
 
-def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
+def plan(which: Pass, algorithm: str, shape: Shape) -> ConvolutionPlan:
     """Return the plan for a shape, from the cache if possible; refusals are cached, too.
 
     Raises:
@@ -144,7 +144,7 @@ def plan(which: Pass, algorithm: str, shape: Shape) -> Plan:
     found = _plans.get(key)
     if found is None:
         try:
-            found = Plan(which, algorithm, shape)
+            found = ConvolutionPlan(which, algorithm, shape)
         except CudnnError as error:
             found = str(error)
         _plans[key] = found

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from perfexp.convolution.convolution_plan import Plan, Shape, plan
+from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape, plan
 from perfexp.convolution.coverage import Pass
-from perfexp.convolution.operators import CUDNN, DEFAULT, Settings
+from perfexp.convolution.operators import CUDNN, DEFAULT, ConvolutionSettings
 from perfexp.convolution.portable.algorithms import ALGORITHMS, as_torch_does, is_channels_last
 from perfexp.convolution.portable.geometry import Convolution
 from perfexp.convolution.problem import Problem
@@ -72,7 +72,7 @@ class Engines:
 def shape_of(problem: Problem) -> Shape:
     """Return the cuDNN plan shape for a problem on an NVIDIA GPU."""
     even = problem.even()
-    settings = Settings(*even.settings, even.channels_last)
+    settings = ConvolutionSettings(*even.settings, even.channels_last)
     return settings.shape(even.shape, even.convolution.weight_shape, even.dtype, even.device)
 
 
@@ -82,7 +82,7 @@ class Direct:
     There is one plan per pass.
     """
 
-    def __init__(self, plans: dict[Pass, Plan], layout: torch.memory_format) -> None:
+    def __init__(self, plans: dict[Pass, ConvolutionPlan], layout: torch.memory_format) -> None:
         self.forward = plans[Pass.forward]
         self.plans, self.layout = plans, layout
 
@@ -126,7 +126,7 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
     """
     if problem.even() is not problem:
         return None
-    plans: dict[Pass, Plan] = {}
+    plans: dict[Pass, ConvolutionPlan] = {}
     for which in problem.passes:
         if (plan_of_pass := plan_of(which, getattr(engines, which), problem)) is None:
             return None
@@ -134,7 +134,7 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
     return Direct(plans, problem.layout)
 
 
-def plan_of(which: Pass, engine: str, problem: Problem) -> Plan | None:
+def plan_of(which: Pass, engine: str, problem: Problem) -> ConvolutionPlan | None:
     """Return the cuDNN plan behind an engine for one pass; None for other engines."""
     backend, _, name = engine.partition(".")
     return plan(which, name, shape_of(problem)) if backend == CUDNN else None

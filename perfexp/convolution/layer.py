@@ -37,7 +37,7 @@ def _constant_while_tracing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass
-class _Row:
+class _InputKind:
     """A kind of inputs that a layer computed, and how often.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Decision(NamedTuple):
 
     engines: Engines | None = None
     direct: Direct | None = None
-    row: _Row | None = None
+    row: _InputKind | None = None
 
 
 #: Torch computes.
@@ -112,7 +112,7 @@ class Layer:
         self._covered: dict[str, Any] = {}
         self._own: Callable[..., Any] = module.forward
         self._decided: dict[Any, _Decision] = {}
-        self._rows: dict[Problem, _Row] = {}
+        self._rows: dict[Problem, _InputKind] = {}
         self._is_reported = False
 
     def __deepcopy__(self, memo: Any) -> Layer:
@@ -329,7 +329,7 @@ class Layer:
         row = self._rows.get(problem)
         if row is None:
             counted = 0 if self._is_reported else None
-            row = self._rows[problem] = _Row(
+            row = self._rows[problem] = _InputKind(
                 problem, self._report(problem, choice, shape), counted=counted
             )
         if reasons := [

@@ -25,7 +25,7 @@ CUDNN, TRITON = "cudnn", "triton"
 _KERNELS = {f"{TRITON}.{name}": kernel for name, kernel in kernels.ALGORITHMS.items()}
 
 
-class Settings(NamedTuple):
+class ConvolutionSettings(NamedTuple):
     """How a convolution moves over its inputs, and the result's memory format.
 
     The padding is the same on both sides.
@@ -40,7 +40,7 @@ class Settings(NamedTuple):
     @classmethod
     def of(
         cls, stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool, *_: str
-    ) -> Settings:
+    ) -> ConvolutionSettings:
         """Build settings from an operator's arguments: lists, then engines."""
         return cls(tuple(stride), tuple(padding), tuple(dilation), groups, channels_last)
 
@@ -80,7 +80,7 @@ def _searching(engine: str) -> Iterator[None]:
 
 
 def _convolution(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    settings, forward = Settings.of(*arguments), arguments[5]
+    settings, forward = ConvolutionSettings.of(*arguments), arguments[5]
     if forward in _KERNELS:
         return _KERNELS[forward](
             inputs.contiguous(memory_format=settings.layout), weight, settings.convolution(weight)
@@ -95,7 +95,11 @@ def _convolution(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) ->
 def _gradient(
     which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
-    settings, engine, of_inputs = Settings.of(*arguments), arguments[5], which is Pass.backward_data
+    settings, engine, of_inputs = (
+        ConvolutionSettings.of(*arguments),
+        arguments[5],
+        which is Pass.backward_data,
+    )
     if engine in _KERNELS:
         turned = turned_around(settings.convolution(weight))
         assert turned is not None
@@ -143,7 +147,7 @@ def _turned_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _fake(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    settings = Settings.of(*arguments)
+    settings = ConvolutionSettings.of(*arguments)
     size = settings.convolution(weight).output_size(*inputs.shape[-2:])
     return _empty(inputs, (inputs.shape[0], weight.shape[0], *size), settings)
 
@@ -152,10 +156,10 @@ def _fake_gradient(
     which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
     like = inputs if which is Pass.backward_data else weight
-    return _empty(grad, like.shape, Settings.of(*arguments))
+    return _empty(grad, like.shape, ConvolutionSettings.of(*arguments))
 
 
-def _empty(like: torch.Tensor, shape: Sequence[int], settings: Settings) -> torch.Tensor:
+def _empty(like: torch.Tensor, shape: Sequence[int], settings: ConvolutionSettings) -> torch.Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=settings.layout)
 
 

@@ -11,7 +11,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.convolution import convolution_plan as plans
-from perfexp.convolution.convolution_plan import Plan
+from perfexp.convolution.convolution_plan import ConvolutionPlan
 from perfexp.convolution.coverage import LayerStatus, PassReport
 from perfexp.convolution.families import judge
 
@@ -24,9 +24,9 @@ _MARKER_CYCLES = 1
 class Seen:
     """Observed kernels of each plan, in launch order."""
 
-    kernels: dict[Plan, tuple[str, ...]] = field(default_factory=dict)
+    kernels: dict[ConvolutionPlan, tuple[str, ...]] = field(default_factory=dict)
 
-    def proven(self, report: PassReport, plan: Plan | None) -> PassReport:
+    def proven(self, report: PassReport, plan: ConvolutionPlan | None) -> PassReport:
         """Return a pass report with observed kernels and a verdict on them.
 
         The verdict says whether the kernels belong to the requested algorithm.
@@ -41,9 +41,9 @@ class Seen:
 
 def watch(call: Callable[[], Any]) -> Seen:
     """Run a call once, on one stream and not as a graph, and record each plan's kernels."""
-    order: list[Plan] = []
+    order: list[ConvolutionPlan] = []
 
-    def around(plan: Plan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def around(plan: ConvolutionPlan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         order.append(plan)
         _mark()
         outputs = run()

@@ -45,7 +45,7 @@ class Launching(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RaceOutcome:
     """Result of a second race.
 
     Attributes:
@@ -122,7 +122,7 @@ class Race:
             : 1 + _MOST_CLOSE
         ]
 
-    def decide(self, calls: Calls, nominee: str) -> Outcome:
+    def decide(self, calls: Calls, nominee: str) -> RaceOutcome:
         """Time calls on fresh data, and choose between the default and the first race's nominee.
 
         Both must be among the calls. Only the nominee can win: the fastest of several calls in a
@@ -153,7 +153,7 @@ class Race:
         ]
         speedups = {how: {name: self._speedup(taken, how, name) for name in calls} for how in shown}
         low = speedups[decisive][nominee].low
-        return Outcome(
+        return RaceOutcome(
             chosen=nominee if low is not None and low > 1 else self.default,
             launching=decisive,
             seconds={

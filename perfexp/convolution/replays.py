@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from perfexp.convolution.captured import CaptureError, Launch
+from perfexp.convolution.captured import CaptureError, GraphLaunch
 from perfexp.convolution.cudnn import CudnnError, capturing, current_stream
 
 #: Maximum number of cached launches, at about 0.1 MB of device memory each. Work on further
@@ -34,7 +34,7 @@ class Replays:
 
     def __init__(self, enqueue: Callable[..., None], device: int) -> None:
         self._enqueue, self._device = enqueue, device
-        self._launches: dict[tuple[int, ...], Launch] = {}
+        self._launches: dict[tuple[int, ...], GraphLaunch] = {}
         self._once: dict[tuple[int, ...], None] = {}
         self._possible = True
 
@@ -61,7 +61,7 @@ class Replays:
             _tally.launched += 1
             launch(current_stream(self._device))
 
-    def _new(self, addresses: tuple[int, ...]) -> Launch | None:
+    def _new(self, addresses: tuple[int, ...]) -> GraphLaunch | None:
         _tally.used[self] = None
         if addresses not in self._once:
             if len(self._once) >= _MOST_ONCE:
@@ -71,7 +71,9 @@ class Replays:
         if not self._possible or _tally.kept >= _MOST_LAUNCHES:
             return None
         try:
-            made = Launch(partial(self._enqueue, *addresses), torch.device("cuda", self._device))
+            made = GraphLaunch(
+                partial(self._enqueue, *addresses), torch.device("cuda", self._device)
+            )
         # work that can't be enqueued at all raises its error when it is enqueued
         except (CaptureError, CudnnError):
             self._possible = False

@@ -55,7 +55,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class WorkRow:
     """A module call, or a functional operation within a module call.
 
     Attributes:
@@ -132,7 +132,7 @@ class Work:
             the host.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[WorkRow, ...]
     parameters: int
     backward: bool
     uncounted: tuple[str, ...]

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfexp.cost.caching_allocator import Block, CachingAllocator
+from perfexp.cost.caching_allocator import CachingAllocator, MemoryBlock
 from perfexp.cost.operator_calls import OperatorCall
 from perfexp.cost.tensors import tensors_in
 from perfexp.cost.trial import replace_tensors
@@ -95,7 +95,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._category = "activations"
         self._allocator = CachingAllocator()
-        self._live: dict[int, tuple[Block, str]] = {}
+        self._live: dict[int, tuple[MemoryBlock, str]] = {}
         self._bytes: Counter[str] = Counter()
         self._peak = Peak(total_bytes=0, categories={})
         self._workspaces, self._convolutions = workspaces, dict[OperatorCall, None]()

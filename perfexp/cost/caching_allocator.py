@@ -20,15 +20,15 @@ _SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_LIMIT, _LARGE_MULTIPLE = 2 << 20, 20 << 2
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class MemoryBlock:
     """Part of a segment, between its neighbors; address and size are in bytes."""
 
     address: int
     size: int
     is_small: bool
     is_free: bool = True
-    before: Block | None = None
-    after: Block | None = None
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
 
     def place(self) -> tuple[int, int]:
         """Return the block's sort key among free blocks."""
@@ -48,31 +48,33 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.reserved_bytes = 0
-        self._free: dict[bool, list[Block]] = {True: [], False: []}
+        self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
 
-    def allocate(self, size: int) -> Block:
+    def allocate(self, size: int) -> MemoryBlock:
         """Return the block for an allocation in bytes, above 0."""
         size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
-        place = bisect_left(free, (size, 0), key=Block.place)
+        place = bisect_left(free, (size, 0), key=MemoryBlock.place)
         block = free.pop(place) if place < len(free) else self._segment(size, is_small)
         block.is_free = False
         rest = block.size - size
         if rest >= BLOCK_BYTES if is_small else rest > _SMALL_BYTES:
-            after = Block(block.address + size, rest, is_small, before=block, after=block.after)
+            after = MemoryBlock(
+                block.address + size, rest, is_small, before=block, after=block.after
+            )
             if block.after is not None:
                 block.after.before = after
             block.size, block.after = size, after
-            insort(free, after, key=Block.place)
+            insort(free, after, key=MemoryBlock.place)
         return block
 
-    def release(self, block: Block) -> None:
+    def release(self, block: MemoryBlock) -> None:
         """Free a block, and join it with free neighbors."""
         free = self._free[block.is_small]
         for other in (block.before, block.after):
             if other is not None and other.is_free:
-                del free[bisect_left(free, other.place(), key=Block.place)]
+                del free[bisect_left(free, other.place(), key=MemoryBlock.place)]
         if (before := block.before) is not None and before.is_free:
             before.size += block.size
             before.after = block.after
@@ -85,12 +87,12 @@ class CachingAllocator:
             if after.after is not None:
                 after.after.before = block
         block.is_free = True
-        insort(free, block, key=Block.place)
+        insort(free, block, key=MemoryBlock.place)
 
-    def _segment(self, size: int, is_small: bool) -> Block:
+    def _segment(self, size: int, is_small: bool) -> MemoryBlock:
         large = (
             _LARGE_SEGMENT if size < _LARGE_LIMIT else -(-size // _LARGE_MULTIPLE) * _LARGE_MULTIPLE
         )
-        block = Block(self.reserved_bytes, _SMALL_SEGMENT if is_small else large, is_small)
+        block = MemoryBlock(self.reserved_bytes, _SMALL_SEGMENT if is_small else large, is_small)
         self.reserved_bytes += block.size
         return block

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_map
 
-from perfexp.cost import Geometry, Inconclusive, Row, Shape, Work
-from perfexp.cost.kernel_calls import Kernel
+from perfexp.cost import Geometry, Inconclusive, Shape, Work, WorkRow
+from perfexp.cost.kernel_calls import KernelWork
 from perfexp.cost.tape import Call, Operation, Tape, nodes_behind, original_of, recording
 from perfexp.cost.tensors import Region, distinct_bytes, is_number, storage_of, tensors_in
 from perfexp.cost.trial import isolated, replace_tensors, stand_in
@@ -120,13 +120,13 @@ def _own(model: torch.nn.Module) -> tuple[dict[int, int], set[int]]:
     return parameters, parameters.keys() | {storage_of(buffer) for buffer in model.buffers()}
 
 
-def _kernels(call: Call) -> Iterator[Kernel]:
+def _kernels(call: Call) -> Iterator[KernelWork]:
     for step in call.steps:
         yield from step.kernels if isinstance(step, Operation) else _kernels(step)
 
 
 def _uncounted(
-    kernels: Iterator[Kernel], nodes: set[int] | None, foreign: list[str]
+    kernels: Iterator[KernelWork], nodes: set[int] | None, foreign: list[str]
 ) -> tuple[str, ...]:
     names = []
     for kernel in kernels:
@@ -163,10 +163,10 @@ class _RowMaker:
     ) -> None:
         self._unread, self._own, self._reached = dict(parameters), own, reached
 
-    def rows(self, call: Call) -> Iterator[Row]:
+    def rows(self, call: Call) -> Iterator[WorkRow]:
         """Yield the rows of a call, in execution order."""
         if call.is_row:
-            kernels = list[Kernel]()
+            kernels = list[KernelWork]()
             for step in call.steps:
                 if isinstance(step, Operation):
                     kernels += step.kernels
@@ -186,8 +186,8 @@ class _RowMaker:
         operation: int | None,
         kind: str,
         step: Call | Operation,
-        kernels: list[Kernel],
-    ) -> Row:
+        kernels: list[KernelWork],
+    ) -> WorkRow:
         made = set(map(storage_of, tensors_in(step.returned)))
         reads, written = _external_traffic(kernels, made)
         macs = flops = parameters = 0
@@ -206,7 +206,7 @@ class _RowMaker:
             parameters += self._unread.pop(region.storage, 0)
         inputs = [one for one in tensors_in(step.given) if storage_of(one) not in self._own]
         activations = [region for region in written if region.storage in fresh]
-        return Row(
+        return WorkRow(
             path=call.path,
             call=call.number,
             operation=operation,
@@ -229,7 +229,7 @@ def _shapes(tensors: Iterable[torch.Tensor]) -> tuple[Shape, ...]:
 
 
 def _external_traffic(
-    kernels: list[Kernel], returned: Collection[int]
+    kernels: list[KernelWork], returned: Collection[int]
 ) -> tuple[list[Region], list[Region]]:
     """Return reads of memory that the row did not create, and writes seen from outside.
 

@@ -38,7 +38,7 @@ _WORK = ("macs", "flops", "input_gradient_flops", "weight_gradient_flops")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class KernelWork:
     """Work and memory traffic of an operator.
 
     Gradient FLOPs count only if the backward pass reaches the node.
@@ -65,7 +65,7 @@ def kernel_of(
     outputs: Any,
     weights: Collection[int],
     node: int,
-) -> Kernel | None:
+) -> KernelWork | None:
     """Return the work of an operator call; None if it only made views.
 
     Args:
@@ -96,7 +96,7 @@ def kernel_of(
         inputs = [tensor for tensor in inputs if id(tensor) not in unread]
     formula = flop_registry.get(operator.overloadpacket)
     registered = formula and partial(formula, *args, **keywords, out_val=outputs)
-    return Kernel(
+    return KernelWork(
         operator=operator._schema.name,
         node=node,
         reads=tuple(map(region_of, inputs)),
@@ -107,7 +107,7 @@ def kernel_of(
     )
 
 
-def of_complex_convolution(kernels: Sequence[Kernel]) -> list[Kernel]:
+def of_complex_convolution(kernels: Sequence[KernelWork]) -> list[KernelWork]:
     """Return a complex convolution's kernels with the work of four real convolutions.
 
     That is its definition. Torch computes three, and adds their operands and outputs.

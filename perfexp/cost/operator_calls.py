@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """A tensor's shape, strides in elements, and data type (e.g. `float32`)."""
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class OperatorCall:
         """Return the same call with some data types replaced."""
         arguments = list(self.arguments)
         for place, one in enumerate(arguments):
-            if isinstance(one, Layout):
+            if isinstance(one, TensorLayout):
                 arguments[place] = replace(one, dtype=names.get(one.dtype, one.dtype))
         return replace(self, arguments=tuple(arguments))
 
@@ -57,7 +57,7 @@ class OperatorCall:
         """Return arguments for `run`, with tensors that have memory on a device, e.g. `cuda:0`."""
         arguments = list(self.arguments)
         for place, one in enumerate(arguments):
-            if isinstance(one, Layout):
+            if isinstance(one, TensorLayout):
                 arguments[place] = one.allocated(device)
             elif isinstance(one, tuple):
                 arguments[place] = list(one)
@@ -71,7 +71,7 @@ class OperatorCall:
 def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        return Layout(tuple(value.shape), tuple(value.stride()), dtype)
+        return TensorLayout(tuple(value.shape), tuple(value.stride()), dtype)
     if isinstance(value, (tuple, list)):
         return tuple(map(_described, value))
     return value

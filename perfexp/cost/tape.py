@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfexp.cost import ACCUMULATE, Inconclusive
-from perfexp.cost.kernel_calls import Kernel, kernel_of, of_complex_convolution
+from perfexp.cost.kernel_calls import KernelWork, kernel_of, of_complex_convolution
 from perfexp.cost.tensors import is_number, storage_of, tensors_in
 
 #: Python names of operators that also have right-hand and in-place forms.
@@ -45,7 +45,7 @@ class Operation:
     name: str
     given: Any = ()
     returned: Any = None
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[KernelWork] = field(default_factory=list)
     dispatched: bool = False
     number: int | None = None
 

@@ -112,11 +112,11 @@ def _augmented(
     return augmentation.normalized(pixels), labels
 
 
-def _tensors(images: cifar_files.Images) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(images: cifar_files.LabeledImages) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(images.pixels), torch.from_numpy(images.labels)
 
 
-def _mean_and_std(images: cifar_files.Images) -> tuple[torch.Tensor, torch.Tensor]:
+def _mean_and_std(images: cifar_files.LabeledImages) -> tuple[torch.Tensor, torch.Tensor]:
     """Return pixel mean and standard deviation by channel, from 0 to 255."""
     channels = (torch.from_numpy(channel).flatten() for channel in images.pixels.swapaxes(0, 1))
     counts = torch.stack([torch.bincount(channel, minlength=256) for channel in channels])

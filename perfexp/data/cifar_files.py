@@ -43,7 +43,7 @@ _PARTIAL, _NOTHING_LEFT = 206, 416
 
 
 @dataclass(frozen=True)
-class Images:
+class LabeledImages:
     """Images as uint8 (count, 3, 32, 32), and labels as int64 (count,)."""
 
     pixels: Numbers
@@ -51,12 +51,12 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Contents:
+class FolderContents:
     """All images in a folder, and its class names."""
 
     classes: list[str]
-    train: Images
-    test: Images
+    train: LabeledImages
+    test: LabeledImages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Binary:
     files: tuple[str, ...]
     label_bytes: int
 
-    def read(self, folder: Path, most_classes: int) -> Contents:
+    def read(self, folder: Path, most_classes: int) -> FolderContents:
         """Return a folder's contents; raise `UserError` if a file has another format."""
         lines = _content(folder / self.files[-1]).decode("latin-1").splitlines()
         classes = [line.strip() for line in lines if line.strip()]
@@ -84,9 +84,9 @@ class Binary:
                 f"{folder / self.files[-1]} does not name 2 to {most_classes} classes. Get it again."
             )
         *train, test = [self._images(folder / name, len(classes)) for name in self.files[:-1]]
-        return Contents(classes, _joined(train), test)
+        return FolderContents(classes, _joined(train), test)
 
-    def _images(self, file: Path, classes: int) -> Images:
+    def _images(self, file: Path, classes: int) -> LabeledImages:
         """Return a file's images, and their labels below `classes`."""
         record, content = self.label_bytes + _PIXELS, _content(file)
         if not content or len(content) % record:
@@ -99,7 +99,7 @@ class Binary:
             raise UserError(
                 f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again."
             )
-        return Images(np.array(pixels).reshape(-1, *SHAPE), labels)
+        return LabeledImages(np.array(pixels).reshape(-1, *SHAPE), labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,14 +123,14 @@ class Pickles:
         """Return the file names."""
         return tuple(self.published)
 
-    def read(self, folder: Path, most_classes: int) -> Contents:
+    def read(self, folder: Path, most_classes: int) -> FolderContents:
         """Return a folder's contents; raise `UserError` if a file is not the published file."""
         *fields, meta = [self._unpickled(folder / name) for name in self.files]
         *train, test = [
-            Images(part["data"].reshape(-1, *SHAPE), np.array(part[self.labels], np.int64))
+            LabeledImages(part["data"].reshape(-1, *SHAPE), np.array(part[self.labels], np.int64))
             for part in fields
         ]
-        return Contents(meta[self.names], _joined(train), test)
+        return FolderContents(meta[self.names], _joined(train), test)
 
     def _unpickled(self, file: Path) -> dict[str, Any]:
         content, published = _content(file), self.published[file.name]
@@ -209,7 +209,7 @@ def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] |
     return None
 
 
-def read(root: Path, classes: int) -> Contents:
+def read(root: Path, classes: int) -> FolderContents:
     """Read all images of CIFAR-10 or CIFAR-100.
 
     Raises `UserError` if files are missing or have another format.
@@ -244,8 +244,8 @@ def _content(file: Path) -> bytes:
         raise UserError(f"{file} can't be read: {error.strerror}. Get it again.") from error
 
 
-def _joined(parts: list[Images]) -> Images:
-    return Images(
+def _joined(parts: list[LabeledImages]) -> LabeledImages:
+    return LabeledImages(
         np.concatenate([part.pixels for part in parts]),
         np.concatenate([part.labels for part in parts]),
     )

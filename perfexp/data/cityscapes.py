@@ -14,7 +14,7 @@ from perfexp.data.cityscapes_folder import CLASSES, Pair, find_pairs, read_mask,
 from perfexp.data.image_files import read_image
 from perfexp.data.loading import Loading, Samples, to_tensor
 from perfexp.data.made import MADE
-from perfexp.data.mmseg_pipeline import Pipeline
+from perfexp.data.mmseg_pipeline import SamplePipeline
 from perfexp.models import Session
 
 #: Range of a random crop's magnification. Sources: pytorch/vision,
@@ -51,7 +51,9 @@ class Cityscapes(Loading):
         classes = min(len(CLASSES), session.num_classes or len(CLASSES))
         # mmsegmentation's sessions have pipelines for their images
         if (config := getattr(session, "config", None)) is not None:
-            pipeline = Pipeline(config, input_size, training=training, classes=classes, seed=seed)
+            pipeline = SamplePipeline(
+                config, input_size, training=training, classes=classes, seed=seed
+            )
             return Samples(pairs, pipeline.prepare, pipeline.join)
         return Samples(pairs, partial(cropped, size=input_size, training=training, classes=classes))
 

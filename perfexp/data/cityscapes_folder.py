@@ -120,7 +120,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Contents:
+class SplitFiles:
     """A split's images and masks, by name CITY/CITY_SEQUENCE_FRAME.
 
     If an image has two masks, the mask with train ids is used.
@@ -164,7 +164,7 @@ def first_missing(root: Path, split: str) -> Path | None:
     return next((folder for folder in folders if not folder.is_dir()), None)
 
 
-def contents(root: Path, split: str) -> Contents:
+def contents(root: Path, split: str) -> SplitFiles:
     """Return the contents of a split (`train` or `val`).
 
     Raises `UserError` with the first missing or unreadable folder.
@@ -174,7 +174,7 @@ def contents(root: Path, split: str) -> Contents:
         raise UserError(f"{problem}: {missing.absolute()}. {WHERE}")
     with listing():
         images, masks = root / IMAGES / split, root / MASKS / split
-        return Contents(
+        return SplitFiles(
             _files(images, _IMAGE_END), _files(masks, LABEL_IDS_END) | _files(masks, TRAIN_IDS_END)
         )
 

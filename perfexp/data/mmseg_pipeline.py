@@ -22,7 +22,7 @@ _TRAIN = ("train_dataloader", "train_pipeline")
 _TEST = ("test_dataloader", "val_dataloader", "test_pipeline")
 
 
-class Pipeline:
+class SamplePipeline:
     """A configuration's training or test pipeline, unchanged but for the sizes.
 
     Random crops have the point's size. Without them, and in tests, images are resized to it. An

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from perfexp.devices.meters import Found, none_because
+from perfexp.devices.meters import DeviceMeters, none_because
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 
@@ -178,7 +178,7 @@ class Device(Protocol):
         """Return the facts that determine a product's speed: driver, power limit, clock limits."""
         return {}
 
-    def meters(self) -> Found:
+    def meters(self) -> DeviceMeters:
         """Return the device's energy meters, or the reason for having none."""
         return none_because(f"a device of kind {self.kind} has none of its own")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfexp.devices import Device, nvml
 from perfexp.devices.cpu import CpuDevice
-from perfexp.devices.meters import Found, rapl, together
+from perfexp.devices.meters import DeviceMeters, rapl, together
 from perfexp.devices.meters.nvml import find as find_nvml
 from perfexp.errors import DeviceMismatch
 
@@ -54,7 +54,7 @@ def predicted_name(index: int = 0) -> str | None:
     return names[index] if names else "cpu"
 
 
-def predicted_meters(name: str, indices: Iterable[int]) -> Found | None:
+def predicted_meters(name: str, indices: Iterable[int]) -> DeviceMeters | None:
     """Predict a run's energy meters without torch or the device; None if unknown.
 
     Args:

@@ -17,7 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from perfexp.devices import Device, Event
-from perfexp.devices.meters import Found, rapl
+from perfexp.devices.meters import DeviceMeters, rapl
 from perfexp.errors import is_out_of_host_memory
 from perfexp.host import fork_server
 from perfexp.records.quantities import PEAK_MEMORY
@@ -107,7 +107,7 @@ class CpuDevice(Device):
             "event_tick_seconds": self.event_tick_seconds,
         }
 
-    def meters(self) -> Found:
+    def meters(self) -> DeviceMeters:
         return rapl.find()
 
 

@@ -15,7 +15,7 @@ import torch
 
 from perfexp.devices import Conditions, Device, Event
 from perfexp.devices.cpu import processor_name
-from perfexp.devices.meters import Found, amdsmi, nvml
+from perfexp.devices.meters import DeviceMeters, amdsmi, nvml
 from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.records import diagnostics
@@ -202,7 +202,7 @@ class CudaDevice(Device):
     def limits(self) -> dict[str, Any]:
         return self._board.limits() if self._board else {}
 
-    def meters(self) -> Found:
+    def meters(self) -> DeviceMeters:
         """See `Device`. Meters are found by UUID (NVIDIA) or bus id (AMD).
 
         Indices do not work, since torch and the driver number devices differently.

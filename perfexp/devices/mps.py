@@ -10,7 +10,7 @@ import torch
 
 from perfexp.devices import Event
 from perfexp.devices.cpu import CpuDevice, processor_name
-from perfexp.devices.meters import Found, none_because
+from perfexp.devices.meters import DeviceMeters, none_because
 from perfexp.errors import DeviceMismatch
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
@@ -69,7 +69,7 @@ class MpsDevice(CpuDevice):
     def is_out_of_memory(self, error: BaseException) -> bool:
         return "MPS backend out of memory" in str(error) or super().is_out_of_memory(error)
 
-    def meters(self) -> Found:
+    def meters(self) -> DeviceMeters:
         return none_because("Apple's GPU has none that perfexp reads")
 
     def doubts(self) -> list[Diagnostic]:

@@ -20,7 +20,7 @@ from typing import Any
 Facts = Mapping[str, Any]
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """Result of a check; only `fail` prevents measurements on the chosen device."""
 
     ok = "ok"
@@ -35,7 +35,7 @@ class Finding:
     """A check's verdict, observation and remedy."""
 
     check: str
-    verdict: Verdict = field(kw_only=True)
+    verdict: CheckResult = field(kw_only=True)
     found: str
     remedy: str = ""
 
@@ -54,7 +54,7 @@ class Choice:
 
 #: Findings from check, observation and remedy: nothing to do; works with restrictions; something
 #: optional is missing; measuring does not work; may work but is untested.
-ok, warn, missing, fail, untested = (partial(Finding, verdict=verdict) for verdict in Verdict)
+ok, warn, missing, fail, untested = (partial(Finding, verdict=verdict) for verdict in CheckResult)
 
 
 def warn_if(is_wrong: bool, check: str, found: str, remedy: str) -> Finding:

@@ -120,7 +120,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
     Raises `UserError` if it cannot be read.
     """
     try:
-        content = msgspec.convert(foreign.json_data(foreign.read_bytes(path)), _File)
+        content = msgspec.convert(foreign.json_data(foreign.read_bytes(path)), _EnvironmentFile)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
@@ -128,7 +128,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
     return content.environment, content.doubts
 
 
-class _File(msgspec.Struct):
+class _EnvironmentFile(msgspec.Struct):
     environment: dict[str, Any]
     doubts: list[Diagnostic]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.devices.meters import Found, PowerKind
+from perfexp.devices.meters import DeviceMeters, PowerKind
 from perfexp.devices.meters.energy_metrics import Power
 from perfexp.devices.meters.track import Track
 from perfexp.devices.meters.watch import Rules, Watch
@@ -23,7 +23,7 @@ _NULL = "energy will be null, with this reason"
 
 
 def try_meters(
-    found: Found,
+    found: DeviceMeters,
     *,
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,

@@ -10,10 +10,10 @@ from pathlib import PurePath
 from typing import Any
 
 from perfexp.doctor import (
+    CheckResult,
     Choice,
     Facts,
     Finding,
-    Verdict,
     fail,
     missing,
     ok,
@@ -50,7 +50,7 @@ def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
 
 def works(findings: list[Finding]) -> bool:
     """Return whether everything needed for measuring is available."""
-    return all(finding.verdict is not Verdict.fail for finding in findings)
+    return all(finding.verdict is not CheckResult.fail for finding in findings)
 
 
 def _host_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ class Unforkable(Exception):
     """A process must be a new interpreter; the message gives the reason."""
 
 
-class Forked:
+class ForkedProcess:
     """A forked process with the `subprocess.Popen` methods that `WorkerProcess` uses."""
 
     returncode: int | None = None
@@ -162,7 +162,7 @@ def prepare(imports: Sequence[str] = ()) -> None:
 
 def fork(
     module: str, arguments: Sequence[str], imports: Sequence[str], *, log: int, events: int
-) -> Forked:
+) -> ForkedProcess:
     """Fork a process that runs a module as `python -m` does, in its own session.
 
     It ends with this process. It gets further arguments for its event descriptor and its parent.
@@ -197,7 +197,7 @@ def fork(
     if "refusal" in answer:
         os.close(receive)
         raise Unforkable(answer["refusal"])
-    process = Forked(answer["process"], descriptors[0], receive)
+    process = ForkedProcess(answer["process"], descriptors[0], receive)
     process.begin()
     return process
 

@@ -39,7 +39,7 @@ def worker_command(*arguments: str) -> list[str]:
     return python_command("perfexp.worker.entry", *arguments)
 
 
-class _Shape(msgspec.Struct):
+class _EventFields(msgspec.Struct):
     """Fields that all events share; each event kind has more."""
 
     event: str
@@ -86,7 +86,7 @@ class WorkerProcess:
     def __init__(
         self, command: Sequence[str], log: Path, *, imports: Sequence[str] | None = None
     ) -> None:
-        self._process: subprocess.Popen[bytes] | fork_server.Forked
+        self._process: subprocess.Popen[bytes] | fork_server.ForkedProcess
         self._events, send = os.pipe()
         try:
             with foreign.open_append(log) as file:
@@ -110,7 +110,7 @@ class WorkerProcess:
     @staticmethod
     def _forked(
         command: Sequence[str], imports: Sequence[str], log: IO[bytes], send: int
-    ) -> fork_server.Forked | None:
+    ) -> fork_server.ForkedProcess | None:
         module, *arguments = command[command.index("-m") + 1 :]
         try:
             return fork_server.fork(module, arguments, imports, log=log.fileno(), events=send)
@@ -156,7 +156,7 @@ class WorkerProcess:
                 raise MessageError("a message without an end")
             for line in lines:
                 try:
-                    msgspec.json.decode(line, type=_Shape)
+                    msgspec.json.decode(line, type=_EventFields)
                     event = json.loads(line)
                 except foreign.DECODING_ERRORS as error:
                     raise MessageError(str(error)) from error
@@ -176,7 +176,7 @@ class WorkerProcess:
         """
         for number in (signal.SIGTERM, signal.SIGKILL):
             others = self._others()
-            targets: list[subprocess.Popen[bytes] | fork_server.Forked | psutil.Process] = [
+            targets: list[subprocess.Popen[bytes] | fork_server.ForkedProcess | psutil.Process] = [
                 self._process,
                 *others,
             ]
@@ -227,7 +227,7 @@ class WorkerProcess:
             return True
         process = (
             os.dup(self._process.pidfd)
-            if isinstance(self._process, fork_server.Forked)
+            if isinstance(self._process, fork_server.ForkedProcess)
             else os.pidfd_open(self._process.pid)
         )
         try:

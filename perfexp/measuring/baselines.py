@@ -47,7 +47,7 @@ _HOW = {
 }
 
 
-class Comparison(NamedTuple):
+class BaselineComparison(NamedTuple):
     """Result of a comparison with all contestants launched the same way.
 
     Attributes:
@@ -110,7 +110,9 @@ def judge(
         algorithm.discard_choices()
 
 
-def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *families: str) -> bool:
+def _add(
+    point: Point, algorithm: AppliedAlgorithm, compared: BaselineComparison, *families: str
+) -> bool:
     """Add a comparison's series and speedups to a point; return whether a baseline is faster.
 
     Args:
@@ -130,7 +132,7 @@ def _add(point: Point, algorithm: AppliedAlgorithm, compared: Comparison, *famil
     )
 
 
-def _doubts(compared: Comparison, algorithm: str) -> Iterator[Diagnostic]:
+def _doubts(compared: BaselineComparison, algorithm: str) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each baseline that the algorithm does not clearly beat."""
     for baseline, speedup in compared.speedups.items():
         assert speedup.low is not None and speedup.high is not None  # every round has a ratio
@@ -158,7 +160,7 @@ def compare(
     call: collecting.Call,
     device: Device,
     capture: collecting.Capture | None = None,
-) -> Comparison | None:
+) -> BaselineComparison | None:
     """Time the algorithm and its baselines in turns, all launched the same way.
 
     Each round has another order. Times are device times if the device has a clock of its own. A
@@ -206,7 +208,7 @@ def compare(
     method = Method.queue if capture is None else Method.graph
     if not device.asynchronous:
         method = Method.clock
-    return Comparison(method, series, speedups)
+    return BaselineComparison(method, series, speedups)
 
 
 class _Turn:

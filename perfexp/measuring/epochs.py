@@ -49,7 +49,7 @@ Open = Callable[[bool, int], AbstractContextManager[Batches]]
 
 
 @dataclass(kw_only=True)
-class Epochs:
+class EpochTraining:
     """Trains a model for whole passes over the data.
 
     Attributes:

@@ -28,7 +28,7 @@ from perfexp.data.synthetic import on_device
 from perfexp.errors import RankLost, UserError
 from perfexp.measuring import further_passes, memory_search, training, verdicts
 from perfexp.measuring.context import Context, without_exit
-from perfexp.measuring.epochs import Epochs
+from perfexp.measuring.epochs import EpochTraining
 from perfexp.measuring.modes import Step, graphed
 from perfexp.measuring.modes.train import Train
 from perfexp.measuring.ranks import SETTLING_CALLS
@@ -174,7 +174,7 @@ class Procedure(Context):
 
         mode = self.modes["train"]
         settings = mode if isinstance(mode, Train) else Train(optimizer={})
-        Epochs(
+        EpochTraining(
             point=point,
             step=step,
             session=self.session,

@@ -19,7 +19,7 @@ _PROCESSES = (3, 5, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class ProcessSpread:
     """Variation of one kind of time between the processes that measured a point.
 
     Attributes:
@@ -52,19 +52,21 @@ class Spread:
         }
 
 
-def spreads(rows: Iterable[Row]) -> list[Spread]:
+def spreads(rows: Iterable[Row]) -> list[ProcessSpread]:
     """Return the spread for each point and kind of time that at least two processes measured."""
     known = []
     for row in rows:
         for name, medians in row.figures.items():
             if name in TIMES and medians.own:
                 processes = len(medians.values)
-                spread = Spread(key=row.key, time=name, processes=processes, component=medians.own)
+                spread = ProcessSpread(
+                    key=row.key, time=name, processes=processes, component=medians.own
+                )
                 known.append(spread)
     return known
 
 
-def sentence(known: Sequence[Spread]) -> str:
+def sentence(known: Sequence[ProcessSpread]) -> str:
     """Summarize each kind of time over all points."""
     groups: dict[str, list[Component]] = {}
     for spread in known:
@@ -85,7 +87,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def grid(known: Sequence[Spread]) -> Grid:
+def grid(known: Sequence[ProcessSpread]) -> Grid:
     """Return a table with a line for each point and kind of time."""
     columns = [
         Column("point", prose=True, is_key=True),

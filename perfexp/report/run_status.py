@@ -105,7 +105,7 @@ _TIMED, _COLD_START, _LAYERS, _PROFILE = "timed", "first prediction", "layers", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunProgress:
     """The progress of one run.
 
     Attributes:
@@ -225,21 +225,21 @@ class Pace:
     It is measured in the same run, or limited by the run's settings, or measured in other runs.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[RunProgress]) -> None:
         seconds: dict[tuple[Subject, str] | None, list[float]] = {}
         for run in runs:
             for kind in (None, (run.about, run.gpu)):
                 seconds.setdefault(kind, []).extend(measured_seconds(run.results.values()))
         self._medians = {kind: median_seconds(values) for kind, values in seconds.items()}
 
-    def seconds_planned(self, run: Run, planned: PlannedRun) -> float | None:
+    def seconds_planned(self, run: RunProgress, planned: PlannedRun) -> float | None:
         """Estimate the time for a run that has not begun; return None if unknown."""
         point_seconds = self._medians.get((run.about, run.gpu)) or self._medians.get(None)
         if planned.seconds is not None or point_seconds is None:
             return planned.seconds
         return _IMPORT_SECONDS + _START_SECONDS + planned.points.get(_TIMED, 0) * point_seconds
 
-    def seconds_left(self, run: Run, left: Collection[Key]) -> float | None:
+    def seconds_left(self, run: RunProgress, left: Collection[Key]) -> float | None:
         """Estimate the time for points without a result; return None if unknown."""
         candidates = (
             median_seconds(measured_seconds(run.results.values())),
@@ -252,7 +252,7 @@ class Pace:
         return seconds_left(left, self._medians.get(None))
 
 
-def tally(runs: Sequence[Run], pace: Pace) -> Tally:
+def tally(runs: Sequence[RunProgress], pace: Pace) -> Tally:
     """Count points across runs."""
     total = Tally()
     for run in runs:
@@ -275,12 +275,12 @@ def tally(runs: Sequence[Run], pace: Pace) -> Tally:
     return total
 
 
-def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
+def matrix(runs: Sequence[RunProgress], pace: Pace) -> Grid:
     """Tabulate a folder's runs: models down, algorithms across.
 
     Precision, mode and device appear only if they vary.
     """
-    rows: dict[tuple[str, ...], dict[str, list[Run]]] = {}
+    rows: dict[tuple[str, ...], dict[str, list[RunProgress]]] = {}
     fields = ["model"]
     for name in ("precision", "mode"):
         if len({getattr(run.about, name) for run in runs}) > 1:

@@ -33,7 +33,7 @@ from perfexp.roofline.placement import (
     Basis,
     Load,
     Roofline,
-    Row,
+    RooflineRow,
     shares_of,
     together,
 )
@@ -197,9 +197,9 @@ def _roofline(
         launches: kernel, ranges and load of each launch.
     """
 
-    def row(level: str, number: str, label: str, part: tuple[str, str, Load]) -> Row:
+    def row(level: str, number: str, label: str, part: tuple[str, str, Load]) -> RooflineRow:
         name, where, load = part
-        return Row(
+        return RooflineRow(
             level=level,
             number=number,
             label=label,
@@ -213,7 +213,7 @@ def _roofline(
     level, names = "layer", [name for name, *_ in parts]
     if not is_analytic:
         level, names = "kernel", list(map(kernel_names.short, names))
-    rows: list[Row] = []
+    rows: list[RooflineRow] = []
     part_of: dict[str, tuple[str, str]] = {}
     for label, part in zip(kernel_names.numbered(names), parts, strict=True):
         own = row(level, str(len(rows) + 1), label, part)

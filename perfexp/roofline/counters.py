@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from perfexp.roofline.listing import Launch
+from perfexp.roofline.listing import KernelLaunch
 
 _UNITS = ("smsp", "sm", "derived")
 _OPERATION = "sass_thread_inst_executed_op_{}_pred_on"
@@ -133,7 +133,7 @@ class Counted:
     moves: float = 0.0
 
 
-def count(launch: Launch) -> Counted:
+def count(launch: KernelLaunch) -> Counted:
     """Return the work in a launch."""
     seconds, amounts = _amounts(launch.metrics)
     flops, lacking = _core_flops(amounts)
@@ -153,7 +153,7 @@ def count(launch: Launch) -> Counted:
     )
 
 
-def recorded_peaks(launch: Launch) -> dict[str, float]:
+def recorded_peaks(launch: KernelLaunch) -> dict[str, float]:
     """Return the peaks that ncu recorded with a launch, per second at its clocks.
 
     The names are `dram`, `l2`, `fp32`, `fp64_vector` and `half`.

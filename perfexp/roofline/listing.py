@@ -60,7 +60,7 @@ _AGAIN = f"Export it again, with its units: {EXPORT}"
 
 
 @dataclass(kw_only=True)
-class Launch:
+class KernelLaunch:
     """One kernel launch.
 
     Attributes:
@@ -91,7 +91,7 @@ class Listing:
 
     source: str
     product: str = ""
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[KernelLaunch] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     unavailable: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -193,11 +193,11 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str]) -> l
                 f"{_place(listing, cell)} is '{cell.text.strip()}': a decimal comma, "
                 f"or groups of another locale. Export it again with LC_ALL=C: {EXPORT}"
             )
-    launches: dict[tuple[str, ...], Launch] = {}
+    launches: dict[tuple[str, ...], KernelLaunch] = {}
     negative: list[str] = []
     for cell in cells:
         if cell.launch not in launches:
-            launches[cell.launch] = Launch(
+            launches[cell.launch] = KernelLaunch(
                 kernel=cell.columns[_KERNEL],
                 stack=_ranges(cell.columns, "Push/Pop_Range"),
                 spans=_ranges(cell.columns, "Start/Stop_Range"),

@@ -140,7 +140,7 @@ def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RooflineRow:
     """A kernel, a launch, a range, a layer, or the total.
 
     Attributes:
@@ -239,10 +239,10 @@ class Roofline:
 
     title: str
     peaks: Peaks
-    parts: tuple[Row, ...]
-    ranges: tuple[Row, ...]
-    total: Row
-    launches: tuple[Row, ...] = ()
+    parts: tuple[RooflineRow, ...]
+    ranges: tuple[RooflineRow, ...]
+    total: RooflineRow
+    launches: tuple[RooflineRow, ...] = ()
     notes: tuple[str, ...] = ()
     analytic: bool = False
 

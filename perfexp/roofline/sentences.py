@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from perfexp.records.units import format_seconds
-from perfexp.roofline.placement import ABOVE, DRAM, L2, NEAR, Limit, Roofline, Row
+from perfexp.roofline.placement import ABOVE, DRAM, L2, NEAR, Limit, Roofline, RooflineRow
 
 #: Shorter launches are mostly ramp-up and ramp-down.
 _SHORT_SECONDS = 5e-6
@@ -16,7 +16,7 @@ _WHY = {
 }
 
 
-def meaning(roofline: Roofline, row: Row) -> str:
+def meaning(roofline: Roofline, row: RooflineRow) -> str:
     """Return a sentence on the limit of a roofline row."""
     if row is roofline.total:
         return _summary(roofline)
@@ -83,7 +83,7 @@ def _reason_above(roofline: Roofline, ceiling: str) -> str:
     )
 
 
-def _without_place(row: Row) -> str:
+def _without_place(row: RooflineRow) -> str:
     if not row.load.seconds:
         return "It took no time."
     shares = (("FLOPs", row.compute_share), ("bytes", row.memory_share))
@@ -114,7 +114,7 @@ def _summary(roofline: Roofline) -> str:
     return f"Of {seconds} in {roofline.noun}, {', '.join(spent)}{overall}."
 
 
-def _percent(row: Row, ceiling: str) -> str:
+def _percent(row: RooflineRow, ceiling: str) -> str:
     """Return a ceiling's share, after `≈` if it is an estimate."""
     share = row.shares.get(ceiling)
     if share is None:

@@ -18,7 +18,7 @@ from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record, Status
 from perfexp.report.console import Console
 from perfexp.run import driver
-from perfexp.run.job import Run, exit_code
+from perfexp.run.job import Job, exit_code
 from perfexp.run.preparation import Assignment
 from perfexp.run.sweep_run import SweepRun
 from perfexp.statistics import sequential
@@ -57,7 +57,7 @@ class AbRun:
         results = Console(quiet=True, out=io.StringIO())  # the sweep's table shows them
         driver.measure(assignments, self._console, self._ended, turns=self._turns, results=results)
 
-    def _turns(self, runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
+    def _turns(self, runs: Sequence[Job]) -> Iterator[tuple[Job, int | None]]:
         if len(runs) != 2:
             return
         for number in count():
@@ -70,7 +70,7 @@ class AbRun:
             if len(runs) < 2 or self._is_over(runs, number + 1, 2 * time.monotonic() - begun):
                 return
 
-    def _is_over(self, runs: Sequence[Run], processes: int, next_end: float) -> bool:
+    def _is_over(self, runs: Sequence[Job], processes: int, next_end: float) -> bool:
         """Return whether measuring ends, judged by the results so far.
 
         Args:

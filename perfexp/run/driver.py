@@ -14,14 +14,14 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record
 from perfexp.report.console import Console
 from perfexp.report.progress import Whole
-from perfexp.run.job import Run
+from perfexp.run.job import Job
 from perfexp.run.preparation import Assignment
 
 #: Callback for each run that has ended, with its record or the error that ended it.
 Ended = Callable[[Assignment, Record | PerfexpError], None]
 #: Yields the next run with its replicate, or with None for all replicates. Failed runs disappear
 #: from the sequence that it gets.
-Turns = Callable[[Sequence[Run]], Iterator[tuple[Run, int | None]]]
+Turns = Callable[[Sequence[Job]], Iterator[tuple[Job, int | None]]]
 
 
 def run(
@@ -71,12 +71,12 @@ def measure(
     # waits for workers check for interrupts; a call in this process must be interruptible itself
     waiting = nullcontext if measure_here else interrupts.held
     with ExitStack() as stack:
-        runs: list[Run] = []
-        saved: list[tuple[Run, Record]] = []
+        runs: list[Job] = []
+        saved: list[tuple[Job, Record]] = []
         try:
             for assignment in assignments:
                 try:
-                    runs.append(stack.enter_context(Run(assignment, console)))
+                    runs.append(stack.enter_context(Job(assignment, console)))
                 except PerfexpError as error:
                     ended(assignment, error)
             with waiting():  # a second interrupt comes after all records are on disk
@@ -96,7 +96,7 @@ def measure(
             _publish(saved, results, ended)
 
 
-def _saved(runs: Sequence[Run], ended: Ended) -> Iterator[tuple[Run, Record]]:
+def _saved(runs: Sequence[Job], ended: Ended) -> Iterator[tuple[Job, Record]]:
     """Save the records of runs with results. If saving fails, the points remain on disk."""
     for run in runs:
         try:
@@ -106,7 +106,7 @@ def _saved(runs: Sequence[Run], ended: Ended) -> Iterator[tuple[Run, Record]]:
             ended(run.assignment, as_perfexp_error(error, RunPaths(run.assignment.folder).log))
 
 
-def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended: Ended) -> None:
+def _publish(saved: Sequence[tuple[Job, Record]], results: Console | None, ended: Ended) -> None:
     """Publish records and call `ended` with each.
 
     After an interrupt the remaining records are not published.
@@ -127,7 +127,7 @@ def _publish(saved: Sequence[tuple[Run, Record]], results: Console | None, ended
             ended(run.assignment, record)
 
 
-def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
+def rounds(runs: Sequence[Job]) -> Iterator[tuple[Job, int | None]]:
     """Yield each run once per round, in shuffled order, until all runs are precise enough.
 
     A single run is measured as a whole.
@@ -147,14 +147,14 @@ def rounds(runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
             yield run, further[run]
 
 
-def order(runs: list[Run], replicate: int) -> list[Run]:
+def order(runs: list[Job], replicate: int) -> list[Job]:
     """Shuffle runs by their seed."""
     seed = runs[0].assignment.plan.seed if runs else 0
     random.Random(f"{seed} {replicate}").shuffle(runs)
     return runs
 
 
-def _measure(run: Run, measure: Callable[[], None], runs: list[Run], ended: Ended) -> None:
+def _measure(run: Job, measure: Callable[[], None], runs: list[Job], ended: Ended) -> None:
     try:
         measure()
     except PerfexpError as error:

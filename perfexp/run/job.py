@@ -167,7 +167,7 @@ class ProgressRelay:
         return f"{CAPTIONS[row.time_kind]}{so_far} {median_text(row)}"
 
 
-class Run(supervisor.Job):
+class Job(supervisor.Supervisor):
     """An assignment in progress: a context manager that is measured replicate by replicate."""
 
     def __init__(self, assignment: Assignment, console: Console) -> None:

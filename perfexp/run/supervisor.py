@@ -20,7 +20,7 @@ from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
 from perfexp.measuring.profilers import (
     About,
-    Place,
+    ProfileLocation,
     Profiler,
     ProfilerFailed,
     place_of,
@@ -62,7 +62,7 @@ _STARTS = 2
 Listener = Callable[[Event], None]
 
 
-class Job:
+class Supervisor:
     """A run's plan, and the points to measure given the results in its folder.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Ending(NamedTuple):
     current: Key | None = None
 
 
-def measure(job: Job, replicate: int) -> None:
+def measure(job: Supervisor, replicate: int) -> None:
     """Measure a replicate's points that have no result.
 
     Interrupts take effect while waiting for a worker. Finished points are on disk before an
@@ -178,7 +178,7 @@ def measure(job: Job, replicate: int) -> None:
             _measure(job, what, replicate)
 
 
-def profile(job: Job) -> None:
+def profile(job: Supervisor) -> None:
     """Make missing and outdated profiles, after everything has been timed.
 
     If a profiler fails, only its profile is affected. Exceptions are the same as in `measure`.
@@ -190,7 +190,7 @@ def profile(job: Job) -> None:
                 _replace(job, _profiled(job, key))
 
 
-def results(job: Job) -> list[Point]:
+def results(job: Supervisor) -> list[Point]:
     """Return a result for every point, in plan order.
 
     Points without a result are `interrupted`, with the reason. Two kinds of points follow the
@@ -212,7 +212,7 @@ def results(job: Job) -> list[Point]:
     return [*map(result, job.timed), *further, *map(result, others)]
 
 
-def _measure(job: Job, what: str, replicate: int) -> None:
+def _measure(job: Supervisor, what: str, replicate: int) -> None:
     fruitless = 0  # workers in a row without a result
     while left := _left(job, what, replicate):
         if (
@@ -234,14 +234,14 @@ def _measure(job: Job, what: str, replicate: int) -> None:
             _abandon(job.paths, still, ending)
 
 
-def _left(job: Job, what: str, replicate: int) -> list[Key]:
+def _left(job: Supervisor, what: str, replicate: int) -> list[Key]:
     job.extend()
     if what == "trials":  # any replicate's process makes them
         return job.keys[what]
     return missing([key for key in job.keys[what] if key.replicate == replicate], job.paths.points)
 
 
-def _pass_over(job: Job, what: str, replicate: int) -> None:
+def _pass_over(job: Supervisor, what: str, replicate: int) -> None:
     """Fail points in advance if the same point failed in another process for lasting reasons.
 
     For example, points out of memory need no second attempt. This includes cold starts.
@@ -262,7 +262,7 @@ def _pass_over(job: Job, what: str, replicate: int) -> None:
     _append(job.paths, points)
 
 
-def _profiled(job: Job, key: Key) -> Point:
+def _profiled(job: Supervisor, key: Key) -> Point:
     """Make a profile in a separate folder.
 
     Its files, if any, replace the files from earlier passes.
@@ -311,7 +311,7 @@ def _attempt(point: Point, action: Callable[[], None]) -> None:
         point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
 
 
-def _keep_files(job: Job, point: Point, place: Place) -> None:
+def _keep_files(job: Supervisor, point: Point, place: ProfileLocation) -> None:
     """Move a new profile's files into the run's folder.
 
     Without new files the earlier files stay.
@@ -334,7 +334,7 @@ def _keep_files(job: Job, point: Point, place: Place) -> None:
         point.error = f"{point.error}; the files of the earlier profile are unchanged"
 
 
-def _run_profiler(job: Job, point: Point, place: Place) -> None:
+def _run_profiler(job: Supervisor, point: Point, place: ProfileLocation) -> None:
     profiler, key, facts = job.profiler, point.key, point.facts["profile"]
     device = recorded_environment(job)[0].get("device") or {}
     about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
@@ -367,7 +367,7 @@ def _run_profiler(job: Job, point: Point, place: Place) -> None:
     point.doubts += collected.doubts
 
 
-def recorded_environment(job: Job) -> tuple[dict[str, Any], list[Diagnostic]]:
+def recorded_environment(job: Supervisor) -> tuple[dict[str, Any], list[Diagnostic]]:
     """Return the recorded environment and its diagnostics; empty if no worker has begun."""
     try:
         return environment.load(job.paths.environment)
@@ -376,7 +376,10 @@ def recorded_environment(job: Job) -> tuple[dict[str, Any], list[Diagnostic]]:
 
 
 def _one_worker(
-    job: Job, what: Sequence[str], prefix: Sequence[str] = (), profile: dict[str, Any] | None = None
+    job: Supervisor,
+    what: Sequence[str],
+    prefix: Sequence[str] = (),
+    profile: dict[str, Any] | None = None,
 ) -> _Ending:
     """Start a worker and wait until it ends.
 
@@ -454,7 +457,7 @@ def _append(paths: RunPaths, points: Iterable[Point]) -> None:
         raise disk_error(error) from error
 
 
-def _replace(job: Job, point: Point) -> None:
+def _replace(job: Supervisor, point: Point) -> None:
     """Append a result, or atomically replace an earlier result with the same key."""
     if all(other.key != point.key for other in job.measured()):
         _append(job.paths, [point])

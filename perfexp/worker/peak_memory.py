@@ -22,7 +22,7 @@ from perfexp.records.record import Key, Point, Status
 if TYPE_CHECKING:
     from perfexp.cost.allocations import Peak
     from perfexp.cost.operator_calls import OperatorCall
-    from perfexp.measuring.probes.workspaces import Found, Workspaces
+    from perfexp.measuring.probes.workspaces import Workspaces, WorkspaceSizes
 
 #: Workspace that cuBLAS takes per thread from torch's allocator, by major compute capability.
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
@@ -163,7 +163,7 @@ class MemoryTrace:
         capability = str(self._facts.compute_capability or "").partition(".")[0]
         return peak.multiplying_threads * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
 
-    def with_workspaces(self, key: Key, traced: Peak) -> tuple[Peak, Found | None]:
+    def with_workspaces(self, key: Key, traced: Peak) -> tuple[Peak, WorkspaceSizes | None]:
         """Trace a peak again with the known convolution workspaces.
 
         Returns:

@@ -32,7 +32,7 @@ from perfexp.statistics import distributions
 
 if TYPE_CHECKING:
     from perfexp.data import Data
-    from perfexp.devices.meters import Found
+    from perfexp.devices.meters import DeviceMeters
     from perfexp.measuring.probes.energy import EnergyProcedure
     from perfexp.measuring.procedure import Procedure
     from perfexp.models import Session
@@ -286,7 +286,7 @@ class Workbench:
         refuse_link(path.parent)
         return path
 
-    def energy_of(self, meters: Found) -> EnergyProcedure:
+    def energy_of(self, meters: DeviceMeters) -> EnergyProcedure:
         """Return the plan's energy measurement with these meters, e.g. for all ranks' devices."""
         from perfexp.measuring.probes.energy import EnergyProcedure, rules_for
 

@@ -12,7 +12,7 @@ import pytest
 from perfexp import commands
 from perfexp.commands import doctor
 from perfexp.devices import lock
-from perfexp.doctor import Choice, Verdict, environment, whole
+from perfexp.doctor import CheckResult, Choice, environment, whole
 from perfexp.host import locks
 from perfexp.run import worker_query
 from perfexp.worker import answers, entry
@@ -157,7 +157,7 @@ def verdicts(facts, name="auto", index=0):
     assert all(
         one.remedy
         for one in findings
-        if one.verdict in (Verdict.warn, Verdict.missing, Verdict.fail)
+        if one.verdict in (CheckResult.warn, CheckResult.missing, CheckResult.fail)
     )
     assert len({one.check for one in findings}) == len(findings)
     return {one.check: (one.verdict.value, f"{one.found} → {one.remedy}") for one in findings}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perfexp.convolution import captured
-from perfexp.convolution.captured import CaptureError, Launch
+from perfexp.convolution.captured import CaptureError, GraphLaunch
 
 CUDA = torch.device("cuda")
 
@@ -63,7 +63,7 @@ def driver(monkeypatch):
 def test_the_capture_ends_when_the_work_fails(driver):
     made = driver()
     with pytest.raises(ZeroDivisionError):
-        Launch(lambda: 1 / 0, CUDA)
+        GraphLaunch(lambda: 1 / 0, CUDA)
     assert made.done[-2:] == ["cuStreamEndCapture", "cuGraphDestroy"]
 
 
@@ -77,7 +77,7 @@ def test_a_driver_without_the_functions_is_too_old(monkeypatch):
 def test_graph_launch_replays_the_capture_on_the_named_stream(driver):
     made = driver()
     ran = []
-    launch = Launch(lambda: ran.append(1), CUDA)
+    launch = GraphLaunch(lambda: ran.append(1), CUDA)
     assert made.done[-2:] == ["cuGraphDestroy", "cuGraphUpload"], (
         "what can be launched is another object"
     )
@@ -100,13 +100,13 @@ def test_graph_launch_replays_the_capture_on_the_named_stream(driver):
 def test_what_can_not_be_launched_is_an_error_with_its_name(driver, refuses):
     driver(refuses=[refuses])
     with pytest.raises(CaptureError, match=r"^STREAM_CAPTURE_UNSUPPORTED$"):
-        Launch(lambda: None, CUDA)(77)
+        GraphLaunch(lambda: None, CUDA)(77)
 
 
 def test_what_the_device_has_no_memory_for_is_given_back(driver):
     made = driver(refuses=["cuGraphUpload"])
     with pytest.raises(CaptureError):
-        Launch(lambda: None, CUDA)
+        GraphLaunch(lambda: None, CUDA)
     assert "cuGraphExecDestroy" in made.done
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from perfexp.convolution import fastest, replays
 from perfexp.convolution.difference import with_statistics
 from perfexp.convolution.forced import Forced
-from perfexp.convolution.race import Launching, Outcome
+from perfexp.convolution.race import Launching, RaceOutcome
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
 from perfexp.host.cache import JsonCache, cache_folder
@@ -44,7 +44,7 @@ def times(monkeypatch):
                     call()
                 own = {name: around(seconds.get(name, 1.0)) for name in calls}
                 speedups = {name: around(1 / interval.value) for name, interval in own.items()}
-                return Outcome(
+                return RaceOutcome(
                     chosen=nominee if speedups[nominee].low > 1 else self.default,
                     launching=Launching.captured,
                     seconds={Launching.captured: own, Launching.eager: own},

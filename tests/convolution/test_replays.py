@@ -6,7 +6,7 @@ from torch.overrides import TorchFunctionMode
 
 from perfexp.convolution import replays as replays_module
 from perfexp.convolution.captured import CaptureError
-from perfexp.convolution.convolution_plan import Plan, Shape
+from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.cudnn import CudnnError, Math
 from perfexp.convolution.forced import Forced
@@ -74,7 +74,7 @@ def test_pass_is_launched_as_a_graph_once_its_addresses_recur(scripted, monkeypa
     shape = Shape(
         (2, 4, 6, 5), (6, 4, 3, 3), (1, 1), (1, 0), (1, 1), 1, torch.float32, False, Math.fma, 0
     )
-    plan = Plan(which, "fft", shape)
+    plan = ConvolutionPlan(which, "fft", shape)
     first, second = (
         torch.randn(size)
         for size in {

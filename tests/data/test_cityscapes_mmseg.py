@@ -14,7 +14,7 @@ from PIL import Image
 
 from perfexp.data.cityscapes import Cityscapes
 from perfexp.data.cityscapes_folder import CLASSES, VOID, find_pairs, image_of, mask_of
-from perfexp.data.mmseg_pipeline import Pipeline
+from perfexp.data.mmseg_pipeline import SamplePipeline
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
 from perfexp.main import main
@@ -95,7 +95,7 @@ def test_batches_are_those_of_mmengine_bit_by_bit(
     """At 1200 pixels of height most crops are larger than their picture, which is 512 to 2048 high, and are padded."""
     if not training:
         size = SIZE
-    pipeline = Pipeline(session.config, size, training=training, classes=19, seed=0)
+    pipeline = SamplePipeline(session.config, size, training=training, classes=19, seed=0)
     pairs = find_pairs(streets, "train" if training else "val")
     seeded()
     pictures, masks = pipeline.join([pipeline.prepare(pair) for pair in pairs[:2]])
@@ -109,14 +109,14 @@ def test_batches_are_those_of_mmengine_bit_by_bit(
 def test_evaluation_image_is_resized_whole_to_the_point_size(
     session: MmsegSession, streets: Path
 ) -> None:
-    pipeline = Pipeline(session.config, (96, 96), training=False, classes=19, seed=0)
+    pipeline = SamplePipeline(session.config, (96, 96), training=False, classes=19, seed=0)
     picture, mask = pipeline.prepare(find_pairs(streets, "val")[0])
     assert (picture.shape, picture.dtype, mask.shape) == ((3, 96, 96), torch.uint8, SIZE)
 
 
 def test_masks_with_label_ids_become_train_ids(session: MmsegSession, tmp_path: Path) -> None:
     root = write_streets(tmp_path, size=SIZE, label_ids=True)
-    pipeline = Pipeline(session.config, SIZE, training=False, classes=19, seed=0)
+    pipeline = SamplePipeline(session.config, SIZE, training=False, classes=19, seed=0)
     _, mask = pipeline.prepare(find_pairs(root, "val")[0])
     assert [int(mask[0, number]) for number in (0, 7, 8, 9, 11, 19, 29, 31, 33)] == [
         VOID,
@@ -167,7 +167,7 @@ def test_the_seed_makes_batches_reproducible(
 def test_files_that_can_not_be_used_are_named(session: MmsegSession, tmp_path: Path) -> None:
     root = write_streets(tmp_path, size=SIZE)
     pair = find_pairs(root, "val")[0]
-    pipeline = Pipeline(session.config, SIZE, training=False, classes=19, seed=0)
+    pipeline = SamplePipeline(session.config, SIZE, training=False, classes=19, seed=0)
     change_mask(pair.mask, 20)
     with pytest.raises(UserError, match=rf"{pair.mask} has labels that are not train ids: 20"):
         pipeline.prepare(pair)
@@ -203,7 +203,9 @@ def test_other_mmseg_pipeline_is_supported_or_refused(session: MmsegSession, str
     config.train_dataloader.dataset = {"type": "RepeatDataset", "times": 2, "dataset": described}
     described.pipeline[1].reduce_zero_label = True  # of other data
     pair = find_pairs(streets, "train")[0]
-    assert Pipeline(config, SIZE, training=True, classes=19, seed=0).prepare(pair)[0].shape == (
+    assert SamplePipeline(config, SIZE, training=True, classes=19, seed=0).prepare(pair)[
+        0
+    ].shape == (
         3,
         *SIZE,
     )
@@ -213,22 +215,22 @@ def test_other_mmseg_pipeline_is_supported_or_refused(session: MmsegSession, str
     with pytest.raises(
         UserError, match=r"makes 64 × 128 pixels of .*the point is 32 × 64: it needs a RandomCrop"
     ):
-        Pipeline(config, (32, 64), training=True, classes=19, seed=0).prepare(pair)
+        SamplePipeline(config, (32, 64), training=True, classes=19, seed=0).prepare(pair)
     described.pipeline[-2].type = "NoSuchTransform"
     with pytest.raises(UserError, match=r"can't be built: .*NoSuchTransform"):
-        Pipeline(config, SIZE, training=True, classes=19, seed=0)
+        SamplePipeline(config, SIZE, training=True, classes=19, seed=0)
     described.pipeline = described.pipeline[:1]
     with pytest.raises(UserError, match="loads no masks"):
-        Pipeline(config, SIZE, training=True, classes=19, seed=0)
+        SamplePipeline(config, SIZE, training=True, classes=19, seed=0)
     for key in ("train_dataloader", "train_pipeline"):
         config.pop(key)
     with pytest.raises(UserError, match="no train_pipeline"):
-        Pipeline(config, SIZE, training=True, classes=19, seed=0)
+        SamplePipeline(config, SIZE, training=True, classes=19, seed=0)
 
 
 def test_an_option_changes_a_transform(streets: Path) -> None:
     smaller = opened(**{"train_dataloader.dataset.pipeline.2.scale": [64, 32]})
-    pipeline = Pipeline(smaller.config, (64, 128), training=True, classes=19, seed=0)
+    pipeline = SamplePipeline(smaller.config, (64, 128), training=True, classes=19, seed=0)
     pictures = [pipeline.prepare(pair)[0] for pair in find_pairs(streets, "train")]
     assert all(picture.shape[1] * 2 == picture.shape[2] for picture in pictures)
     assert all(16 <= picture.shape[1] <= 64 for picture in pictures)  # of scales from a half to two

@@ -7,7 +7,7 @@ import torch
 
 from perfexp.devices import auto, cuda
 from perfexp.devices.cpu import CpuDevice
-from perfexp.devices.meters import Found, none_because
+from perfexp.devices.meters import DeviceMeters, none_because
 from perfexp.errors import DeviceMismatch
 
 
@@ -92,7 +92,7 @@ def test_meters_are_found_without_torch_where_that_is_possible(
 ):
     def of_board(uuid):
         return (
-            Found(meters=(SimpleNamespace(name=uuid),))
+            DeviceMeters(meters=(SimpleNamespace(name=uuid),))
             if uuid.startswith("GPU")
             else none_because(f"no counter of {uuid}")
         )

@@ -45,7 +45,7 @@ tell(
 
 
 def is_forked(process):
-    return isinstance(process._process, fork_server.Forked)
+    return isinstance(process._process, fork_server.ForkedProcess)
 
 
 @pytest.fixture(autouse=True)

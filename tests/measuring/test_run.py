@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfexp.cost import Row, Work
+from perfexp.cost import Work, WorkRow
 from perfexp.data.synthetic import Rotating, Synthetic
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
-from perfexp.devices.meters import Found, none_because
+from perfexp.devices.meters import DeviceMeters, none_because
 from perfexp.doctor import environment
 from perfexp.errors import Unsupported
 from perfexp.measuring import training
@@ -488,7 +488,7 @@ def test_broken_capture_keeps_the_other_measurements(monkeypatch):
 
 
 def energy_of(device, meter):
-    found = Found(meters=(meter,)) if meter else none_because("nothing counts")
+    found = DeviceMeters(meters=(meter,)) if meter else none_because("nothing counts")
     return EnergyProcedure(
         device=device, detected=found, sleep=partial(device.launch, 0.0), beside=Turns(device)
     )
@@ -650,7 +650,7 @@ def test_missing_energy_at_the_device_pace_has_a_reason(monkeypatch, settings, r
     assert point.metric("energy/per_call_joules").value == pytest.approx(0.6, rel=0.02)
 
 
-ROW = Row(
+ROW = WorkRow(
     path="conv", call=0, operation=None, kind="Conv2d", macs=1000, flops=2000, input_gradient_flops=2000,
     weight_gradient_flops=2000, bytes_min=500, activation_bytes=200, parameters=10, inputs=((1,),), outputs=((1,),),
 )  # fmt: skip

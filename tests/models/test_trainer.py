@@ -26,7 +26,7 @@ from perfexp.data.images import Images
 from perfexp.data.synthetic import Synthetic
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
-from perfexp.measuring.epochs import Epochs
+from perfexp.measuring.epochs import EpochTraining
 from perfexp.measuring.modes import graphed
 from perfexp.measuring.modes.schedules import Rates
 from perfexp.measuring.modes.train import Train
@@ -770,9 +770,9 @@ def test_an_evaluation_replays_the_graph_of_batches_that_return(
 def test_checkpoint_is_delayed_if_graphs_need_no_loaded_data(
     pictures: Path, tmp_path: Path, monkeypatch: Any, is_loaded: bool
 ) -> None:
-    later, run, save = [], Epochs.run, TorchTrainer.save
+    later, run, save = [], EpochTraining.run, TorchTrainer.save
 
-    def graph(self: Epochs) -> None:
+    def graph(self: EpochTraining) -> None:
         self.step = replace(self.step, segments=(*self.step.segments, ("graph", lambda: None)))
         run(self)
 
@@ -780,7 +780,7 @@ def test_checkpoint_is_delayed_if_graphs_need_no_loaded_data(
         later.append(settings["later"])
         save(self, *given, **settings)
 
-    monkeypatch.setattr(Epochs, "run", graph)
+    monkeypatch.setattr(EpochTraining, "run", graph)
     monkeypatch.setattr(TorchTrainer, "save", noted)
     data = Images(root=str(pictures), workers=0) if is_loaded else Synthetic(num_samples=8)
     train(data, tmp_path, epochs=1, optimizer=SGD, checkpoints=True)
@@ -790,7 +790,7 @@ def test_checkpoint_is_delayed_if_graphs_need_no_loaded_data(
 def test_a_training_that_fails_waits_for_its_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
     finished: list[bool] = []
     monkeypatch.setattr(TorchTrainer, "finish", lambda _: finished.append(True))
-    monkeypatch.setattr(Epochs, "_observe", Mock(side_effect=RuntimeError("scripted")))
+    monkeypatch.setattr(EpochTraining, "_observe", Mock(side_effect=RuntimeError("scripted")))
     own = procedure(Synthetic(num_samples=8), tmp_path, epochs=1, optimizer=SGD, checkpoints=True)
     assert own.measure(KEY).status is Status.FAILED
     assert finished == [True]

@@ -225,7 +225,7 @@ def test_points_get_the_status_of_their_failed_search(tmp_path, monkeypatch):
     workers = []
     monkeypatch.setattr(supervisor, "prepare", lambda *_: "hash")
     monkeypatch.setattr(supervisor, "_one_worker", lambda _, what: workers.append(what) or ending)
-    job = supervisor.Job(Assignment(plan=plan, plain={}, folder=tmp_path, name="run"))
+    job = supervisor.Supervisor(Assignment(plan=plan, plain={}, folder=tmp_path, name="run"))
     job.paths.create()
     job.prepare()
     for replicate in range(2):

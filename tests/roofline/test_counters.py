@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfexp.roofline.counters import count, recorded_peaks, wanted
-from perfexp.roofline.listing import Launch
+from perfexp.roofline.listing import KernelLaunch
 from tests.roofline.listings import operation
 
 TIME = {"gpu__time_duration.sum": 1e-5}
 
 
-def launch(metrics: dict[str, float], capability: str = "9.0") -> Launch:
+def launch(metrics: dict[str, float], capability: str = "9.0") -> KernelLaunch:
     assert all(map(wanted, metrics)), [name for name in metrics if not wanted(name)]
-    return Launch(kernel="k", capability=capability, metrics={**TIME, **metrics})
+    return KernelLaunch(kernel="k", capability=capability, metrics={**TIME, **metrics})
 
 
 def test_each_precision_has_its_own_flops() -> None:
@@ -105,7 +105,7 @@ def test_reads_and_writes_make_the_bytes() -> None:
 
 def test_time_may_come_from_cycles() -> None:
     metrics = {"sm__cycles_elapsed.avg": 2e4, "sm__cycles_elapsed.avg.per_second": 1e9}
-    assert count(Launch(kernel="k", metrics=metrics)).seconds == pytest.approx(2e-5)
+    assert count(KernelLaunch(kernel="k", metrics=metrics)).seconds == pytest.approx(2e-5)
 
 
 def test_peaks_that_ncu_recorded_are_those_of_its_clocks() -> None:

@@ -29,7 +29,7 @@ from perfexp.roofline.counters import wanted
 from perfexp.roofline.kernel_names import cut, numbered, short
 from perfexp.roofline.listing import parse
 from perfexp.roofline.peaks import by_hand, matching, named, of_plan, of_sheet
-from perfexp.roofline.placement import Basis, Limit, Row
+from perfexp.roofline.placement import Basis, Limit, RooflineRow
 from perfexp.roofline.sentences import meaning
 from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
 
@@ -270,7 +270,7 @@ def test_roofline_numbers_kernels_and_layers_from_the_slowest() -> None:
 
 
 def test_each_figure_states_whether_it_is_estimated_or_counted() -> None:
-    def row(**metrics: tuple[str, str]) -> Row:
+    def row(**metrics: tuple[str, str]) -> RooflineRow:
         kernel = counted(us=100, fmas=10**6, mbytes=10)
         kernel.metrics = {**kernel.metrics, **metrics}
         return roofline(kernel).parts[0]

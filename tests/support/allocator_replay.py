@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perfexp.cost.caching_allocator import Block, CachingAllocator
+from perfexp.cost.caching_allocator import CachingAllocator, MemoryBlock
 
 
 class OutOfMemory(Exception):
@@ -23,7 +23,7 @@ class LimitedAllocator(CachingAllocator):
         super().__init__()
         self._limit, self._address = limit_bytes, 0
 
-    def _segment(self, size: int, is_small: bool) -> Block:
+    def _segment(self, size: int, is_small: bool) -> MemoryBlock:
         block = self._next_segment(size, is_small)
         if self.reserved_bytes > self._limit:
             self.reserved_bytes -= block.size
@@ -33,7 +33,7 @@ class LimitedAllocator(CachingAllocator):
                 raise OutOfMemory
         return block
 
-    def _next_segment(self, size: int, is_small: bool) -> Block:
+    def _next_segment(self, size: int, is_small: bool) -> MemoryBlock:
         block = super()._segment(size, is_small)
         block.address, self._address = self._address, self._address + block.size
         return block
@@ -45,7 +45,7 @@ class LimitedAllocator(CachingAllocator):
             self._free[is_small] = [block for block in free if not _is_whole(block)]
 
 
-def _is_whole(block: Block) -> bool:
+def _is_whole(block: MemoryBlock) -> bool:
     return block.before is None and block.after is None
 
 
@@ -53,7 +53,7 @@ def replay(events: Iterable[dict[str, Any]], limit_bytes: int) -> tuple[int, int
     """Return the largest difference of reserved memory in bytes, the number of allocations, and how it ended."""
     allocator, live, reserved, most, count = (
         LimitedAllocator(limit_bytes),
-        dict[int, Block](),
+        dict[int, MemoryBlock](),
         0,
         0,
         0,

@@ -18,7 +18,15 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.doctor import environment
 from perfexp.errors import Unsupported
 from perfexp.measuring import graph_fallback, layers_pass
-from perfexp.measuring.layers import Kernel, LayerTimes, Method, Pass, RowTimes, profiling, stamps
+from perfexp.measuring.layers import (
+    Kernel,
+    LayerTimes,
+    Pass,
+    RowTimes,
+    TimeSource,
+    profiling,
+    stamps,
+)
 from perfexp.measuring.layers import Key as RowKey
 from perfexp.measuring.layers.table import Line, Spread
 from perfexp.measuring.layers_pass import dissect, not_tried
@@ -142,7 +150,7 @@ def test_the_kernels_of_a_layer_tell_which_algorithm_ran(monkeypatch, kernel, ra
         for key in (conv, relu, loss)
     ]
     seen[0].kernels.append(Kernel(name=kernel, count=10, seconds=1e-3))
-    times = LayerTimes(method=Method.queue, rows=seen, call_seconds=[3e-3] * 10)
+    times = LayerTimes(method=TimeSource.queue, rows=seen, call_seconds=[3e-3] * 10)
     monkeypatch.setattr(stamps, "stamp_layers", lambda *_, **__: times)
     point = dissect(of_torch(Handed()), layers_key(KEY), None)
     assert [line["ran"] for line in point.facts["layers"]["lines"][:3]] == [ran, None, None]

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from perfexp.convolution.kernels.launch import Layout, Plan, Problem, fastest
+from perfexp.convolution.kernels.launch import LaunchPlan, Layout, TensorConvolution, fastest
 from perfexp.convolution.portable.algorithms import ALGORITHMS as PORTABLE
 from perfexp.convolution.portable.algorithms import is_channels_last, misfit
 from perfexp.convolution.portable.geometry import Convolution
@@ -35,7 +35,7 @@ _CAPABILITY = (8, 0)
 _PROCESSORS = 4
 
 #: Plans by shape; the first call chooses.
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, LaunchPlan] = {}
 
 
 def available(device: torch.device | None = None) -> str | None:
@@ -98,7 +98,7 @@ def compute(
 
 def plans(
     name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
-) -> list[Plan]:
+) -> list[LaunchPlan]:
     """Return all candidate plans for a shape, the likeliest to be fast first.
 
     Raises:
@@ -115,11 +115,11 @@ def plans(
     layout = torch.channels_last if last else torch.contiguous_format
     outputs = torch.empty(shape, dtype=inputs.dtype, device="meta", memory_format=layout)
     if outputs.numel() == 0:
-        return [Plan(outputs=Layout.of(outputs))]
+        return [LaunchPlan(outputs=Layout.of(outputs))]
     processors = _PROCESSORS
     if inputs.device.type == "cuda":
         processors = torch.cuda.get_device_properties(inputs.device).multi_processor_count
-    problem = Problem(
+    problem = TensorConvolution(
         convolution=convolution,
         dtype=inputs.dtype,
         inputs=Layout.of(inputs),
@@ -130,15 +130,15 @@ def plans(
         tf32=_tf32(name, inputs),
         interpreted=interpreted(),
     )
-    candidates: list[Plan] = import_module(f"perfexp.convolution.kernels.{name}_kernels").plans(
-        problem
-    )
+    candidates: list[LaunchPlan] = import_module(
+        f"perfexp.convolution.kernels.{name}_kernels"
+    ).plans(problem)
     return candidates
 
 
 def _chosen(
-    key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[Plan]
-) -> Plan:
+    key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[LaunchPlan]
+) -> LaunchPlan:
     """Return the fastest plan.
 
     Under deterministic algorithms it is the first plan, so that all processes get the same results.

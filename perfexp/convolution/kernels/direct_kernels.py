@@ -8,7 +8,7 @@ import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-from perfexp.convolution.kernels.launch import INT32, Launch, Plan, Problem
+from perfexp.convolution.kernels.launch import INT32, Launch, LaunchPlan, TensorConvolution
 from perfexp.convolution.portable.geometry import wide as wide_type
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
@@ -194,7 +194,7 @@ class _Tiling:
     pixels: int
     quads: int
 
-    def fitted(self, problem: Problem) -> _Tiling:
+    def fitted(self, problem: TensorConvolution) -> _Tiling:
         """Return the tiling narrowed to a group's outputs.
 
         Freed threads move to pixels, and channels are shared evenly.
@@ -213,7 +213,7 @@ class _Tiling:
             self, pixel_threads=threads, quad_threads=along_quads, split=split, quads=width
         )
 
-    def programs(self, problem: Problem) -> int:
+    def programs(self, problem: TensorConvolution) -> int:
         blocks = -(-problem.convolution.out_group // (4 * self.quad_threads * self.quads))
         return (
             -(-problem.pixels // (self.pixel_threads * self.pixels))
@@ -245,7 +245,7 @@ _WIDEST = 16
 _THREADS, _ROWS, _OUTPUTS = 128, 64, 64
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: TensorConvolution) -> list[LaunchPlan]:
     """Return ways to compute a convolution, the likeliest to be fast first."""
     convolution = problem.convolution
     if (
@@ -264,7 +264,7 @@ def plans(problem: Problem) -> list[Plan]:
     return [_tiled(problem, tiling) for tiling in dict.fromkeys(chosen)]
 
 
-def _tiled(problem: Problem, tiling: _Tiling) -> Plan:
+def _tiled(problem: TensorConvolution, tiling: _Tiling) -> LaunchPlan:
     convolution = problem.convolution
     (kernel_height, kernel_width), in_group, out_group = (
         convolution.kernel,
@@ -303,10 +303,10 @@ def _tiled(problem: Problem, tiling: _Tiling) -> Plan:
     warps = tiling.pixel_threads * tiling.quad_threads * tiling.split // 32
     grid = (tiling.programs(problem), 1, 1)
     launch = Launch(kernel=convolved, grid=grid, numbers=numbers, constants=constants, warps=warps)
-    return Plan(outputs=problem.outputs, launch=launch, prepare=pack, size=size, dtype=sums)
+    return LaunchPlan(outputs=problem.outputs, launch=launch, prepare=pack, size=size, dtype=sums)
 
 
-def _by_channel(problem: Problem) -> Plan:
+def _by_channel(problem: TensorConvolution) -> LaunchPlan:
     convolution = problem.convolution
     outputs = convolution.out_channels
     output_threads = min(32, triton.next_power_of_2(outputs)) if problem.last else 1
@@ -332,10 +332,10 @@ def _by_channel(problem: Problem) -> Plan:
     tile = (kernel_width, pixel_threads, output_threads, pixels)
     constants = (*tile, problem.last, problem.wide, _sum(problem.dtype))
     launch = Launch(kernel=convolved_by_channel, grid=grid, numbers=numbers, constants=constants)
-    return Plan(outputs=problem.outputs, launch=launch)
+    return LaunchPlan(outputs=problem.outputs, launch=launch)
 
 
-def _window(problem: Problem) -> tuple[int, ...]:
+def _window(problem: TensorConvolution) -> tuple[int, ...]:
     """Return input and output strides, then the kernel's stride, padding and dilation."""
     convolution = problem.convolution
     left, _, top, _ = convolution.padding

@@ -51,7 +51,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class TensorConvolution:
     """A convolution on given tensors.
 
     Attributes:
@@ -130,7 +130,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """Computes convolutions with a given shape.
 
     Attributes:
@@ -165,7 +165,7 @@ class Plan:
         return outputs
 
 
-def fastest(plans: Sequence[Plan], inputs: torch.Tensor, weight: torch.Tensor) -> Plan:
+def fastest(plans: Sequence[LaunchPlan], inputs: torch.Tensor, weight: torch.Tensor) -> LaunchPlan:
     """Return the fastest working plan; an earlier plan wins a near tie.
 
     If all plans fail, the last error is raised.
@@ -185,7 +185,7 @@ def fastest(plans: Sequence[Plan], inputs: torch.Tensor, weight: torch.Tensor) -
     return best
 
 
-def _seconds(plan: Plan, inputs: torch.Tensor, weight: torch.Tensor) -> float:
+def _seconds(plan: LaunchPlan, inputs: torch.Tensor, weight: torch.Tensor) -> float:
     plan(inputs, weight)
     turn = Turn(partial(plan, inputs, weight), _device(inputs.device.index), is_short=True)
     return min(turn() for _ in range(_TURNS))

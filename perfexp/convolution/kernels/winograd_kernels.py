@@ -9,7 +9,7 @@ import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-from perfexp.convolution.kernels.launch import INT32, Launch, Plan, Problem
+from perfexp.convolution.kernels.launch import INT32, Launch, LaunchPlan, TensorConvolution
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
@@ -262,7 +262,7 @@ _DOUBLE_TILINGS: tuple[tuple[int, int], ...] = ((16, 16),)
 _WARPS, _CHANNELS, _BLOCK = 8, 16, 128
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: TensorConvolution) -> list[LaunchPlan]:
     """Return ways to compute a 3 × 3 convolution, the likeliest to be fast first.
 
     Stride and dilation must be 1.
@@ -279,7 +279,7 @@ def plans(problem: Problem) -> list[Plan]:
     return [_tiled(problem, *tiling) for tiling in (*busy, *idle)]
 
 
-def _programs(problem: Problem, outputs: int, tiles: int) -> int:
+def _programs(problem: TensorConvolution, outputs: int, tiles: int) -> int:
     _, rows, columns = problem.outputs.images
     count = problem.outputs.images[0] * -(-rows // 2) * -(-columns // 2)
     return (
@@ -289,7 +289,7 @@ def _programs(problem: Problem, outputs: int, tiles: int) -> int:
     )
 
 
-def _tiled(problem: Problem, outputs: int, tiles: int) -> Plan:
+def _tiled(problem: TensorConvolution, outputs: int, tiles: int) -> LaunchPlan:
     convolution = problem.convolution
     in_group, out_group = convolution.in_group, convolution.out_group
     elements = convolution.out_channels * -(-in_group // _CHANNELS) * _CHANNELS
@@ -314,7 +314,9 @@ def _tiled(problem: Problem, outputs: int, tiles: int) -> Plan:
         kernel=convolved, grid=grid, numbers=numbers, constants=how, warps=_WARPS, stages=stages
     )
     size, dtype = 16 * elements, problem.dtype
-    return Plan(outputs=problem.outputs, launch=launch, prepare=transform, size=size, dtype=dtype)
+    return LaunchPlan(
+        outputs=problem.outputs, launch=launch, prepare=transform, size=size, dtype=dtype
+    )
 
 
 def _sum(dtype: torch.dtype) -> tl.dtype:

@@ -67,7 +67,7 @@ class Meter(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class DeviceMeters:
     """A device's meters. Their energies add up to the whole, without overlap.
 
     Attributes:
@@ -79,12 +79,12 @@ class Found:
     doubts: tuple[Diagnostic, ...] = ()
 
 
-def none_because(reason: str, *doubts: Diagnostic) -> Found:
+def none_because(reason: str, *doubts: Diagnostic) -> DeviceMeters:
     """Return no meters, with a reason."""
-    return Found(reason=f"no meter: {reason}", doubts=doubts)
+    return DeviceMeters(reason=f"no meter: {reason}", doubts=doubts)
 
 
-def if_readable(meter: Meter, suffix: str = "") -> Found:
+def if_readable(meter: Meter, suffix: str = "") -> DeviceMeters:
     """Return the meter if it answers at least one of its two queries, otherwise the reason.
 
     Args:
@@ -93,14 +93,14 @@ def if_readable(meter: Meter, suffix: str = "") -> Found:
     energy = meter.energy_joules()
     if energy.value is None and meter.power_kind is PowerKind.absent:
         return none_because(energy.reason + suffix)
-    return Found(meters=(meter,))
+    return DeviceMeters(meters=(meter,))
 
 
-def together(founds: list[Found]) -> Found:
+def together(founds: list[DeviceMeters]) -> DeviceMeters:
     """Return the meters of several devices; if any device has no meter, return none."""
     doubts = tuple(doubt for device in founds for doubt in device.doubts)
     reasons = dict.fromkeys(device.reason for device in founds if not device.meters)
     if reasons or not founds:
-        return Found(reason="; ".join(reasons) or "no meter: no device", doubts=doubts)
+        return DeviceMeters(reason="; ".join(reasons) or "no meter: no device", doubts=doubts)
     unique = {meter.name: meter for device in founds for meter in device.meters}
-    return Found(meters=tuple(unique.values()), doubts=doubts)
+    return DeviceMeters(meters=tuple(unique.values()), doubts=doubts)

@@ -11,7 +11,14 @@ import importlib
 from contextlib import suppress
 from typing import Any
 
-from perfexp.devices.meters import Found, Meter, PowerKind, Reading, if_readable, none_because
+from perfexp.devices.meters import (
+    DeviceMeters,
+    Meter,
+    PowerKind,
+    Reading,
+    if_readable,
+    none_because,
+)
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
@@ -99,7 +106,7 @@ class AmdSmiMeter(Meter):
         return None, PowerKind.absent
 
 
-def find(pci_bus_id: str | None) -> Found:
+def find(pci_bus_id: str | None) -> DeviceMeters:
     """Return the meter for a board by PCI bus id, for example `0000:c1:00.0`."""
     if pci_bus_id is None:
         return none_because(

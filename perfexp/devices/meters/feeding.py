@@ -23,7 +23,7 @@ _MOST_CALLS = 1000
 _LEAD_SECONDS = 0.02
 
 
-class Mark(NamedTuple):
+class StreamPosition(NamedTuple):
     """A position in the stream of calls."""
 
     event: Event
@@ -41,13 +41,13 @@ class Feeder:
         self, call: Callable[[], object], device: Device, sleep: Callable[[float], None]
     ) -> None:
         self._call, self._device, self._sleep = call, device, sleep
-        self._pending: deque[Mark] = deque()
+        self._pending: deque[StreamPosition] = deque()
         self._spare: list[Event] = []
         self._calls, self._device_seconds = 0, 0.0
         #: Host time, calls and device time when a block end was seen.
         self._log: list[tuple[float, int, float]] = []
         device.synchronize()
-        self._passed = self.start = Mark(device.new_event(), 0)
+        self._passed = self.start = StreamPosition(device.new_event(), 0)
         device.record(self._passed.event)
         self._call_seconds = self._busy_until = 0.0
         # first estimate of the call time
@@ -109,7 +109,7 @@ class Feeder:
         self._calls += calls
         event = self._spare.pop() if self._spare else self._device.new_event()
         self._device.record(event)
-        self._pending.append(Mark(event, self._calls))
+        self._pending.append(StreamPosition(event, self._calls))
         self._busy_until = max(self._busy_until, begun) + calls * self._call_seconds
 
     def _collect(self) -> None:

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from perfexp.devices.meters import Found, Meter, PowerKind, Reading, if_readable, none_because
+from perfexp.devices.meters import (
+    DeviceMeters,
+    Meter,
+    PowerKind,
+    Reading,
+    if_readable,
+    none_because,
+)
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 
@@ -111,7 +118,7 @@ def answer(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
     return None
 
 
-def find(uuid: str) -> Found:
+def find(uuid: str) -> DeviceMeters:
     """Return the meter for a board by torch's UUID. A MIG slice has its own UUID."""
     try:
         nvml = initialized()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perfexp.devices.meters import Found, Meter, PowerKind, Reading, none_because
+from perfexp.devices.meters import DeviceMeters, Meter, PowerKind, Reading, none_because
 
 #: Linux's zone folder.
 POWERCAP = Path("/sys/class/powercap")
@@ -54,7 +54,7 @@ class RaplMeter(Meter):
         return Reading(None, "RAPL has an energy counter and no power sensor")
 
 
-def find(powercap: Path = POWERCAP) -> Found:
+def find(powercap: Path = POWERCAP) -> DeviceMeters:
     """Return meters for the packages and, if there are zones for it, their memory.
 
     A package includes its sub-zones `core` and `uncore`; `dram` is separate. `psys`, available on
@@ -73,7 +73,7 @@ def find(powercap: Path = POWERCAP) -> Found:
         reading = meter.energy_joules()
         if reading.value is None:
             return none_because(reading.reason)
-    return Found(meters=tuple(meters))
+    return DeviceMeters(meters=tuple(meters))
 
 
 def _packages(powercap: Path) -> list[Path]:

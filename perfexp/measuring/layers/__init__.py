@@ -43,7 +43,7 @@ class Pass(StrEnum):
     other = "other"
 
 
-class Method(StrEnum):
+class TimeSource(StrEnum):
     """Source of the times.
 
     `queue` and `graph`: kernels in a pre-filled queue, launched individually or as a graph.
@@ -135,7 +135,7 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         own_seconds: measuring overhead per call that was subtracted, or None.
     """
 
-    method: Method | None = None
+    method: TimeSource | None = None
     reason: str | None = None
     rows: list[RowTimes] = []
     unattributed: list[RowTimes] = []
@@ -155,4 +155,4 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def held(self) -> bool:
         """Return whether the queue was pre-filled, so that gaps are the device's own."""
-        return self.method in (Method.queue, Method.graph)
+        return self.method in (TimeSource.queue, TimeSource.graph)

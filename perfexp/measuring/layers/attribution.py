@@ -9,7 +9,7 @@ import msgspec
 
 from perfexp.cost import ACCUMULATE
 from perfexp.measuring.layers import Key, Pass
-from perfexp.measuring.layers.events import EVALUATE, Event, Host, Scope
+from perfexp.measuring.layers.events import EVALUATE, Host, ProfilerEvent, Scope
 
 _BACKWARD = "backward"
 #: Operators that the engine uses to sum gradients that meet. Its other operators (e.g. sums over
@@ -28,12 +28,12 @@ _PASSES = {
 class Attributed(NamedTuple):
     """A kernel with its call index and row key; each is None if unknown."""
 
-    kernel: Event
+    kernel: ProfilerEvent
     call: int | None
     key: Key | None
 
 
-def attribute(host: Host, kernel: Event) -> Attributed:
+def attribute(host: Host, kernel: ProfilerEvent) -> Attributed:
     """Return a kernel with its call and row."""
     moment = host.launched_ns(kernel)
     if moment is None:

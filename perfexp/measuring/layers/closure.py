@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfexp.measuring.layers import Closure, LayerTimes, Method
+from perfexp.measuring.layers import Closure, LayerTimes, TimeSource
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.layer_lines import READABLE
@@ -52,9 +52,9 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
     closure = times.closure
     if closure is None or closure.closes:
         return None
-    if times.method is Method.unheld:
+    if times.method is TimeSource.unheld:
         return _busy_disagrees(closure)
-    how = "with stamps" if times.method is Method.stamps else "under the profiler"
+    how = "with stamps" if times.method is TimeSource.stamps else "under the profiler"
     return diagnostics.make(
         "layers_disagree",
         profiled_ms=closure.profiled_seconds * 1e3,
@@ -97,7 +97,7 @@ def _unattributed(times: LayerTimes) -> Diagnostic | None:
 
 
 def _unheld(times: LayerTimes) -> Diagnostic | None:
-    if times.method is not Method.unheld:
+    if times.method is not TimeSource.unheld:
         return None
     details = f", and a CUDA graph of it does not help ({times.no_graph})" if times.no_graph else ""
     if closure := times.closure:

@@ -18,7 +18,7 @@ _RUNTIME = re.compile(r"(?:cuda|cu|hip)[A-Z]")
 EVALUATE = "autograd::engine::evaluate_function: "
 
 
-class Event(NamedTuple):
+class ProfilerEvent(NamedTuple):
     """An event from torch's profiler.
 
     Attributes:
@@ -74,7 +74,7 @@ class Scope(StrEnum):
     parameter = "parameter"
 
 
-class Mark(NamedTuple):
+class RangeMark(NamedTuple):
     """A range.
 
     Attributes:
@@ -96,25 +96,25 @@ class Mark(NamedTuple):
         return f"{_PREFIX}{self.scope}:{self.number}:{int(self.whole)}:{self.kind}:{self.path}"
 
 
-def parse(name: str) -> Mark | None:
+def parse(name: str) -> RangeMark | None:
     """Return the mark in an event name; None for other names."""
     if not name.startswith(_PREFIX):
         return None
     scope, number, whole, kind, path = name[len(_PREFIX) :].split(":", 4)
-    return Mark(Scope(scope), int(number), whole == "1", kind, path)
+    return RangeMark(Scope(scope), int(number), whole == "1", kind, path)
 
 
 class Host:
     """Operators and ranges of all host threads in a profile, each with its parent."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[ProfilerEvent]) -> None:
         ours = [event for event in events if not event.on_device and event.place]
         self.launches = {event.correlation: event for event in ours if event.is_runtime}
         self.events = sorted(
             (event for event in ours if not event.is_runtime),
             key=lambda event: (event.start_ns, -event.end_ns),
         )
-        self.marks: list[Mark | None] = [parse(event.name) for event in self.events]
+        self.marks: list[RangeMark | None] = [parse(event.name) for event in self.events]
         self._parents = self._nested()
         self._of_correlation: dict[int, int] = {}
         for index, event in enumerate(self.events):
@@ -139,7 +139,7 @@ class Host:
             yield index
             index = self._parents[index]
 
-    def operator_of(self, kernel: Event) -> int | None:
+    def operator_of(self, kernel: ProfilerEvent) -> int | None:
         """Return the innermost operator or range around a kernel's launch."""
         linked = self._of_correlation.get(kernel.linked) if kernel.linked else None
         launch = self.launches.get(kernel.correlation)
@@ -147,7 +147,7 @@ class Host:
             return linked
         return self._open_at(launch.thread, launch.start_ns)
 
-    def launched_ns(self, kernel: Event) -> int | None:
+    def launched_ns(self, kernel: ProfilerEvent) -> int | None:
         """Return a kernel's launch time, or the start of its operator; None if unknown."""
         launch = self.launches.get(kernel.correlation)
         if launch is not None:
@@ -207,7 +207,7 @@ class Host:
         around = self.upwards(last if last >= 0 else None)
         return next((index for index in around if self.events[index].end_ns > moment_ns), None)
 
-    def _marked(self, scope: Scope) -> Iterator[tuple[int, Mark]]:
+    def _marked(self, scope: Scope) -> Iterator[tuple[int, RangeMark]]:
         return (
             (index, mark)
             for index, mark in enumerate(self.marks)
@@ -221,7 +221,7 @@ class Host:
                 return outer
         return None
 
-    def _periods(self, scope: Scope) -> list[tuple[int, int, Mark]]:
+    def _periods(self, scope: Scope) -> list[tuple[int, int, RangeMark]]:
         return [
             (self.events[index].start_ns, self.events[index].end_ns, mark)
             for index, mark in self._marked(scope)
@@ -237,7 +237,7 @@ class Host:
         return operators
 
 
-def _mark_at(periods: list[tuple[int, int, Mark]], moment_ns: int) -> Mark | None:
+def _mark_at(periods: list[tuple[int, int, RangeMark]], moment_ns: int) -> RangeMark | None:
     """Return the mark with a period that contains a moment; periods do not overlap."""
     place = bisect_right(periods, moment_ns, key=itemgetter(0)) - 1
     return periods[place][2] if place >= 0 and moment_ns < periods[place][1] else None

@@ -24,7 +24,7 @@ from perfexp.cost.tape import (
     path_of,
     recording,
 )
-from perfexp.measuring.layers.events import Mark, Scope
+from perfexp.measuring.layers.events import RangeMark, Scope
 
 #: A range with little cost on the host and none on the device.
 _Range: Any = torch._C._profiler._RecordFunctionFast
@@ -32,7 +32,7 @@ _Range: Any = torch._C._profiler._RecordFunctionFast
 
 def ranged(scope: Scope, number: int = 0, kind: str = "") -> Any:
     """Return a process-wide profiler range: a `call` with its index, or a `phase` with its name."""
-    return _Range(Mark(scope, number, kind=kind).name)
+    return _Range(RangeMark(scope, number, kind=kind).name)
 
 
 class Opaque(Exception):
@@ -127,7 +127,7 @@ class _Outliner(Recorder):
             return self._step_into(call, module, args, keywords)
 
 
-class Watch(Protocol):
+class CallObserver(Protocol):
     """Observer of a marked model's calls; the default ignores the marker's own work."""
 
     def begin_overhead(self) -> None:
@@ -138,7 +138,7 @@ class Watch(Protocol):
         """Note that the marker's own work has ended."""
         return
 
-    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+    def around(self, mark: RangeMark | None) -> AbstractContextManager[Any]:
         """Return a context for a call with its time credited to the mark.
 
         The marker enters and leaves it between `begin_overhead` and `end_overhead`: inside, no
@@ -146,10 +146,10 @@ class Watch(Protocol):
         """
 
 
-class Ranges(Watch):
+class Ranges(CallObserver):
     """Profiler ranges. A profiler separates the marker's own work itself."""
 
-    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+    def around(self, mark: RangeMark | None) -> AbstractContextManager[Any]:
         ours: AbstractContextManager[Any] = nullcontext() if mark is None else _Range(mark.name)
         return ours
 
@@ -160,7 +160,7 @@ class Marker(TorchFunctionMode):
     After a deviation from the outline (`strayed`), rows cannot be distinguished.
     """
 
-    def __init__(self, model: torch.nn.Module, outline: Outline, watch: Watch) -> None:
+    def __init__(self, model: torch.nn.Module, outline: Outline, watch: CallObserver) -> None:
         super().__init__()
         self.strayed: str | None = None
         self._watch = watch
@@ -195,7 +195,7 @@ class Marker(TorchFunctionMode):
                 self.strayed or f"{call.path or 'the model'} is called more often than before"
             )
         operations = planned is not None and not planned.is_row and not again
-        mark = Mark(Scope.module, call.number, call.whole, call.kind, call.path)
+        mark = RangeMark(Scope.module, call.number, call.whole, call.kind, call.path)
         self._open.append((call, iter(planned.functions if planned and operations else ())))
         try:
             listening = self._listening(
@@ -222,7 +222,7 @@ class Marker(TorchFunctionMode):
         finally:
             self._watch.end_overhead()
 
-    def _next_operation(self, name: str) -> Mark | None:
+    def _next_operation(self, name: str) -> RangeMark | None:
         """Return the mark for the next function in the outline; None if it is not a row."""
         if not self._open:
             return None
@@ -234,7 +234,11 @@ class Marker(TorchFunctionMode):
                 or f"{call.path or 'the model'} calls other operations than before ({name})"
             )
             return None
-        return None if planned.number is None else Mark(Scope.operation, planned.number, kind=name)
+        return (
+            None
+            if planned.number is None
+            else RangeMark(Scope.operation, planned.number, kind=name)
+        )
 
     @contextmanager
     def _listening(self, wanted: bool) -> Iterator[None]:
@@ -252,7 +256,7 @@ class Marker(TorchFunctionMode):
 
 
 @contextmanager
-def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[Marker]:
+def marking(model: torch.nn.Module, outline: Outline, watch: CallObserver) -> Iterator[Marker]:
     """Report an uncompiled model's module and operation calls to a watch while entered.
 
     Modules are intercepted at `__call__`, as in `perfexp.cost`, so their own hooks are part of the
@@ -267,7 +271,7 @@ def marking(model: torch.nn.Module, outline: Outline, watch: Watch) -> Iterator[
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf and not parameter.is_inference():
                 hook = partial(
-                    _touch, Mark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name
+                    _touch, RangeMark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name
                 )
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)

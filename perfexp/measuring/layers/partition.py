@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from perfexp.measuring.layers import Key
 from perfexp.measuring.layers.attribution import Attributed, attribute
-from perfexp.measuring.layers.events import Event, Host
+from perfexp.measuring.layers.events import Host, ProfilerEvent
 
 
 @dataclass
@@ -41,7 +41,7 @@ class CallTimes:
     starved: bool
 
 
-def attributed(host: Host, events: Iterable[Event]) -> list[Attributed]:
+def attributed(host: Host, events: Iterable[ProfilerEvent]) -> list[Attributed]:
     """Return a profile's kernels with their rows, in the order in which they began."""
     kernels = sorted(
         (event for event in events if event.is_kernel),
@@ -51,7 +51,7 @@ def attributed(host: Host, events: Iterable[Event]) -> list[Attributed]:
 
 
 def divide(
-    events: Iterable[Event],
+    events: Iterable[ProfilerEvent],
     *,
     held: bool,
     rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels,
@@ -75,7 +75,7 @@ def divide(
 
 def _windows(kernels: Sequence[Attributed], *, held: bool) -> dict[int, tuple[int, int]]:
     """Return the beginning and end of each call; each begins at the end of the previous call."""
-    of_call: dict[int, list[Event]] = defaultdict(list)
+    of_call: dict[int, list[ProfilerEvent]] = defaultdict(list)
     for each in kernels:
         if each.call is not None:
             of_call[each.call].append(each.kernel)

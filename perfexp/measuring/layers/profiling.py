@@ -14,10 +14,10 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from perfexp.devices import Device
-from perfexp.measuring.layers import LayerTimes, Method, Pass
+from perfexp.measuring.layers import LayerTimes, Pass, TimeSource
 from perfexp.measuring.layers.attribution import Attributed
 from perfexp.measuring.layers.closure import close, unattributed_share
-from perfexp.measuring.layers.events import Event, Host, Scope
+from perfexp.measuring.layers.events import Host, ProfilerEvent, Scope
 from perfexp.measuring.layers.marking import Marker, Opaque, Ranges, marking, outline_of, ranged
 from perfexp.measuring.layers.partition import CallTimes, attributed, divide
 from perfexp.measuring.layers.table import times_of
@@ -43,10 +43,10 @@ _NO_NEWS = ".*Profiler clears events"
 #: Phase that launches a captured call, as named by `perfexp.measuring.modes.graphed`.
 _GRAPH = "graph"
 #: Runs a function, waits for the device, and returns the observed events; scripted in tests.
-Profiler = Callable[[Callable[[], object]], list[Event]]
+Profiler = Callable[[Callable[[], object]], list[ProfilerEvent]]
 
 
-def kineto(run: Callable[[], object]) -> list[Event]:
+def kineto(run: Callable[[], object]) -> list[ProfilerEvent]:
     """Return host and device events from torch's own profiler; a `Profiler`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_NEWS)
@@ -56,10 +56,10 @@ def kineto(run: Callable[[], object]) -> list[Event]:
     return [event_of(event) for event in profiler.profiler.kineto_results.events()]
 
 
-def event_of(event: Any) -> Event:
+def event_of(event: Any) -> ProfilerEvent:
     """Return a profiler event (torch's `_KinetoEvent`) as a plain tuple."""
     on_device = event.device_type() == DeviceType.CUDA
-    return Event(
+    return ProfilerEvent(
         name=event.name(),
         start_ns=event.start_ns(),
         duration_ns=event.duration_ns(),
@@ -154,8 +154,8 @@ class _Rounds:
             if len(in_time) < count:
                 factor, at_once = factor * _HOLD_GROWS, max(1, len(in_time))
         if usable:
-            return times_of(usable, Method.queue, starved)
-        return times_of(self._unheld(calls), Method.unheld, starved)
+            return times_of(usable, TimeSource.queue, starved)
+        return times_of(self._unheld(calls), TimeSource.unheld, starved)
 
     def replayed(self, graph: Step, calls: int) -> LayerTimes:
         """Profile a captured step; its kernels get the rows of the same uncaptured call."""
@@ -175,9 +175,9 @@ class _Rounds:
         except Opaque:  # the profiler saw nothing of a replay
             strange = 1.0
         if strange <= _MOST_STRANGE and times.held:
-            times.method = Method.graph
+            times.method = TimeSource.graph
             return times
-        times = times_of(self._unheld(calls), Method.unheld)
+        times = times_of(self._unheld(calls), TimeSource.unheld)
         other = f"{strange:.0%} of its time is of other kernels, or of kernels that it lacks"
         times.no_graph = other if strange > _MOST_STRANGE else "nor could that"
         return times
@@ -220,7 +220,7 @@ class _Rounds:
         self._profiled(run)
         return taken[0]
 
-    def _profiled(self, run: Callable[[], object]) -> list[Event]:
+    def _profiled(self, run: Callable[[], object]) -> list[ProfilerEvent]:
         """Return the events of a run that begins and ends with an idle device."""
 
         def complete() -> None:

@@ -13,10 +13,10 @@ import torch
 
 from perfexp.cost.tape import nodes_behind
 from perfexp.devices import Device
-from perfexp.measuring.layers import Key, LayerTimes, Method, Pass
+from perfexp.measuring.layers import Key, LayerTimes, Pass, TimeSource
 from perfexp.measuring.layers.attribution import in_no_module
 from perfexp.measuring.layers.closure import close
-from perfexp.measuring.layers.events import Mark, Scope
+from perfexp.measuring.layers.events import RangeMark, Scope
 from perfexp.measuring.layers.marking import Marker, Opaque, marking, outline_of
 from perfexp.measuring.layers.partition import CallTimes, Spent
 from perfexp.measuring.layers.table import times_of
@@ -61,7 +61,7 @@ class Stamps:
         self._last = now
 
     @contextmanager
-    def around(self, mark: Mark | None) -> Iterator[None]:
+    def around(self, mark: RangeMark | None) -> Iterator[None]:
         self._rows.append(self._key(mark) if mark else self._row)
         self._note()
         self.end_overhead()
@@ -84,7 +84,7 @@ class Stamps:
     def _row(self) -> Key:
         return self._rows[-1] if self._rows else in_no_module(None)
 
-    def _key(self, mark: Mark) -> Key:
+    def _key(self, mark: RangeMark) -> Key:
         if mark.scope is Scope.phase:
             return in_no_module(mark.kind)
         outer = self._row
@@ -145,7 +145,9 @@ def stamp_layers(
                     )
     except Opaque as why:
         return LayerTimes(reason=str(why))
-    times = times_of(taken[1:], Method.stamps)  # the first call still fills the marker's own caches
+    times = times_of(
+        taken[1:], TimeSource.stamps
+    )  # the first call still fills the marker's own caches
     times.own_seconds = float(np.median(own[1:])) * 1e-9
     times.no_backward = no_backward
     return close(times, clean_seconds)
@@ -168,6 +170,6 @@ def _stamped_call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
                     stack.enter_context(stamps.following(loss))
                 else:
                     no_backward = "the step does not store a loss with a graph"
-            with stamps.around(Mark(Scope.phase, kind=name)):
+            with stamps.around(RangeMark(Scope.phase, kind=name)):
                 part()
     return no_backward

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from perfexp.cost import Geometry, Row, Work
-from perfexp.measuring.layers import Kernel, Key, LayerTimes, Method, Pass, RowTimes
+from perfexp.cost import Geometry, Work, WorkRow
+from perfexp.measuring.layers import Kernel, Key, LayerTimes, Pass, RowTimes, TimeSource
 from perfexp.measuring.layers.partition import CallTimes, Spent
 from perfexp.statistics import estimators
 
@@ -59,7 +59,7 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ran: str | None = None
 
 
-def times_of(calls: Sequence[CallTimes], method: Method, starved: int = 0) -> LayerTimes:
+def times_of(calls: Sequence[CallTimes], method: TimeSource, starved: int = 0) -> LayerTimes:
     """Return the times of all rows over several usable calls of the same step."""
     keys = dict.fromkeys(key for call in calls for key in call.rows)
     names = dict.fromkeys(name for call in calls for name in call.unattributed)
@@ -123,7 +123,7 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
     return lines
 
 
-def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
+def _placed(times: LayerTimes, counted: Sequence[WorkRow]) -> dict[Place, WorkRow]:
     """Return the counted rows by the place where each was timed.
 
     Timing and counting number a call's operations in the same order. Models that compute their own
@@ -135,7 +135,7 @@ def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
     for key in (row.key for row in times.rows):
         if key is not None and key.path is not None and key.operation is not None:
             timed.setdefault((key.path, key.call), {})[key.operation] = key.kind
-    operations: dict[tuple[str, int], dict[int, Row]] = {}
+    operations: dict[tuple[str, int], dict[int, WorkRow]] = {}
     for row in counted:
         if row.operation is not None:
             operations.setdefault((row.path, row.call), {})[row.operation] = row
@@ -157,7 +157,7 @@ def _placed(times: LayerTimes, counted: Sequence[Row]) -> dict[Place, Row]:
     return placed
 
 
-def _line(row: RowTimes, rows: Mapping[Place, Row], calls: int) -> Line:
+def _line(row: RowTimes, rows: Mapping[Place, WorkRow], calls: int) -> Line:
     key = row.key
     line = Line(
         key=key,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from perfexp.devices import Device
-from perfexp.devices.meters import Found, Reading
+from perfexp.devices.meters import DeviceMeters, Reading
 from perfexp.devices.meters.energy_metrics import (
     Power,
     above,
@@ -87,7 +87,7 @@ class EnergyProcedure:
     """
 
     device: Device
-    detected: Found
+    detected: DeviceMeters
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
     beside: Beside = threaded

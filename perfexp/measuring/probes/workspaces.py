@@ -22,7 +22,7 @@ _SEPARATOR = " | "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class WorkspaceSizes:
     """Workspaces of a trace's convolutions, in bytes.
 
     Attributes:
@@ -87,7 +87,7 @@ class Workspaces:
         self._is_started = False
         self._not_started: str | None = None
 
-    def of(self, calls: Collection[OperatorCall]) -> Found:
+    def of(self, calls: Collection[OperatorCall]) -> WorkspaceSizes:
         """Return the workspaces of distinct calls; calls that fail on the device stay unknown."""
         sizes: dict[OperatorCall, int] = {}
         for call in calls if self.device_name else ():
@@ -99,7 +99,9 @@ class Workspaces:
             measured, reason = self._measured(missing, self._device)
             self._cache.update({self._key(call): size for call, size in measured.items()})
             sizes |= measured
-        return Found(device=self.device_name, sizes=sizes, convolutions=len(calls), reason=reason)
+        return WorkspaceSizes(
+            device=self.device_name, sizes=sizes, convolutions=len(calls), reason=reason
+        )
 
     def _measured(
         self, calls: Sequence[OperatorCall], device: Device

@@ -41,7 +41,7 @@ def part_name(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProfileLocation:
     """Location of a profile's files."""
 
     folder: Path
@@ -52,14 +52,14 @@ class Place:
         return self.folder / f"{self.stem}{ending}"
 
 
-def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
+def place_of(key: Key, keys: Sequence[Key], folder: Path) -> ProfileLocation:
     """Return the location of a profile's files.
 
     The stem is `train`, or for example `train_224_b64` if the run profiles a phase several times.
     """
     phase = profiled_key(key).phase
     alone = sum(other.phase == key.phase for other in keys) == 1
-    return Place(
+    return ProfileLocation(
         folder=folder, stem=phase if alone else f"{phase}_{key.size_label}_b{key.batch_size}"
     )
 
@@ -109,7 +109,7 @@ class About:
 
 
 @dataclass(kw_only=True)
-class Found:
+class ProfileResult:
     """Results of a profile."""
 
     files: list[str] = field(default_factory=list)
@@ -215,11 +215,11 @@ class Profiler:
             first = list({key.phase: key for key in reversed(first)}.values())[::-1]
         return [profile_key(key) for key in first]
 
-    def outputs(self, place: Place) -> list[Path]:
+    def outputs(self, place: ProfileLocation) -> list[Path]:
         """Return the files that the tool, the worker or `collect` may write."""
         return []
 
-    def command(self, place: Place, about: About) -> list[str]:
+    def command(self, place: ProfileLocation, about: About) -> list[str]:
         """Return the prefix of the worker's command line.
 
         Raises `Unsupported` if the device does not fit, `ProfilerFailed` if the tool does not.
@@ -229,8 +229,8 @@ class Profiler:
         return []
 
     def collect(
-        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
-    ) -> Found:
+        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+    ) -> ProfileResult:
         """Return the profile's results after the worker has ended.
 
         Args:
@@ -240,9 +240,9 @@ class Profiler:
         Raises:
             ProfilerFailed: there is no profile.
         """
-        return Found()
+        return ProfileResult()
 
-    def watching(self, place: Place, device: Any) -> AbstractContextManager[Marks]:
+    def watching(self, place: ProfileLocation, device: Any) -> AbstractContextManager[Marks]:
         """Return a context for the profiled calls.
 
         Raise `Unsupported` for an unsupported device.

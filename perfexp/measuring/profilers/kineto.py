@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.host.files import write_atomically
-from perfexp.measuring.profilers import About, Found, Marks, Place, Profiler, ProfilerFailed
+from perfexp.measuring.profilers import (
+    About,
+    Marks,
+    ProfileLocation,
+    Profiler,
+    ProfileResult,
+    ProfilerFailed,
+)
 from perfexp.measuring.profilers.tools import has_content, ranked, to_csv
 
 #: File endings. TensorBoard's plug-in finds the trace by its ending.
@@ -49,16 +56,16 @@ class Torch(Profiler):
     stacks: bool = False
     top: int = 20
 
-    _found = Found()
+    _found = ProfileResult()
 
-    def outputs(self, place: Place) -> list[Path]:
+    def outputs(self, place: ProfileLocation) -> list[Path]:
         files = [place.file(_TRACE), place.file(_OPERATORS)]
         if self.memory:
             files.append(place.file(_MEMORY))
         return files
 
     @contextmanager
-    def watching(self, place: Place, device: Any) -> Iterator[Marks]:
+    def watching(self, place: ProfileLocation, device: Any) -> Iterator[Marks]:
         from torch.profiler import ProfilerActivity, profile, record_function
 
         activities = [ProfilerActivity.CPU]
@@ -88,7 +95,7 @@ class Torch(Profiler):
         self._finish(place, kernels, operators)
 
     def _finish(
-        self, place: Place, kernels: list[dict[str, Any]], operators: list[dict[str, Any]]
+        self, place: ProfileLocation, kernels: list[dict[str, Any]], operators: list[dict[str, Any]]
     ) -> None:
         which = "self_device_seconds" if kernels else "self_cpu_seconds"
         operators.sort(key=lambda row: -row[which])
@@ -99,7 +106,7 @@ class Torch(Profiler):
                 place.file(_MEMORY),
                 to_csv(samples, ("seconds", "device", "bytes", "allocated_bytes")),
             )
-        found = Found(facts={"sorted_by": which, "operator_names": len(operators)})
+        found = ProfileResult(facts={"sorted_by": which, "operator_names": len(operators)})
         found.facts["operators"] = _ranked(operators, which)[: self.top]
         found.add_kernels(_ranked(kernels, "self_device_seconds"), self.top)
         self._found = found
@@ -108,12 +115,12 @@ class Torch(Profiler):
         return self._found.facts
 
     def collect(
-        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
-    ) -> Found:
+        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+    ) -> ProfileResult:
         files = [path.name for path in self.outputs(place) if has_content(path)]
         if place.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see details/run.log.", files)
-        return Found(files=files)
+        return ProfileResult(files=files)
 
 
 def is_own(name: str) -> bool:

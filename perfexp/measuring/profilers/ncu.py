@@ -27,7 +27,14 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.measuring.profilers import About, Found, Place, Profiler, ProfilerFailed, tools
+from perfexp.measuring.profilers import (
+    About,
+    ProfileLocation,
+    Profiler,
+    ProfileResult,
+    ProfilerFailed,
+    tools,
+)
 from perfexp.records.paths import RunPaths
 from perfexp.records.profile_keys import WHOLE
 from perfexp.roofline import listing
@@ -141,10 +148,10 @@ class Ncu(Profiler):
                     "--query-metrics."
                 )
 
-    def outputs(self, place: Place) -> list[Path]:
+    def outputs(self, place: ProfileLocation) -> list[Path]:
         return [place.file(".ncu-rep"), place.file("_ncu.csv")]
 
-    def command(self, place: Place, about: About) -> list[str]:
+    def command(self, place: ProfileLocation, about: About) -> list[str]:
         super().command(place, about)
         tool = tools.find("ncu", self.tool)
         counters = list(self.metrics or ())
@@ -157,8 +164,8 @@ class Ncu(Profiler):
         return [*command, f"--export={tools.escaped(place.file())}", *self.options]
 
     def collect(
-        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
-    ) -> Found:
+        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+    ) -> ProfileResult:
         tool = tools.find("ncu", self.tool)
         report, table = self.outputs(place)
         files = [report.name, table.name]
@@ -173,7 +180,7 @@ class Ncu(Profiler):
             why = f"ncu's table of {report.name} can't be used: {error}"
             raise ProfilerFailed(why, files) from error
         launches = listed.launches
-        results = Found(files=files)
+        results = ProfileResult(files=files)
         times = ((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
         results.add_kernels(tools.ranked(times), self.top)
         within: dict[str, int] = {}
@@ -207,7 +214,7 @@ def exported(tool: tools.Tool, report: Path) -> bytes:
     return "".join(lines).encode()
 
 
-def _is_in(launch: listing.Launch, name: str) -> bool:
+def _is_in(launch: listing.KernelLaunch, name: str) -> bool:
     """Return whether a kernel was launched in a range.
 
     ncu writes a number and a domain before the range's name.

@@ -16,9 +16,16 @@ from typing import Any
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
-from perfexp.measuring.profilers import About, Found, Place, Profiler, ProfilerFailed, tools
+from perfexp.measuring.profilers import (
+    About,
+    ProfileLocation,
+    Profiler,
+    ProfileResult,
+    ProfilerFailed,
+    tools,
+)
 from perfexp.measuring.profilers import reports as stats
-from perfexp.measuring.profilers.projection import Work, project
+from perfexp.measuring.profilers.projection import DeviceActivity, project
 from perfexp.measuring.profilers.reports import DEFAULT, check
 from perfexp.records.paths import RunPaths
 from perfexp.records.profile_keys import WHOLE
@@ -71,11 +78,11 @@ class Nsys(Profiler):
             )
         self.reports = check(self.reports)
 
-    def outputs(self, place: Place) -> list[Path]:
+    def outputs(self, place: ProfileLocation) -> list[Path]:
         recorded = map(place.file, (*ENDINGS, ".qdstrm"))
         return [*recorded, *evaluated(place, self.reports)]
 
-    def command(self, place: Place, about: About) -> list[str]:
+    def command(self, place: ProfileLocation, about: About) -> list[str]:
         """See `Profiler`.
 
         Without a capture range, torch's import alone creates gigabytes of profile.
@@ -87,8 +94,8 @@ class Nsys(Profiler):
         return [tool.path, *recording, *self.options]
 
     def collect(
-        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
-    ) -> Found:
+        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+    ) -> ProfileResult:
         tool = tools.find("nsys", self.tool)
         profile = next(filter(tools.has_content, map(place.file, ENDINGS)), None)
         if profile is None:
@@ -124,7 +131,7 @@ def recording_command(
     ]
 
 
-def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
+def evaluated(place: ProfileLocation, wanted: Sequence[str]) -> list[Path]:
     """Return the files that `evaluate` may write."""
     files = [stats.file_of(place, report) for report in wanted]
     return [place.file(DATABASE), place.file(_RANGES), *files]
@@ -134,12 +141,12 @@ def evaluate(
     tool: tools.Tool,
     profile: Path,
     wanted: Sequence[str],
-    place: Place,
+    place: ProfileLocation,
     claim: Callable[[Path], None],
     *,
     whole: str | None = None,
     top: int = 20,
-) -> Found:
+) -> ProfileResult:
     """Return a profile's reports, kernels and ranges.
 
     Args:
@@ -147,7 +154,7 @@ def evaluate(
         claim: called with each file before it is written.
         whole: name of the range around a call, if any.
     """
-    results = Found(files=[profile.name])
+    results = ProfileResult(files=[profile.name])
     database = place.file(DATABASE)
     problem = None
     if profile.suffix != DATABASE:
@@ -160,7 +167,7 @@ def evaluate(
         results.files.append(name)
         written[report] = {"file": name, "rows": len(sheet.rows)}
     ranges: list[dict[str, Any]] = []
-    work: list[Work] = []
+    work: list[DeviceActivity] = []
     if not problem:
         # other versions have other tables; the reports are unaffected
         with suppress(sqlite3.Error):
@@ -224,7 +231,7 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
     return target
 
 
-def _no_profile(place: Place, said: str) -> ProfilerFailed:
+def _no_profile(place: ProfileLocation, said: str) -> ProfilerFailed:
     stream = place.file(".qdstrm")
     if tools.has_content(stream):
         why = tools.missing_library(said) or _libdw()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.measuring.profilers import About, Found, Place, Profiler
+from perfexp.measuring.profilers import About, ProfileLocation, Profiler, ProfileResult
 from perfexp.measuring.profilers.nsys import recording_command
 from perfexp.records.profile_keys import WHOLE
 
@@ -37,9 +37,9 @@ class Nvtx(Profiler):
         self.warmup += self.step - 1
 
     def collect(
-        self, place: Place, about: About, said: str, observations: Mapping[str, Any]
-    ) -> Found:
-        return Found(facts={"commands": command_lines(place.stem, about)})
+        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+    ) -> ProfileResult:
+        return ProfileResult(facts={"commands": command_lines(place.stem, about)})
 
 
 def command_lines(stem: str, about: About) -> dict[str, str]:

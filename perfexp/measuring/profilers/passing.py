@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from perfexp.errors import Unsupported, UserError
-from perfexp.measuring.layers.events import Mark, Scope
+from perfexp.measuring.layers.events import RangeMark, Scope
 from perfexp.measuring.layers.marking import Opaque, Outline, Ranges, marking, outline_of
 from perfexp.measuring.modes import Step, graphed
-from perfexp.measuring.profilers import Marks, Place, Profiler, part_name
+from perfexp.measuring.profilers import Marks, ProfileLocation, Profiler, part_name
 from perfexp.records.profile_keys import WHOLE, profiled_key
 from perfexp.records.record import Key
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
 
 
-def look(procedure: Procedure, key: Key, profiler: Profiler, place: Place) -> dict[str, Any]:
+def look(
+    procedure: Procedure, key: Key, profiler: Profiler, place: ProfileLocation
+) -> dict[str, Any]:
     """Profile a few calls of a step.
 
     Returns call counts, range names, and the profiler's observations.
@@ -97,7 +99,7 @@ class _MarkedModules(Ranges):
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
 
-    def around(self, mark: Mark | None) -> AbstractContextManager[Any]:
+    def around(self, mark: RangeMark | None) -> AbstractContextManager[Any]:
         if mark is None or mark.scope not in (Scope.module, Scope.operation):
             return nullcontext()
         return self._marks.range(mark.path or mark.kind)

@@ -30,7 +30,7 @@ _WORK = {
 }
 
 
-class Work(NamedTuple):
+class DeviceActivity(NamedTuple):
     """A device activity, and the start of the call that launched it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Work(NamedTuple):
     kernel: str | None
 
 
-def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
+def project(database: Path) -> tuple[list[dict[str, Any]], list[DeviceActivity]]:
     """Return a profile's ranges with the work that they launched, and all device work.
 
     Each range name has `name`, `count`, and medians per range: `launches`, `kernels`,
@@ -68,10 +68,12 @@ def project(database: Path) -> tuple[list[dict[str, Any]], list[Work]]:
             raise sqlite3.DataError(str(error)) from error
 
 
-def _summarized(ranges: list[tuple[str, int, int]], work: list[Work]) -> Iterator[dict[str, Any]]:
+def _summarized(
+    ranges: list[tuple[str, int, int]], work: list[DeviceActivity]
+) -> Iterator[dict[str, Any]]:
     """Yield the summaries for `project`; the work is sorted by issue time."""
     issued = [activity.issued_ns for activity in work]
-    by_name: dict[str, list[list[Work]]] = {}
+    by_name: dict[str, list[list[DeviceActivity]]] = {}
     for name, start, end in sorted(ranges, key=lambda each: (each[1], -each[2])):
         inside = work[bisect_left(issued, start) : bisect_right(issued, end)]
         by_name.setdefault(name, []).append(inside)
@@ -86,18 +88,18 @@ def _summarized(ranges: list[tuple[str, int, int]], work: list[Work]) -> Iterato
         }
 
 
-def _num_kernels(work: list[Work]) -> int:
+def _num_kernels(work: list[DeviceActivity]) -> int:
     return sum(one.kernel is not None for one in work)
 
 
-def _span_seconds(work: list[Work]) -> float:
+def _span_seconds(work: list[DeviceActivity]) -> float:
     if not work:
         return 0.0
     first = min(one.start_ns for one in work)
     return (max(one.end_ns for one in work) - first) * 1e-9
 
 
-def _busy_seconds(work: list[Work]) -> float:
+def _busy_seconds(work: list[DeviceActivity]) -> float:
     busy, until = 0, 0
     for start, end in sorted((item.start_ns, item.end_ns) for item in work):
         busy += max(0, end - max(start, until))
@@ -105,7 +107,7 @@ def _busy_seconds(work: list[Work]) -> float:
     return busy * 1e-9
 
 
-def _work(connection: sqlite3.Connection) -> Iterator[Work]:
+def _work(connection: sqlite3.Connection) -> Iterator[DeviceActivity]:
     for table, names in _WORK.items():
         columns = _columns(connection, table)
         if "correlationId" not in columns:
@@ -117,7 +119,7 @@ def _work(connection: sqlite3.Connection) -> Iterator[Work]:
             f"JOIN {_RUNTIME} r ON r.correlationId = w.correlationId GROUP BY w.rowid"
         )
         for issued, start, end, text in connection.execute(query):
-            yield Work(issued, start, end, (text or "unknown") if names else None)
+            yield DeviceActivity(issued, start, end, (text or "unknown") if names else None)
 
 
 def _ranges(connection: sqlite3.Connection) -> Iterator[tuple[str, int, int]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from perfexp.errors import UserError, nearest
 from perfexp.host.files import safe_name, write_atomically
-from perfexp.measuring.profilers import Place, ProfilerFailed
+from perfexp.measuring.profilers import ProfileLocation, ProfilerFailed
 from perfexp.measuring.profilers.tools import Tool, ask, has_content, ranked, reason
 from perfexp.roofline.numbers import factor, number
 
@@ -171,7 +171,11 @@ def read(text: str) -> Sheet | None:
 
 
 def write(
-    tool: Tool, source: Path, wanted: Sequence[str], place: Place, claim: Callable[[Path], None]
+    tool: Tool,
+    source: Path,
+    wanted: Sequence[str],
+    place: ProfileLocation,
+    claim: Callable[[Path], None],
 ) -> tuple[dict[str, Sheet], dict[str, str]]:
     """Make reports and write those with rows as `STEM_REPORT.csv`.
 
@@ -193,7 +197,7 @@ def write(
     return sheets, problems
 
 
-def file_of(place: Place, report: str) -> Path:
+def file_of(place: ProfileLocation, report: str) -> Path:
     """Return a report's path."""
     return place.file(f"_{safe_name(report.replace(':', '_'))}.csv")
 

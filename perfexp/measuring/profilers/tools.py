@@ -48,7 +48,7 @@ class Tool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ToolOutput:
     """A tool's output and exit code. The exit code is unreliable, and None after a timeout."""
 
     code: int | None
@@ -96,7 +96,7 @@ def find(name: str, given: str | None = None) -> Tool:
 
 def ask(
     command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None
-) -> Answer:
+) -> ToolOutput:
     """Run a tool and return its output; raise `ProfilerFailed` if it cannot be started.
 
     An interrupt, held or not, ends the tool with all its children.
@@ -125,11 +125,11 @@ def ask(
                 "",
                 f"{Path(command[0]).name} took longer than {seconds:g} s and was terminated",
             )
-            return Answer(code=None, out=out, err=err)
+            return ToolOutput(code=None, out=out, err=err)
         except BaseException:
             _end(process)
             raise
-    return Answer(code=process.returncode, out=out, err=err)
+    return ToolOutput(code=process.returncode, out=out, err=err)
 
 
 def _output_of(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:

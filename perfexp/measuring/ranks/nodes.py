@@ -59,7 +59,7 @@ class _Report(msgspec.Struct):
     """A failed rank, as reported by its node's launcher."""
 
     rank: int
-    end: start.Ended
+    end: start.FailedRank
 
 
 def run(
@@ -79,7 +79,7 @@ def run(
     ports = _free_ports() if port is None else (port, port + 1)
     for number in ports if port is not None else ():
         start.refuse_busy(number, "")
-    failures: dict[int, start.Ended] = {}
+    failures: dict[int, start.FailedRank] = {}
     with start.folder_of(emit) as folder:
         instructions = Instructions(
             command=list(command),
@@ -98,7 +98,7 @@ def run(
     return start.report(failures, nodes * per_host, emit)
 
 
-def _start(instructions: Instructions, failures: dict[int, start.Ended]) -> int:
+def _start(instructions: Instructions, failures: dict[int, start.FailedRank]) -> int:
     """Run a task on each node, collect its reports, and return srun's exit code."""
     command = [
         *(
@@ -156,7 +156,7 @@ def main() -> int:
 
 def _launch(
     instructions: Instructions, folder: Path, node: int, host: str
-) -> dict[int, start.Ended]:
+) -> dict[int, start.FailedRank]:
     Meeting(host=host, port=instructions.messages_port, secret=instructions.secret).write(folder)
     name = f"[{host}]" if ":" in host else host
     settings = {

@@ -27,7 +27,7 @@ REPORTED = (PerfexpError.exit_code, UserError.exit_code)
 _CHECK_SECONDS = 1.0
 
 
-class Ended(NamedTuple):
+class FailedRank(NamedTuple):
     """A failed rank.
 
     Attributes:
@@ -96,7 +96,7 @@ def launch(
     per_host: int,
     settings: Mapping[str, Any],
     nodes: int = 1,
-) -> dict[int, Ended]:
+) -> dict[int, FailedRank]:
     """Start the ranks on this host, wait until they end, and return failed ranks.
 
     Args:
@@ -122,13 +122,13 @@ def launch(
         )
     except ChildFailedError as error:
         return {
-            rank: Ended(end.pid, end.exitcode, end.error_file_data)
+            rank: FailedRank(end.pid, end.exitcode, end.error_file_data)
             for rank, end in error.failures.items()
         }
     return {}
 
 
-def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
+def report(failures: Mapping[int, FailedRank], size: int, emit: Events) -> int:
     """Send the final event, naming the ranks that failed first, and return the exit code."""
     first = 0
     if 0 in failures:

@@ -25,7 +25,7 @@ _SCALES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ChartLine:
     """Points that belong together.
 
     Attributes:
@@ -49,7 +49,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class FittedCurve:
     """A fitted scaling model between a line's points, with a label for the legend."""
 
     label: str
@@ -67,9 +67,9 @@ class Panel:
     """
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     unit: str = "samples/s"
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[FittedCurve, ...] = ()
     marks: Mapping[float, str] = field(default_factory=dict)
 
 

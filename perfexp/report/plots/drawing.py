@@ -31,8 +31,8 @@ from perfexp.report.plots.chart import (
     Bar,
     Bars,
     Chart,
+    ChartLine,
     Facet,
-    Line,
     Panel,
     Strips,
     Taken,
@@ -134,7 +134,7 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
         axes.axvline(x, color=DARK, linewidth=1.2, linestyle=":", label=text)
 
 
-def _line(axes: Any, line: Line, factor: float) -> None:
+def _line(axes: Any, line: ChartLine, factor: float) -> None:
     """Draw a line with its intervals.
 
     Predictions are a band that replaces the line between points.

@@ -23,7 +23,7 @@ from perfexp.report.plots.chart import COLORS, GREY, Caption, footer_of, unit_of
 from perfexp.report.tables.layer_groups import (
     GAPS,
     OTHERS,
-    Layer,
+    LayerGroup,
     Stretch,
     by_kind,
     call_seconds,
@@ -171,7 +171,7 @@ def _kinds(
 
 
 def _longest(
-    axes: Any, layers: Sequence[Layer], colors: Mapping[str, str], measure: _Measure
+    axes: Any, layers: Sequence[LayerGroup], colors: Mapping[str, str], measure: _Measure
 ) -> list[str]:
     """Draw a bar for each of the longest layers; return their names."""
     most = max(layer.seconds for layer in layers) * measure.factor

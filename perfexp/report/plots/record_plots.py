@@ -20,7 +20,16 @@ from perfexp.records.record import Key, Record
 from perfexp.records.rows import Row
 from perfexp.records.subject import label, shape, varying
 from perfexp.records.wording import interval_text, median_text, percent, scaling_text
-from perfexp.report.plots.chart import Caption, Chart, Curve, Line, Panel, Strips, Taken, footer_of
+from perfexp.report.plots.chart import (
+    Caption,
+    Chart,
+    ChartLine,
+    FittedCurve,
+    Panel,
+    Strips,
+    Taken,
+    footer_of,
+)
 from perfexp.statistics.estimators import Interval
 
 #: Fields that become an axis if they vary.
@@ -221,7 +230,9 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
             yield Panel(title=title, lines=lines, unit=unit)
 
 
-def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) -> tuple[Line, ...]:
+def _with_latency(
+    placed: Sequence[Placed], lines: tuple[ChartLine, ...], kind: str
+) -> tuple[ChartLine, ...]:
     """Add latencies behind device times."""
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
@@ -238,7 +249,7 @@ def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) 
     return tuple(shown)
 
 
-def _knee(rates: Line) -> dict[float, str]:
+def _knee(rates: ChartLine) -> dict[float, str]:
     """Return the smallest batch that keeps the rate near its best, with a text.
 
     The last batch is returned, as still rising, if only it is near. Empty if the rate falls in
@@ -278,7 +289,7 @@ def _metric(name: str, row: Row) -> Interval | None:
     return interval_of(row.metric(name))
 
 
-def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
+def _curves(placed: Sequence[Placed]) -> tuple[FittedCurve, ...]:
     """Return fitted times from the smallest to the largest size.
 
     Sizes are sides if all are squares.
@@ -289,7 +300,7 @@ def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
             where[one.row.key] = one.x
             rows.append(one.row)
     models = [scaling for scaling in scalings(rows) if not scaling.doubt]
-    curves = list[Curve]()
+    curves = list[FittedCurve]()
     for scaling in models:
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
         power = 2
@@ -300,7 +311,7 @@ def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
         name = "scaling model"
         if len(models) == 1:
             name = scaling_text(scaling)
-        curves.append(Curve(label=name, x=tuple(x), y=y))
+        curves.append(FittedCurve(label=name, x=tuple(x), y=y))
     return tuple(curves)
 
 
@@ -325,7 +336,7 @@ def lines_of(
     *,
     metric: str = "",
     is_judged: bool = False,
-) -> tuple[Line, ...]:
+) -> tuple[ChartLine, ...]:
     """Return a line with its own color for each name.
 
     Args:
@@ -353,7 +364,9 @@ def lines_of(
             xs, ys, rough = zip(*points, strict=True)
             bands = dict(sorted((x, y) for label, x, y in predicted if label == name))
             lines.append(
-                Line(label=name, x=xs, y=ys, color=color, rough=rough, odd=rings, predicted=bands)
+                ChartLine(
+                    label=name, x=xs, y=ys, color=color, rough=rough, odd=rings, predicted=bands
+                )
             )
     return tuple(lines)
 

@@ -27,7 +27,7 @@ from perfexp.report.plots.chart import GREY, Caption
 from perfexp.report.plots.roofline_table import figures_of
 from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.peaks import NAMES
-from perfexp.roofline.placement import Limit, Roofline, Row
+from perfexp.roofline.placement import Limit, Roofline, RooflineRow
 from perfexp.roofline.sentences import meaning
 
 _COLORS = dict(zip(Limit, (PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[3], GREY), strict=True))
@@ -93,7 +93,7 @@ def compose(roofline: Roofline) -> Any:
     return figure
 
 
-def _slowest(rows: Iterable[Row]) -> list[Row]:
+def _slowest(rows: Iterable[RooflineRow]) -> list[RooflineRow]:
     """The rows with a place, the slowest first."""
     return sorted((row for row in rows if row.has_place), key=lambda row: -row.time_share)
 
@@ -201,19 +201,19 @@ def _ceiling(axes: Any, name: str, ends: Any, look: dict[str, Any]) -> None:
         axes.annotate(name, ends[1], (-4, 4), ha="right", **words)
 
 
-def _place(axes: Any, row: Row) -> tuple[float, float]:
+def _place(axes: Any, row: RooflineRow) -> tuple[float, float]:
     """Return a row's position, moved to the edge of the axes if it lies outside."""
     (left, _), (bottom, _) = axes.get_xlim(), axes.get_ylim()
     return max(row.load.intensity or 0.0, left), max(row.load.flops_per_second or 0.0, bottom)
 
 
-def _size(row: Row) -> float:
+def _size(row: RooflineRow) -> float:
     """Return the diameter of a row's marker in points."""
     area = _AREAS.get(row.level, _MIN_AREA + _FULL_AREA * row.time_share)
     return 2 * math.sqrt(area / math.pi)
 
 
-def _marker(axes: Any, roofline: Roofline, row: Row, **look: Any) -> None:
+def _marker(axes: Any, roofline: Roofline, row: RooflineRow, **look: Any) -> None:
     """Draw a row with its values as a tooltip, and a link to its row in the page's table."""
     x, y = _place(axes, row)
     figures = [f"{title} {text}" for title, text in figures_of(roofline, row).items()]
@@ -222,7 +222,7 @@ def _marker(axes: Any, roofline: Roofline, row: Row, **look: Any) -> None:
     axes.plot([x], [y], **look)
 
 
-def _numbers(axes: Any, rows: Sequence[Row]) -> None:
+def _numbers(axes: Any, rows: Sequence[RooflineRow]) -> None:
     """Write numbers to the right of markers.
 
     Numbers that would touch are joined, such as `1, 3`.
@@ -245,7 +245,7 @@ def _numbers(axes: Any, rows: Sequence[Row]) -> None:
         axes.annotate(text, (x, y), xycoords="figure points", **look)
 
 
-def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
+def _legend(axes: Any, roofline: Roofline, rows: Sequence[RooflineRow]) -> None:
     """Add the meaning of colors, sizes and markers, and the names of numbered rows.
 
     Each color also shows its time share.

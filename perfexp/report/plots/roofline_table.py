@@ -10,7 +10,7 @@ from perfexp.records.subject import one_line
 from perfexp.records.units import digits, format_seconds, pretty
 from perfexp.report.tables.flat import Line
 from perfexp.roofline.kernel_names import cut
-from perfexp.roofline.placement import DRAM, Limit, Roofline, Row, ratio
+from perfexp.roofline.placement import DRAM, Limit, Roofline, RooflineRow, ratio
 from perfexp.roofline.sentences import meaning
 
 #: Maximum parts and ranges on the console.
@@ -31,7 +31,9 @@ def lines(roofline: Roofline) -> list[Line]:
     return [_line(roofline, row, sorted(kinds), sorted(ceilings)) for row in rows]
 
 
-def _line(roofline: Roofline, row: Row, kinds: Sequence[str], ceilings: Sequence[str]) -> Line:
+def _line(
+    roofline: Roofline, row: RooflineRow, kinds: Sequence[str], ceilings: Sequence[str]
+) -> Line:
     load = row.load
     line: Line = {
         "level": row.level,
@@ -84,7 +86,11 @@ def console_grid(roofline: Roofline) -> Grid:
 
 
 def grid(
-    roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int = 10_000
+    roofline: Roofline,
+    rows: Sequence[RooflineRow],
+    notes: Sequence[str] = (),
+    *,
+    name_length: int = 10_000,
 ) -> Grid:
     """Return roofline rows as text; `≈` marks estimates."""
     numbers, names = list[str](), list[str]()
@@ -104,7 +110,7 @@ def grid(
     return Grid(columns, tuple(notes))
 
 
-def figures_of(roofline: Roofline, row: Row) -> dict[str, str]:
+def figures_of(roofline: Roofline, row: RooflineRow) -> dict[str, str]:
     """Return a row's values as text, by column title."""
     load, is_work, is_moved = row.load, row.flops_are_estimated, row.bytes_are_estimated
     return {
@@ -121,7 +127,7 @@ def figures_of(roofline: Roofline, row: Row) -> dict[str, str]:
     }
 
 
-def _limit(row: Row) -> str:
+def _limit(row: RooflineRow) -> str:
     """Return the ceiling near a row; `neither` if time goes into other things."""
     if row.binds is None:
         return "–"

@@ -22,7 +22,16 @@ from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import GPU_COUNT, SweepChild
 from perfexp.records.units import digits
 from perfexp.records.wording import bare
-from perfexp.report.plots.chart import Bar, Bars, Caption, Chart, Curve, Facet, Line, Panel
+from perfexp.report.plots.chart import (
+    Bar,
+    Bars,
+    Caption,
+    Chart,
+    ChartLine,
+    Facet,
+    FittedCurve,
+    Panel,
+)
 from perfexp.report.plots.record_plots import (
     NUMERIC,
     Placed,
@@ -39,7 +48,7 @@ from perfexp.statistics.estimators import Interval
 _SEGMENTS = 60
 
 
-class _Run(NamedTuple):
+class _PlottedRun(NamedTuple):
     """A row from a sweep's run, with its time relative to the baseline.
 
     Attributes:
@@ -89,10 +98,10 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
 
     It has lines over sizes, batches or device counts, otherwise bars.
     """
-    runs = list[_Run]()
+    runs = list[_PlottedRun]()
     for child, analysis in whole.runs:
         for row in analysis.rows if analysis else [None]:
-            runs.append(_Run(child, row))
+            runs.append(_PlottedRun(child, row))
     runs = _by_one_time(runs)
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
@@ -133,7 +142,7 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
     return Bars(caption=caption, facets=tuple(_facets(runs)))
 
 
-def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str]) -> Chart:
+def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequence[str]) -> Chart:
     """Return the rates of all devices over their number: a panel per phase, a line per name.
 
     A dashed line is proportional to the device count, from the rate with the fewest devices. Runs
@@ -171,13 +180,15 @@ def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str])
     )
 
 
-def _in_proportion(line: Line) -> Curve:
+def _in_proportion(line: ChartLine) -> FittedCurve:
     x = numpy.geomspace(line.x[0], line.x[-1], _SEGMENTS + 1)
     y = line.y[0].value * x / line.x[0]
-    return Curve(label="in proportion to the devices", x=tuple(x.tolist()), y=tuple(y.tolist()))
+    return FittedCurve(
+        label="in proportion to the devices", x=tuple(x.tolist()), y=tuple(y.tolist())
+    )
 
 
-def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
+def _by_one_time(runs: Sequence[_PlottedRun]) -> list[_PlottedRun]:
     """Return the rows with the same kind of time within a phase, if all rows have one.
 
     The first kind that all have is chosen. Otherwise the rows are unchanged.
@@ -195,7 +206,7 @@ def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
     return made
 
 
-def _facets(runs: Sequence[_Run]) -> Iterator[Facet]:
+def _facets(runs: Sequence[_PlottedRun]) -> Iterator[Facet]:
     """Yield a facet per phase and kind of time. A run without a record is in each."""
     places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
     first_kinds = dict(reversed(places))
@@ -214,7 +225,7 @@ def _facets(runs: Sequence[_Run]) -> Iterator[Facet]:
         yield Facet(title=title, groups=_groups(here))
 
 
-def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
+def _groups(runs: Sequence[_PlottedRun]) -> dict[str, tuple[Bar, ...]]:
     """Return bars by model if several models have several runs.
 
     Groups, and bars in a group, are sorted by time.
@@ -231,7 +242,7 @@ def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
     return groups
 
 
-def _bar(run: _Run, left_out: Sequence[str]) -> Bar:
+def _bar(run: _PlottedRun, left_out: Sequence[str]) -> Bar:
     name = " · ".join(_axis_texts(run.child.axes, left_out)) or one_line(run.child.name)
     if run.row is None or run.row.time is None:
         ended = run.row or run.child
@@ -268,7 +279,7 @@ def _meaning(ratios: Sequence[TimeRatio]) -> str:
     return text
 
 
-def _latency(run: _Run) -> Interval | None:
+def _latency(run: _PlottedRun) -> Interval | None:
     """Return a run's latency, in addition to the device time; None without both."""
     if run.row and run.kind in DEVICE_TIMES and "latency" in run.row.times:
         return run.row.times["latency"].median

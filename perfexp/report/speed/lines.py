@@ -86,7 +86,7 @@ class Mark(Enum):
     UNREADABLE = auto()
 
 
-class Step(NamedTuple):
+class LoggedStep(NamedTuple):
     """A training line: the steps since the previous line, or the last of them.
 
     Attributes:
@@ -119,7 +119,7 @@ class Failure(NamedTuple):
 
 
 #: A parsed line. A dictionary contains the facts at the head of mmcv's JSON.
-Parsed = Step | Failure | dict[str, Any] | Mark
+Parsed = LoggedStep | Failure | dict[str, Any] | Mark
 
 
 def plain(line: str) -> str:
@@ -175,14 +175,14 @@ def of_json(line: str) -> Parsed | None:
     return _step_of_json(values, iteration)
 
 
-def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> Step | None:
+def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> LoggedStep | None:
     if iteration is None:
         return None
     if values.get("mode") is None and "time" in values and "data_time" not in values:
         return None  # from another program; its time may count from its start
     seconds = _real(values.get("time", values.get("train/time")))
     losses = [_real(value) for name, value in values.items() if "loss" in name.lower()]
-    return Step(
+    return LoggedStep(
         epoch=_whole(values.get("epoch")),
         iteration=iteration,
         seconds=math.nan if seconds is None else seconds,
@@ -207,7 +207,7 @@ def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed |
     seconds = _number(time[1]) if time else math.nan
     if not time and not losses and _METRIC.search(text, position.end()):
         return Mark.PAUSE
-    return Step(
+    return LoggedStep(
         epoch=int(position["epoch"]) if position["epoch"] else None,
         iteration=int(position["iteration"]),
         seconds=seconds,

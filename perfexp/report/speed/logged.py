@@ -12,8 +12,8 @@ import numpy as np
 
 from perfexp.errors import UserError
 from perfexp.report.speed.facts import Facts
-from perfexp.report.speed.lines import FAILURES, Step
-from perfexp.report.speed.reading import Log, Run, facts_of, read
+from perfexp.report.speed.lines import FAILURES, LoggedStep
+from perfexp.report.speed.reading import Log, LoggedTraining, facts_of, read
 from perfexp.report.speed.result import Mode, Speed
 from perfexp.statistics import estimators
 
@@ -31,7 +31,7 @@ _BATCH = 5
 _LONGEST_SECONDS = 1e9
 
 
-class Steady(NamedTuple):
+class SteadyStepTime(NamedTuple):
     """Mean step time, and how many lines it uses.
 
     Attributes:
@@ -97,7 +97,7 @@ def of_log(
     )
 
 
-def _why_unknown(run: Run, *, is_own: bool) -> str:
+def _why_unknown(run: LoggedTraining, *, is_own: bool) -> str:
     """Return why a log shows neither a speed nor a failure; empty if it shows either.
 
     Steps without a time may belong to another program (`is_own` is False), and so may failures.
@@ -113,7 +113,7 @@ def _why_unknown(run: Run, *, is_own: bool) -> str:
     return why
 
 
-def _why_failed(run: Run) -> str:
+def _why_failed(run: LoggedTraining) -> str:
     for what in FAILURES:
         if failures := [failure for failure in run.failures if failure.what == what]:
             return f"{what}: {failures[-1].text}"
@@ -127,7 +127,7 @@ def _why_failed(run: Run) -> str:
     return "no steps of a training in it"
 
 
-def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
+def _how(left: SteadyStepTime, batch_size: int, num_gpus: int) -> str:
     parts = [
         f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × "
         f"{num_gpus} images"
@@ -154,8 +154,8 @@ def _omitted(log: Log) -> Iterator[str]:
 
 
 def steady(
-    steps: Sequence[Step], interrupted: Collection[int] = (), skip: int | None = None
-) -> Steady:
+    steps: Sequence[LoggedStep], interrupted: Collection[int] = (), skip: int | None = None
+) -> SteadyStepTime:
     """Skip lines until steps are steady, or the first `skip`, and return the mean of the rest.
 
     Lines without a time are left out. So are interrupted lines, which time more than steps, if
@@ -177,7 +177,7 @@ def steady(
     if skip is None:
         cut = _cut(times)
     seconds = math.fsum(times[cut:]) / len(times[cut:]) if times else None
-    return Steady(
+    return SteadyStepTime(
         seconds=seconds,
         windows=len(times) - cut,
         skipped=cut if skip is None else min(skip, len(steps)),

@@ -21,9 +21,9 @@ from perfexp.report.speed.lines import (
     OWN,
     TIME,
     Failure,
+    LoggedStep,
     Mark,
     Parsed,
-    Step,
     of_json,
     of_text,
     plain,
@@ -36,7 +36,7 @@ _IGNORED = "Exception ignored in"
 
 
 @dataclass(kw_only=True)
-class Run:
+class LoggedTraining:
     """A training within a log.
 
     Attributes:
@@ -46,7 +46,7 @@ class Run:
             wrapped them.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[LoggedStep] = field(default_factory=list)
     interrupted: set[int] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     head: Head = field(default_factory=Head)
@@ -107,10 +107,10 @@ class Log:
     """
 
     def __init__(self) -> None:
-        self.run = Run()
+        self.run = LoggedTraining()
         self.is_own = self.is_json = self._is_dated = False
         self.unreadable = 0
-        self._trained: Run | None = None
+        self._trained: LoggedTraining | None = None
         self._ended = 0
         self._config: list[str] | None = None
         self._paused = self._in_traceback = False
@@ -126,7 +126,7 @@ class Log:
         return self.is_own or bool(run.steps or run.tests or (run.failures and not self._is_dated))
 
     @property
-    def last_training(self) -> Run:
+    def last_training(self) -> LoggedTraining:
         """Return the last run that is not a test, or the last run if all are tests."""
         if self._trained and self.run.only_tests:
             return self._trained
@@ -156,7 +156,7 @@ class Log:
             self._take_head(text, parsed)
             self.run.times_apart += parsed is None and bool(TIME.search(text))
         match parsed:
-            case Step():
+            case LoggedStep():
                 self._take_step(parsed)
             case Failure():
                 self._in_traceback = parsed.what == "a traceback"
@@ -190,7 +190,7 @@ class Log:
         else:
             self.run.head.take(text)
 
-    def _take_step(self, step: Step) -> None:
+    def _take_step(self, step: LoggedStep) -> None:
         steps = self.run.steps
         if steps and step.position == steps[-1].position:
             return  # logged to console and file
@@ -211,11 +211,11 @@ class Log:
 
     def _begin(self) -> None:
         self._paused = self._in_traceback = False
-        if self.run != Run():
+        if self.run != LoggedTraining():
             self._ended += bool(self.run.steps)
             if not self.run.only_tests:
                 self._trained = self.run
-            self.run = Run()
+            self.run = LoggedTraining()
 
     def end(self) -> None:
         """Finish the configuration being read, if any: another line or the log's end follows."""

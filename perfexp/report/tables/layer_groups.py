@@ -30,7 +30,7 @@ NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class LayerGroup:
     """Identical layers in one pass, with the same kind, shapes and kernels.
 
     Attributes:
@@ -115,7 +115,7 @@ def _parts(point: Point) -> list[_Part]:
     return parts
 
 
-def merged(point: Point) -> list[Layer]:
+def merged(point: Point) -> list[LayerGroup]:
     """Return a call's layers with identical layers combined, longest first."""
     groups: dict[object, list[_Part]] = {}
     for number, part in enumerate(_parts(point)):
@@ -128,7 +128,7 @@ def merged(point: Point) -> list[Layer]:
             kernels |= dict.fromkeys(part.line["kernels"])
         seconds = sum(part.seconds for part in group)
         share = sum(part.line["share"] for part in group)
-        layer = Layer(
+        layer = LayerGroup(
             name=name_of_all([part.name for part in group]),
             kind=group[0].kind,
             which=group[0].which,

@@ -42,7 +42,7 @@ _WORK = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LayerRow:
     """Line of layers before winners are added, and whether it can win.
 
     Attributes:
@@ -62,11 +62,11 @@ def lines(analysis: Analysis) -> list[Line]:
     return [row.line for row in rows(analysis)]
 
 
-def rows(analysis: Analysis) -> list[Row]:
+def rows(analysis: Analysis) -> list[LayerRow]:
     """Return a record's layer lines, with their role in comparing algorithms."""
     about = analysis.about
     timed = {point.key: point for point in analysis.record.points}
-    table_rows: list[Row] = []
+    table_rows: list[LayerRow] = []
     for point in points(analysis.record):
         key = timed_key(point.key)
         of_point: Line = columns_of(about, key)
@@ -83,7 +83,7 @@ def rows(analysis: Analysis) -> list[Row]:
             if about.algorithm == "default":
                 is_own = True
             is_own = is_own and not _ran_another(cells)
-            table_rows.append(Row(line=cells, is_leaf=_is_leaf(place, around), is_own=is_own))
+            table_rows.append(LayerRow(line=cells, is_leaf=_is_leaf(place, around), is_own=is_own))
     return table_rows
 
 
@@ -233,7 +233,7 @@ def _ran_another(line: Line) -> bool:
     return ran is not None and handed not in str(ran).split(" or ")
 
 
-def with_winners(competing: Sequence[Row]) -> list[Line]:
+def with_winners(competing: Sequence[LayerRow]) -> list[Line]:
     """Add to each layer line the fastest algorithm for the same row, and the time ratio.
 
     Rows that another algorithm computed neither win nor are compared. Only a layer or an operation
@@ -242,7 +242,7 @@ def with_winners(competing: Sequence[Row]) -> list[Line]:
     Args:
         competing: rows with device and execution in their lines.
     """
-    fastest: dict[tuple[Cell, ...], Row] = {}
+    fastest: dict[tuple[Cell, ...], LayerRow] = {}
     algorithms: dict[tuple[Cell, ...], set[Cell]] = defaultdict(set)
     for row in sorted(competing, key=_milliseconds):
         place = _comparable(row.line)
@@ -266,5 +266,5 @@ def _comparable(line: Line) -> tuple[Cell, ...]:
     return tuple(map(line.get, _COMPARABLE))
 
 
-def _milliseconds(row: Row) -> float:
+def _milliseconds(row: LayerRow) -> float:
     return float(row.line["p50_ms"] or 0.0)

@@ -57,7 +57,7 @@ _HEAD = (
 Block = dict[str, Any]
 
 
-def layers(analysis: Analysis, folder: Path) -> list[layer_tables.Row]:
+def layers(analysis: Analysis, folder: Path) -> list[layer_tables.LayerRow]:
     """Return a line for each layer row and pass in a profiled point, after the run's identity."""
     about = flat.identity_of(analysis.record, folder) | {"execution": analysis.about.execution}
     table = []

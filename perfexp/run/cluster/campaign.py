@@ -27,8 +27,8 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.report.console import Console
 from perfexp.report.tracking import Tracker, store
 from perfexp.run.cluster import job_states, site, slurm
-from perfexp.run.cluster.element import Campaign, Run, overrides_of
-from perfexp.run.cluster.job_states import RunState, State, SubmittedRun
+from perfexp.run.cluster.element import Campaign, SweepElement, overrides_of
+from perfexp.run.cluster.job_states import JobState, RunState, SubmittedRun
 from perfexp.run.cluster.local_queue import LocalCampaign
 from perfexp.run.driver import Ended
 from perfexp.run.preparation import Assignment
@@ -85,7 +85,9 @@ class SlurmCampaign(Campaign):
             **{name: value for name, value in launcher.items() if name != "_target_"}
         )
 
-    def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run:
+    def _run(
+        self, assignment: Assignment, cluster: Cluster, command: Sequence[str]
+    ) -> SweepElement:
         plan, settings = assignment.plan, self._settings
         if cluster.container and settings.requeue:
             raise UserError(
@@ -99,10 +101,12 @@ class SlurmCampaign(Campaign):
         if settings.exclusive:
             requests.append("--exclusive")
         overrides = overrides_of(command, sends=_later(assignment) is None)
-        return Run(assignment=assignment, overrides=overrides, cluster=cluster, requests=requests)
+        return SweepElement(
+            assignment=assignment, overrides=overrides, cluster=cluster, requests=requests
+        )
 
     def _measure(
-        self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended
+        self, runs: list[SweepElement], sweep_run: SweepRun, console: Console, ended: Ended
     ) -> bool:
         """Submit the runs that are not queued yet.
 
@@ -123,7 +127,7 @@ class SlurmCampaign(Campaign):
             self._hand_over(sweep_run, console)
             raise
 
-    def _submit(self, runs: Sequence[Run], sweep_run: SweepRun, console: Console) -> None:
+    def _submit(self, runs: Sequence[SweepElement], sweep_run: SweepRun, console: Console) -> None:
         states = job_states.states(sweep_run.sweep, sweep_run.paths.root)
         queued = {state.run for state in states if state.is_queued}
         new = [run for run in runs if run.number not in queued]
@@ -146,7 +150,9 @@ class SlurmCampaign(Campaign):
         console.show_lines("to follow, to cancel, and to send the results", lines)
 
     @staticmethod
-    def _wait(runs: Sequence[Run], sweep_run: SweepRun, console: Console, ended: Ended) -> None:
+    def _wait(
+        runs: Sequence[SweepElement], sweep_run: SweepRun, console: Console, ended: Ended
+    ) -> None:
         """Wait for the jobs and report each run when its job has ended."""
         left, shown = {run.number: run for run in runs}, ""
         while left:
@@ -162,19 +168,19 @@ class SlurmCampaign(Campaign):
                 time.sleep(slurm.QUEUE_SECONDS)
 
 
-def _collect(run: Run, state: RunState, console: Console, ended: Ended) -> None:
+def _collect(run: SweepElement, state: RunState, console: Console, ended: Ended) -> None:
     """Report the record of a run.
 
     If the job left no record of its own, report the job state as an error.
     """
     assignment, record = run.assignment, run.record()
-    is_earlier = state.state is not State.done and run.version == run.earlier
+    is_earlier = state.state is not JobState.done and run.version == run.earlier
     is_cut_short = record is not None and record.status is Status.INTERRUPTED
     if (
         record is None
         or is_earlier
         or is_cut_short
-        or state.state not in (State.done, State.failed)
+        or state.state not in (JobState.done, JobState.failed)
     ):
         why = f": {state.why}" if state.why else ""
         text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp cluster logs {assignment.folder})"
@@ -200,8 +206,12 @@ def _later(assignment: Assignment) -> Tracker | None:
 
 
 def submit(
-    runs: Sequence[Run], paths: SweepPaths, sweep: str, settings: SlurmSettings, gate: Sequence[str]
-) -> Iterator[tuple[str, Sequence[Run]]]:
+    runs: Sequence[SweepElement],
+    paths: SweepPaths,
+    sweep: str,
+    settings: SlurmSettings,
+    gate: Sequence[str],
+) -> Iterator[tuple[str, Sequence[SweepElement]]]:
     """Submit runs as job arrays; yield each array's job id with its runs.
 
     Each array is in jobs.jsonl before the next is submitted.
@@ -213,7 +223,7 @@ def submit(
     paths.make_job_logs()
     paths.claim(paths.jobs)
     most = slurm.max_array_size()
-    alike: dict[str, list[Run]] = {}
+    alike: dict[str, list[SweepElement]] = {}
     for run in runs:
         alike.setdefault(repr((run.requests, run.cluster)), []).append(run)
     for group in alike.values():
@@ -237,7 +247,7 @@ def submit(
 
 
 def _options(
-    runs: Sequence[Run], paths: SweepPaths, sweep: str, settings: SlurmSettings
+    runs: Sequence[SweepElement], paths: SweepPaths, sweep: str, settings: SlurmSettings
 ) -> list[str]:
     running = f"%{settings.max_running}" if settings.max_running else ""
     logs = f"{str(paths.job_logs).replace('%', '%%')}/%A_%a"
@@ -253,7 +263,7 @@ def _options(
     ]
 
 
-def _script(runs: Sequence[Run], paths: SweepPaths, settings: SlurmSettings) -> str:
+def _script(runs: Sequence[SweepElement], paths: SweepPaths, settings: SlurmSettings) -> str:
     """Return the batch script for an array.
 
     The script contains the commands themselves: a job reads no command from a results folder.
@@ -297,7 +307,7 @@ def dependency(after: Any) -> list[str]:
         return [f"--dependency=afterok:{text.replace(',', ':')}"]
     sweep, folder = _sweep(text)
     states = job_states.states(sweep, folder)
-    ended = [state for state in states if state.has_ended and state.state is not State.done]
+    ended = [state for state in states if state.has_ended and state.state is not JobState.done]
     if ended:
         first = ended[0]
         why = f": {first.why}" if first.why else ""
@@ -305,7 +315,7 @@ def dependency(after: Any) -> list[str]:
             f"hydra.launcher.after={text}: {units.counted(len(ended), 'run')} of {folder} did not succeed "
             f"({first.name}: {first.state}{why}). Repeat that sweep, or leave hydra.launcher.after out."
         )
-    waiting = sorted({state.job for state in states if state.state is not State.done})
+    waiting = sorted({state.job for state in states if state.state is not JobState.done})
     return [f"--dependency=afterok:{':'.join(waiting)}"] if waiting else []
 
 

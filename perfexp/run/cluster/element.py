@@ -37,7 +37,7 @@ _PATIENCE_SECONDS, _LOOK_SECONDS = 300.0, 2.0
 
 
 @dataclass(kw_only=True)
-class Run:
+class SweepElement:
     """A sweep run that its own process measures.
 
     Attributes:
@@ -92,7 +92,7 @@ class Campaign(ABC):
     outlives: bool
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[SweepElement] = []
 
     def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
         """Add a run.
@@ -115,7 +115,9 @@ class Campaign(ABC):
         self.runs.append(self._run(assignment, cluster, command))
 
     @abstractmethod
-    def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run: ...
+    def _run(
+        self, assignment: Assignment, cluster: Cluster, command: Sequence[str]
+    ) -> SweepElement: ...
 
     def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
         """Measure the unfinished runs; return whether every run has ended.
@@ -130,11 +132,11 @@ class Campaign(ABC):
 
     @abstractmethod
     def _measure(
-        self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended
+        self, runs: list[SweepElement], sweep_run: SweepRun, console: Console, ended: Ended
     ) -> bool: ...
 
 
-def unfinished(runs: Sequence[Run], console: Console, ended: Ended) -> list[Run]:
+def unfinished(runs: Sequence[SweepElement], console: Console, ended: Ended) -> list[SweepElement]:
     """Return the unfinished runs; call `ended` with the others."""
     left, finished = [], 0
     for run in runs:

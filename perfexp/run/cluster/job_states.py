@@ -89,7 +89,7 @@ def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
     return found
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """State of a run in a sweep, in display order."""
 
     done = "done"
@@ -115,7 +115,7 @@ class RunState:
     run: int
     name: str
     folder: Path
-    state: State
+    state: JobState
     job: str = ""
     node: str = ""
     why: str = ""
@@ -124,7 +124,7 @@ class RunState:
     @property
     def is_over(self) -> bool:
         """Return whether SLURM no longer has a job for the run."""
-        return self.state not in (State.running, State.pending, State.unknown)
+        return self.state not in (JobState.running, JobState.pending, JobState.unknown)
 
     @property
     def has_ended(self) -> bool:
@@ -222,7 +222,7 @@ def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
 
 def _state(
     submitted: str, job: QueuedJob, head: _RecordHead | None, folder: Path, unreachable: str
-) -> tuple[State, str]:
+) -> tuple[JobState, str]:
     """Return the state of a run and the reason for it.
 
     A live job takes precedence over a record, which may come from an earlier attempt.
@@ -232,38 +232,38 @@ def _state(
         unreachable: why the queue cannot be listed; empty if it can.
     """
     if job.is_running:
-        return State.running, ""
+        return JobState.running, ""
     if job.is_pending:
         held = (
             f"; perfexp cluster cancel, or scontrol release {job.job}"
             if "held" in job.reason.lower()
             else ""
         )
-        return State.pending, _NEVER if job.is_held_forever else f"{job.reason}{held}"
+        return JobState.pending, _NEVER if job.is_held_forever else f"{job.reason}{held}"
     if head is not None and head.status is Status.OK:
-        return State.done, ""
+        return JobState.done, ""
     if head is not None and head.status is not Status.INTERRUPTED:
         failures = (
             point.error for point in head.points if point.status is not Status.OK and point.error
         )
-        return State.failed, next(failures, head.status.value)
+        return JobState.failed, next(failures, head.status.value)
     if not submitted:
-        return State.unsubmitted, ""
+        return JobState.unsubmitted, ""
     if job is _NO_JOB:
         if RunPaths(folder).in_use():
-            return State.running, ""
+            return JobState.running, ""
         if unreachable:
-            return State.unknown, unreachable
+            return JobState.unknown, unreachable
         record = "its record is not complete" if head else "it left no record"
-        return State.lost, f"SLURM does not list its job any more, and {record}"
+        return JobState.lost, f"SLURM does not list its job any more, and {record}"
     if job.state == "CANCELLED":
-        return State.cancelled, ""
+        return JobState.cancelled, ""
     is_lost = job.state == "COMPLETED"
     if is_lost and _has_just_ended(job):
-        return State.running, _NOT_VISIBLE
+        return JobState.running, _NOT_VISIBLE
     refusal = run_status.refusal(RunPaths(folder).refusal)
     why = refusal or _CUT_SHORT.get(job.state) or job.reason or job.state.lower()
-    return State.lost if is_lost else State.failed, why
+    return JobState.lost if is_lost else JobState.failed, why
 
 
 def _has_just_ended(job: QueuedJob) -> bool:
@@ -278,7 +278,7 @@ def _has_just_ended(job: QueuedJob) -> bool:
 def counted(states: Sequence[RunState]) -> str:
     """Return the run count for each state: `3 done, 1 running, 2 pending`."""
     numbers = Counter(state.state for state in states)
-    return ", ".join(f"{numbers[state]} {state}" for state in State if numbers[state])
+    return ", ".join(f"{numbers[state]} {state}" for state in JobState if numbers[state])
 
 
 def lines(states: Sequence[RunState]) -> Iterator[str]:
@@ -286,7 +286,7 @@ def lines(states: Sequence[RunState]) -> Iterator[str]:
 
     Waiting and lost runs are grouped by reason.
     """
-    for kind in (State.running, State.failed, State.cancelled):
+    for kind in (JobState.running, JobState.failed, JobState.cancelled):
         runs = [state for state in states if state.state is kind]
         yield from map(str, runs[:_MOST_LINES])
         if len(runs) > _MOST_LINES:
@@ -294,9 +294,9 @@ def lines(states: Sequence[RunState]) -> Iterator[str]:
     grouped = Counter(
         (state.job.partition("_")[0], state.state, state.why)
         for state in states
-        if state.state in (State.pending, State.lost, State.unknown)
+        if state.state in (JobState.pending, JobState.lost, JobState.unknown)
     )
     for (job, kind, why), number in grouped.items():
         yield f"{units.counted(number, 'run')} of job {job} {kind}{f': {why}' if why else ''}"
-    if unsubmitted := sum(state.state is State.unsubmitted for state in states):
+    if unsubmitted := sum(state.state is JobState.unsubmitted for state in states):
         yield f"{units.counted(unsubmitted, 'run')} not submitted: repeat the command of the sweep"

@@ -20,7 +20,7 @@ from perfexp.plan.schema import Cluster
 from perfexp.records.analysis import Analysis
 from perfexp.records.paths import SweepPaths
 from perfexp.report.console import Console
-from perfexp.run.cluster.element import Campaign, Run, overrides_of
+from perfexp.run.cluster.element import Campaign, SweepElement, overrides_of
 from perfexp.run.driver import Ended
 from perfexp.run.job import exit_code, show_results
 from perfexp.run.preparation import Assignment
@@ -66,18 +66,23 @@ class LocalCampaign(Campaign):
             raise UserError(f"hydra.launcher.exclusive={launcher['exclusive']}: set true or false.")
         self._sharing = "turns" if launcher["exclusive"] else "together"
 
-    def _run(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> Run:
+    def _run(
+        self, assignment: Assignment, cluster: Cluster, command: Sequence[str]
+    ) -> SweepElement:
         if assignment.plan.ranks > 1:
             raise UserError(
                 "hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes out."
             )
         overrides = [*overrides_of(command, sends=True), f"host_sharing={self._sharing}"]
-        return Run(assignment=assignment, overrides=overrides, cluster=cluster)
+        return SweepElement(assignment=assignment, overrides=overrides, cluster=cluster)
 
     def _measure(
-        self, runs: list[Run], sweep_run: SweepRun, console: Console, ended: Ended
+        self, runs: list[SweepElement], sweep_run: SweepRun, console: Console, ended: Ended
     ) -> bool:
-        free, running = list(self._slots), dict[subprocess.Popen[bytes], tuple[Slot, Run]]()
+        free, running = (
+            list(self._slots),
+            dict[subprocess.Popen[bytes], tuple[Slot, SweepElement]](),
+        )
         sweep_run.paths.make_job_logs()
         sweep_run.announce()
         try:
@@ -96,7 +101,7 @@ class LocalCampaign(Campaign):
         return True
 
 
-def _start(slot: Slot, run: Run, sweep: SweepPaths) -> subprocess.Popen[bytes]:
+def _start(slot: Slot, run: SweepElement, sweep: SweepPaths) -> subprocess.Popen[bytes]:
     """Start the process that measures a run on a GPU."""
     with _log(sweep, run.number, "out") as out, _log(sweep, run.number, "err") as err:
         process = subprocess.Popen(
@@ -180,7 +185,9 @@ def _log(sweep: SweepPaths, number: int, suffix: str) -> BinaryIO:
     return foreign.open_append(sweep.job_logs / f"{number}.{suffix}")
 
 
-def _collect(run: Run, code: int, sweep: SweepPaths, console: Console, ended: Ended) -> None:
+def _collect(
+    run: SweepElement, code: int, sweep: SweepPaths, console: Console, ended: Ended
+) -> None:
     """Report the record that a process has written.
 
     Without a new record, or if the exit code shows a failure that the record lacks, report the exit

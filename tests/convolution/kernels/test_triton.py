@@ -293,7 +293,7 @@ def launches(name, convolution, batch, dtype, tf32, last):
     inputs, weight = tensors(convolution, (batch, 56, 56), dtype, last=last)
     outputs = torch.empty(batch, convolution.out_channels, 56, 56, dtype=dtype)
     outputs = outputs.to(memory_format=torch.channels_last) if last else outputs
-    problem = launch.Problem(
+    problem = launch.TensorConvolution(
         convolution=convolution, dtype=dtype, inputs=launch.Layout.of(inputs), weight=launch.Layout.of(weight),
         outputs=launch.Layout.of(outputs), last=last, processors=132, tf32=tf32,
     )  # fmt: skip

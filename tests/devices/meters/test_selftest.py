@@ -5,8 +5,8 @@ import json
 import pytest
 
 from perfexp.devices.fake import FakeDevice
-from perfexp.devices.meters import Found, PowerKind, none_because
-from perfexp.doctor import Verdict
+from perfexp.devices.meters import DeviceMeters, PowerKind, none_because
+from perfexp.doctor import CheckResult
 from perfexp.doctor.meter_selftest import findings, try_meters
 from perfexp.records.diagnostics import make
 from tests.devices.meters.clock import Clock
@@ -16,7 +16,7 @@ from tests.support.scripted_meter import FakeMeter, steady
 def tried(**script):
     clock = Clock()
     meter = FakeMeter(clock.now, steady(76.0), spend=clock.go_on, **script)
-    return try_meters(Found(meters=(meter,)), now=clock.now, sleep=clock.go_on)
+    return try_meters(DeviceMeters(meters=(meter,)), now=clock.now, sleep=clock.go_on)
 
 
 def said(facts):
@@ -30,7 +30,7 @@ def test_good_meter_shows_tick_query_time_and_idle_power():
     assert meter["query_seconds"] == pytest.approx(4e-3)
     assert meter["counter_watts"] == pytest.approx(76.0, rel=0.02)
     lines = said(facts)
-    assert {verdict for verdict, _ in lines.values()} == {Verdict.ok}
+    assert {verdict for verdict, _ in lines.values()} == {CheckResult.ok}
     assert "4.0 ms" in lines["query fake"][1]
     assert "76.0 W at rest, instantaneous" in lines["power fake"][1]
     assert json.loads(json.dumps(facts)) == facts
@@ -38,7 +38,7 @@ def test_good_meter_shows_tick_query_time_and_idle_power():
 
 def test_a_counter_that_stands_still_is_missing():
     verdict, found = said(tried(stuck_seconds=0.0))["energy counter fake"]
-    assert verdict is Verdict.missing
+    assert verdict is CheckResult.missing
     assert "stood still" in found
 
 
@@ -49,17 +49,17 @@ def test_a_power_that_is_an_average_says_so():
 
 def test_a_slow_query_is_a_warning():
     verdict, _ = said(tried(query_seconds=0.02))["query fake"]
-    assert verdict is Verdict.warn
+    assert verdict is CheckResult.warn
 
 
 def test_a_kind_that_nobody_has_tried_says_so():
     verdict, _ = said(tried(found_doubts=[make("untested", what="the meter fake")]))["energy"]
-    assert verdict is Verdict.untested
+    assert verdict is CheckResult.untested
 
 
 def test_without_a_meter_there_is_one_line_that_says_why():
     [finding] = findings(try_meters(none_because("RAPL is hidden")))
-    assert (finding.verdict, finding.found) == (Verdict.missing, "no meter: RAPL is hidden")
+    assert (finding.verdict, finding.found) == (CheckResult.missing, "no meter: RAPL is hidden")
 
 
 def test_devices_without_meters_say_so():

@@ -12,7 +12,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from perfexp.measuring.layers.events import Event, Mark, Scope
+from perfexp.measuring.layers.events import ProfilerEvent, RangeMark, Scope
 
 FOLDER = Path(__file__).parent / "recordings"
 INFERENCE, TRAINING = ("resnet50_1_infer",), ("vgg16_8_train", "resnet50_16_train")
@@ -44,8 +44,8 @@ def with_ranges(rows, begins):
         ]
         end = max(row[1] + row[2] for row in ours)
         events.append(
-            Event(
-                Mark(Scope.call, number).name,
+            ProfilerEvent(
+                RangeMark(Scope.call, number).name,
                 start - 1,
                 end - start + 2,
                 False,
@@ -58,11 +58,13 @@ def with_ranges(rows, begins):
         if kind == "CPU" and name.startswith("module:"):
             counts = Counter() if name == "module:" else counts
             path = name.removeprefix("module:")
-            name = Mark(Scope.module, counts[path], path not in inner, "Module", path).name
+            name = RangeMark(Scope.module, counts[path], path not in inner, "Module", path).name
             counts[path] += 1
         elif kind == "CPU" and name.startswith("phase:"):
-            name = Mark(Scope.phase, kind=name.removeprefix("phase:")).name
-        events.append(Event(name, start, duration, kind == "CUDA", *numbers, bool(annotation)))
+            name = RangeMark(Scope.phase, kind=name.removeprefix("phase:")).name
+        events.append(
+            ProfilerEvent(name, start, duration, kind == "CUDA", *numbers, bool(annotation))
+        )
     return events
 
 

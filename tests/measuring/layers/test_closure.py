@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from perfexp.cost import Geometry, Row, Work
-from perfexp.measuring.layers import Kernel, Key, LayerTimes, Method, Pass, RowTimes
+from perfexp.cost import Geometry, Work, WorkRow
+from perfexp.measuring.layers import Kernel, Key, LayerTimes, Pass, RowTimes, TimeSource
 from perfexp.measuring.layers.closure import close
 from perfexp.measuring.layers.table import join
 
@@ -13,7 +13,7 @@ def key(path, which=Pass.forward, *, operation=None, kind="Conv2d"):
     return Key(path=path, call=0, operation=operation, kind=kind, which=which)
 
 
-def times(busy=0.9, gap=0.1, unattributed=0.0, method=Method.queue, calls=10):
+def times(busy=0.9, gap=0.1, unattributed=0.0, method=TimeSource.queue, calls=10):
     rows = [RowTimes(key=key("a"), seconds=[busy] * calls, gap_seconds=[gap] * calls)]
     lost = [RowTimes(key=None, seconds=[unattributed] * calls, gap_seconds=[0.0] * calls,
                      kernels=[Kernel(name="lost", count=calls, seconds=unattributed * calls)])]  # fmt: skip
@@ -45,7 +45,7 @@ def test_without_a_clean_time_there_is_no_closure():
 
 
 def test_unattributed_time_and_an_unheld_queue_are_flagged():
-    found = close(times(0.8, 0.1, 0.1, Method.unheld), 1.0)
+    found = close(times(0.8, 0.1, 0.1, TimeSource.unheld), 1.0)
     assert [doubt.code for doubt in found.doubts] == ["layers_inexact", "layers_inexact"]
     assert "lost" in found.doubts[0].message
     assert found.closure.unattributed_share == pytest.approx(0.1)
@@ -56,7 +56,7 @@ def test_unattributed_time_and_an_unheld_queue_are_flagged():
     [(0.4, ["layers_disagree"]), (0.7, []), (0.97, []), (1.04, []), (1.08, ["layers_disagree"])],
 )
 def test_host_gaps_agree_but_other_kernel_times_disagree(busy, codes):
-    found = close(times(busy, 3.0, method=Method.unheld), 1.0)
+    found = close(times(busy, 3.0, method=TimeSource.unheld), 1.0)
     assert [doubt.code for doubt in found.doubts] == [*codes, "layers_inexact"]
     assert (
         f"{busy * 1e3:.4g} ms, {busy:.0%} of a call without profiling" in found.doubts[-1].message
@@ -70,7 +70,9 @@ def test_one_disturbed_call_moves_no_share():
         RowTimes(key=key(name), seconds=each, gap_seconds=[0.0] * 10)
         for name, each in seconds.items()
     ]
-    lines = join(LayerTimes(method=Method.queue, rows=rows, call_seconds=[0.9] * 9 + [3.6]), None)
+    lines = join(
+        LayerTimes(method=TimeSource.queue, rows=rows, call_seconds=[0.9] * 9 + [3.6]), None
+    )
     assert [line.share for line in lines] == pytest.approx([0.3 / 0.9, 0.5 / 0.9, 0.1 / 0.9])
 
 
@@ -99,8 +101,10 @@ def work():
         "inputs": ((1, 3),),
         "outputs": ((1, 8),),
     }
-    first = Row(path="a", operation=None, kind="Conv2d", convolution=convolution, **numbers, **rest)
-    view = Row(path="", operation=0, kind="flatten", **numbers, **rest)
+    first = WorkRow(
+        path="a", operation=None, kind="Conv2d", convolution=convolution, **numbers, **rest
+    )
+    view = WorkRow(path="", operation=0, kind="flatten", **numbers, **rest)
     return Work(rows=(first, view), parameters=7, backward=True, uncounted=())
 
 
@@ -152,7 +156,7 @@ def counted(*kinds):
         "parameters": 0,
     }
     rows = [
-        Row(operation=number, kind=kind, flops=number + 1, input_gradient_flops=10 * (number + 1),
+        WorkRow(operation=number, kind=kind, flops=number + 1, input_gradient_flops=10 * (number + 1),
             weight_gradient_flops=0, inputs=(), outputs=(), **rest)
         for number, kind in enumerate(kinds)
     ]  # fmt: skip

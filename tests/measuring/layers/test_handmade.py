@@ -3,31 +3,33 @@
 import pytest
 
 from perfexp.measuring.layers import Key, Pass
-from perfexp.measuring.layers.events import Event, Mark, Scope, parse
+from perfexp.measuring.layers.events import ProfilerEvent, RangeMark, Scope, parse
 from perfexp.measuring.layers.partition import divide
 from tests.measuring.layers.recorded import sum_ns
 
-CALL = Mark(Scope.call, 0).name
+CALL = RangeMark(Scope.call, 0).name
 
 
 def module(path, call=0, *, whole=True, kind="Conv2d"):
-    return Mark(Scope.module, call, whole, kind, path).name
+    return RangeMark(Scope.module, call, whole, kind, path).name
 
 
 def operation(number, kind="add"):
-    return Mark(Scope.operation, number, kind=kind).name
+    return RangeMark(Scope.operation, number, kind=kind).name
 
 
 def phase(name):
-    return Mark(Scope.phase, kind=name).name
+    return RangeMark(Scope.phase, kind=name).name
 
 
 def host(name, start, end, number, **more):
-    return Event(name, start, end - start, False, 100 + more.get("thread", 1), number, 0, **more)
+    return ProfilerEvent(
+        name, start, end - start, False, 100 + more.get("thread", 1), number, 0, **more
+    )
 
 
 def kernel(name, start, end, linked, *, stream=7, number=None):
-    return Event(
+    return ProfilerEvent(
         name, start, end - start, True, stream, 9000 + start if number is None else number, linked
     )
 
@@ -115,14 +117,14 @@ def test_zero_length_kernel_counts_with_the_gap_before_it():
 
 
 def test_the_devices_copies_of_annotations_are_no_kernels():
-    copy = Event(module("a"), 100, 50, True, 7, 2, 0, annotation=True)
+    copy = ProfilerEvent(module("a"), 100, 50, True, 7, 2, 0, annotation=True)
     call = only([host(CALL, 0, 9, 1), host(module("a"), 1, 2, 2), copy, kernel("ka", 100, 110, 2)])
     assert call.span_ns == 10
     assert not call.unattributed
 
 
 def test_profiler_overhead_does_not_replace_an_operator():
-    overhead = Event("Activity Buffer Request", 2, 90, False, 0, 2, 0)
+    overhead = ProfilerEvent("Activity Buffer Request", 2, 90, False, 0, 2, 0)
     call = only(
         [host(CALL, 0, 99, 1), overhead, host(module("a"), 1, 50, 2), kernel("ka", 100, 110, 2)]
     )
@@ -228,7 +230,7 @@ def test_gradient_accumulation_is_a_row_of_the_parameters_module():
         host("torch::autograd::AccumulateGrad", 211, 290, 21, thread=2),
         host("aten::add_", 212, 250, 22, thread=2),
     )
-    known = host(Mark(Scope.parameter, path="a").name, 260, 261, 23, thread=2)
+    known = host(RangeMark(Scope.parameter, path="a").name, 260, 261, 23, thread=2)
     add = kernel("add", 610, 640, 22)
     for found, path in (([known], "a"), ([], None)):
         assert set(taken(only([*events, *found, add]))) == {
@@ -246,6 +248,6 @@ def test_recomputation_for_the_backward_pass_counts_as_backward():
 
 
 def test_a_range_that_names_its_module_is_read_as_it_was_written():
-    mark = Mark(Scope.module, 3, True, "Conv2d", "odd:name.0|x")
+    mark = RangeMark(Scope.module, 3, True, "Conv2d", "odd:name.0|x")
     assert parse(mark.name) == mark
     assert parse("aten::add") is None

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfexp.cost.count import count
 from perfexp.measuring.layers import Pass
-from perfexp.measuring.layers.events import Event, Scope
+from perfexp.measuring.layers.events import ProfilerEvent, Scope
 from perfexp.measuring.layers.marking import Opaque, Ranges, marking, outline_of, ranged
 from perfexp.measuring.layers.partition import divide
 from perfexp.measuring.layers.profiling import event_of
@@ -88,7 +88,9 @@ def on_a_device(events):
     return [
         *events,
         *(
-            Event(event.name, begin + 10 * place, 10, True, 7, 10**9 + place, event.correlation)
+            ProfilerEvent(
+                event.name, begin + 10 * place, 10, True, 7, 10**9 + place, event.correlation
+            )
             for place, event in enumerate(operators)
         ),
     ]

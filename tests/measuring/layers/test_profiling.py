@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from perfexp.devices.fake import FakeDevice
-from perfexp.measuring.layers import Method
+from perfexp.measuring.layers import TimeSource
 from perfexp.measuring.layers import marking as marking_module
-from perfexp.measuring.layers.events import Event
+from perfexp.measuring.layers.events import ProfilerEvent
 from perfexp.measuring.layers.profiling import profile_layers
 from perfexp.measuring.modes import State, Step
 
@@ -74,11 +74,13 @@ class Machine(FakeDevice):
         )  # what launching costs the host
         end = round(self.launch(seconds, 0.0) * 1e9)
         self.events.append(
-            Event("cudaLaunchKernel", begun, self.now_ns() - begun, False, 1, number, 0)
+            ProfilerEvent("cudaLaunchKernel", begun, self.now_ns() - begun, False, 1, number, 0)
         )
         start = end - round(seconds * 1e9)
         self.events.append(
-            Event(name, start, end - start, True, 7, number, self.open[-1] if self.open else 0)
+            ProfilerEvent(
+                name, start, end - start, True, 7, number, self.open[-1] if self.open else 0
+            )
         )
 
     def hold(self, seconds):
@@ -96,12 +98,14 @@ class Machine(FakeDevice):
             seconds for _, seconds in parts
         )
         self.events.append(
-            Event("cudaGraphLaunch", begun, self.now_ns() - begun, False, 1, number, 0)
+            ProfilerEvent("cudaGraphLaunch", begun, self.now_ns() - begun, False, 1, number, 0)
         )
         for name, seconds in parts:
             start, moment = round(moment * 1e9), moment + seconds
             self.events.append(
-                Event(name, start, round(moment * 1e9) - start, True, 7, number, self.open[-1])
+                ProfilerEvent(
+                    name, start, round(moment * 1e9) - start, True, 7, number, self.open[-1]
+                )
             )
 
     def profiler(self, run):
@@ -124,7 +128,9 @@ class Machine(FakeDevice):
         finally:
             self.open.pop()
             self._host_seconds += 10e-9
-            self.events[number - 1] = Event(name, begun, self.now_ns() - begun, False, 1, number, 0)
+            self.events[number - 1] = ProfilerEvent(
+                name, begun, self.now_ns() - begun, False, 1, number, 0
+            )
 
 
 def profiled(monkeypatch, machine, clean=CALL_SECONDS, calls=10, model=None, **settings):
@@ -161,7 +167,7 @@ def seconds(times):
 
 def test_known_busy_waits_are_found_and_add_up_to_the_clean_time(monkeypatch):
     times = profiled(monkeypatch, Machine())
-    assert times.method is Method.queue
+    assert times.method is TimeSource.queue
     assert times.reason is None
     assert seconds(times) == pytest.approx({
         ("layers.0", None, "Busy"): WORK["first"],
@@ -189,7 +195,7 @@ def test_the_queue_is_held_for_longer_than_the_slower_host_needs(monkeypatch):
 
 def test_calls_that_overflow_the_queue_are_held_one_by_one(monkeypatch):
     times = profiled(monkeypatch, Machine(queue_depth=60, launches=6))
-    assert times.method is Method.queue
+    assert times.method is TimeSource.queue
     assert times.calls == 10
     assert times.closure.relative == pytest.approx(0, abs=1e-6)
 
@@ -198,7 +204,7 @@ def test_a_call_that_never_fits_is_taken_unheld_and_says_so(monkeypatch):
     times = profiled(
         monkeypatch, Machine(queue_depth=4, launches=6, slower=40.0, enqueue_seconds=20e-6)
     )
-    assert times.method is Method.unheld
+    assert times.method is TimeSource.unheld
     assert not times.held
     assert times.calls == 10
     assert [doubt.code for doubt in times.doubts] == ["layers_inexact"]
@@ -225,7 +231,7 @@ DEEP = {"queue_depth": 40, "launches": 60, "slower": 40.0, "enqueue_seconds": 20
 def test_captured_call_has_the_rows_of_the_same_kernels(monkeypatch):
     machine = Machine(**DEEP)
     times = profiled(monkeypatch, machine, CALL_SECONDS + 1e-6, capture=captured(machine, WORK))
-    assert times.method is Method.graph
+    assert times.method is TimeSource.graph
     assert times.held
     assert times.calls == 10
     assert seconds(times) == pytest.approx({
@@ -245,7 +251,7 @@ def test_captured_call_has_the_rows_of_the_same_kernels(monkeypatch):
 def test_a_graph_that_is_another_call_says_nothing_of_the_layers(monkeypatch, names, data):
     machine = Machine(**DEEP)
     times = profiled(monkeypatch, machine, capture=captured(machine, names, data=data))
-    assert times.method is Method.unheld
+    assert times.method is TimeSource.unheld
     assert not times.unattributed
     assert seconds(times)["layers.0", None, "Busy"] == pytest.approx(WORK["first"])
     [doubt] = times.doubts
@@ -257,7 +263,7 @@ def test_call_that_cannot_be_captured_is_profiled_uncaptured(monkeypatch):
         profiled(monkeypatch, machine, capture=lambda: None)
         for machine in (Machine(), Machine(**DEEP))
     )
-    assert (held.method, held.doubts) == (Method.queue, [])
+    assert (held.method, held.doubts) == (TimeSource.queue, [])
     assert "it could not be captured this time" in deep.doubts[0].message
 
 

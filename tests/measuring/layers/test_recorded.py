@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from perfexp.measuring.layers import Method, Pass
+from perfexp.measuring.layers import Pass, TimeSource
 from perfexp.measuring.layers.closure import close
 from perfexp.measuring.layers.partition import divide
 from perfexp.measuring.layers.table import times_of
@@ -64,7 +64,7 @@ def test_busy_time_is_what_the_device_was_busy(name):
 def test_calls_in_a_held_queue_add_up_to_the_unprofiled_time(name):
     calls = calls_of(name)
     assert not any(call.starved for call in calls)
-    times = close(times_of(calls, Method.queue), recording(name)[0])
+    times = close(times_of(calls, TimeSource.queue), recording(name)[0])
     assert times.closure.closes, times.closure
     assert [doubt.code for doubt in times.doubts] == []
     assert times.closure.tolerance == (0.05 if times.closure.gap_share > 0.2 else 0.02)

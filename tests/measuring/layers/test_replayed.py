@@ -4,12 +4,12 @@ import pytest
 
 from perfexp.measuring.layers import Key, Pass
 from perfexp.measuring.layers.attribution import Attributed, in_no_module
-from perfexp.measuring.layers.events import Event
+from perfexp.measuring.layers.events import ProfilerEvent
 from perfexp.measuring.layers.profiling import Pattern
 
 
 def kernel(name, start_ns=0):
-    return Event(name, start_ns, 10, True, 7, 1, 0)
+    return ProfilerEvent(name, start_ns, 10, True, 7, 1, 0)
 
 
 def row(path):

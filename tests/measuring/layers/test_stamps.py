@@ -8,7 +8,7 @@ from torch import nn
 
 from perfexp.cost.tape import nodes_behind
 from perfexp.devices.fake import FakeDevice
-from perfexp.measuring.layers import Method, Pass
+from perfexp.measuring.layers import Pass, TimeSource
 from perfexp.measuring.layers.stamps import stamp_layers
 from perfexp.measuring.modes import State, Step
 
@@ -112,7 +112,7 @@ BACKWARD = {
 def test_known_times_are_found_forward_and_backward_and_close():
     times = stamped(FakeDevice(asynchronous=False), clean=19.875e-3)
     assert found(times) == {**FORWARD, **BACKWARD, (None, 0, None, "loss"): 0.125e-3}
-    assert times.method is Method.stamps
+    assert times.method is TimeSource.stamps
     assert times.calls == 5
     assert times.own_seconds == 0
     assert times.no_backward is None

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from perfexp.cost import Geometry, Row, Work
+from perfexp.cost import Geometry, Work, WorkRow
 from perfexp.devices.cpu import CpuDevice
 from perfexp.host.cache import JsonCache
 from perfexp.measuring.probes import ceilings as module
@@ -95,7 +95,7 @@ def test_another_limit_of_a_board_has_ceilings_of_its_own(monkeypatch, limit):
 
 WORK = Work(
     rows=(
-        Row(
+        WorkRow(
             path="", call=0, operation=None, kind="x", macs=1000, flops=2500, input_gradient_flops=None,
             weight_gradient_flops=None, bytes_min=1, activation_bytes=1, parameters=0, inputs=(), outputs=(),
         ),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
-from perfexp.devices.meters import Found, PowerKind, none_because, together
+from perfexp.devices.meters import DeviceMeters, PowerKind, none_because, together
 from perfexp.devices.meters.watch import Rules
 from perfexp.errors import UserError
 from perfexp.measuring.probes.energy import EnergyProcedure, rules_for
@@ -77,7 +77,7 @@ def meter_of(device, curve, **script):
 
 
 def procedure(device, *meters, rules=None, **found):
-    found = found.get("found") or Found(meters=meters)
+    found = found.get("found") or DeviceMeters(meters=meters)
     return EnergyProcedure(
         device=device,
         detected=found,
@@ -290,9 +290,11 @@ def test_calls_go_on_while_a_meter_is_asked():
     resting, waiting = (
         kind(now_of(device), steady(300.0), tick_seconds=0.01) for kind in (FakeMeter, Waiting)
     )
-    measuring = EnergyProcedure(device=device, detected=Found(meters=(resting,)), rules=QUICK)
+    measuring = EnergyProcedure(
+        device=device, detected=DeviceMeters(meters=(resting,)), rules=QUICK
+    )
     measuring.idle()
-    measuring.detected = Found(meters=(waiting,))
+    measuring.detected = DeviceMeters(meters=(waiting,))
     energy = measuring.measure(called.set, images_per_call=1)
     assert answers
     assert all(answers)
@@ -302,7 +304,7 @@ def test_calls_go_on_while_a_meter_is_asked():
 def test_a_call_that_fails_ends_the_asking_too():
     device = CpuDevice()
     meter = FakeMeter(now_of(device), steady(300.0), tick_seconds=0.01)
-    measuring = EnergyProcedure(device=device, detected=Found(meters=(meter,)), rules=QUICK)
+    measuring = EnergyProcedure(device=device, detected=DeviceMeters(meters=(meter,)), rules=QUICK)
     measuring.idle()
     left = iter(range(3))
     with pytest.raises(StopIteration):
@@ -316,7 +318,7 @@ def test_a_meter_that_breaks_the_asking_is_not_waited_for():
     """Whatever goes wrong in the other thread is raised in this one, which would feed forever."""
     device = CpuDevice()
     meter = FakeMeter(now_of(device), steady(300.0), tick_seconds=0.01)
-    measuring = EnergyProcedure(device=device, detected=Found(meters=(meter,)), rules=QUICK)
+    measuring = EnergyProcedure(device=device, detected=DeviceMeters(meters=(meter,)), rules=QUICK)
     measuring.idle()
     meter.energy_joules = lambda: "no reading"
     with pytest.raises(AttributeError):
@@ -584,7 +586,9 @@ def test_where_one_of_two_boards_has_no_figure_the_sum_has_none():
 
 def test_devices_are_put_together_only_if_all_have_meters():
     device = FakeDevice()
-    one, other = (Found(meters=(meter_of(device, steady(1.0), name=name),)) for name in ("a", "b"))
+    one, other = (
+        DeviceMeters(meters=(meter_of(device, steady(1.0), name=name),)) for name in ("a", "b")
+    )
     assert [meter.name for meter in together([one, other, one]).meters] == ["a", "b"]
     assert together([one, none_because("hidden")]) == none_because("hidden")
     assert not together([]).meters

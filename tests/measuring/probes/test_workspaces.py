@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfexp.cost.allocations import Allocations
-from perfexp.cost.operator_calls import Layout, OperatorCall
+from perfexp.cost.operator_calls import OperatorCall, TensorLayout
 from perfexp.cost.tensors import tensors_in
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
@@ -86,7 +86,7 @@ def test_workspace_is_extra_memory_of_the_second_call(calls):
     assert allocator.ran == [
         call for call in calls for _ in range(2)
     ]  # the same layouts as in the trace
-    assert calls[0].arguments[1] == Layout((8, 3, 3, 3), (27, 1, 9, 3), "float32")
+    assert calls[0].arguments[1] == TensorLayout((8, 3, 3, 3), (27, 1, 9, 3), "float32")
 
 
 def test_workspaces_are_measured_once_and_known_without_a_device(calls):
@@ -185,7 +185,7 @@ def test_a_device_without_figures_of_its_memory_is_a_reason(calls, monkeypatch):
 
 
 def test_fp16_autocast_is_measured_in_fp16_despite_a_bf16_trace(monkeypatch):
-    layouts = Layout((1, 2), (2, 1), "bfloat16"), Layout((1,), (1,), "float32")
+    layouts = TensorLayout((1, 2), (2, 1), "bfloat16"), TensorLayout((1,), (1,), "float32")
     call = OperatorCall("convolution", (*layouts, None, (1, 1)))
     seen = []
     monkeypatch.setattr(

@@ -135,7 +135,7 @@ def test_half_flops_are_moves_only_if_the_kernel_name_says_fp32(kernel, moves):
         "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 10.0,
         "gpu__time_duration.sum": 1e-6,
     }
-    launch = listing.Launch(kernel=kernel, capability="9.0", metrics=metrics)
+    launch = listing.KernelLaunch(kernel=kernel, capability="9.0", metrics=metrics)
     counted = counters.count(launch)
     assert bool(counted.moves) is moves
     assert bool(counted.flops["half"]) is not moves

@@ -3,7 +3,7 @@
 import pytest
 from scripted import METRICS_SM90
 
-from perfexp.measuring.profilers import About, Place, ProfilerFailed, tools
+from perfexp.measuring.profilers import About, ProfileLocation, ProfilerFailed, tools
 from perfexp.measuring.profilers.ncu import Ncu, available_counters, roofline_counters
 
 SM75 = [
@@ -68,7 +68,7 @@ def test_counters_that_the_user_names_are_taken_as_they_are(ncu, tmp_path):
         sections=["Occupancy"],
         cache_control="none",
     )
-    command = profiler.command(Place(folder=tmp_path, stem="train"), About(phase="train"))
+    command = profiler.command(ProfileLocation(folder=tmp_path, stem="train"), About(phase="train"))
     assert "--metrics=sm__warps_active.avg,regex:lts__.*" in command
     assert {"--section=Occupancy", "--cache-control=none"} <= set(command)
     assert not [call for call in tool.calls if "--query-metrics" in call]

@@ -6,7 +6,7 @@ import pytest
 from scripted import KERN_SUM, NO_KERNELS, OLD_KERN_SUM, REPORTS
 
 from perfexp.errors import UserError
-from perfexp.measuring.profilers import Place, ProfilerFailed, reports, tools
+from perfexp.measuring.profilers import ProfileLocation, ProfilerFailed, reports, tools
 
 
 def source(folder):
@@ -39,7 +39,7 @@ def test_the_name_that_the_installed_version_knows_is_asked_for(asked, known, na
 def test_an_old_nsys_makes_what_is_asked_for_by_its_new_name(nsys, tmp_path):
     nsys(version="NVIDIA Nsight Systems version 2022.4.2.1", reports={"gpukernsum": OLD_KERN_SUM})
     tool = tools.find("nsys")
-    place = Place(folder=tmp_path, stem="train")
+    place = ProfileLocation(folder=tmp_path, stem="train")
     sheets, problems = reports.write(
         tool, source(tmp_path), ["cuda_gpu_kern_sum"], place, lambda path: None
     )

@@ -12,7 +12,14 @@ from perfexp.errors import Unsupported
 from perfexp.measuring.modes.inference import Inference
 from perfexp.measuring.modes.train import Train
 from perfexp.measuring.procedure import Procedure
-from perfexp.measuring.profilers import About, NoProfiler, Place, Profiler, captured, place_of
+from perfexp.measuring.profilers import (
+    About,
+    NoProfiler,
+    ProfileLocation,
+    Profiler,
+    captured,
+    place_of,
+)
 from perfexp.measuring.profilers.ncu import Ncu
 from perfexp.measuring.profilers.nsys import Nsys
 from perfexp.measuring.profilers.nvtx import Nvtx, command_lines
@@ -77,7 +84,7 @@ def watched(phase, tmp_path, **settings):
     profiler = Recording(**settings)
     profiler.net = measuring.session.module
     key = profile_key(Key(phase=phase, input_size=(8, 8), batch_size=2, precision="fp32"))
-    told = look(measuring, key, profiler, Place(folder=tmp_path, stem=phase))
+    told = look(measuring, key, profiler, ProfileLocation(folder=tmp_path, stem=phase))
     return profiler, told
 
 
@@ -173,7 +180,7 @@ def test_command_lines_fit_the_marked_call():
 
 def test_nsys_traces_graph_nodes_and_escapes_the_output_path(nsys, tmp_path):
     nsys()
-    place = Place(folder=tmp_path / "100%h", stem="inference")
+    place = ProfileLocation(folder=tmp_path / "100%h", stem="inference")
     command = Nsys(options=["--gpu-metrics-devices=all"]).command(place, About(phase="inference"))
     assert "--cuda-graph-trace=node" in command
     assert command[-1] == "--gpu-metrics-devices=all"

@@ -105,7 +105,7 @@ def test_an_srun_that_starts_nothing_or_loses_a_node_is_reported(job, rank):
 def test_the_line_of_an_error_stays_whole_in_slurm(letter, capfdbinary, monkeypatch):
     message = cut(letter * 2000, rank_process._MOST_BYTES)
     error = {"message": message, "status": "unsupported", "timestamp": 1764345678.1234567}
-    monkeypatch.setattr(nodes, "_launch", lambda *_: {99999: start.Ended(4194304, 1, error)})
+    monkeypatch.setattr(nodes, "_launch", lambda *_: {99999: start.FailedRank(4194304, 1, error)})
     monkeypatch.setattr(nodes, "_REPORT_SECONDS", 0)
     monkeypatch.setattr(nodes, "_end_with_input", lambda: None)
     for name, value in {

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from perfexp.devices.fake import FakeDevice
-from perfexp.devices.meters import Found
+from perfexp.devices.meters import DeviceMeters
 from perfexp.errors import OutOfMemory, RankLost, Unsupported
 from perfexp.measuring.probes.energy import EnergyProcedure
 from perfexp.measuring.ranks import Burst
@@ -112,7 +112,7 @@ def test_call_energy_covers_all_ranks_and_all_their_images():
     turns = Turns(device)
     meter = FakeMeter(lambda: device.now_ns() * 1e-9, steady(300.0), spend=turns.spend)
     energy = EnergyProcedure(
-        device=device, detected=Found(meters=(meter,)), sleep=spend, beside=turns
+        device=device, detected=DeviceMeters(meters=(meter,)), sleep=spend, beside=turns
     )
     point = procedure(device, group=ProcessGroup(), energy=energy).measure(
         inference_key(batch_size=4)

@@ -114,7 +114,8 @@ time.sleep(600)
 def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
     """The launcher ends the others by SIGTERM; the first rank leaves with a code of its own when it misses another."""
     ends = {
-        rank: start.Ended(100 + rank, code, told if rank else None) for rank, code in codes.items()
+        rank: start.FailedRank(100 + rank, code, told if rank else None)
+        for rank, code in codes.items()
     }
     heard = []
     code = start.report(ends, 2, lambda event, **details: heard.append((event, details)))
@@ -125,7 +126,7 @@ def test_the_cause_is_told_and_not_what_followed_from_it(codes, told, said):
 
 def test_the_first_of_two_errors_is_told():
     ends = {
-        rank: start.Ended(
+        rank: start.FailedRank(
             rank, 1, {"message": f"error of {rank}", "status": "oom", "timestamp": 9.5 - rank}
         )
         for rank in (1, 2)
@@ -133,7 +134,9 @@ def test_the_first_of_two_errors_is_told():
     heard = []
     assert (
         start.report(
-            {**ends, 0: start.Ended(0, start.RANK_LOST)}, 3, lambda _, **given: heard.append(given)
+            {**ends, 0: start.FailedRank(0, start.RANK_LOST)},
+            3,
+            lambda _, **given: heard.append(given),
         )
         == 1
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfexp.errors import UserError
 from perfexp.report.speed import Facts, Mode, logged, of_log
-from perfexp.report.speed.lines import Step
+from perfexp.report.speed.lines import LoggedStep
 from tests.report.speed import writing
 
 DATA = Path(__file__).parent / "data"
@@ -60,7 +60,8 @@ def test_log_warm_up_is_cut_but_rare_slow_steps_stay(first):
         rng = np.random.default_rng(seed)
         times = (1 + 0.02 * rng.standard_normal(50)) * np.where(rng.random(50) < 0.1, 1.5, 1.0)
         steps = [
-            Step(None, number, float(time), True) for number, time in enumerate([*first, *times])
+            LoggedStep(None, number, float(time), True)
+            for number, time in enumerate([*first, *times])
         ]
         left = logged.steady(steps)
         biases.append(left.seconds / times.mean() - 1)

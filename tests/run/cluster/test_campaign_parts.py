@@ -85,7 +85,7 @@ def test_long_sweep_is_split_by_array_size_and_by_request(tmp_path, monkeypatch)
         slurm, "submit", lambda script, given: options.append(given) or str(len(options))
     )
     runs = [
-        element.Run(
+        element.SweepElement(
             assignment=SimpleNamespace(
                 number=number + 1, folder=tmp_path / str(number), plan=SimpleNamespace(gpu_name="x")
             ),
@@ -568,7 +568,7 @@ def test_local_run_outcome_follows_exit_code_and_new_record(
 ):
     (tmp_path / "record.json").write_bytes(make_record().to_json())
     assignment = SimpleNamespace(folder=tmp_path, name="run", number=1, is_sent=True, sweep=None)
-    run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
+    run = element.SweepElement(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
     run.earlier = None if is_new else run.version
     outcomes, console = [], SimpleNamespace(show=lambda *_, **__: None)
     local_queue._collect(
@@ -606,14 +606,14 @@ def test_job_without_a_complete_new_record_reports_its_state(
         assert Record.load(tmp_path).status is status
     plan = SimpleNamespace(tracking={"_target_": "perfexp.report.tracking.NoTracking"})
     assignment = SimpleNamespace(folder=tmp_path, name="run", number=1, plan=plan, is_sent=True)
-    run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
+    run = element.SweepElement(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
     run.earlier = None if is_new else run.version
     why = "left" if status is Status.FAILED else "reached its time limit"
     state = job_states.RunState(
-        run=0, name="run", folder=tmp_path, state=job_states.State.failed, job="7_0", why=why
+        run=0, name="run", folder=tmp_path, state=job_states.JobState.failed, job="7_0", why=why
     )
     if status is Status.OK:
-        state = replace(state, state=job_states.State.done, why="")
+        state = replace(state, state=job_states.JobState.done, why="")
     outcomes = []
     campaigns._collect(run, state, None, lambda run, outcome: outcomes.append(outcome))
     assert text in str(outcomes[0]) if text else isinstance(outcomes[0], Record)
@@ -628,7 +628,7 @@ def test_interrupt_during_submission_waits_for_the_jobs_file(tmp_path, monkeypat
     assignment = SimpleNamespace(
         number=1, folder=tmp_path / "0", plan=SimpleNamespace(gpu_name="x")
     )
-    run = element.Run(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
+    run = element.SweepElement(assignment=assignment, overrides=(), cluster=Cluster(name="x"))
     monkeypatch.setattr(slurm, "max_array_size", lambda: 10)
     monkeypatch.setattr(slurm, "call", taken)
     paths.create()
