@@ -31,7 +31,7 @@ import perfexp.records.quantities
 import perfexp.records.record
 import perfexp.records.sweep_record
 from perfexp.cli.conf_files import comment_of
-from perfexp.cli.keys import Key, keys
+from perfexp.cli.keys import ConfigKey, keys
 from perfexp.cli.usage import COMMANDS
 from perfexp.records import quantities
 from perfexp.records.diagnostics import DIAGNOSTICS, Severity
@@ -51,7 +51,7 @@ GROUPS = [
 ]
 
 
-#: Key with the name of an option, which the option sets; a model's name may be the user's choice.
+#: ConfigKey with the name of an option, which the option sets; a model's name may be the user's choice.
 _OWN_NAME = re.compile(r"(?!model\.)\w+\.name")
 _CONFIGURATION = """# Configuration keys
 
@@ -171,21 +171,23 @@ def configuration() -> str:
     return "\n".join(parts)
 
 
-def _shared_keys(group: str, schemas: dict[str, list[Key]]) -> dict[tuple[str, ...], list[Key]]:
+def _shared_keys(
+    group: str, schemas: dict[str, list[ConfigKey]]
+) -> dict[tuple[str, ...], list[ConfigKey]]:
     """Keys of a group by the options that share them; no options where every option has them."""
-    owners: dict[Key, list[str]] = {}
+    owners: dict[ConfigKey, list[str]] = {}
     for schema, of_schema in schemas.items():
         if schema.split("/")[0] != group or of_schema[0].options == ("fake",):
             continue  # the fake model is scripted, for tests
         for key in of_schema:
             owners.setdefault(key._replace(options=()), []).extend(key.options)
-    sections: dict[tuple[str, ...], list[Key]] = {}
+    sections: dict[tuple[str, ...], list[ConfigKey]] = {}
     for key, names in owners.items():
         sections.setdefault(tuple(names), []).append(key)
     return sections
 
 
-def _keys_table(of_schema: Sequence[Key]) -> str:
+def _keys_table(of_schema: Sequence[ConfigKey]) -> str:
     by_name = {key.name: key for key in of_schema}
     rows = []
     for key in (by_name[name] for name in _ordered(by_name)):
