@@ -51,7 +51,7 @@ GROUPS = [
 ]
 
 
-#: ConfigKey with the name of an option, which the option sets; a model's name may be the user's choice.
+#: Key with the name of an option, which the option sets; a model's name may be the user's choice.
 _OWN_NAME = re.compile(r"(?!model\.)\w+\.name")
 _CONFIGURATION = """# Configuration keys
 
