@@ -20,7 +20,7 @@ from perfexp.plan import naming
 from perfexp.plan.plan_fields import FORMAT
 from perfexp.records import diagnostics
 from perfexp.records.record import Status
-from tests.support import processes
+from tests.support import processes, typed
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
@@ -556,8 +556,9 @@ def test_a_folder_from_elsewhere_does_not_say_where_results_go(run, tmp_path):
     ]
     (tmp_path / "x" / "details" / "plan.yaml").write_text(yaml.safe_dump(plan))
     code, printed, _ = run("resume=x")
-    assert code == 0
+    assert code == 2
     assert "127.0.0.1:9" not in printed
+    assert run(*typed.shown(printed), "timeout_seconds=60")[0] == 0
 
 
 def test_energy_seconds_are_looked_at_before_anything_starts(run, tmp_path):
