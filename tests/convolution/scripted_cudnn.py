@@ -173,7 +173,7 @@ def in_place(monkeypatch, **script):
     loaded = library.Library(made)
     monkeypatch.setattr(plans, "library", lambda: loaded)
     monkeypatch.setattr(plans, "_plans", {})
-    monkeypatch.setattr(replays, "Launch", _refuses)
+    monkeypatch.setattr(replays, "GraphLaunch", _refuses)
     for module in (library, replays):
         monkeypatch.setattr(module, "current_stream", lambda device: 77)
     for module in (backends, fastest, forced):

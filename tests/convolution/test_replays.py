@@ -55,7 +55,7 @@ def made(monkeypatch):
     """The launches that were made, in their order."""
     replays_module.forget()
     monkeypatch.setattr(Launched, "made", [], raising=False)
-    monkeypatch.setattr(replays_module, "Launch", Launched)
+    monkeypatch.setattr(replays_module, "GraphLaunch", Launched)
     monkeypatch.setattr(replays_module, "current_stream", lambda device: 77)
     return Launched.made
 
@@ -70,7 +70,7 @@ def work():
 @pytest.mark.parametrize("which", list(Pass))
 def test_pass_is_launched_as_a_graph_once_its_addresses_recur(scripted, monkeypatch, made, which):
     cudnn = scripted(workspace=lambda *_: 256)
-    monkeypatch.setattr(replays_module, "Launch", Launched)
+    monkeypatch.setattr(replays_module, "GraphLaunch", Launched)
     shape = Shape(
         (2, 4, 6, 5), (6, 4, 3, 3), (1, 1), (1, 0), (1, 1), 1, torch.float32, False, Math.fma, 0
     )
@@ -129,7 +129,7 @@ def test_failed_capture_is_not_retried_before_the_next_point(monkeypatch, work, 
         tried.append(device)
         raise error("OUT_OF_MEMORY")
 
-    monkeypatch.setattr(replays_module, "Launch", refuses)
+    monkeypatch.setattr(replays_module, "GraphLaunch", refuses)
     sequence = [(1,), (1,), (1,), (2,), (2,)]
     for addresses in sequence:
         replays(addresses)

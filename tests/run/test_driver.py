@@ -63,7 +63,7 @@ def assignment(name, **failures):
 def measured(monkeypatch, tmp_path):
     """Measures scripted runs: the outcome of each in the order in which they ended, and whether it was sent by then."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(driver, "Run", ScriptedRun)
+    monkeypatch.setattr(driver, "Job", ScriptedRun)
 
     def measure(*assignments, interrupted=False):
         outcomes = []
