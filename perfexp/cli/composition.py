@@ -23,7 +23,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
-from perfexp.cli import meant
+from perfexp.cli import meant, own_models
 from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values, refuse_no_folders
 from perfexp.cli.overrides import alternatives, parsed, refuse_unreadable, without_credentials
 from perfexp.cli.stored_command import Offer, check_targets
@@ -121,7 +121,7 @@ def call_with_hydra(
         stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
-        named = {name: torchvision_names.node(name) for name in _models_without_file(arguments)}
+        named = {name: _node(name, arguments) for name in _models_without_file(arguments)}
         config.register(Path(scratch), {**named, **(models or {})})
         create = Plugins.instantiate_sweeper
 
@@ -158,7 +158,7 @@ def call_with_hydra(
 
 
 def _models_without_file(arguments: Sequence[str]) -> list[str]:
-    """Return the names of torchvision and timm that a command line, or a file of its --config-dir, sets as model."""
+    """Return the names without a file that a command line, or a file of its --config-dir, sets as model."""
     folders = [Path(folder) for folder in flag_values(arguments, *CONFIG_DIR)]
     files = [file for folder in folders for file in folder.glob("*/*.yaml") if file.is_file()]
     texts = [*arguments, *(file.read_text(encoding="utf-8", errors="replace") for file in files)]
@@ -166,7 +166,7 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
         word
         for text in texts
         for line in _MODEL.findall(text)
-        for word in re.findall(r"[\w:]+", line)
+        for word in re.findall(r"[\w:-]+", line)
     }
     known = {
         file.stem
@@ -174,6 +174,14 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
         for file in folder.glob("model/*.yaml")
     }
     return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
+
+
+def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of a model without a file; keys of transformers are known when they are typed."""
+    node = torchvision_names.node(name)
+    if not name.startswith(torchvision_names.HF):
+        return node
+    return {**node, "config": own_models.typed_settings(arguments, "model.config.")}
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:

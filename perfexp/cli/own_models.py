@@ -14,7 +14,6 @@ from perfexp.models import torchvision_names
 from perfexp.plan.override_keys import key_of
 
 _NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
-_PREFIX = "model."
 
 
 def nodes(typed: Sequence[str]) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def nodes(typed: Sequence[str]) -> dict[str, Any]:
     }
     for match in found.values():
         _find(match[1])
-    settings = _settings(typed) if found else {}
+    settings = typed_settings(typed) if found else {}
     return {
         name: {"_target_": f"{match[1]}.{match[2]}", "_partial_": True, **settings}
         for name, match in found.items()
@@ -59,13 +58,13 @@ def _find(module: str) -> None:
         )
 
 
-def _settings(typed: Sequence[str]) -> dict[str, Any]:
-    """Return the model's typed keys, as nested mappings with null values."""
+def typed_settings(typed: Sequence[str], prefix: str = "model.") -> dict[str, Any]:
+    """Return the typed keys below a prefix, as nested mappings with null values."""
     settings: dict[str, Any] = {}
     for text in typed:
-        if not (key := key_of(text)).startswith(_PREFIX) or text[0] in "+~":
+        if not (key := key_of(text)).startswith(prefix) or text[0] in "+~":
             continue
-        *parents, last = key.removeprefix(_PREFIX).split(".")
+        *parents, last = key.removeprefix(prefix).split(".")
         node = settings
         for parent in parents:
             if not isinstance(node.get(parent), dict):

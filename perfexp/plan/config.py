@@ -385,7 +385,7 @@ def plan_of(
     plain["command"] = list(command)
     own = (
         [plain["model"]["config"]]
-        if isinstance(plain["model"], dict) and plain["model"].get("config")
+        if isinstance(plain["model"], dict) and isinstance(plain["model"].get("config"), str)
         else []
     )
     plain["sources"] = sources.hashes({target for _, target in targets(plain)}, map(Path, own))
