@@ -40,6 +40,7 @@ class DecodingSession(TorchSession):
                     f"{self._name} keeps other states than keys and values; choose another model "
                     "for mode=decode, such as hf:llama."
                 )
+            cache.last_position = input_size[1] - 1
             cache.lengths = torch.zeros(len(cache.layers), dtype=int, device=self.device.identifier)
             for layer, length in zip(cache.layers, cache.lengths, strict=True):
                 layer.cumulative_length = length
@@ -78,7 +79,6 @@ def _rewind(inputs: Any) -> None:
     """Set the position of the next token to the cache's last."""
     cache = _cache_of(inputs)
     if hasattr(cache, "lengths"):
-        last = cache.max_cache_len - 1
-        cache.lengths.fill_(last)
+        cache.lengths.fill_(cache.last_position)
         for layer in cache.layers:
-            layer.cumulative_length_int = last  # of a sliding window
+            layer.cumulative_length_int = cache.last_position  # of a sliding window
