@@ -23,23 +23,20 @@ class DecodingSession(TorchSession):
     back, one small kernel for all layers.
     """
 
-    def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
-        """See `Session`; raises `UserError` for a model that keeps other states than a cache."""
-        from transformers import StaticCache
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._empty_cache(1)
 
+    def random_batch(self, input_size: tuple[int, int], batch_size: int, seed: int) -> Batch:
+        """See `Session`. The inputs hold the cache."""
         self._kind.length(input_size)  # type: ignore[attr-defined]
-        batch = super().random_batch((1, 1), batch_size, seed)
+        ids = super().random_batch((1, 1), batch_size, seed).inputs
         module: Any = self.module
-        cache = StaticCache(config=module.config, max_cache_len=input_size[1])
         name = "cache" if "cache" in inspect.signature(module.forward).parameters else _CACHE
-        inputs = {"input_ids": batch.inputs, name: cache, "use_cache": True}
+        cache = self._empty_cache(input_size[1])
+        inputs = {"input_ids": ids, name: cache, "use_cache": True}
         with torch.no_grad():
             self.eager(inputs)  # allocates the cache
-            if any(not hasattr(layer, "cumulative_length") for layer in cache.layers):
-                raise UserError(
-                    f"{self._name} keeps other states than keys and values; choose another model "
-                    "for mode=decode, such as hf:llama."
-                )
             cache.last_position = input_size[1] - 1
             cache.lengths = torch.zeros(len(cache.layers), dtype=int, device=self.device.identifier)
             for layer, length in zip(cache.layers, cache.lengths, strict=True):
@@ -47,6 +44,18 @@ class DecodingSession(TorchSession):
                 layer.keys.normal_()
                 layer.values.normal_()
         return Batch(inputs=inputs, targets=None)
+
+    def _empty_cache(self, length: int) -> Any:
+        from transformers import StaticCache
+
+        module: Any = self.module
+        cache = StaticCache(config=module.config, max_cache_len=length)
+        if any(not hasattr(layer, "cumulative_length") for layer in cache.layers):
+            raise UserError(
+                f"{self._name} keeps other states than keys and values; choose another model for "
+                "mode=decode, such as hf:llama."
+            )
+        return cache
 
     def forward(self, inputs: Any) -> Any:
         _rewind(inputs)
