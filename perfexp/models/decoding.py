@@ -38,7 +38,9 @@ class DecodingSession(TorchSession):
         with torch.no_grad():
             self.eager(inputs)  # allocates the cache
             cache.last_position = input_size[1] - 1
-            cache.lengths = torch.zeros(len(cache.layers), dtype=int, device=self.device.identifier)
+            cache.lengths = torch.zeros(
+                len(cache.layers), dtype=torch.int64, device=self.device.identifier
+            )
             for layer, length in zip(cache.layers, cache.lengths, strict=True):
                 layer.cumulative_length = length
                 layer.keys.normal_()

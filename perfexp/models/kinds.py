@@ -147,7 +147,7 @@ class Named(Kind):
         takes_images: whether `pixel_values` are an input.
     """
 
-    target_dims = None
+    target_dims: int | None = None
 
     def __init__(
         self,
