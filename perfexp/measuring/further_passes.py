@@ -76,6 +76,9 @@ def measure(
         procedure.run_optional(
             point, OUTPUT_ERROR, partial(_check_outputs, procedure, point, batches)
         )
+    inputs = batches.next().inputs
+    if (tokens := procedure.session.tokens(inputs)) is not None:
+        work_rates.add_token_metrics(point, tokens, procedure.ceilings)
     if procedure.counts_work:  # last, because rates need every time
         procedure.run_optional(point, FLOPS, partial(_count_work, procedure, point, step, batches))
 

@@ -94,6 +94,21 @@ class Batch:
     targets: Any
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Tokens that a call processes.
+
+    Attributes:
+        count: number of tokens in the batch.
+        weight_bytes: parameters that a call of mode=decode reads.
+        cache_bytes: keys and values of the context that it reads.
+    """
+
+    count: int
+    weight_bytes: int | None = None
+    cache_bytes: int | None = None
+
+
 class Schedule(StrEnum):
     """How the learning rate changes during training."""
 
@@ -289,6 +304,10 @@ class Session(Protocol):
 
         Raises `Unsupported` if the model cannot be traced.
         """
+        return None
+
+    def tokens(self, inputs: Any) -> Tokens | None:
+        """Return the tokens among a call's inputs; None for a model of images."""
         return None
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:

@@ -231,6 +231,23 @@ MFU = _quantity(
     pooled=Pooled.BY_RATE,
     note="MFU is of the data sheet's peak {precision}",
 )
+TOKENS_RATE = _quantity(
+    "tokens_per_second",
+    "Tokens per call over the mean time of a pipelined call, like samples/s",
+    unit="tokens/s",
+    pooled=Pooled.BY_RATE,
+)
+CACHE_BYTES = _quantity(
+    "memory/cache_bytes", "Keys and values of all contexts that a call of mode=decode reads"
+)
+MBU = _quantity(
+    "mbu",
+    "Memory bandwidth utilization of mode=decode: bytes of parameters and cache, over the time of a call and the "
+    "measured bandwidth of a copy (`probes.ceilings`). The time is `device/graph`, or else `device` or `latency`",
+    heading="MBU at {time}",
+    is_share=True,
+    pooled=Pooled.BY_TIME,
+)
 MFU_OF_CEILING = _quantity(
     "mfu_of_ceiling",
     "The same over the measured ceiling",

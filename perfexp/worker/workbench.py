@@ -204,6 +204,8 @@ class Workbench:
             from perfexp.models.module import adapt
 
             model = adapt(model, self.plan.model_name)
+        elif not hasattr(model, "open"):  # a class that was typed as module:name
+            model = model()
         session: Session = model.open(
             device=device,
             precision=self.plan.precision,
