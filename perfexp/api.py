@@ -139,7 +139,7 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     ).frame(what)
 
 
-def _assignment(words: list[str], models: Mapping[str, Any]) -> Assignment:
+def _assignment(words: list[str], models: Mapping[str, Any] | None = None) -> Assignment:
     """Compose a run.
 
     Args:
