@@ -104,7 +104,7 @@ def judge(
         point.doubts.append(
             diagnostics.make("device_of_graph", what="the baselines were compared as calls")
         )
-    for baseline, ratio in races.promised(races.timed_passes(point)).items():
+    for baseline, ratio in races.promised(races.timed_passes(point, algorithm.group)).items():
         point.metrics.append(_metric(member(PROMISED_SPEEDUP, baseline), ratio))
     if is_slower:
         algorithm.discard_choices()
