@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,13 +25,13 @@ from perfexp.records.record import Metric
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
 _KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
-_BACKENDS = {
+BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-_NAMES = {int(backend): name for name, backend in _BACKENDS.items()}  # type: ignore[call-overload]
+_NAMES = {int(backend): name for name, backend in BACKENDS.items()}  # type: ignore[call-overload]
 #: Name of the whole-model baseline: the backends that torch chooses.
 AUTO = "auto"
 #: Number of shapes that an error names before it counts the rest.
@@ -104,6 +104,11 @@ class AttentionProblem:
         return " ".join(parts)
 
     @property
+    def key_of_plan(self) -> tuple[str, str, bool]:
+        """Return what identifies the problem in a plan: label, data type, backward pass."""
+        return self.label, _dtype_name(self.query.dtype), Pass.backward in self.passes
+
+    @property
     def flops(self) -> dict[Pass, int]:
         """Return the FLOPs of each pass, without a saving for causal attention."""
         *outer, length, width = self.query.shape
@@ -134,9 +139,8 @@ def chosen_by_torch(problem: AttentionProblem, given: Sequence[Any] = ()) -> str
     """
     with _disable_current_modes(), torch.set_grad_enabled(Pass.backward in problem.passes):
         tensors = given or [*_differentiable(problem, problem.draw()), problem.draw_mask()]
-        chosen = torch._fused_sdp_choice(  # type: ignore[attr-defined]
-            *tensors, problem.dropout, problem.causal, **problem.settings
-        )
+        choice: Any = torch._fused_sdp_choice
+        chosen = choice(*tensors, problem.dropout, problem.causal, **problem.settings)
     if chosen not in _NAMES:
         raise RuntimeError("torch has no backend for it")
     return _NAMES[chosen]
@@ -152,7 +156,7 @@ def _differentiable(
 
 def why_not(name: str, problem: AttentionProblem, given: Sequence[Any] = ()) -> str | None:
     """Return torch's reasons why a backend cannot compute a problem; None if it can."""
-    with warnings.catch_warnings(record=True) as raised, sdpa_kernel(_BACKENDS[name]):
+    with warnings.catch_warnings(record=True) as raised, sdpa_kernel(BACKENDS[name]):
         warnings.simplefilter("always")
         try:
             if chosen_by_torch(problem, given) == name:
@@ -176,8 +180,17 @@ def _reasons(name: str, texts: Iterable[str]) -> Iterator[str]:
 
 def computed(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
     """Return attention's result by a backend; its backward pass uses the same backend."""
-    with sdpa_kernel(_BACKENDS[name]):
+    with sdpa_kernel(BACKENDS[name]):
         return _OPERATOR.decompose(*arguments, **settings)
+
+
+def _preferred(name: str, kind: str) -> AbstractContextManager[None]:
+    """Return a context in which a backend computes what it can, and torch chooses for the rest."""
+    others = [SDPBackend.MATH]
+    if kind == "cuda":  # the order has no meaning on a CPU
+        others = [SDPBackend(number) for number in torch._C._get_sdp_priority_order()]
+    usable = [one for one in others if one in BACKENDS.values()]
+    return sdpa_kernel([*dict.fromkeys([BACKENDS[name], *usable])], set_priority=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,7 +206,7 @@ class FastestBackend(Races):
 
     def _raced(self, problem: AttentionProblem) -> Winners:
         default = chosen_by_torch(problem)
-        names = [name for name in _BACKENDS if why_not(name, problem) is None]
+        names = [name for name in BACKENDS if why_not(name, problem) is None]
         runner = partial(_runner, problem)
         try:
             with torch.random.fork_rng(_cuda_devices(problem.device)):
@@ -217,7 +230,7 @@ class FastestBackend(Races):
 
 
 def _check(problem: AttentionProblem, which: Pass, engine: str) -> None:
-    if engine not in _BACKENDS or why_not(engine, problem):
+    if engine not in BACKENDS or why_not(engine, problem):
         raise ValueError(engine)
 
 
@@ -275,7 +288,8 @@ class AttentionBackends:
 
     Args:
         wanted: backend, `auto` or `fastest`.
-        stored: backends by problem label and data type; others are left to torch.
+        stored: backends by label, data type and whether there is a backward pass; other shapes are
+            left to torch.
     """
 
     group = "attention"
@@ -287,13 +301,16 @@ class AttentionBackends:
         *,
         compiled: bool = False,
         verify: bool = False,
-        stored: Mapping[tuple[str, str], str] | None = None,
+        stored: Mapping[tuple[str, str, bool], str] | None = None,
     ) -> None:
         self.wanted, self._device, self._compiled = wanted, device, compiled
         self.name = f"attention_{wanted}"
         self._verify, self._stored = verify, stored
         self._rows: dict[AttentionProblem, _Row] = {}
-        self._library: Any = None
+        self._problems: dict[Any, AttentionProblem] = {}
+        self._active: ExitStack | None = None
+        names = set((stored or {}).values())
+        self._sole: str | None = names.pop() if len(names) == 1 else None
         self._marks: list[tuple[AttentionProblem, Pass]] | None = None
         self._threads = Threads()
         self._races: FastestBackend | None = None
@@ -321,7 +338,8 @@ class AttentionBackends:
     def begin_point(self) -> None:
         """Discard the shapes of earlier points."""
         self._rows.clear()
-        self._install()
+        self._problems.clear()
+        self._reinstall(None)
         self._is_reported = False
 
     def begin_call(self) -> None:
@@ -339,6 +357,9 @@ class AttentionBackends:
         self._is_reported = True
         if not self.is_forced:
             self._remove()  # later calls run as if perfexp were not there
+        else:  # one backend for all shapes needs no look at each call
+            names = {row.choices[Pass.forward].engine for row in self._rows.values()}
+            self._reinstall(names.pop() if len(names) == 1 else None)
         layers = tuple(self._reported(problem, row) for problem, row in self._rows.items())
         report = AttentionReport(name=str(self.wanted), layers=layers)
         if not self.is_forced:
@@ -391,8 +412,9 @@ class AttentionBackends:
         """Add the kernels of an uncaptured call to the shapes, if requested."""
         if not self._verify:
             return False
-        self._install()
-        self._marks = marks = []
+        self._reinstall(None)
+        marks: list[tuple[AttentionProblem, Pass]] = []
+        self._marks = marks
         try:
             between, everything = watch(call, str(self._device.identifier))
         finally:
@@ -405,19 +427,32 @@ class AttentionBackends:
         return True
 
     def _install(self) -> None:
-        if self._library is None:
-            torch.backends.mha.set_fastpath_enabled(not self.is_forced)
-            self._library = torch.library.Library("aten", "IMPL")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the replaced kernel
-                for key in _KEYS:
-                    self._library.impl("scaled_dot_product_attention", self._attend, key)
+        if self._active is not None:
+            return
+        self._active = ExitStack()
+        if self.is_forced:  # the fast path of MultiheadAttention multiplies by itself
+            before = torch.backends.mha.get_fastpath_enabled()
+            self._active.callback(torch.backends.mha.set_fastpath_enabled, before)
+            torch.backends.mha.set_fastpath_enabled(False)
+        if self._sole is not None:
+            self._active.enter_context(_preferred(self._sole, self._device.kind))
+            return
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        self._active.callback(library._destroy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the replaced kernel
+            for key in _KEYS:
+                library.impl("scaled_dot_product_attention", self._attend, key)
 
     def _remove(self) -> None:
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
-            torch.backends.mha.set_fastpath_enabled(True)
+        if self._active is not None:
+            self._active.close()
+            self._active = None
+
+    def _reinstall(self, sole: str | None) -> None:
+        self._remove()
+        self._sole = sole
+        self._install()
 
     def _attend(
         self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
@@ -426,19 +461,13 @@ class AttentionBackends:
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
         settings = {"scale": scale, "enable_gqa": enable_gqa}
         tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-        if any(_is_foreign(tensor) for tensor in tensors):
+        kind = _kind_of(tensors, dropout_p, is_causal, scale, enable_gqa)
+        if kind is None:
             return _OPERATOR.decompose(*arguments, **settings)
-        problem = AttentionProblem(
-            query=Operand.of(query), key=Operand.of(key), value=Operand.of(value),
-            mask=None if attn_mask is None else Operand.of(attn_mask),
-            dropout=dropout_p, causal=is_causal, scale=scale, grouped=enable_gqa,
-            device=query.device,
-        )  # fmt: skip
-        row = self._rows.get(problem)
-        if row is None:
-            row = self._rows[problem] = _Row(
-                choices=self._decided(problem, (*arguments[:4],) if _is_real(query) else ())
-            )
+        problem = self._problems.get(kind)
+        if problem is None:
+            problem = self._problems[kind] = self._new(kind, arguments, settings)
+        row = self._rows[problem]
         if not self._is_reported:
             row.calls += 1
         name = row.choices[Pass.forward].engine
@@ -451,6 +480,22 @@ class AttentionBackends:
         if self._marks is not None:
             marked(outputs, partial(self._marks.append, (problem, Pass.backward)))
         return outputs
+
+    def _new(
+        self, kind: Any, arguments: Sequence[Any], settings: Mapping[str, Any]
+    ) -> AttentionProblem:
+        """Return the problem of a new kind of inputs, with a row."""
+        query, key, value, mask, dropout, causal = arguments
+        problem = AttentionProblem(
+            query=Operand.of(query), key=Operand.of(key), value=Operand.of(value),
+            mask=None if mask is None else Operand.of(mask),
+            dropout=dropout, causal=causal, scale=settings["scale"],
+            grouped=settings["enable_gqa"], device=query.device,
+        )  # fmt: skip
+        if problem not in self._rows:
+            given = arguments[:4] if _is_real(query) else ()
+            self._rows[problem] = _Row(choices=self._decided(problem, given))
+        return problem
 
     @contextmanager
     def _around(self, problem: AttentionProblem) -> Iterator[None]:
@@ -467,7 +512,7 @@ class AttentionBackends:
             own = "math"
         choice = PassChoice(engine=own)
         if self._stored is not None:
-            name = self._stored.get((problem.label, str(problem.query.dtype)))
+            name = self._stored.get(problem.key_of_plan)
             if name is not None and why_not(name, problem, given) is None:
                 choice = PassChoice(engine=name)
         elif self.wanted is Attention.fastest:
@@ -496,9 +541,13 @@ class AttentionBackends:
             requested=str(self.wanted),
             input_shape=problem.query.shape,
             calls=calls,
-            dtype=str(problem.query.dtype).removeprefix("torch."),
+            dtype=_dtype_name(problem.query.dtype),
             passes=tuple(passes),
         )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
@@ -506,9 +555,18 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-def _is_foreign(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is nested or has symbolic sizes; then torch decides."""
-    return tensor.is_nested or not all(type(size) is int for size in tensor.shape)
+def _kind_of(tensors: Sequence[torch.Tensor], *settings: Any) -> Any:
+    """Return what tells one problem from another, quickly; None if torch has to decide.
+
+    That is so for nested tensors and symbolic sizes.
+    """
+    recorded, parts = torch.is_grad_enabled(), list[Any]()
+    for tensor in tensors:
+        if tensor.is_nested or not all(type(size) is int for size in tensor.shape):
+            return None
+        wanted = recorded and tensor.requires_grad
+        parts.append((tensor.shape, tensor.stride(), tensor.dtype, wanted))
+    return (*parts, tensors[0].device, *settings)
 
 
 def _races(device: Any, threads: Threads) -> FastestBackend:

@@ -226,27 +226,9 @@ class Fastest(Races, Support):
         hold_race: Callable[[Problem, tuple[Pass, ...]], Winners],
     ) -> Winners:
         kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
-        check = partial(self._check, problem)
+        check = partial(check_engine, problem)
         hold = partial(hold_race, problem, passes)
         return self.remembered(f"{kind} {' '.join(passes)}", passes, hold, check)
-
-    def _check(self, problem: Problem, which: Pass, engine: str) -> None:
-        """Check that an engine can compute a pass.
-
-        Raises:
-            ValueError: the engine cannot compute the pass.
-            CudnnError: cuDNN refuses.
-        """
-        backend, _, name = engine.partition(".")
-        is_able = backend in (CUDNN, DEFAULT, BENCHMARK)
-        if backend == CUDNN:
-            plan_of(which, engine, problem)
-        elif backend == TORCH:
-            is_able = ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None
-        elif backend == TRITON:
-            is_able = no_kernels(problem.device) is None
-        if not is_able:
-            raise ValueError(engine)
 
     def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> Winners:
         (which,) = passes
@@ -311,6 +293,25 @@ class Fastest(Races, Support):
         if no_kernels(problem.device) is None:
             choices = (Kernels(name=name).candidate(which, problem) for name in kernels.ALGORITHMS)
             yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
+
+
+def check_engine(problem: Problem, which: Pass, engine: str) -> None:
+    """Check that an engine can compute a pass.
+
+    Raises:
+        ValueError: the engine cannot compute the pass.
+        CudnnError: cuDNN refuses.
+    """
+    backend, _, name = engine.partition(".")
+    is_able = backend in (CUDNN, DEFAULT, BENCHMARK)
+    if backend == CUDNN:
+        plan_of(which, engine, problem)
+    elif backend == TORCH:
+        is_able = ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None
+    elif backend == TRITON:
+        is_able = no_kernels(problem.device) is None
+    if not is_able:
+        raise ValueError(engine)
 
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
