@@ -4,14 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compose", "load", "measure", "metric"]
+__all__ = ["__version__", "apply", "compose", "gain", "load", "measure", "metric"]
 
 if TYPE_CHECKING:
+    from perfexp.algorithms.applying import apply
     from perfexp.api import compose, load, measure
+    from perfexp.measuring.plan_gain import gain
     from perfexp.records.metrics import metric
 
 #: Modules of the interface.
 _MODULES = {
+    "apply": "perfexp.algorithms.applying",
+    "gain": "perfexp.measuring.plan_gain",
     "compose": "perfexp.api",
     "load": "perfexp.api",
     "measure": "perfexp.api",

@@ -11,21 +11,19 @@ from typing import Any
 
 import torch
 
-from perfexp import __version__
 from perfexp.algorithms import Backend, Objective, OnUnsupported, T, replays
 from perfexp.algorithms.backends import GUESS, SWITCHED, Support, Switches, supports_of
 from perfexp.algorithms.coverage import AlgorithmReport, LayerStatus, Pass
 from perfexp.algorithms.cudnn import CODES, why_no_cudnn
 from perfexp.algorithms.difference import relative_error, with_statistics
 from perfexp.algorithms.families import foreign
-from perfexp.algorithms.fastest import Fastest, Threads
+from perfexp.algorithms.fastest import Fastest, Threads, context_of
 from perfexp.algorithms.layer import Layer
 from perfexp.algorithms.operators import DEFAULT
 from perfexp.algorithms.problem import Problem
 from perfexp.algorithms.proof import watch
 from perfexp.convolutions.convolution import clear_constants
 from perfexp.convolutions.portable import ALGORITHMS, canonical
-from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError, did_you_mean
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Session
@@ -45,6 +43,8 @@ class Forced:
     Raises:
         UserError: there is no such algorithm, or a setting is invalid.
     """
+
+    group, is_forced = "algorithm", True
 
     def __init__(
         self,
@@ -262,19 +262,12 @@ class Forced:
         )
 
     def _fastest(self) -> Fastest:
-        cuda = self._device.type == "cuda"
         context = {
-            "device": torch.cuda.get_device_name(self._device) if cuda else processor_name(),
-            "torch": torch.__version__,
-            "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
-            "threads": None if cuda else torch.get_num_threads(),
-            "perfexp": __version__,
+            **context_of(self._session.device),
             # earlier races compared captured cuDNN passes with torch's kernels
             "race": "of equal launches",
-            **self._session.device.limits(),
             "triton": metadata.version("triton") if util.find_spec("triton") else None,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
             "workspace_bytes": self._workspace_bytes,
             "max_error": self._max_error,
             "objective": self._objective.value,

@@ -25,7 +25,7 @@ from perfexp.commands.app import (
 )
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
-from perfexp.records import folders, units
+from perfexp.records import algorithm_plan, folders, units
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.summaries.analysis import Analysis
@@ -76,6 +76,12 @@ def export(
     layers: Annotated[
         bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")
     ] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the algorithms of one run for perfexp.apply instead."
+        ),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -93,6 +99,9 @@ def export(
 
     Example: perfexp export outputs --out runs.parquet --samples
     """
+    if plan is not None:
+        _write_plan(places, plan, force=force, as_json=as_json)
+        return
     stems = {"points": out.stem}
     if samples:
         stems["samples"] = f"{out.stem}_samples"
@@ -128,6 +137,28 @@ def export(
         as_json=as_json,
     )
     raise typer.Exit(collected.exit_code)
+
+
+def _write_plan(places: Sequence[Path], out: Path, *, force: bool, as_json: bool) -> None:
+    """Write the algorithms of a run for the user's own program.
+
+    Raises:
+        UserError: there is not exactly one run, or it left everything to torch.
+    """
+    collected = Collected(samples=False)
+    files = [file for place in places for file in collected.files(place) if file.name != SWEEP]
+    if len(files) != 1:
+        raise UserError(f"--plan takes one run, and these are {len(files)}: name one run's folder.")
+    refuse_to_overwrite([out], "Choose another with --plan FILE", force=force)
+    made = algorithm_plan.of_record(Record.load(files[0]))
+    write_files({out: algorithm_plan.encoded(made)}, "Choose another with --plan FILE.")
+    counted = (
+        f"{units.counted(len(made.layers), 'convolution')}, "
+        f"{units.counted(len(made.attention), 'shape')} of attention"
+    )
+    document = {"file": str(out.absolute()), "convolutions": len(made.layers)}
+    document |= {"attention": len(made.attention)}
+    emit(document, [counted, f"wrote {out.absolute()}"], as_json=as_json)
 
 
 def _kinds(out: Path, form: Format | None) -> list[str]:

@@ -60,6 +60,7 @@ class Procedure:
         modes: kind of call by phase.
         stopping: rule that ends each series.
         algorithm: algorithm applied to the model; None for torch's own choice.
+        attention: attention backend applied to the model, or a record of torch's choice.
         percentiles: latency percentiles to report, in percent.
         probes: the user's probes by name.
         epochs: full passes over the training data; None if the stopping rule sets the step count.
@@ -93,6 +94,7 @@ class Procedure:
     modes: dict[str, Mode]
     stopping: StoppingRule
     algorithm: AppliedAlgorithm | None = None
+    attention: AppliedAlgorithm | None = None
     percentiles: Sequence[float] = (50.0, 95.0, 99.0)
     probes: dict[str, Probe] = field(default_factory=dict)
     epochs: int | None = None
@@ -246,18 +248,23 @@ class Procedure:
         *,
         together: bool = False,
     ) -> None:
-        """Run an optional step with the applied algorithm; do nothing for torch's own choice."""
-        if self.algorithm is not None:
-            self.run_optional(
-                point, f"algorithm/{figure}", partial(action, self.algorithm), together=together
-            )
+        """Run an optional step with what is applied; do nothing for torch's own choice."""
+        for applied in self._applied:
+            if applied.is_forced:
+                self.run_optional(
+                    point, f"{applied.group}/{figure}", partial(action, applied), together=together
+                )
+
+    @property
+    def _applied(self) -> list[AppliedAlgorithm]:
+        return [one for one in (self.algorithm, self.attention) if one is not None]
 
     @contextmanager
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
         """Yield a point's call with the loaded weights restored and the memory peak reset."""
         self.group.open(key)
-        if self.algorithm is not None:
-            self.algorithm.begin_point()
+        for applied in self._applied:
+            applied.begin_point()
         self.session.reset()
         if self.trained_weights is not None and key.phase == "inference":
             self.session.adopt(self.trained_weights)
@@ -298,8 +305,8 @@ class Procedure:
     def first_forward(self, batches: Batches) -> None:
         """Make a size's first forward pass."""
         self.session.first_forward(batches.next())
-        if self.algorithm is not None:
-            self.algorithm.begin_call()
+        for applied in self._applied:
+            applied.begin_call()
 
     def _measure_warmup_memory(self, point: Point, step: Step) -> None:
         """Add the memory peak of the first calls, then reset it.
@@ -333,11 +340,12 @@ class Procedure:
 
     def _report_algorithm(self, point: Point) -> None:
         """Add which algorithms computed the first call; later calls of the same size keep them."""
-        if self.algorithm is not None:
-            report = self.algorithm.report()
-            point.metrics += report.metrics()
-            point.facts["algorithm"] = report.facts()
-            point.doubts += report.doubts()
+        for applied in self._applied:
+            report = applied.report()
+            if applied.is_forced or report.layers:
+                point.metrics += report.metrics()
+                point.facts[applied.group] = report.facts()
+                point.doubts += report.doubts()
 
     def _check_outputs(self, point: Point, step: Step) -> None:
         """Check the last call's outputs for infinities and NaN: they can change its speed."""
@@ -380,7 +388,8 @@ class Procedure:
     def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:
         self.session.reset()
         with self._batches(point.key, training=False) as batches:
-            point.metrics.append(algorithm.output_error(batches.next().inputs))
+            error = algorithm.output_error(batches.next().inputs)
+            point.metrics += [] if error is None else [error]
 
     @cached_property
     def host_rate(self) -> float | None:
@@ -403,9 +412,10 @@ class Procedure:
         """
         inputs = batches.next().inputs
         count = partial(self.session.work, inputs, training=step.trains)
-        if self.algorithm is None:
-            return count()
-        return self.algorithm.run_baseline("default", count)
+        for applied in self._applied:
+            if applied.is_forced:
+                count = partial(applied.run_baseline, "default", count)
+        return count()
 
     def _close(self, point: Point, before: dict[str, Any]) -> None:
         """Add device memory and state; after an out-of-memory error, also the batch that fits."""

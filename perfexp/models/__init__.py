@@ -67,10 +67,23 @@ class Ddp:
     static_graph: bool = False
 
 
+class Attention(StrEnum):
+    """Backend of attention: torch's choice, one of torch's, or the fastest for each shape."""
+
+    auto = "auto"
+    flash = "flash"
+    efficient = "efficient"
+    cudnn = "cudnn"
+    math = "math"
+    fastest = "fastest"
+
+
 @dataclass(kw_only=True)
 class Execution:
     """How torch runs the model."""
 
+    attention: Attention = Attention.auto
+    attention_verify: bool = False
     compile: str | None = None
     channels_last: bool = False
     cuda_graph: bool = False

@@ -379,6 +379,18 @@ PROMISED_SPEEDUP = _quantity(
     pooled=Pooled.SPEEDUP,
 )
 
+ATTENTION_COVERAGE = _quantity(
+    "attention/flops_share",
+    "Share of attention's FLOPs that the requested backend computed",
+    heading="attention coverage",
+    is_share=True,
+)
+ATTENTION_PROVEN = _quantity(
+    "attention/proven_share",
+    "The part of it that is proven by the kernels that ran (`execution.attention_verify=true`)",
+    is_share=True,
+    is_apart=True,
+)
 RANKS_RATE = _quantity(
     "ranks/samples_per_second", "All ranks, from bursts", unit="samples/s", is_apart=True
 )

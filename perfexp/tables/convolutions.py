@@ -32,11 +32,15 @@ _STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}
 _OWN_CHOICE = "torch's own choice, of an algorithm that was not observed"
 
 
-def lines(analysis: Analysis) -> list[Line]:
-    """Return a line for each point, process, layer, shape and pass; empty without algorithms."""
+def lines(analysis: Analysis, group: str = "algorithm") -> list[Line]:
+    """Return a line for each point, process, layer, shape and pass; empty without algorithms.
+
+    Args:
+        group: `algorithm`, or `attention` with a shape in the place of a layer.
+    """
     table: list[Line] = []
     for point in analysis.record.points:
-        for layer, one_pass in passes(point):
+        for layer, one_pass in passes(point, group):
             line = columns_of(analysis.about, point.key)
             line["replicate"] = point.key.replicate
             line["layer"] = layer["name"]
@@ -66,6 +70,37 @@ def sentences(record: Record) -> list[str]:
         for text in _of(own, has_no_tf32=has_no_tf32):
             texts.append(place + text)
     return texts
+
+
+def attention(record: Record) -> list[str]:
+    """Return the backends of each point's attention, with their largest shapes."""
+    texts = {}
+    for point in record.points:
+        if not point.key.replicate and (text := _attention_text(point)):
+            texts[point.key] = text
+    if len(set(texts.values())) == 1:
+        return list(texts.values())[:1]
+    fields = varying(texts)
+    return [f"{label(key, fields)}: {text}" for key, text in texts.items()]
+
+
+def _attention_text(point: Point) -> str:
+    """Return a point's attention as text: `flash (proven): 12 of 64×12×197×64 float32`."""
+    flops, shapes = Counter[str](), dict[str, list[str]]()
+    for layer, one_pass in passes(point, "attention"):
+        how = {"ok": " (proven)", "requested": ""}.get(
+            one_pass["status"], f" ({one_pass['status']})"
+        )
+        name = f"{one_pass['selected']}{how}"
+        flops[name] += one_pass["flops"]
+        shape = f"{layer['calls']} of {layer['name']} {layer['dtype']}"
+        if shape not in shapes.setdefault(name, []):
+            shapes[name].append(shape)
+    parts = []
+    for name, _ in flops.most_common():
+        more = f" and {len(shapes[name]) - 1} more shapes" if len(shapes[name]) > 1 else ""
+        parts.append(f"{name}: {shapes[name][0]}{more}")
+    return "; ".join(parts)
 
 
 def coverage(record: Record) -> list[str]:

@@ -22,6 +22,7 @@ from perfexp.diagnosis import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import host_turns
 from perfexp.host.files import disk_error, write_atomically
+from perfexp.models import Attention
 from perfexp.plan import config, plan_fields, prerequisites
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
@@ -31,6 +32,7 @@ from perfexp.records.record import Point, read_points
 from perfexp.statistics import distributions
 
 if TYPE_CHECKING:
+    from perfexp.algorithms import AppliedAlgorithm
     from perfexp.data import Data
     from perfexp.measuring.procedure import Procedure
     from perfexp.meters import Found
@@ -234,7 +236,10 @@ class Workbench:
         )  # imports all probes, which a cold start does not need
 
         plan, probes = self.plan, self.plan.probes
-        with config.build(plan.algorithm).applied(self.session) as applied:
+        with (
+            config.build(plan.algorithm).applied(self.session) as applied,
+            self.attention() as attention,
+        ):
             distributions.preload()
             gc.collect()
             gc.freeze()  # the collection before each timed block need not visit what stays loaded
@@ -245,6 +250,7 @@ class Workbench:
                 modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
                 stopping=plan.stopping_rule,
                 algorithm=applied,
+                attention=attention,
                 percentiles=plan.percentiles,
                 probes={name: config.build(node) for name, node in plan.probe.items()},
                 epochs=plan.epochs,
@@ -263,6 +269,32 @@ class Workbench:
                 progress=self.emit.block,
                 report=self._report_epoch,
             )
+
+    @contextmanager
+    def attention(self) -> Iterator[AppliedAlgorithm | None]:
+        """Apply the plan's attention backend to the model while entered.
+
+        Raises:
+            UserError: the model or the device cannot use it.
+        """
+        wanted = self.plan.execution.attention
+        if "torch" not in sys.modules:
+            if wanted is not Attention.auto:
+                raise UserError(
+                    f"execution.attention={wanted} is for torch models; leave it out for this one."
+                )
+            yield None
+            return
+        from perfexp.algorithms import attention  # imports torch
+
+        execution = self.plan.execution
+        with attention.applied(
+            self.session,
+            wanted,
+            compiled=execution.compile is not None,
+            verify=execution.attention_verify,
+        ) as applied:
+            yield applied
 
     def trained_weights(self) -> Path:
         """Return the path of the final weights that the plan's training writes."""
