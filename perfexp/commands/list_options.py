@@ -107,7 +107,8 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
     others = sorted(set(torchvision_names.names()) - set(about)) if group == "model" else []
     width = max(map(len, about)) + 2
     texts = [f"{option:<{width}}{text}".rstrip() for option, text in about.items()]
-    by_name = f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME; your own: model=FILE:CLASS"
+    by_name = f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME; "
+    by_name += "of Hugging Face: hf:NAME; your own: model=FILE:CLASS"
     emit(
         dict.fromkeys(others, "of torchvision") | about,
         [*texts, *([textwrap.fill(by_name, _WIDTH)] if others else [])],

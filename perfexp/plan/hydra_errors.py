@@ -176,7 +176,11 @@ def _missing_option(error: MissingConfigException) -> UserError:
     hint = did_you_mean(
         option, [*options, *torchvision_names.names()] if group == "model" else options
     )
-    own = " Your own class in mine.py: model=mine:CLASS." if group == "model" else ""
+    own = (
+        " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
+        if group == "model"
+        else ""
+    )
     return UserError(
         f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}{own}"
     )
