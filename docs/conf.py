@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tools import results  # the root is on the path now
 
 project = "perfexp"
 author = "the perfexp authors"
@@ -20,12 +25,16 @@ html_copy_source = False
 html_show_copyright = False
 
 _PLACE = "<!-- results -->"
-_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)?results/([\w-]+)\.md\)")
+_LINK = re.compile(r"(\]\((?:\.\./)?results/[\w-]+)\.json\)")
+
+
+def _make_results(app):
+    """Write the pages of results/ from their data."""
+    results.write(Path(app.srcdir) / "results")
 
 
 def _link_results(app, docname, source):
-    """Put results/ into the table of contents, and leave only the text of links to pages that are not there."""
-    folder = Path(app.srcdir) / "results"
+    """Put results/ into the table of contents, and lead links from the data to their page."""
     if docname == "index":
         listed = [
             "```{toctree}",
@@ -36,16 +45,13 @@ def _link_results(app, docname, source):
             "results/index",
             "```",
         ]
-        source[0] = source[0].replace(
-            _PLACE, "\n".join(listed) if (folder / "index.md").is_file() else ""
-        )
+        source[0] = source[0].replace(_PLACE, "\n".join(listed))
     if docname == "results/index":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
-    source[0] = _LINK.sub(
-        lambda link: link[0] if (folder / f"{link[2]}.md").is_file() else link[1], source[0]
-    )
+    source[0] = _LINK.sub(r"\1.md)", source[0])
 
 
 def setup(app):
     """Called by Sphinx."""
+    app.connect("builder-inited", _make_results)
     app.connect("source-read", _link_results)

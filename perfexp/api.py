@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from perfexp.cli import composition, own_models
+from perfexp.cli import composition
 from perfexp.cli.overrides import quoted
 from perfexp.errors import UserError
 from perfexp.host import installation, interrupts
@@ -43,6 +43,10 @@ Record.text = staticmethod(
 def compose(*arguments: str, **overrides: Any) -> config.Plan:
     """Return the plan for some overrides, as the command line composes it.
 
+    >>> plan = compose("model=fake", gpu="fake", batch_size=[1, 8], stopping__max_seconds=10)
+    >>> plan.model_name, plan.mode.name, plan.batch_size, plan.stopping["max_seconds"]
+    ('fake', 'inference', [1, 8], 10.0)
+
     Args:
         arguments: overrides as text, such as `"model=resnet50"`.
         overrides: keys with their values; two underscores are a dot (`stopping__max_seconds=10`).
@@ -64,6 +68,10 @@ def measure(
 
     This process measures a model object once, and the record is marked `in_process`. The object is
     a torch module, a module class, or a function that takes a batch.
+
+    >>> record = measure("fake", gpu="fake", tracking="none", processes=2)
+    >>> print(record.status.value, record.points[0].key)
+    ok inference 224 batch 1
 
     Args:
         arguments: overrides as text.
@@ -103,7 +111,7 @@ def measure(
             is_own = colon and not torchvision_names.is_name(model)
             words = [f"model={model}", *texts, *_texts(own, "model.")]
             with _importable(module) if is_own else nullcontext():
-                record = driver.run(_assignment(words, own_models.nodes(words)), console)
+                record = driver.run(_assignment(words), console)
     for line in failures(record) if quiet else ():
         console.warning(line)
     return record
@@ -111,6 +119,11 @@ def measure(
 
 def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     """Return a table of all runs in and below folders.
+
+    >>> record = measure("fake", gpu="fake", tracking="none", processes=2, output_dir="runs/a")
+    >>> table = load("runs")
+    >>> table.model.unique().tolist(), table.batch_size.tolist()
+    (['fake'], [1])
 
     Args:
         places: run folders, sweep folders, any folders above them, or records.
@@ -126,13 +139,13 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     ).frame(what)
 
 
-def _assignment(words: list[str], models: Mapping[str, Any]) -> Assignment:
+def _assignment(words: list[str], models: Mapping[str, Any] | None = None) -> Assignment:
     """Compose a run.
 
     Args:
         models: model options added to conf/ for this run, by name.
     """
-    plain = composition.compose(words, models)
+    plain = composition.compose(words, models or {})
     plan = config.typed(plain)
     name = naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
     folder = naming.run_folder(plan)

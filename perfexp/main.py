@@ -37,7 +37,6 @@ from perfexp.cli.overrides import (
     without_credentials,
 )
 from perfexp.cli.resume import with_resumed
-from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cluster.campaign import campaign_of
 from perfexp.cluster.default_site import with_site
 from perfexp.cluster.element import Campaign, Element, of_arguments
@@ -110,22 +109,20 @@ def _measure(application: _Application, arguments: list[str]) -> None:
             text for text in arguments if text not in own and text.partition("=")[0] != MAX_JOBS
         ]
         refuse_words(arguments)
-        application.own_models = own_models.nodes(arguments)
-        if not application.is_dry:
-            fork_server.prepare()  # it starts while the plan is composed
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
             raise UserError(
                 f"resume= continues a run, {OVERWRITE} measures it again: leave one of them out."
             )
         arguments, application.element = of_arguments(arguments)
-        arguments, application.offer = with_resumed(
-            arguments if application.element else with_site(arguments)
-        )
+        application.resumes = any(text.startswith("resume=") for text in arguments)
+        arguments = with_resumed(arguments if application.element else with_site(arguments))
         application.arguments = arguments
+        own_models.find(arguments)
+        if not application.is_dry:
+            fork_server.prepare()  # it starts while the plan is composed
         call_with_hydra(
             arguments,
             application,
-            application.own_models,
             begun=application.begin_sweep,
             composed=application.measure_composed,
             ended=application.end_sweep,
@@ -140,10 +137,10 @@ class _Application:
 
     def __init__(self) -> None:
         self.arguments: list[str] = []
-        self.own_models: dict[str, Any] = {}
         self.most_jobs = 0
-        self.offer: Offer | None = None
-        self.is_dry = self.overwrites = self.is_verbose = self._is_refused = self._optimizes = False
+        self.is_dry = self.resumes = self.overwrites = self.is_verbose = self._is_refused = (
+            self._optimizes
+        ) = False
         self.element: Element | None = None
         self._campaign: Campaign | None = None
         self._is_left = False
@@ -263,12 +260,10 @@ class _Application:
             if settings.mode == RunMode.MULTIRUN:
                 self._join(composed)
             plain = config.plan_of(composed, settings.runtime.choices, command)
-            if self.offer is not None:
-                check_targets(plain, self.offer, self.own_models)
             assignment = self._assignment(plain)
             if not self.overwrites:
                 refuse_other_plan(RunPaths(assignment.folder), plain)  # before building anything
-            if self.offer is not None and self.sweep_run is not None:
+            if self.resumes and self.sweep_run is not None:
                 self.sweep_run.refuse_other_runs(assignment.folder)
             self._folder = assignment.folder
             validation.check(assignment.plan)

@@ -1,6 +1,7 @@
-"""The default precision beside a script that sets nothing: rate of a loop and time of a CUDA graph, in turns.
+"""Default runs beside a script that sets nothing: rate of a loop and time of a CUDA graph, in turns.
 
 Usage: python studies/default_precision.py [ROUNDS [MODEL …]]
+       python studies/default_precision.py amp [ROUNDS [MODEL …]]    # both under autocast to bf16
        python studies/default_precision.py host [ROUNDS [MODEL …]]   # batch 1: the processor is the limit
 
 Each side runs in fresh processes, one after the other. Above 1 perfexp's time is longer. Needs a CUDA device.
@@ -20,30 +21,49 @@ from typing import Any
 from perfexp.records.record import Record
 
 #: Batch sizes at which the device is the limit.
-BATCHES = {"resnet50": 64, "vgg16": 32, "regnet_x_3_2gf": 64, "swin_t": 64}
+BATCHES = {"resnet50": 64, "vgg16": 32, "regnet_x_3_2gf": 64, "swin_t": 64, "hf:bert": 64}
+#: Tokens of each sequence.
+LENGTH = 128
 PHASES = ("inference", "train")
 SECONDS, CALLS = 1.5, 10
 
 
-def plain(name: str, phase: str, batch: int, grad_mode: str = "no_grad") -> dict[str, float]:
+def plain(
+    name: str, phase: str, batch: int, precision: str = "torch", grad_mode: str = "no_grad"
+) -> dict[str, float]:
     """Return the seconds of a call in a loop without waits, with one, and as a graph, as most scripts measure them."""
     import torch
-    import torchvision
 
     torch.manual_seed(0)
-    model = torchvision.models.get_model(name).cuda()
-    inputs, targets = (
-        torch.randn(batch, 3, 224, 224, device="cuda"),
-        torch.randint(1000, (batch,), device="cuda"),
-    )
+    if name == "hf:bert":
+        from transformers import BertConfig, BertForMaskedLM
+
+        model = BertForMaskedLM(BertConfig()).cuda()
+        size, classes = (batch, LENGTH), model.config.vocab_size
+        inputs = torch.randint(classes, size, device="cuda")
+        targets = torch.randint(classes, size, device="cuda").flatten()
+    else:
+        import torchvision
+
+        model = torchvision.models.get_model(name).cuda()
+        inputs = torch.randn(batch, 3, 224, 224, device="cuda")
+        targets = torch.randint(1000, (batch,), device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=0.0001)
+    is_amp = precision == "amp_bf16"
+
+    def forward() -> Any:
+        with torch.autocast("cuda", torch.bfloat16, enabled=is_amp):
+            outputs = model(inputs)
+        return outputs.logits.flatten(0, 1) if name == "hf:bert" else outputs
 
     def infer() -> Any:
         with getattr(torch, grad_mode)():
-            return model(inputs)
+            return forward()
 
     def train() -> Any:
-        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        outputs = forward()
+        with torch.autocast("cuda", torch.bfloat16, enabled=is_amp):
+            loss = torch.nn.functional.cross_entropy(outputs, targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -79,7 +99,7 @@ def _loop(call: Any, calls: int = CALLS) -> float:
     return statistics.median(seconds[len(seconds) // 3 :])
 
 
-def measured(name: str, phase: str, batch: int) -> dict[str, float]:
+def measured(name: str, phase: str, batch: int, precision: str) -> dict[str, float]:
     """Return the same of perfexp's defaults."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
@@ -91,6 +111,8 @@ def measured(name: str, phase: str, batch: int) -> dict[str, float]:
             f"mode={phase}",
             f"batch_size={batch}",
         ]
+        command += [f"precision={precision}"] if precision != "torch" else []
+        command += [f"input_size={LENGTH}"] if name.startswith("hf:") else []
         command += ["stopping=brisk", "stopping.processes=2", "processes=1", "tracking=none"]
         command += ["probes.work=false", "execution.cuda_graph=false", f"output_dir={place}"]
         subprocess.run(command, check=True, capture_output=True)
@@ -125,7 +147,16 @@ def host_bound(rounds: int, names: list[str]) -> None:
                 command += ["stopping=brisk", "tracking=none", f"output_dir={folder}/run"]
                 for number in range(rounds):
                     for mode in modes:
-                        script = [sys.executable, __file__, "plain", name, phase, "1", mode]
+                        script = [
+                            sys.executable,
+                            __file__,
+                            "plain",
+                            name,
+                            phase,
+                            "1",
+                            "torch",
+                            mode,
+                        ]
                         found = json.loads(
                             subprocess.run(script, check=True, capture_output=True).stdout
                         )
@@ -149,21 +180,26 @@ def main() -> None:
     if sys.argv[1:2] == ["host"]:
         host_bound(int((sys.argv[2:3] or ["5"])[0]), sys.argv[3:] or list(BATCHES))
         return
-    rounds, names = int((sys.argv[1:2] or ["2"])[0]), sys.argv[2:] or list(BATCHES)
+    precision = "amp_bf16" if sys.argv[1:2] == ["amp"] else "torch"
+    words = sys.argv[2:] if precision != "torch" else sys.argv[1:]
+    rounds, names = int((words or ["2"])[0]), words[1:] or list(BATCHES)
     for name in names:
         for phase in PHASES:
             batch, ratios = BATCHES[name], dict[str, list[float]]()
             for _ in range(rounds):
-                script = [sys.executable, __file__, "plain", name, phase, str(batch)]
+                script = [sys.executable, __file__, "plain", name, phase, str(batch), precision]
                 theirs = json.loads(subprocess.run(script, check=True, capture_output=True).stdout)
-                ours = measured(name, phase, batch)
+                ours = measured(name, phase, batch, precision)
                 for kind in ours:
                     ratios.setdefault(kind, []).append(ours[kind] / theirs[kind])
             texts = (
                 f"{kind} {statistics.median(own):.3f} {[round(one, 3) for one in own]}"
                 for kind, own in ratios.items()
             )
-            print(f"{name} {phase} batch {batch}: {'  '.join(texts)}; script {theirs}", flush=True)
+            print(
+                f"{name} {phase} {precision} batch {batch}: {'  '.join(texts)}; script {theirs}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

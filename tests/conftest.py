@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import hashlib
 import io
@@ -9,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, chdir, nullcontext, redirect_stderr, redirect_stdout
@@ -19,6 +21,11 @@ from typing import Any
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # as many processes as cores run tests; torch reads it when imported
+if (
+    "PYTEST_XDIST_WORKER" not in os.environ
+):  # all processes of a session have one user, with a key of its own
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="perfexp-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 import pytest
 from filelock import FileLock

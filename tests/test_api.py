@@ -1,11 +1,13 @@
 """The Python interface: plans, records and tables."""
 
 import contextlib
+import doctest
 import io
 import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -66,7 +68,7 @@ def test_a_name_is_measured_in_a_fresh_process(model):
     assert [point.key.batch_size for point in record.points] == [1, 2]
 
 
-def test_an_object_is_measured_in_this_process_which_the_record_says():
+def test_object_is_measured_in_process_and_the_record_says_so():
     record = perfexp.measure(
         FakeModel(), gpu="fake", tracking="none", stopping="fixed", output_dir="run"
     )
@@ -198,3 +200,13 @@ def test_the_notebook_runs(capsys):
                 exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), space)
             assert bool(out.getvalue()) == bool(cell["outputs"])
     assert list(space["points"].status) == ["ok"] * 3
+
+
+@pytest.mark.parametrize("name", perfexp.__all__[1:])
+def test_examples_in_public_docstrings_run(name):
+    function = getattr(perfexp, name)
+    [test] = doctest.DocTestFinder(recurse=False).find(function, name)
+    assert test.examples
+    runner = doctest.DocTestRunner(verbose=False)
+    test.globs.update(vars(import_module(function.__module__)))
+    assert runner.run(test).failed == 0

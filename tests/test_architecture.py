@@ -237,7 +237,7 @@ def test_records_are_sent_to_mlflow_by_one_process_only():
     ]
 
 
-def test_imports_are_deferred_only_where_that_avoids_a_heavy_package():
+def test_deferred_imports_stay_within_their_limit():
     deferred = [
         (module, imported)
         for module in MODULES
@@ -266,7 +266,7 @@ def fields_of(rule):
     }
 
 
-def test_every_diagnostic_has_a_row_and_its_fields_and_every_row_is_used():
+def test_every_diagnostic_is_in_the_table_and_every_row_is_used():
     """The class is called by the module of the table alone: everybody else calls `diagnostics.make`, with a literal."""
     used = set()
     for module in MODULES.keys() - {"perfexp.records.diagnostics"}:

@@ -31,7 +31,7 @@ def pins(name):
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_package_of_a_lock_has_a_hash_and_no_lock_names_an_index(name):
+def test_every_locked_package_has_a_hash_and_no_index_is_named(name):
     text = LOCKS[name].read_text()
     blocks = re.findall(r"^\S+==.*(?:\n +--hash=sha256:[0-9a-f]{64}(?: \\)?)+$", text, re.MULTILINE)
     assert len(blocks) == sum(map(len, pins(name).values())) > 0
@@ -71,7 +71,7 @@ def test_the_wheel_of_an_image_is_built_from_all_packages():
         assert f"!{folder}" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
-def test_images_run_without_rights_on_bases_that_the_builder_chooses():
+def test_images_run_as_an_unprivileged_user_on_chosen_bases():
     text = re.sub(r"\\\n", " ", (DOCKER / "Dockerfile").read_text())
     stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
     names = [stage.split()[2] for stage in stages]

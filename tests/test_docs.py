@@ -43,7 +43,7 @@ def test_a_key_without_a_description_is_an_error():
         module.record({"Key": {"_": "identity of a point"}})
 
 
-def test_diagnostics_are_in_seven_families_each_a_section_of_its_page():
+def test_diagnostics_have_seven_families_with_a_section_each():
     families = diagnostics.families()
     page = (REFERENCE / "diagnostics.md").read_text()
     assert len(families) == 7

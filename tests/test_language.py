@@ -138,3 +138,14 @@ def test_public_names_use_the_words_of_the_glossary():
 )
 def test_a_dangling_entry_is_recognized(description, dangling):
     assert language.is_dangling(description) is dangling
+
+
+def test_names_of_tests_have_at_most_60_characters():
+    names = [
+        node.name
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(names) > 2000
+    assert [name for name in names if len(name) > 60] == []

@@ -71,7 +71,7 @@ def test_calls_run_out():
     assert samples.size == 3 + 100
 
 
-def test_a_call_slower_than_the_limit_is_still_measured_a_few_times():
+def test_call_slower_than_the_limit_is_measured_min_calls_times():
     samples, monitor = take(Precision(max_seconds=5.0, min_calls=5), np.full(100, 20.0))
     assert samples.size - monitor.warmup(samples) == 5
 
@@ -175,7 +175,7 @@ def test_a_warm_up_longer_than_half_a_second_is_cut_or_tagged(shape):
     assert bias <= 0.001 or estimators.drift(kept) is not None
 
 
-def test_percentiles_prolong_the_measurement_until_they_have_their_samples():
+def test_percentiles_prolong_a_measurement_until_they_are_known():
     source = 1e-3 * (1 + 0.01 * np.random.default_rng(0).standard_normal(50_000))
     without, monitor = take(Precision(), source)
     samples, monitor = take(Precision(), source, percentiles=(50, 95, 99))

@@ -1,8 +1,9 @@
 """The pages of docs/results, made from the data files beside them.
 
     python tools/results.py                            # write every page and the index
-    python tools/results.py --check                    # write nothing; exit code 1 if a page differs from its data
     python tools/results.py --replace CLAIM ROW.json   # replace the row with the same `case`, then write the pages
+
+Git holds the data only. `sphinx-build` writes the pages itself.
 
 `docs/results/CLAIM.json` holds one claim and its measurements:
 
@@ -375,8 +376,7 @@ def index(claims: dict[str, Any]) -> str:
         "the scripts of `benchmarks/` are now in `validation/`, `studies/` and `tools/`."
     )
     text += _paragraph(
-        "The data are the JSON files beside the pages. "
-        "`python tools/results.py` generates the pages, and `--check` compares them with the data."
+        "The data are JSON files in `docs/results`. `python tools/results.py` makes the pages from them."
     )
     text += _paragraph(
         "`tools/sequences` lists the commands that need a GPU. "
@@ -425,15 +425,13 @@ def replace(folder: Path, name: str, row: Any) -> None:
     file.write_text(dump(claims[name]), encoding="utf-8")
 
 
-def stale_pages(folder: Path) -> list[Path]:
-    """Pages that differ from their data, are missing, or have no data."""
+def write(folder: Path) -> None:
+    """Write every page, and delete pages without data."""
     made = pages(folder)
-    stale = [
-        file
-        for file, text in made.items()
-        if not file.is_file() or file.read_bytes() != text.encode()
-    ]
-    return sorted(stale + [file for file in folder.glob("*.md") if file not in made])
+    for file in set(folder.glob("*.md")) - made.keys():
+        file.unlink()
+    for file, text in made.items():
+        file.write_bytes(text.encode())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -441,11 +439,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=FOLDER, help=argparse.SUPPRESS)
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument(
-        "--check", action="store_true", help="compare pages with their data; write nothing"
-    )
-    action.add_argument(
+    parser.add_argument(
         "--replace",
         nargs=2,
         metavar=("CLAIM", "ROW.json"),
@@ -453,23 +447,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        if options.check:
-            stale = stale_pages(options.folder)
-            for file in stale:
-                print(
-                    f"{file} differs from its data or has none; run python tools/results.py",
-                    file=sys.stderr,
-                )
-            return 1 if stale else 0
         if options.replace:
             name, file = options.replace
             replace(options.folder, name, parse(Path(file).read_text(encoding="utf-8")))
-        made = pages(options.folder)
+        write(options.folder)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for file, text in made.items():
-        file.write_bytes(text.encode())
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Completion: candidates for the word at the cursor, and the scripts with which shells query them."""
+"""Completion: candidates for the word at the cursor, and the shell scripts that query them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.host import installation
 from perfexp.models import torchvision_names
 
-#: First word of the command line with which a shell asks for candidates; the words up to the cursor follow.
+#: First word of a shell's query for candidates; the words up to the cursor follow.
 QUERY = "--complete"
 _FLAGS = (
     *MULTIRUN,
@@ -38,7 +38,7 @@ _FLAGS = (
 )
 #: Keys whose values are folders.
 _FOLDERS = ("output_dir", "resume", "data.root", "model.weights_dir", "speed_dir")
-#: Scripts by shell. Words are passed as the user typed them; nothing of them is evaluated.
+#: Scripts by shell. Words are passed as the user typed them and never evaluated.
 _SCRIPTS = {
     "bash": """_perfexp() {
     local line="${COMP_LINE:0:COMP_POINT}" candidate
@@ -76,14 +76,18 @@ complete -c perfexp -F -n 'test -z "(__perfexp)"'
 
 
 def script(shell: str) -> str:
-    """Return the script that a shell reads; raises UserError for another shell."""
+    """Return a shell's script.
+
+    Raises:
+        UserError: there is no script for this shell.
+    """
     if shell not in _SCRIPTS:
         raise UserError(f"completion for '{shell}' not found. {did_you_mean(shell, _SCRIPTS)}")
     return _SCRIPTS[shell]
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Return the candidates for the last word, whole: commands, keys, groups, options, flags and folders."""
+    """Return candidates for the last word: commands, keys, groups, options, flags and folders."""
     *before, word = words or [""]
     return sorted({text for text in _candidates(before, word) if text.startswith(word)})
 
@@ -103,7 +107,9 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
         return ["--help", *_folders(word)]
     if equals:
         group = key.lstrip("+~")
-        names = [*options.get(group, ()), *(torchvision_names.names() if group == "model" else ())]
+        names = list(options.get(group, ()))
+        if group == "model":
+            names += torchvision_names.names()
         start, comma, _ = value.rpartition(",")  # several options are a sweep
         return [f"{key}={start}{comma}{name}" for name in names]
     if word.startswith("-"):
@@ -113,13 +119,11 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
 
 
 def _folders(word: str) -> list[str]:
-    """Return the folders whose path begins with a word, each with a slash at its end."""
-    parent = word.rpartition("/")[0] + "/" if "/" in word else ""
+    """Return the folders that complete a path, each with a slash at its end."""
+    start, slash, _ = word.rpartition("/")
+    parent = start + slash
     try:
-        return [
-            f"{parent}{path.name}/"
-            for path in Path(parent or ".").expanduser().iterdir()
-            if path.is_dir()
-        ]
+        paths = filter(Path.is_dir, Path(parent or ".").expanduser().iterdir())
+        return [f"{parent}{path.name}/" for path in paths]
     except OSError:
         return []

@@ -1,4 +1,4 @@
-"""Composition: refuse words without effect, have Hydra compose a command line, and call a function for each job."""
+"""Composition: refuse words without effect, compose a command line, and call a function per job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from omegaconf import DictConfig
 from perfexp.cli import meant, own_models
 from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values, refuse_no_folders
 from perfexp.cli.overrides import alternatives, parsed, refuse_unreadable, without_credentials
-from perfexp.cli.stored_command import Offer, check_targets
 from perfexp.cli.usage import COMMANDS
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
@@ -41,21 +40,22 @@ SCRATCH = "perfexp-hydra-"
 
 #: Accepted settings of Hydra; the others concern output and logs, which perfexp decides on.
 _HYDRA_KEYS = re.compile(
-    r"hydra\.(mode|searchpath)|hydra/(launcher|sweeper)(/.+)?|hydra\.(launcher|sweeper|callbacks)\..+"
+    r"hydra\.(mode|searchpath)|hydra/(launcher|sweeper)(/.+)?"
+    r"|hydra\.(launcher|sweeper|callbacks)\..+"
 )
 #: Values of the group `model`, on a command line or in a file.
 _MODEL = re.compile(r"(?:^|[\s/])model\s*[=:](.*)")
 _SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
-def compose(
-    arguments: Sequence[str], models: Mapping[str, Any] | None = None, offer: Offer | None = None
-) -> dict[str, Any]:
-    """Compose the plan of one run's command line as plain data; raises UserError as the run would before it starts.
+def compose(arguments: Sequence[str], models: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Compose the plan for a run's command line as plain data.
 
     Args:
-        models: nodes of models without a file, by the name of their option.
-        offer: options that a stored command may choose.
+        models: nodes for models without a file, by option name.
+
+    Raises:
+        UserError: the run would refuse the command line before it starts.
     """
     results: list[tuple[DictConfig, dict[str, Any]]] = []
 
@@ -64,20 +64,21 @@ def compose(
 
     try:
         arguments = without_credentials(arguments_of_today(arguments))
-        call_with_hydra(
-            [*arguments, "hydra.mode=RUN"], collect, models
-        )  # an experiment's file may set a sweep
+        # an experiment's file may set a sweep
+        call_with_hydra([*arguments, "hydra.mode=RUN"], collect, models)
         plain = config.plan_of(*results[0], arguments)
     except FOREIGN_ERRORS as error:
         raise user_error(error) from error
-    if offer is not None:
-        check_targets(plain, offer, models or {})
     validation.check(config.typed(plain))
     return plain
 
 
 def cluster_of(name: str, config_dir: Path | None = None) -> Cluster:
-    """Return an option of the group `cluster`; raises UserError for one that does not exist."""
+    """Return an option in the group `cluster`.
+
+    Raises:
+        UserError: the option does not exist.
+    """
     results: list[Cluster] = []
     folder = [f"--config-dir={config_dir}"] if config_dir else []
     try:
@@ -97,7 +98,7 @@ def call_with_hydra(
     composed: Callable[[], None] = lambda: None,
     ended: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """Have Hydra call a function with the configuration of each job, whose result is for the sweeper.
+    """Have Hydra call a function with each job's configuration; its result goes to the sweeper.
 
     Args:
         begun: called with Hydra's settings before the sweeper and the launcher are created.
@@ -121,8 +122,8 @@ def call_with_hydra(
         stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
-        named = {name: _node(name, arguments) for name in _models_without_file(arguments)}
-        config.register(Path(scratch), {**named, **(models or {})})
+        nodes = {name: _node(name, arguments) for name in _models_without_file(arguments)}
+        config.register(Path(scratch), {**nodes, **own_models.nodes(arguments), **(models or {})})
         create = Plugins.instantiate_sweeper
 
         def sweeper(plugins: Plugins, *, config: DictConfig, **others: Any) -> Sweeper:
@@ -144,11 +145,8 @@ def call_with_hydra(
                 version_base="1.3", config_path=str(installation.conf_dir()), config_name="config"
             )(function)()
             ended(Path(scratch))
-        except (
-            ValueError,
-            AttributeError,
-            AssertionError,
-        ) as error:  # Hydra has no class for these mistakes
+        # Hydra has no class for these mistakes
+        except (ValueError, AttributeError, AssertionError) as error:
             typed = [
                 text for text in arguments if is_of_hydra(text) or (prints and text[:1] == "-")
             ]
@@ -158,21 +156,17 @@ def call_with_hydra(
 
 
 def _models_without_file(arguments: Sequence[str]) -> list[str]:
-    """Return the names without a file that a command line, or a file of its --config-dir, sets as model."""
-    folders = [Path(folder) for folder in flag_values(arguments, *CONFIG_DIR)]
-    files = [file for folder in folders for file in folder.glob("*/*.yaml") if file.is_file()]
-    texts = [*arguments, *(file.read_text(encoding="utf-8", errors="replace") for file in files)]
-    words = {
-        word
-        for text in texts
-        for line in _MODEL.findall(text)
-        for word in re.findall(r"[\w:-]+", line)
-    }
-    known = {
-        file.stem
-        for folder in (installation.conf_dir(), *folders)
-        for file in folder.glob("model/*.yaml")
-    }
+    """Return names without a file that are set as model, typed or in a --config-dir file."""
+    texts = list(arguments)
+    known = {file.stem for file in installation.conf_dir().glob("model/*.yaml")}
+    for folder in map(Path, flag_values(arguments, *CONFIG_DIR)):
+        known |= {file.stem for file in folder.glob("model/*.yaml")}
+        for file in filter(Path.is_file, folder.glob("*/*.yaml")):
+            texts.append(file.read_text(encoding="utf-8", errors="replace"))
+    words: set[str] = set()
+    for text in texts:
+        for line in _MODEL.findall(text):
+            words.update(re.findall(r"[\w:-]+", line))
     return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
 
 
@@ -181,18 +175,22 @@ def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
     node = torchvision_names.node(name)
     if not name.startswith(torchvision_names.HF):
         return node
-    return {**node, "config": own_models.typed_settings(arguments, "model.config.")}
+    return {**node, "config": own_models.settings(arguments, "model.config.")}
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:
-    """Sort flags first: argparse accepts them before or after all overrides, but not between them."""
+    """Sort flags first: argparse accepts them before or after all overrides, but not between."""
     return sorted(
         arguments, key=lambda text: text not in meant.SWITCHES and not re.match("--[^=]+=", text)
     )
 
 
 def _prints(arguments: Sequence[str]) -> bool:
-    """Whether flags make Hydra print something instead of measuring; raises UserError for wrong ones."""
+    """Return whether flags make Hydra print something instead of measuring.
+
+    Raises:
+        UserError: a flag is wrong.
+    """
     stderr = io.StringIO()
     try:
         with redirect_stderr(stderr):
@@ -213,7 +211,10 @@ def _prints(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def _masked_stdout() -> Iterator[None]:
-    """Delay output until the end of the block, and mask the credentials in it; Hydra's errors become UserErrors."""
+    """Delay output until the block ends, and mask its credentials.
+
+    Hydra's errors become UserError.
+    """
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(stdout), redirect_stderr(stderr):
@@ -227,7 +228,7 @@ def _masked_stdout() -> Iterator[None]:
 
 
 def refuse_words(arguments: Sequence[str]) -> None:
-    """Raise UserError for words and flags that are not overrides, with the command that was meant."""
+    """Raise UserError for words and flags that are not overrides; suggest the intended command."""
     is_cut = (one[-1:] == "=" and not re.match("-|.*=", two) for one, two in pairwise(arguments))
     if any(is_cut) or any(word[:1] == "=" for word in arguments):
         joined = re.sub(" ?= ?", "=", shlex.join(arguments))
@@ -246,28 +247,25 @@ def refuse_words(arguments: Sequence[str]) -> None:
 
 
 def refuse_no_names(arguments: Sequence[str]) -> None:
-    """Raise UserError if a group is set to a number, null or a mapping; Hydra itself crashes on them."""
+    """Raise UserError if a group is set to a number, null or a mapping: Hydra crashes then."""
     for override in parsed(arguments):
-        values = alternatives(override)
-        names = [
-            name for value in values for name in (value if isinstance(value, list) else [value])
-        ]
-        if (
-            not all(isinstance(name, str) for name in names)
-            and (installation.conf_dir() / override.key_or_group).is_dir()
-        ):
+        names: list[Any] = []
+        for value in alternatives(override):
+            names += value if isinstance(value, list) else [value]
+        is_group = (installation.conf_dir() / override.key_or_group).is_dir()
+        if is_group and not all(isinstance(name, str) for name in names):
             raise UserError(
                 f"'{override.input_line}' is not an option: set {override.key_or_group}=NAME."
             )
 
 
 def is_of_hydra(argument: str) -> bool:
-    """Whether an override sets something of Hydra's own."""
+    """Return whether an override sets something in Hydra itself."""
     return re.match(r"~hydra\b|\+*hydra\b[^=]*=", argument) is not None
 
 
 def refuse_hydra_settings(arguments: Sequence[str]) -> None:
-    """Raise UserError for settings of Hydra that would have no effect on a measurement, or a wrong one."""
+    """Raise UserError for Hydra settings with no effect, or a wrong effect, on a measurement."""
     for text in filter(is_of_hydra, arguments):
         key = text.lstrip("+~").partition("=")[0]
         if key.startswith(_SWEEPER_PARAMS):
@@ -280,7 +278,10 @@ def refuse_hydra_settings(arguments: Sequence[str]) -> None:
 
 
 def refuse_targets(arguments: Sequence[str]) -> None:
-    """Raise UserError for code chosen on the command line; only files choose code, and nothing is unpickled."""
+    """Raise UserError for code chosen on the command line; only files choose code.
+
+    Nothing is unpickled.
+    """
     for argument in arguments:
         if argument.startswith("--experimental-rerun"):
             raise UserError(
@@ -288,5 +289,6 @@ def refuse_targets(arguments: Sequence[str]) -> None:
             )
         if "_target_" in argument:
             raise UserError(
-                f"'{argument}': a _target_ is honored in configuration files only; see --config-dir."
+                f"'{argument}': a _target_ is honored in configuration files only; "
+                "see --config-dir."
             )

@@ -1,4 +1,4 @@
-"""Files of conf/ as text: options of the groups, their comments, and the values of config.yaml, without Hydra."""
+"""Files in conf/ as text, without Hydra: group options, their comments, and config.yaml values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfexp.plan.override_keys import flat
 
 
 def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
-    """Return the options of each group in some folders, with their files."""
+    """Return each group's options in some folders, with their files."""
     options: dict[str, dict[str, Path]] = {}
     for folder in folders:
         for file in sorted(folder.glob("*/*.yaml")):
@@ -22,14 +22,13 @@ def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
 
 
 def config_values(conf: Path) -> dict[str, Any]:
-    """Return the values of config.yaml by key (`probes.layers`), without groups and Hydra's own."""
+    """Return config.yaml values by key, for example `probes.layers`, without groups and Hydra."""
     content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
     return flat({key: content[key] for key in content if key not in ("defaults", "hydra")})
 
 
 def comment_of(file: Path) -> str:
     """Return the comment at the top of an option's file."""
-    lines = takewhile(
-        lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines()
-    )
+    text = file.read_text(encoding="utf-8")
+    lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
     return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))

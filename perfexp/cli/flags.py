@@ -1,4 +1,4 @@
-"""Flags: the words of a command line that start with a hyphen, perfexp's and Hydra's."""
+"""Flags on a command line: words that start with a hyphen, from perfexp and Hydra."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from perfexp.errors import UserError
 
-#: Hydra's flags for a folder of the user's own groups, and for a sweep.
+#: Hydra's flags for a folder with the user's own groups, and for a sweep.
 CONFIG_DIR = ("--config-dir", "-cd")
 MULTIRUN = ("-m", "--multirun")
-#: Raise the limit on the runs of a sweep.
+#: Raise the limit on runs per sweep.
 MAX_JOBS = "--max-jobs"
 #: Print the plan without measuring.
 DRY_RUN = "--dry-run"
@@ -21,7 +21,7 @@ JSON = "--json"
 VERBOSE = ("-v", "--verbose")
 #: Replace the results in the run's folder.
 OVERWRITE = "--overwrite"
-#: Flags of the process that measures one run of a sweep; nobody types them.
+#: Flags for the process that measures one sweep run; nobody types them.
 OF_SWEEP, REQUEUE, PARENT = "--of-sweep", "--requeue", "--parent"
 
 
@@ -38,7 +38,7 @@ def joined_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
-    """Return the values of one of Hydra's flags, by its spellings, written `--flag value` or `--flag=value`."""
+    """Return the values of a Hydra flag with these spellings: `--flag value` or `--flag=value`."""
     separate = [value for name, value in pairwise(arguments) if name in names]
     joined = (text.partition("=") for text in arguments)
     return separate + [value for name, _, value in joined if name in names and value]
@@ -49,5 +49,6 @@ def refuse_no_folders(arguments: Sequence[str]) -> None:
     for folder in flag_values(arguments, *CONFIG_DIR):
         if not Path(folder).is_dir():
             raise UserError(
-                f"--config-dir {folder}: there is no such folder; name one that holds GROUP/NAME.yaml."
+                f"--config-dir {folder}: there is no such folder; "
+                "name one that holds GROUP/NAME.yaml."
             )

@@ -1,4 +1,4 @@
-"""Keys of the configuration: type, default, meaning and options of each one, for help and reference."""
+"""Configuration keys with type, default, meaning and options, for help and reference."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,11 @@ from perfexp.plan.override_keys import flat
 
 
 class Key(NamedTuple):
-    """A key of the configuration as users type it.
+    """A configuration key as users type it.
 
     Attributes:
         default: default as users type it; empty for a section.
-        options: options of the group that have the key; empty for all.
+        options: group options that have the key; empty for all.
     """
 
     name: str
@@ -33,8 +34,9 @@ class Key(NamedTuple):
 
 
 def keys(conf: Path) -> dict[str, list[Key]]:
-    """Return the keys of each schema; KeyError for one without a description."""
-    meanings, found = descriptions(), dict[str, list[Key]]()
+    """Return the keys in each schema; raise KeyError for a key without a description."""
+    meanings = descriptions()
+    found: dict[str, list[Key]] = {}
     for name, (prefix, node) in schemas().items():
         fields = {key: (kind, default) for key, kind, default in keys_of_schema(node, prefix)}
         if name == "plan":
@@ -50,36 +52,41 @@ def keys(conf: Path) -> dict[str, list[Key]]:
 
 
 def schemas() -> dict[str, tuple[str, type]]:
-    """Return the prefix of the keys and the class of each schema (`plan`, `gpu`, `model/timm`)."""
-    # settings of a mode are those of its phases
-    of_groups = {
-        name: (f"{name.replace('mode/', 'mode.').partition('/')[0]}.", node)
-        for name, node in schema.settings().items()
-    }
-    return {"plan": ("", plan_fields.PlanSchema), **of_groups}
+    """Return the key prefix and class for each schema, for example `gpu` or `model/timm`."""
+    found: dict[str, tuple[str, type]] = {"plan": ("", plan_fields.PlanSchema)}
+    for name, node in schema.settings().items():
+        # a mode has the settings of its phases
+        found[name] = f"{name.replace('mode/', 'mode.').partition('/')[0]}.", node
+    return found
 
 
 def _values(conf: Path) -> dict[str, Any]:
-    """Return the values of config.yaml, the default option of each group, and the default optimizer."""
+    """Return config.yaml values, each group's default option, and the default optimizer."""
     content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
-    groups = [entry for entry in content["defaults"] if isinstance(entry, dict)]
-    chosen = {key: name for entry in groups for key, name in entry.items() if " " not in key}
+    chosen: dict[str, str] = {}
+    for entry in content["defaults"]:
+        if isinstance(entry, dict):
+            chosen |= {key: name for key, name in entry.items() if " " not in key}
     mode = yaml.safe_load((conf / "mode" / "train.yaml").read_text(encoding="utf-8"))
     optimizer = flat(mode["train"]["optimizer"], "mode.train.optimizer.")
     return {**config_values(conf), **chosen, **optimizer}
 
 
 def lines(conf: Path) -> dict[str, list[str]]:
-    """Return the lines of each key, with default, meaning and options; several if options differ."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for key in (key for of_schema in keys(conf).values() for key in of_schema):
+    """Return the lines for each key, with default, meaning and options.
+
+    A key has several lines if options differ.
+    """
+    options_by_text: dict[tuple[str, str], list[str]] = {}
+    for key in chain.from_iterable(keys(conf).values()):
         default = f": {key.default}" if key.default else ""
         text = f"  {key.name}{default}  # {key.meaning}".replace("`", "")
-        found.setdefault(key.name, {}).setdefault(text, []).extend(key.options)
-    return {
-        key: [f"{text} ({', '.join(options)})" if options else text for text, options in of.items()]
-        for key, of in found.items()
-    }
+        options_by_text.setdefault((key.name, text), []).extend(key.options)
+    found: dict[str, list[str]] = {}
+    for (name, text), options in options_by_text.items():
+        line = f"{text} ({', '.join(options)})" if options else text
+        found.setdefault(name, []).append(line)
+    return found
 
 
 def descriptions() -> dict[str, str]:
@@ -90,7 +97,7 @@ def descriptions() -> dict[str, str]:
 
 
 def keys_of_schema(node: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Key, type and default as text of every field of a schema, nested schemas included."""
+    """Yield key, type and default text for each schema field, including nested schemas."""
     hints = typing.get_type_hints(node)
     for field in dataclasses.fields(node):
         key, kind = f"{prefix}{field.name}", hints[field.name]
@@ -125,7 +132,7 @@ def default_text(value: Any) -> str:
 
 
 def options_of(conf: Path, schema: str) -> list[str]:
-    """Options of a group that have a schema's keys, those that build on another option included."""
+    """Return the group options that have a schema's keys, directly or through another option."""
     group, _, name = schema.partition("/")
     found: list[str] = []
     files = sorted((conf / group).glob("*.yaml"))

@@ -1,4 +1,4 @@
-"""Meant: the overrides for words and flags that other tools accept, such as `resnet50 --batch-size 8`."""
+"""Overrides for words and flags from other tools, such as `resnet50 --batch-size 8`."""
 
 from __future__ import annotations
 
@@ -41,30 +41,31 @@ _ALIASES = {
 }
 _KEYS = {alias: key for key, aliases in _ALIASES.items() for alias in aliases.split()}
 #: Options by the names that torch gives them, if there is one for each.
-_VALUES = {
-    "cuda": "auto",
-    "gpu": "auto",
-    **{name: same for name, (same, *others) in OF_TORCH.items() if not others},
-}
+_VALUES = {"cuda": "auto", "gpu": "auto"}
+_VALUES |= {name: same for name, (same, *others) in OF_TORCH.items() if not others}
 
 
 def command(arguments: Sequence[str]) -> list[str] | None:
-    """Return a command line with an override for each word and flag; None if one is unclear, or nothing changes."""
-    options = options_below(
-        [installation.conf_dir(), *map(Path, flag_values(arguments, *CONFIG_DIR))]
-    )
-    keys = {*options, *config_values(installation.conf_dir())}
-    words, translated = iter(arguments), list[str | None]()
+    """Return a command line with an override for each word and flag.
+
+    None if a word is unclear, or if nothing changes.
+    """
+    conf = installation.conf_dir()
+    options = options_below([conf, *map(Path, flag_values(arguments, *CONFIG_DIR))])
+    keys = {*options, *config_values(conf)}
+    words = iter(arguments)
+    translated: list[str] = []
+    is_clear = True
     for word in words:
         if word in _VALUED:
             translated += [word, next(words, "")]
             continue
-        has_value = word.startswith("-") and "=" not in word and word not in SWITCHES
-        translated.append(
-            _override(f"{word}={next(words, '')}" if has_value else word, options, keys)
-        )
-    known = [word for word in translated if word is not None]
-    return known if len(known) == len(translated) and known != list(arguments) else None
+        if word.startswith("-") and "=" not in word and word not in SWITCHES:
+            word = f"{word}={next(words, '')}"
+        override = _override(word, options, keys)
+        is_clear &= override is not None
+        translated.append(override or "")
+    return translated if is_clear and translated != list(arguments) else None
 
 
 def _override(
@@ -85,7 +86,7 @@ def _override(
 
 
 def _option(word: str, options: Mapping[str, Collection[str]]) -> str | None:
-    """Return the override that chooses an option, or options with commas, or the model with the nearest name."""
+    """Return the override for an option, options with commas, or the nearest model name."""
     names = word.split(",")
     groups = [group for group, known in options.items() if set(names) <= set(known)]
     if len(groups) == 1:

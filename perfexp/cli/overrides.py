@@ -1,4 +1,4 @@
-"""Overrides: parse a command line as Hydra does: values, and axes of a sweep, whose runs have a limit."""
+"""Overrides: parse command lines as Hydra does, for values and sweep axes, and limit sweeps."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from perfexp.errors import UserError
 from perfexp.host import credentials, installation
 from perfexp.plan.override_keys import key_of
 
-#: Limits on a stored command, in overrides and characters: a longer one would keep the parser busy for minutes.
-_MOST_OVERRIDES, _MOST_STORED = 500, 50_000
+_PLAIN_PATH = re.compile(r"/[\w./-]+", re.ASCII)
 #: Limits on one argument.
 _MOST_CHARACTERS, _MOST_NESTED, _MOST_DIGITS = 10_000, 32, 400
-#: Default limit on the runs of a sweep, and on a range that is counted exactly.
+#: Default limit on runs per sweep, and on an exactly counted range.
 _MOST_JOBS, _ENDLESS = 1000, 10**15
 
 
 def parsed(arguments: Sequence[str]) -> list[Override]:
-    """Parse the overrides of a command line without its flags; raises UserError for unreadable ones."""
+    """Parse a command line's overrides, without its flags.
+
+    Raises:
+        UserError: an override is unreadable.
+    """
     return _parse([text for text in arguments if "=" in text and text[0] != "-"])
 
 
@@ -53,7 +56,7 @@ class _ConfLoader:
 
 
 def refuse_unreadable(arguments: Sequence[str]) -> None:
-    """Raise UserError for an argument that would occupy Hydra's parser for hours, or overflow its stack."""
+    """Raise UserError if an argument would take Hydra's parser hours, or overflow its stack."""
     for text in arguments:
         shown = f"'{text[:40]}…'"
         if len(text) > _MOST_CHARACTERS:
@@ -65,47 +68,40 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
             raise UserError(f"{shown} is nested more than {_MOST_NESTED} deep.")
 
 
-def refuse_length(command: Sequence[str]) -> None:
-    """Raise UserError for a stored command that would take long to parse: nobody types that much."""
-    if len(command) > _MOST_OVERRIDES or sum(map(len, command)) > _MOST_STORED:
-        raise UserError(
-            f"the stored command has {len(command):,} overrides of {sum(map(len, command)):,} characters"
-        )
-
-
 def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
-    """Return the number of values of each override that varies; None for an interval. The last of a key counts."""
+    """Return the number of values for each varying override; None for an interval.
+
+    If a key repeats, the last counts.
+    """
     axes: dict[str, int | None] = {}
     for override in parsed(arguments):
-        if override.is_sweep_override() and not override.is_hydra_override():
-            axes[override.key_or_group] = (
-                _num_values(override) if override.is_discrete_sweep() else None
-            )
+        axis = override.key_or_group
+        if not override.is_sweep_override() or override.is_hydra_override():
+            axes.pop(axis, None)
         else:
-            axes.pop(override.key_or_group, None)
+            axes[axis] = _num_values(override) if override.is_discrete_sweep() else None
     return axes
 
 
 def as_typed(axes: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of axes with Booleans as users write them: Hydra's sweeper makes `True` of `true`."""
-    return {
-        axis: value.lower() if value in ("True", "False") else value for axis, value in axes.items()
-    }
+    """Return axis values with Booleans as users write them: Hydra turns `true` into `True`."""
+    typed = {"True": "true", "False": "false"}
+    return {axis: typed.get(value, value) for axis, value in axes.items()}
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the values of one job's overrides as text; a plain word without the backslashes that Hydra adds."""
-    pairs = zip(overrides, parsed(overrides), strict=True)
-    values = ((override.key_or_group, override.value(), text) for text, override in pairs)
-    return {
-        key: value if type(value) is str else text.partition("=")[2] for key, value, text in values
-    }
+    """Return a job's override values as text; plain words lose the backslashes Hydra adds."""
+    values = {}
+    for text, override in zip(overrides, parsed(overrides), strict=True):
+        value = override.value()
+        values[override.key_or_group] = value if type(value) is str else text.partition("=")[2]
+    return values
 
 
 def alternatives(override: Override) -> list[Any]:
-    """Return the values of an override in the runs of a sweep, as plain data.
+    """Return an override's values in sweep runs, as plain data.
 
-    A range or an interval is represented by 0. A glob has no values: it chooses among options only.
+    A range or an interval becomes 0. A glob has no values: it only chooses among options.
     """
     value = override.value()
     if isinstance(value, ChoiceSweep):
@@ -124,10 +120,13 @@ def _plain(value: Any) -> Any:
 
 
 def without_credentials(arguments: Sequence[str]) -> list[str]:
-    """Mask the credentials in URLs of a command line, from which everything written, printed or sent is derived.
+    """Mask credentials in command-line URLs, so that nothing written, printed or sent has them.
 
-    `credentials.hide` remembers them for this process: only here the store gets its URL back, and different ones get
-    different masks. Raises UserError if a credential cannot be separated from its context.
+    `credentials.hide` remembers them for this process: only here the store gets its URL back.
+    Different credentials get different masks.
+
+    Raises:
+        UserError: a credential cannot be separated from its context.
     """
     return [_without_credentials(text) if "://" in text else text for text in arguments]
 
@@ -141,25 +140,27 @@ def _without_credentials(argument: str) -> str:
     key = override.key_or_group
     if any(isinstance(value, str) and "@" in value and "://" not in value for value in values):
         raise UserError(f"{key}: quote a URL whose password has a comma: {key}='…'.")
-    resolved = [
-        value for value in values if "${" not in str(value)
-    ]  # interpolated values are masked in the plan
+    # interpolated values are masked in the plan
+    resolved = [value for value in values if "${" not in str(value)]
     hidden = {str(value): credentials.hide(value) for value in resolved}
     if all(hidden[str(value)] == value for value in resolved):
         return argument
     if not all(isinstance(value, str) for value in values):
         raise UserError(f"{key}: a URL with a credential must be a value of its own.")
-    return f"{argument.partition('=')[0]}={','.join(quoted(hidden.get(value, value)) for value in values)}"
+    masked = ",".join(quoted(hidden.get(value, value)) for value in values)
+    return f"{argument.partition('=')[0]}={masked}"
 
 
 def quoted(text: str) -> str:
-    """Quote any text as one value of Hydra's grammar."""
+    """Quote any text as one value in Hydra's grammar, unless it is a plain path."""
+    if _PLAIN_PATH.fullmatch(text):
+        return text
     escaped = re.sub(r"(\\*)('|$)", r"\1\1\2", text).replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def max_jobs(arguments: Sequence[str]) -> int:
-    """Return the limit on the runs of a sweep, `--max-jobs=N`, by default 1,000."""
+    """Return the limit on runs per sweep, `--max-jobs=N`, by default 1,000."""
     words = (text.partition("=") for text in arguments)
     value = next((value for name, _, value in words if name == MAX_JOBS), str(_MOST_JOBS))
     if not re.fullmatch("[1-9][0-9]{0,6}", value):
@@ -176,12 +177,17 @@ def refuse_many(arguments: Sequence[str], most: int) -> None:
     if (jobs := math.prod(counts.values())) > most:
         counted = " × ".join(f"{key}: {count:,}" for key, count in counts.items())
         raise UserError(
-            f"The sweep has {jobs:,} runs ({counted}): at most {most:,}. {MAX_JOBS} N raises the limit."
+            f"The sweep has {jobs:,} runs ({counted}): at most {most:,}. "
+            f"{MAX_JOBS} N raises the limit."
         )
 
 
 def _num_values(override: Override) -> int:
-    """Count the values of an override without listing a range; raises UserError for an endless one."""
+    """Count an override's values without listing a range.
+
+    Raises:
+        UserError: the range is endless.
+    """
     swept = override.value()
     if not isinstance(swept, RangeSweep):
         return sum(1 for _ in override.sweep_iterator())
@@ -190,7 +196,8 @@ def _num_values(override: Override) -> int:
         or not swept.step
     ):
         raise UserError(
-            f"'{override.input_line}' is endless: set a finite start and stop, and a step other than 0."
+            f"'{override.input_line}' is endless: set a finite start and stop, "
+            "and a step other than 0."
         )
     start, stop, step = (
         Fraction(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step)

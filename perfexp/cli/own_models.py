@@ -16,31 +16,46 @@ from perfexp.plan.override_keys import key_of
 _NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
 
 
-def nodes(typed: Sequence[str]) -> dict[str, Any]:
-    """Return a model option for each `module:Name` that the user typed.
+def named(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the modules of own models by name, for example `{"mine:TinyNet": "mine"}`."""
+    found = {}
+    for text in arguments:
+        if key_of(text) != "model":
+            continue
+        for name in map(str.strip, text.partition("=")[2].split(",")):
+            match = _NAME.fullmatch(name)
+            if match and not torchvision_names.is_name(name):
+                found[name] = match[1]
+    return found
 
-    For example, `model=mine:TinyNet model.width=32` gives the option `mine:TinyNet` with a null
-    `width`, which Hydra then sets. The current folder joins the module path if it has the module.
-    Pass typed words only: a stored command must not choose code.
+
+def find(arguments: Sequence[str]) -> None:
+    """Find the modules of own models. The current folder joins the module path if it has one.
 
     Raises:
         UserError: there is no such module.
     """
-    words = [text.partition("=")[2] for text in typed if key_of(text) == "model"]
-    names = {
-        name.strip(): _NAME.fullmatch(name.strip()) for text in words for name in text.split(",")
-    }
-    found = {
-        name: match
-        for name, match in names.items()
-        if match and not torchvision_names.is_name(name)
-    }
-    for match in found.values():
-        _find(match[1])
-    settings = typed_settings(typed) if found else {}
+    for module in named(arguments).values():
+        _find(module)
+
+
+def nodes(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return a model option for each `module:Name`.
+
+    For example, `model=mine:TinyNet model.width=32` gives the option `mine:TinyNet` with a null
+    `width`, which Hydra then sets. Pass only what this user typed, now or when the run began.
+
+    Raises:
+        UserError: there is no such module.
+    """
+    find(arguments)
     return {
-        name: {"_target_": f"{match[1]}.{match[2]}", "_partial_": True, **settings}
-        for name, match in found.items()
+        name: {
+            "_target_": name.replace(":", "."),
+            "_partial_": True,
+            **settings(arguments),
+        }
+        for name in named(arguments)
     }
 
 
@@ -58,17 +73,17 @@ def _find(module: str) -> None:
         )
 
 
-def typed_settings(typed: Sequence[str], prefix: str = "model.") -> dict[str, Any]:
-    """Return the typed keys below a prefix, as nested mappings with null values."""
-    settings: dict[str, Any] = {}
-    for text in typed:
+def settings(arguments: Sequence[str], prefix: str = "model.") -> dict[str, Any]:
+    """Return the keys below a prefix, as nested mappings with null values."""
+    found: dict[str, Any] = {}
+    for text in arguments:
         if not (key := key_of(text)).startswith(prefix) or text[0] in "+~":
             continue
         *parents, last = key.removeprefix(prefix).split(".")
-        node = settings
+        node = found
         for parent in parents:
             if not isinstance(node.get(parent), dict):
                 node[parent] = {}
             node = node[parent]
         node.setdefault(last)
-    return settings
+    return found

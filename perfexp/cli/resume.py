@@ -1,131 +1,167 @@
-"""Resume: replace `resume=DIR` by the command stored in a run's or sweep's folder."""
+"""Resume: replace `resume=DIR` by the command with which this user began DIR.
+
+Anybody else's command is shown, to be typed.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from perfexp.cli import stored_command
-from perfexp.cli.flags import CONFIG_DIR, MULTIRUN, flag_values
+from perfexp.cli import own_models
+from perfexp.cli.flags import CONFIG_DIR, MULTIRUN
 from perfexp.cli.overrides import quoted
-from perfexp.cli.stored_command import Offer
 from perfexp.errors import UserError
-from perfexp.host import installation
+from perfexp.host import foreign
 from perfexp.orchestration.sweep_run import remembered_store
 from perfexp.plan import plan_file
-from perfexp.plan.override_keys import is_measured, key_of
+from perfexp.plan.override_keys import key_of
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import USUAL_PRECISION
 from perfexp.records.sweep_record import Sweep
 
-#: Overrides that are repeated although they do not concern the measurement: names of options, not addresses.
-_REPEATED = ("tracking", "profiler")
-#: Texts that a tracking store shows.
-_TEXTS = ("tracking.run_name", "tracking.description", "tracking.tags")
+#: Beginnings of the overrides that are not repeated: places, launchers, and the store, which the user's cache names.
+_LEFT_OUT = (
+    "output_dir",
+    "quiet",
+    "cluster",
+    "hydra/launcher",
+    "hydra.launcher",
+    "tracking.uri",
+    "tracking.experiment",
+)
+#: Before and after a path in an override.
+_SEPARATOR = r"""[\s,=:'"\[\]{}()]"""
 
 
-def with_resumed(arguments: Sequence[str]) -> tuple[list[str], Offer | None]:
+class Begun(NamedTuple):
+    """The command that began a folder.
+
+    Attributes:
+        command: overrides and flags, as stored in the folder.
+        place: the current folder at that time; None where this user did not begin it.
+        plan: plan of the run, or of one of the sweep's; empty if there is none.
+        sweep: identity of the sweep; None for a run alone.
+    """
+
+    command: list[str]
+    place: str | None
+    plan: Mapping[str, Any]
+    sweep: str | None = None
+
+    def overrides(self, typed: Collection[str], is_wanted: Callable[[str], bool]) -> list[str]:
+        """The words of the command that are wanted, without those whose keys are typed, by today's names.
+
+        To be typed, the precision is that of the plan where the command names none: the default was another one once.
+        """
+        words, choices = arguments_of_today(self.command), self.plan.get("choices")
+        precision = (
+            choices.get("precision")
+            if self.place is None and isinstance(choices, Mapping)
+            else None
+        )
+        if precision not in (None, USUAL_PRECISION) and "precision" not in map(key_of, words):
+            words = [*words, f"precision={precision}"]
+        typed_keys = set(map(_key_of, typed))
+        return [text for text in words if _key_of(text) not in typed_keys and is_wanted(text)]
+
+    def refuse_untyped(self, words: Sequence[str], subject: str, typing: Sequence[str]) -> None:
+        """Raise UserError with the command line to type, where it is somebody else's, or its files may be.
+
+        Args:
+            words: those of the stored command that nobody has typed now.
+            subject: the folder in words.
+            typing: the command line to type.
+        """
+        if self.place is None:
+            why = "you did not begin it, or did with another home"
+        elif self.place != str(Path.cwd()) and (own_models.named(words) or _name_files(words)):
+            why = (
+                f"it was begun in {self.place}, and its command names files, which are others here"
+            )
+        else:
+            return
+        line = foreign.command_line(typing) if all(map(_is_override, words)) else None
+        if line is None:
+            raise UserError(
+                f"{subject}: {why}. Its command can't be shown: it is too long, or a terminal or a "
+                "shell could take it for another one."
+            )
+        raise UserError(
+            f"{subject}: {why}. Nothing was run. To go on, type its command if you trust it:\n{line}"
+        )
+
+
+def _is_override(word: str) -> bool:
+    """Return whether a word is an override or a flag of one, and not the name of a command."""
+    return "=" in word or word.startswith("~") or word in MULTIRUN
+
+
+def with_resumed(arguments: Sequence[str]) -> list[str]:
     """Replace `resume=DIR` by the command stored there; overrides that the user typed take precedence.
 
-    Returns the command line, and the options that the stored command may choose; None if nothing is resumed. Raises
-    UserError if nothing can be resumed there, or the user has to type more.
+    Raises UserError if nothing can be resumed there, or the user has to type the command.
     """
     folders = [text.partition("=")[2] for text in arguments if text.startswith("resume=")]
     if not folders:
-        return list(arguments), None
+        return list(arguments)
     typed = [text for text in arguments if not text.startswith("resume=")]
     folder = Path(folders[-1])
     if "${" in str(folder.absolute()):
         raise UserError(
             f"resume={folder}: rename the folder; ${{ in a path is read as an interpolation."
         )
-    command, is_sweep, sweep, plan = _stored(folder)
-    repeated, offer = repeated_overrides(command, plan, typed, [f"resume={folder}"], _is_repeated)
-    flags = [text for text in command if text in MULTIRUN]
-    mode = [] if is_sweep else ["hydra.mode=RUN"]  # an experiment's file may set a sweep
     typed_keys = {key_of(text) for text in typed}
     if "output_dir" in typed_keys:
         raise UserError(f"resume={folder} measures into that folder: leave output_dir out.")
+    begun = _begun(folder)
+    words = begun.overrides(typed, lambda text: not key_of(text).startswith(_LEFT_OUT))
+    if not SweepPaths(folder).summary.exists() and "experiment" in map(key_of, words):
+        words.append("hydra.mode=RUN")  # an experiment's file may set a sweep
+    words.append(f"output_dir={quoted(str(folder.absolute()))}")
+    begun.refuse_untyped(words, f"resume={folder}", [*words, *typed])
     store = (
-        remembered_store(sweep, folder, typed_keys)
-        if sweep and "tracking=none" not in repeated
+        remembered_store(begun.sweep, folder, typed_keys)
+        if begun.sweep and "tracking=none" not in words
         else {}
     )
-    sent = [f"{key}={quoted(text)}" for key, text in store.items()]
-    return [
-        *flags,
-        *repeated,
-        *mode,
-        *sent,
-        f"output_dir={quoted(str(folder.absolute()))}",
-        *typed,
-    ], offer
+    return [*words, *(f"{key}={quoted(text)}" for key, text in store.items()), *typed]
 
 
-def repeated_overrides(
-    command: Sequence[str],
-    plan: Mapping[str, Any],
-    typed: Sequence[str],
-    words: Sequence[str],
-    is_wanted: Callable[[str], bool] = is_measured,
-) -> tuple[list[str], Offer]:
-    """Select the overrides of a stored command that are repeated; those that the user typed take precedence.
-
-    The precision is that of the stored plan where the command names none: the default was another one once.
-
-    Returns them with the options that they may choose. Raises UserError, which names the folder by `words`, if the user
-    has to type more.
-    """
-    command = arguments_of_today(command)
-    _refuse_flags(command, typed, words)
-    typed_keys = {key_of(text) for text in typed}
-    choices = plan.get("choices")
-    precision = choices.get("precision") if isinstance(choices, Mapping) else None
-    if precision not in (None, USUAL_PRECISION) and "precision" not in map(key_of, command):
-        command = [*command, f"precision={precision}"]
-    repeated = [
-        text
-        for text in command
-        if text[:1] != "-" and key_of(text) not in typed_keys and is_wanted(text)
-    ]
-    offer = Offer((installation.conf_dir(), *map(Path, flag_values(typed, *CONFIG_DIR))))
-    stored_command.check(repeated, offer, words)
-    return repeated, offer
+def _begun(folder: Path) -> Begun:
+    if not SweepPaths(folder).summary.exists():
+        return begun_run(folder)
+    sweep = Sweep.load(folder)
+    if sweep.in_turn:
+        line = sweep.command_line(folder)
+        again = f" if you trust it: {line}" if line else ", which can't be shown"
+        raise UserError(f"resume={folder}: to continue it, repeat its command{again}")
+    return Begun(
+        sweep.command,
+        SweepPaths(folder).begun_in(sweep),
+        _plan_of(sweep, folder),
+        sweep.uid,
+    )
 
 
-def _is_repeated(argument: str) -> bool:
-    key = key_of(argument)
-    if key == "timeout_seconds":  # a limit of a moment would end every worker
-        return re.fullmatch(r"[1-9]\d{0,6}(\.\d+)?", argument.partition("=")[2]) is not None
-    is_text = key in _TEXTS or key.startswith("tracking.tags.")
-    return is_measured(argument) or key in _REPEATED or key.startswith("profiler.") or is_text
-
-
-def _stored(folder: Path) -> tuple[list[str], bool, str | None, Mapping[str, Any]]:
-    """The command in a folder, whether it is a sweep's, the sweep's identity, and a plan (empty without one)."""
-    if SweepPaths(folder).summary.exists():
-        sweep = Sweep.load(folder)
-        if sweep.in_turn:
-            raise UserError(
-                f"resume={folder}: repeat its command to continue it: {sweep.continuation(folder)}"
-            )
-        return sweep.command, True, sweep.uid, _plan_of(sweep, folder)
-    path = RunPaths(folder).plan
-    if not path.exists():
+def begun_run(folder: Path) -> Begun:
+    """Return the command that began a run's folder; raises UserError if that cannot be read."""
+    paths = RunPaths(folder)
+    if not paths.plan.exists():
         raise UserError(
             f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another folder."
         )
-    plan = plan_file.read_to_resume(path)
+    plan, place = plan_file.read_begun(paths.plan)
     command = plan.get("command")
     if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
         raise UserError(
             f"resume={folder}: its plan.yaml has no command; repeat the one that started it."
         )
-    return list(command), False, RunPaths(folder).sweep, plan
+    return Begun(command, place, plan, paths.sweep)
 
 
 def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
@@ -143,12 +179,15 @@ def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _refuse_flags(command: Sequence[str], typed: Sequence[str], words: Sequence[str]) -> None:
-    """Refuse a command with options from a folder that the user did not type, or with settings of Hydra."""
-    for text in command:
-        key, _, value = text.partition("=")
-        if key in CONFIG_DIR and not flag_values(typed, *CONFIG_DIR):
-            why = f"it was started with {text}, whose files choose code"
-            raise stored_command.refusal(why, [f"--config-dir={value}"], words)
-        if re.fullmatch(r"hydra([./].*)?", key_of(text)) and key_of(text) not in map(key_of, typed):
-            raise stored_command.refusal(f"{text!r} is not accepted from a file", [text], words)
+def _key_of(word: str) -> str:
+    key = key_of(word)
+    return CONFIG_DIR[0] if key in CONFIG_DIR else key
+
+
+def _name_files(words: Sequence[str]) -> bool:
+    """Return whether a word may name something in the current folder by a relative path."""
+    here = [".", "..", *(path.name for path in Path.cwd().iterdir())]
+    names = "|".join(re.escape(name.replace("\\", "")) for name in here)
+    entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
+    plain = [word.replace("\\", "").replace("file://", " ") for word in words]
+    return any("${" in word or entry.search(word) for word in plain)

@@ -1,10 +1,11 @@
-"""Usage: the text of `perfexp --help`, read from the files of conf/ because composing them takes Hydra a second."""
+"""Help texts, read from the files in conf/ because Hydra would take a second to compose them."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from perfexp.cli import terms
@@ -96,16 +97,12 @@ _INDENT = " " * 6 + "# "
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
-    """Whether a command line requests help; an empty one does."""
-    return (
-        not arguments
-        or arguments[0] == "help"
-        or any(argument in ("--help", "-h") for argument in arguments)
-    )
+    """Return whether a command line requests help, as an empty command line does."""
+    return not arguments or arguments[0] == "help" or not {"--help", "-h"}.isdisjoint(arguments)
 
 
 def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
-    """Return the help for a command line that requests it: the overview, or all options and keys (`help keys`)."""
+    """Return the requested help: the overview, or all options and keys (`help keys`)."""
     options = options_below(folders)
     topic = " ".join(arguments[1:]) if [*arguments[:1]] == ["help"] else ""
     if topic == _KEYS:
@@ -119,7 +116,11 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
 
 
 def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> str:
-    """The meaning of a key, a code or a term of the tables; raises UserError for anything else."""
+    """Return the meaning of a key, a code or a table term.
+
+    Raises:
+        UserError: the topic is something else.
+    """
     from perfexp.cli import keys  # the overview does without
     from perfexp.records.diagnostics import DIAGNOSTICS, MERGED, meanings
 
@@ -137,41 +138,45 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
     if key_lines:
         return "\n".join(key_lines)
     known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS, *keys.lines(conf)))
-    hint = "perfexp help lists commands, perfexp help keys all keys, docs/reference/metrics.md the metrics."
-    raise UserError(
-        " ".join(
-            filter(None, (f"'{topic}' is not a command, a key, a code or a term.", known, hint))
-        )
+    parts = (
+        f"'{topic}' is not a command, a key, a code or a term.",
+        known,
+        "perfexp help lists commands, perfexp help keys all keys, "
+        "docs/reference/metrics.md the metrics.",
     )
+    raise UserError(" ".join(filter(None, parts)))
 
 
 def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
-    """Yield the options of a group, or the keys of that name or section, with defaults and meanings."""
+    """Yield a group's options, or the keys with a name or in a section, with their meanings."""
     from perfexp.cli import keys  # the overview does without
 
     if key in options:
         width = max(map(len, options[key])) + 4
-        yield f"Options of the group {key} ({key}=NAME --cfg job prints the keys of one, help keys all):"
+        yield (
+            f"Options of the group {key} "
+            f"({key}=NAME --cfg job prints the keys of one, help keys all):"
+        )
         for name, place in sorted(options[key].items()):
             yield _filled(f"  {name}".ljust(width), [comment_of(place)])
         if key == "model":
             yield _filled("  ", [_OTHER_MODELS])
-    for name, lines in keys.lines(conf).items() if key not in options else ():
+        return
+    for name, lines in keys.lines(conf).items():
         if f".{name}".endswith(f".{key}") or name.startswith(f"{key}."):
             yield from map(_wrapped, lines)
 
 
 def _details(options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
-    """All groups with their options, and all keys with their defaults and meanings."""
+    """Yield all groups with their options, and all keys with defaults and meanings."""
     from perfexp.cli import keys  # the overview does without
 
     yield "Groups (group=option; perfexp list GROUP explains the options):"
     width = max(map(len, options)) + 4
-    yield from (
-        _filled(f"  {name}".ljust(width), sorted(options[name])) for name in sorted(options)
-    )
+    for name in sorted(options):
+        yield _filled(f"  {name}".ljust(width), sorted(options[name]))
     yield "\nKeys with their defaults (key=value), and the options that have them:"
-    yield from (_wrapped(line) for lines in keys.lines(conf).values() for line in lines)
+    yield from map(_wrapped, chain.from_iterable(keys.lines(conf).values()))
 
 
 def _filled(title: str, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfexp.cli.flags import MULTIRUN
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.cache import user_folder
 from perfexp.host.files import write_atomically
 
@@ -26,7 +26,7 @@ def words() -> list[str]:
         UserError: the file is unreadable.
     """
     try:
-        lines = untrusted.read_bytes(file()).decode().splitlines()
+        lines = foreign.read_bytes(file()).decode().splitlines()
     except FileNotFoundError:
         return []
     except (OSError, UnicodeError) as error:

@@ -19,7 +19,7 @@ import msgspec
 from perfexp.cluster import slurm
 from perfexp.cluster.slurm import QueuedJob
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records import units
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
@@ -73,7 +73,7 @@ def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
     All runs in an array are submitted together.
     """
     content = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
-    with untrusted.open_append(paths.jobs) as file:
+    with foreign.open_append(paths.jobs) as file:
         file.write(content)
 
 
@@ -81,8 +81,8 @@ def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
     """Return the latest submission of each run; malformed lines are skipped."""
     found: dict[int, SubmittedRun] = {}
     with suppress(OSError):
-        for line in untrusted.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
-            with suppress(*untrusted.DECODING_ERRORS):
+        for line in foreign.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
+            with suppress(*foreign.DECODING_ERRORS):
                 entry = msgspec.json.decode(line, type=SubmittedRun)
                 if _JOB.fullmatch(entry.job):
                     found[entry.run] = entry
@@ -213,8 +213,8 @@ def states(
 
 
 def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
-    with suppress(OSError, *untrusted.DECODING_ERRORS):
-        head = untrusted.from_json(untrusted.read_bytes(file), _RecordHead)
+    with suppress(OSError, *foreign.DECODING_ERRORS):
+        head = foreign.from_json(foreign.read_bytes(file), _RecordHead)
         if head.sweep is not None and (head.sweep.uid, head.sweep.job) == (sweep, run):
             return head
     return None

@@ -15,7 +15,7 @@ from perfexp.cli.flags import PARENT
 from perfexp.cluster.element import Campaign, Run, overrides_of
 from perfexp.devices import nvml
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.installation import python_command
 from perfexp.orchestration.driver import Ended
 from perfexp.orchestration.job import exit_code, show_results
@@ -177,7 +177,7 @@ def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int
 
 
 def _log(sweep: SweepPaths, number: int, suffix: str) -> BinaryIO:
-    return untrusted.open_append(sweep.job_logs / f"{number}.{suffix}")
+    return foreign.open_append(sweep.job_logs / f"{number}.{suffix}")
 
 
 def _collect(run: Run, code: int, sweep: SweepPaths, console: Console, ended: Ended) -> None:

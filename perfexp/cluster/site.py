@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from perfexp.cluster import slurm
 from perfexp.cluster.slurm import Node
 from perfexp.errors import UserError, did_you_mean
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.installation import python_command
 from perfexp.plan.schema import Cluster, ClusterGpu
 
@@ -181,4 +181,4 @@ def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:
     script = "\n".join([*preparation(cluster), f"exec {perfexp}"])
     command = ["srun", "--quiet", "--ntasks=1", f"--immediate={seconds}", *requests(cluster, kind)]
     output = slurm.call(*command, "bash", "-c", script, seconds=seconds + 120)
-    return untrusted.printable((output.strip().splitlines() or ["no output"])[-1])
+    return foreign.printable((output.strip().splitlines() or ["no output"])[-1])

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 
 #: Time between two squeue calls while waiting: all users share the controller.
 QUEUE_SECONDS = 10.0
@@ -136,7 +136,7 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
         message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         attempts -= 1
         if not (attempts and _RESTARTING.search(message)):
-            raise UserError(f"{command[0]} failed: {untrusted.printable(message)}")
+            raise UserError(f"{command[0]} failed: {foreign.printable(message)}")
         time.sleep(_PAUSE_SECONDS)
 
 
@@ -170,7 +170,7 @@ def cancel(name: str, jobs: Sequence[str]) -> None:
 def nodes() -> list[Node]:
     """Return the nodes in the cluster, once for each partition."""
     listed = call("sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f|%G")
-    lines = (untrusted.printable(line).split("|") for line in listed.splitlines())
+    lines = (foreign.printable(line).split("|") for line in listed.splitlines())
     return [
         Node(words[0], words[1].rstrip("*"), _state(words[2]), tuple(words[3].split(",")), words[4])
         for words in lines
@@ -197,7 +197,7 @@ def queue() -> dict[str, QueuedJob]:
         *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
         "--format=%i|%T|%r|%N|%L|%e|%j",
     )
-    words = (untrusted.printable(line).split("|", 6) for line in listed.splitlines())
+    words = (foreign.printable(line).split("|", 6) for line in listed.splitlines())
     return {job[0]: QueuedJob(*job) for job in words if len(job) == len(QueuedJob._fields)}
 
 
@@ -209,7 +209,7 @@ def accounted(name: str) -> dict[str, QueuedJob]:
         for line in call(
             "sacct", "-nXP", f"--name={name}", f"--starttime={_OLDEST}", form
         ).splitlines():
-            job, state, code, node, ended, name = untrusted.printable(line).split("|", 5)
+            job, state, code, node, ended, name = foreign.printable(line).split("|", 5)
             reason = f"exit code {code}" if code not in ("", "0:0") else ""
             found[job] = QueuedJob(
                 job, state.partition(" ")[0], reason, node, "", ended, name

@@ -73,5 +73,6 @@ def _explained(error: Any, words: Sequence[str]) -> str:
     command: Any = typer.main.get_command(app)
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
-    metavars = {name: param.metavar for param in command.params for name in param.opts}
-    return f"{error.option_name} needs a value: {error.option_name} {metavars.get(error.option_name) or 'VALUE'}"
+    name = error.option_name
+    metavar = next((param.metavar for param in command.params if name in param.opts), None)
+    return f"{name} needs a value: {name} {metavar or 'VALUE'}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.cli.overrides import without_credentials
 from perfexp.commands import sides
@@ -80,12 +80,12 @@ def ab(
     overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
     variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
     commands = [_arguments(overrides, own) for own in variants]
-    plains = [compose(words, own_models.nodes(words)) for words in commands]
+    plains = [compose(words) for words in commands]
     _refuse_other_points(plains)
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
     command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]
     console = Console(quiet=plains[0]["quiet"])
-    axes = dict.fromkeys(key_of(text) for own in variants for text in own)
+    axes = dict.fromkeys(map(key_of, chain.from_iterable(variants)))
     output_dir = plains[0]["output_dir"]
     root = Path(output_dir) if output_dir else naming.sweep_folder(axes, "ab")
     sweep_run = SweepRun(folder=root, command=command, axes=axes, jobs=len(plains), console=console)
@@ -114,17 +114,16 @@ def _rule(settings: Settings, metric: str | None) -> list[str]:
     They are part of the command stored in the folder.
     """
     usual = Settings()
-    percentages = {"--margin": (settings.margin, usual.margin), "--fdr": (settings.fdr, usual.fdr)}
-    words = [
-        f"{name}={100 * value:.12g}%"
-        for name, (value, default) in percentages.items()
-        if value != default
-    ]
-    lists = {"--metric": settings.measures if metric else (), "--allow": settings.allowed}
-    return [
-        *words,
-        *(f"{name}={','.join(sorted(values))}" for name, values in lists.items() if values),
-    ]
+    words = []
+    if settings.margin != usual.margin:
+        words.append(f"--margin={100 * settings.margin:.12g}%")
+    if settings.fdr != usual.fdr:
+        words.append(f"--fdr={100 * settings.fdr:.12g}%")
+    if metric and settings.measures:
+        words.append(f"{sides.METRIC}{','.join(sorted(settings.measures))}")
+    if settings.allowed:
+        words.append(f"--allow={','.join(sorted(settings.allowed))}")
+    return words
 
 
 def _measure(run: AbRun, sweep_run: SweepRun, assignments: Sequence[Assignment]) -> int:
@@ -178,10 +177,8 @@ def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
 
     Its own overrides replace common overrides with the same key.
     """
-    keys = {key_of(text) for text in own}
-    both = [text for text in overrides if key_of(text) not in keys]
-    keys |= {key_of(text) for text in both}
-    return [*both, *own]
+    keys = set(map(key_of, own))
+    return [*(text for text in overrides if key_of(text) not in keys), *own]
 
 
 def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
@@ -189,12 +186,14 @@ def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
 
     Their precision may differ.
     """
-    plans = [config.typed(plain) for plain in plains]
-    if any(plan.seeks_batch for plan in plans):
-        raise UserError("batch_size=max may find another batch for A than for B: set batch_size=N.")
-    points = [
-        {(key.phase, key.input_size, key.batch_size) for key in plan.timed_keys()} for plan in plans
-    ]
+    points = []
+    for plain in plains:
+        plan = config.typed(plain)
+        if plan.seeks_batch:
+            raise UserError(
+                "batch_size=max may find another batch for A than for B: set batch_size=N."
+            )
+        points.append({(key.phase, key.input_size, key.batch_size) for key in plan.timed_keys()})
     if points[0] != points[1]:
         raise UserError(
             "A and B measure different points: give both the same mode, input_size and batch_size."

@@ -14,7 +14,7 @@ from perfexp.cli.flags import refuse_no_folders
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import credentials, installation
 from perfexp.host.files import write_atomically
-from perfexp.host.untrusted import printable
+from perfexp.host.foreign import printable
 from perfexp.models import torchvision_names
 from perfexp.reports.console import Console
 from perfexp.summaries.grid import Section
@@ -74,10 +74,10 @@ def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> Non
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
     """Return the option names in a group, sorted."""
-    named = {
-        file.stem for folder in group_folders(config_dir) for file in folder.glob(f"{group}/*.yaml")
-    }
-    return sorted({*named, *(torchvision_names.names() if group == "model" else ())})
+    named = set(torchvision_names.names()) if group == "model" else set()
+    for folder in group_folders(config_dir):
+        named |= {file.stem for file in folder.glob(f"{group}/*.yaml")}
+    return sorted(named)
 
 
 def group_folders(config_dir: Path | None) -> list[Path]:

@@ -113,12 +113,12 @@ def check(
             echo(_annotation(str(error)))
         raise UserError(str(error)) from error  # exit code 1 means a regression
     failed = list(_failed(compared, reasons))
-    unknown = (
-        []
-        if failed
-        else _unknown(compared, sides.words([metric or ""]), allow_undecided=allow_undecided)
-    )
-    word = "failed" if failed else "not decided" if unknown else "passed"
+    unknown: list[str] = []
+    word, code = "failed", 1
+    if not failed:
+        required = sides.words([metric or ""])
+        unknown = _unknown(compared, required, allow_undecided=allow_undecided)
+        word, code = ("not decided", 2) if unknown else ("passed", 0)
     outcome = f"{word}: {_counts(compared)}, against {against}"
     emit(
         {
@@ -134,7 +134,7 @@ def check(
     if summary:
         lines = map(escape_markdown, (outcome, *failed, *unknown))
         _append(summary, "\n\n".join([*lines, markdown.comparison(compared)]))
-    raise typer.Exit(1 if failed else 2 if unknown else 0)
+    raise typer.Exit(code)
 
 
 def _sides(
@@ -160,26 +160,25 @@ def _refuse_default_precision(baseline: Side, new: Side) -> None:
 
     The precision was probably forgotten.
     """
-    before, now = ({one.key.precision for one in side.measurements} for side in (baseline, new))
+    before = {one.key.precision for one in baseline.measurements}
+    now = {one.key.precision for one in new.measurements}
     if now == {USUAL_PRECISION} and len(before) == 1 and before != now:
         named = f"precision={before.pop()}"
         raise UserError(
-            f"{baseline.source} was measured with {named}, and {new.source} with PyTorch's default: measure it again "
-            f"with {named}."
+            f"{baseline.source} was measured with {named}, and {new.source} with PyTorch's "
+            f"default: measure it again with {named}."
         )
 
 
 def _counts(compared: Comparison) -> str:
-    counts = Counter(pair.verdict for pair in compared.pairs)
-    named = {
-        Verdict.UNDECIDED: f" ({_places([pair for pair in compared.pairs if pair.verdict is Verdict.UNDECIDED])})"
-    }
-    words = ", ".join(
-        f"{counts[verdict]} {verdict.value}{named.get(verdict, '')}"
-        for verdict in Verdict
-        if counts[verdict]
-    )
-    return f"{words or 'nothing compared'}, margin ±{comparison_table.bare(compared.margin)}"
+    words = []
+    for verdict in Verdict:
+        pairs = [pair for pair in compared.pairs if pair.verdict is verdict]
+        if pairs:
+            places = f" ({_places(pairs)})" if verdict is Verdict.UNDECIDED else ""
+            words.append(f"{len(pairs)} {verdict.value}{places}")
+    text = ", ".join(words) or "nothing compared"
+    return f"{text}, margin ±{comparison_table.bare(compared.margin)}"
 
 
 def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
@@ -192,20 +191,17 @@ def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
             yield from (_line(pair) for pair in compared.pairs if pair.verdict is verdict)
     if Failure.missing in reasons:
         baseline, new = compared.sides
-        yield from (
-            f"MISSING {comparison_table.alone_of(one)}"
-            for one in compared.alone
-            if one.side == baseline.name
-        )
-        yield from (f"MISSING {line}" for line in new.missing)
+        for one in compared.alone:
+            if one.side == baseline.name:
+                yield f"MISSING {comparison_table.alone_of(one)}"
+        yield from map("MISSING {}".format, new.missing)
 
 
 def _line(pair: Compared) -> str:
-    now, before = (
-        comparison_table.figure(value, pair.unit) for value in (pair.other, pair.baseline)
-    )
-    ratio = comparison_table.ratio_of(pair)
-    return f"{comparison_table.verdict_of(pair)} {pair.measure} of {pair.point}: {now}, was {before}, ratio {ratio}"
+    now = comparison_table.figure(pair.other, pair.unit)
+    before = comparison_table.figure(pair.baseline, pair.unit)
+    figures = f"{now}, was {before}, ratio {comparison_table.ratio_of(pair)}"
+    return f"{comparison_table.verdict_of(pair)} {pair.measure} of {pair.point}: {figures}"
 
 
 def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: bool) -> list[str]:
@@ -227,9 +223,8 @@ def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: 
     if unsure := [pair for pair in undecided if pair.low is None]:
         remedy = "measure in several processes (processes=3), or name other measures with --metric"
         return [f"without an interval: {_places(unsure)}; {remedy}"]
-    if not allow_undecided and (
-        worse := [pair for pair in undecided if _is_worse(pair, compared.margin)]
-    ):
+    worse = [pair for pair in undecided if _is_worse(pair, compared.margin)]
+    if worse and not allow_undecided:
         remedy = "measure in more processes (processes=N), or pass it with --allow-undecided"
         return [f"worse beyond the margin, but undecided: {_places(worse)}; {remedy}"]
     return []
@@ -258,7 +253,8 @@ def _reasons(fail_on: str) -> set[str]:
 def _summary_file() -> Path:
     if not os.environ.get(_SUMMARY):
         raise UserError(
-            f"--github: {_SUMMARY} is not set, which GitHub Actions does; leave out --github elsewhere."
+            f"--github: {_SUMMARY} is not set, which GitHub Actions does; "
+            "leave out --github elsewhere."
         )
     return Path(os.environ[_SUMMARY])
 
@@ -312,10 +308,16 @@ def baseline(
     """
     root = folder or named_baselines.default_folder()
     if action is Action.list:
-        known = [_facts(place) for place in named_baselines.find(root)]
-        rows = [{title.replace("_", " "): cell for title, cell in one.items()} for one in known]
-        parts = [Section(str(root), Grid.of_rows(rows))] if known else [f"no baselines in {root}"]
-        emit({"folder": root, "baselines": known}, parts, as_json=as_json)
+        known = list(map(_facts, named_baselines.find(root)))
+        part: Section | str = f"no baselines in {root}"
+        if known:
+            rows = []
+            for facts in known:
+                row = dict(facts)
+                row["first run"] = row.pop("first_run")
+                rows.append(row)
+            part = Section(str(root), Grid.of_rows(rows))
+        emit({"folder": root, "baselines": known}, [part], as_json=as_json)
     elif name is None or (source is None) is (action is Action.add):
         raise UserError("Give perfexp baseline add NAME DIR, list, show NAME, or rm NAME.")
     elif source is not None:
@@ -347,14 +349,13 @@ def _show(place: Path, *, as_json: bool) -> None:
 
 def _facts(place: Path) -> dict[str, str]:
     """Return the date, run count and first run of a baseline, or why it is unreadable."""
+    about = {"machine": place.parent.name, "name": place.name}
     try:
         records = named_baselines.read(place)
-        measured, content, first = (
-            records[0].started[:10],
-            units.counted(len(records), "run"),
-            records[0].name,
-        )
     except PerfexpError as error:
-        measured, content, first = "", "unreadable", one_line(str(error))
-    about = {"machine": place.parent.name, "name": place.name}
-    return {**about, "measured": measured, "content": content, "first_run": first}
+        unread = {"measured": "", "content": "unreadable", "first_run": one_line(str(error))}
+        return about | unread
+    about["measured"] = records[0].started[:10]
+    about["content"] = units.counted(len(records), "run")
+    about["first_run"] = records[0].name
+    return about

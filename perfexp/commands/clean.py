@@ -84,7 +84,8 @@ def clean(
     files = sorted(_found(folder, endings, latest, refused, stays))
     for error in refused:
         echo(f"error: {error.filename}: {error.strerror}", err=True)
-    total = f"{units.counted(len(files), 'file')}, {units.format_bytes(sum(file.about.st_size for file in files))}"
+    size = units.format_bytes(sum(file.about.st_size for file in files))
+    total = f"{units.counted(len(files), 'file')}, {size}"
     if not as_json:
         for file in files:
             echo(f"{units.format_bytes(file.about.st_size):>10}  {file.path}")
@@ -95,33 +96,29 @@ def clean(
         if not typer.confirm(f"Delete {total}?"):
             echo("Nothing was deleted.")
             raise typer.Exit(1)
-    deleted = [] if dry_run else [file for file in files if _is_deleted(file)]
-    done = f"{total} would go." if dry_run else f"Deleted {len(deleted)} of {total}."
-    listed = [
-        {"file": file.path, "bytes": file.about.st_size, "deleted": file in deleted}
-        for file in files
-    ]
+    listed = []
+    num_deleted = 0
+    for file in files:
+        is_deleted = not dry_run and _is_deleted(file)
+        num_deleted += is_deleted
+        listed.append({"file": file.path, "bytes": file.about.st_size, "deleted": is_deleted})
+    done = f"{total} would go." if dry_run else f"Deleted {num_deleted} of {total}."
     emit(
         {"files": listed},
         [done] if files else _why_nothing(folder, endings, stays),
         as_json=as_json,
     )
-    raise typer.Exit(1 if refused or (not dry_run and len(deleted) < len(files)) else 0)
+    raise typer.Exit(int(bool(refused) or (not dry_run and num_deleted < len(files))))
 
 
 def _endings(kind: str) -> list[str]:
-    endings = list(
-        dict.fromkeys(
-            "." + text.strip().lstrip("*.").lower() for text in kind.split(",") if text.strip()
-        )
-    )
-    if not endings or any(
-        not re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", ending) for ending in endings
-    ):
+    texts = filter(None, map(str.strip, kind.split(",")))
+    endings = dict.fromkeys("." + text.lstrip("*.").lower() for text in texts)
+    if not endings or not all(re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", one) for one in endings):
         raise UserError(
             f"--kind {kind!r} names no file ending; give for example --kind csv,sqlite."
         )
-    return endings
+    return list(endings)
 
 
 def _found(
@@ -147,7 +144,10 @@ def _found(
         if not is_of_perfexp(run):
             # a manifest beside a plan or a record must carry their identity
             if run.plan.exists() or run.record.exists():
-                why = "does not repeat the identity of the record or the plan beside it: nothing is deleted"
+                why = (
+                    "does not repeat the identity of the record or the plan beside it: "
+                    "nothing is deleted"
+                )
                 refused.append(OSError(errno.EBADMSG, why, str(manifest)))
         elif _is_in_use(run):
             echo(f"left alone: {run.root} is being measured into", err=True)
@@ -191,17 +191,15 @@ def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int
     """
     if set(stays) == {_BUSY}:  # already reported
         return
-    reasons = [
-        f"{units.counted(count, 'file')} {why}"
-        for why, count in sorted(stays.items())
-        if why != _BUSY
-    ]
+    reasons = []
+    known = set(_KINDS.split(","))
+    for why, count in sorted(stays.items()):
+        if why != _BUSY:
+            reasons.append(f"{units.counted(count, 'file')} {why}")
+        if why.startswith(_OTHER):
+            known.add(why.removeprefix(_OTHER))
     what = ", ".join(reasons) or f"no folder has the {MANIFEST} of a run or a sweep"
     yield f"Nothing in or below {folder} is to go: {what}."
-    known = {
-        *_KINDS.split(","),
-        *(why.removeprefix(_OTHER) for why in stays if why.startswith(_OTHER)),
-    }
     for kind in {ending.removeprefix(".") for ending in endings} - known:
         yield f"Nothing is of the kind {kind}. {did_you_mean(kind, known)}".rstrip()
 

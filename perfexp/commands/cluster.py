@@ -13,7 +13,7 @@ from perfexp.cluster import default_site, job_states, slurm
 from perfexp.cluster import site as sites
 from perfexp.commands.app import SWEEP, ConfigDir, app, echo, options
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records import units
 from perfexp.records.folders import below, run_folders
 from perfexp.records.paths import SweepPaths, refuse_link
@@ -55,37 +55,30 @@ def check(
     if cluster is None:
         stored = dict(word.split("=", 1) for word in default_site.words())
         cluster = stored.get("cluster", "default")
-        config_dir = config_dir or (
-            Path(stored["--config-dir"]) if "--config-dir" in stored else None
-        )
+        if config_dir is None and "--config-dir" in stored:
+            config_dir = Path(stored["--config-dir"])
     site = cluster_of(cluster, config_dir)
     found = sites.offers(site, options("gpu", config_dir))
     if not found:
         types = ", ".join(sorted(sites.gpu_types(slurm.nodes()))) or "none"
         raise UserError(
-            f"cluster={cluster}: no node has GRES gpu:KIND for a kind in conf/gpu (types: {types}). Write a site file "
-            "with gpus: {KIND: {gres: gpu:TYPE}}."
+            f"cluster={cluster}: no node has GRES gpu:KIND for a kind in conf/gpu "
+            f"(types: {types}). Write a site file with gpus: {{KIND: {{gres: gpu:TYPE}}}}."
         )
-    rows = [
-        {
-            "gpu": offer.kind,
-            **{use: str(offer.nodes[use]) for use in sites.USES},
-            "requests": " ".join(offer.requests),
-        }
-        for offer in found
-    ]
-    missing = [
-        f"gpu={offer.kind}: no node is up"
-        for offer in found
-        if not offer.nodes["idle"] + offer.nodes["busy"]
-    ]
+    rows = []
+    missing = []
+    for offer in found:
+        nodes = {use: str(offer.nodes[use]) for use in sites.USES}
+        rows.append({"gpu": offer.kind, **nodes, "requests": " ".join(offer.requests)})
+        if not offer.nodes["idle"] + offer.nodes["busy"]:
+            missing.append(f"gpu={offer.kind}: no node is up")
     Console().show_grid(
         f"cluster {cluster}", Grid.of_rows(rows, figures=sites.USES), not_measured=missing
     )
     failed = bool(missing)
     if job:
-        idle = [offer.kind for offer in found if offer.nodes["idle"]]
-        kind = gpu or next(iter(idle or [offer.kind for offer in found]))
+        first = next((offer for offer in found if offer.nodes["idle"]), found[0])
+        kind = gpu or first.kind
         try:
             echo(f"job      gpu={kind}: {sites.try_node(site, kind, seconds=seconds)}")
         except UserError as error:
@@ -151,7 +144,7 @@ def logs(
     for suffix in ("out", "err"):
         file = paths.job_logs / f"{entry.job}.{suffix}"
         try:
-            text = untrusted.read_bytes(file).decode(errors="replace")
+            text = foreign.read_bytes(file).decode(errors="replace")
         except OSError as error:
             echo(f"{file}: {error.strerror}", err=True)
             continue
@@ -174,20 +167,19 @@ def cancel(
     """
     sweep = Sweep.load(folder)
     states = job_states.states(sweep, folder)
-    wanted = [
-        state
-        for state in states
-        if (run is None or state.run in run) and state.job and not state.is_over
-    ]
-    if run is not None and (unknown := set(run) - {state.run for state in states}):
+    jobs = []
+    unknown = set(run or ())
+    for state in states:
+        unknown.discard(state.run)
+        if (run is None or state.run in run) and state.job and not state.is_over:
+            jobs.append(state.job)
+    if unknown:
         raise UserError(f"{folder} has no run {min(unknown)}; perfexp status {folder} lists them.")
     # the job ids come from a file, so SLURM cancels only jobs with the sweep's name; without
     # --run it also cancels jobs with this name that the file lacks
-    if wanted or run is None:
-        slurm.cancel(
-            job_states.job_name(sweep.uid), [] if run is None else [state.job for state in wanted]
-        )
-    echo(f"{units.counted(len(wanted), 'job')} cancelled")
+    if jobs or run is None:
+        slurm.cancel(job_states.job_name(sweep.uid), [] if run is None else jobs)
+    echo(f"{units.counted(len(jobs), 'job')} cancelled")
 
 
 def _submitted(folder: Path, run: int | None) -> tuple[Path, int]:

@@ -28,8 +28,9 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B…",
-            help="Folders of runs or sweeps, a record.json, or mlflow:RUN_ID; A is the baseline. One sweep alone: its "
-            "runs, of which those that differ only in mode, input size or batch size are one side.",
+            help="Folders of runs or sweeps, a record.json, or mlflow:RUN_ID; A is the baseline. "
+            "One sweep alone: its runs, of which those that differ only in mode, input size or "
+            "batch size are one side.",
         ),
     ],
     margin: sides.Margin = "1%",
@@ -65,12 +66,9 @@ def compare(
     compared = judging.compare(loaded, settings)
     if output:
         _write(compared, targets)
-    lacking = [
-        one
-        for one in settings.measures
-        if metric and one not in {pair.measure for pair in compared.pairs}
-    ]
-    if lacking:
+    measured = {pair.measure for pair in compared.pairs}
+    lacking = [name for name in settings.measures if name not in measured]
+    if metric and lacking:
         echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
     wrote = [f"wrote {file}" for file in targets.values()]
     emit(
@@ -86,9 +84,10 @@ def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str
     """Send a comparison with its files to the tracking store and return the link."""
     from perfexp.tracking.mlflow_sink import MlflowSink  # only for a store
 
-    records = [
-        list({id(one.record): one.record for one in side.measurements}.values()) for side in loaded
-    ]
+    records = []
+    for side in loaded:
+        by_id = {id(one.record): one.record for one in side.measurements}
+        records.append(list(by_id.values()))
     with tempfile.TemporaryDirectory(prefix="perfexp-") as temporary:
         folder = output or Path(temporary)
         if not output:

@@ -113,19 +113,15 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
         raise UserError(f"There is no gpu '{choice.name}'. {did_you_mean(choice.name, gpu_files)}")
     store = database(store_uri(None))
     folders = {"outputs": Path("outputs"), "lock": lock.lock_path("cpu").parent}
-    folders |= {"store": store.parent} if store else {}
+    if store:
+        folders["store"] = store.parent
     here = environment.machine_facts(folders, store)  # first, since the survey is a load itself
     surveyed = worker_query.survey(None if choice.name in ("cpu", "fake", "mps") else choice.index)
-    locks = [
-        "cpu",
-        *(str(device["uuid"]) for device in surveyed["parts"].get("cuda", {}).get("devices", ())),
-    ]
-    facts = {
-        "machine": here,
-        "survey": surveyed,
-        "gpu_files": gpu_files,
-        "locks": {name: lock.holder(name) for name in locks},
-    }
+    locks = {"cpu": lock.holder("cpu")}
+    for device in surveyed["parts"].get("cuda", {}).get("devices", ()):
+        uuid = str(device["uuid"])
+        locks[uuid] = lock.holder(uuid)
+    facts = {"machine": here, "survey": surveyed, "gpu_files": gpu_files, "locks": locks}
     return {**facts, "processes": _spread_here(facts, choice)}
 
 
@@ -135,9 +131,10 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
     Each class has its relative `spread` and the number of `measurements` behind it.
     """
     chosen = devices.choose(facts, choice)
-    device = str(chosen.device["uuid"]) if chosen.device else chosen.name
+    kind, device = "cpu", chosen.name
+    if chosen.device:
+        kind, device = "cuda", str(chosen.device["uuid"])
     driver = (devices.board_of(facts, chosen) or {"facts": {}})["facts"].get("driver")
-    kind = "cuda" if chosen.device else "cpu"
     known = machine_priors.known(machine_priors.cache_of(facts["machine"], device, driver), kind)
     before = priors.of_kind(kind)
     return {
@@ -151,18 +148,17 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
 
 def table(findings: Sequence[Finding]) -> Grid:
     """Return a table with a line per finding; remedies follow observations."""
-    return Grid.of_rows(
-        [
+    rows = []
+    for finding in findings:
+        texts = filter(None, (finding.found, finding.remedy))
+        rows.append(
             {
                 "what": finding.check.replace(" ", "\N{NO-BREAK SPACE}"),
                 "verdict": finding.verdict.value,
-                "found → what to do": one_line(
-                    " → ".join(filter(None, (finding.found, finding.remedy)))
-                ),
+                "found → what to do": one_line(" → ".join(texts)),
             }
-            for finding in findings
-        ]
-    )
+        )
+    return Grid.of_rows(rows)
 
 
 def _data_root(settings: Sequence[str]) -> Path:
@@ -171,12 +167,14 @@ def _data_root(settings: Sequence[str]) -> Path:
     Raises:
         UserError: there is no folder, or another override.
     """
-    overrides = {key: value for key, _, value in (setting.partition("=") for setting in settings)}
-    if wrong := [key for key in overrides if key not in _OVERRIDES]:
-        raise UserError(
-            f"doctor takes data.root=DIR, not {wrong[0]}; choose a device with --gpu NAME. "
-            f"{did_you_mean(wrong[0], _OVERRIDES)}"
-        )
+    overrides = {}
+    for setting in settings:
+        key, _, overrides[key] = setting.partition("=")
+        if key not in _OVERRIDES:
+            raise UserError(
+                f"doctor takes data.root=DIR, not {key}; choose a device with --gpu NAME. "
+                f"{did_you_mean(key, _OVERRIDES)}"
+            )
     if overrides.get("data", _LAYOUT) != _LAYOUT:
         raise UserError(f"data={overrides['data']}: doctor only checks folders of data={_LAYOUT}.")
     if not overrides.get("data.root"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -92,39 +93,38 @@ def export(
 
     Example: perfexp export outputs --out runs.parquet --samples
     """
-    tables = ["points", *["samples"] * samples, *["layers"] * layers]
-    targets = {
-        table: [
-            out.with_name(f"{out.stem}{f'_{table}' * (table != 'points')}.{kind}")
-            for kind in _kinds(out, form)
-        ]
-        for table in tables
-    }
+    stems = {"points": out.stem}
+    if samples:
+        stems["samples"] = f"{out.stem}_samples"
+    if layers:
+        stems["layers"] = f"{out.stem}_layers"
+    kinds = _kinds(out, form)
+    targets: dict[Path, str] = {}
+    for table, stem in stems.items():
+        targets |= {out.with_name(f"{stem}.{kind}"): table for kind in kinds}
     collected = Collected(samples=samples, layers=layers)
     files = [file for place in places for file in collected.files(place)]
-    refuse_to_overwrite(
-        [file for paths in targets.values() for file in paths], _REMEDY, force=force
-    )
+    refuse_to_overwrite(list(targets), _REMEDY, force=force)
     for file in files:
         collected.add(file)
     lines, rows = collected.points(), collected.layer_rows()
     if layers and not rows:
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
-        del targets["layers"]
-    contents = {
-        path: collected.content(table, path)
-        for table, paths in targets.items()
-        for path in paths
-        if lines
-    }
+        stems.pop("layers")
+    contents: dict[Path, bytes] = {}
+    shown: list[str] = []
+    if lines:
+        shown.append(
+            f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
+        )
+        for file, table in targets.items():
+            if table in stems:
+                contents[file] = collected.content(table, file)
     write_files(contents, f"{_REMEDY}.")
     written = [str(file.absolute()) for file in contents]
-    counted = [
-        f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
-    ] * bool(lines)
     emit(
         {"lines": len(lines), "runs": len(collected.runs), "files": written},
-        [*counted, *(f"wrote {file}" for file in written)],
+        [*shown, *map("wrote {}".format, written)],
         as_json=as_json,
     )
     raise typer.Exit(collected.exit_code)
@@ -136,7 +136,8 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
     Raises:
         UserError: the suffix is unknown, or contradicts `--format`.
     """
-    suffix, every = out.suffix.lower().removeprefix("."), [Format.csv.value, Format.parquet.value]
+    suffix = out.suffix.lower().removeprefix(".")
+    every = [Format.csv.value, Format.parquet.value]
     if suffix and suffix not in every:
         raise UserError(
             f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}."
@@ -183,15 +184,14 @@ class Collected:
             UserError: a folder has no run.
         """
         collected = cls(samples=samples, layers=layers)
-        for file in [file for place in places for file in collected.files(place)]:
+        for file in list(chain.from_iterable(map(collected.files, places))):
             collected.add(file)
         return collected
 
     def points(self) -> list[Line]:
         """Return the lines of all points and all refused runs."""
-        return flat.aligned(
-            [*(line for run in self.runs.values() for line in run.lines), *self.refused()]
-        )
+        recorded = [line for run in self.runs.values() for line in run.lines]
+        return flat.aligned([*recorded, *self.refused()])
 
     def layer_rows(self) -> list[Line]:
         """Return the lines of all layers, with the fastest algorithm for each."""
@@ -217,11 +217,9 @@ class Collected:
         """Return the file content for one table, in the format of the file's suffix."""
         if file.suffix == ".parquet":
             return tidy.to_parquet(self.frame(what))
-        return (
-            tidy.samples_csv(self.blocks())
-            if what == "samples"
-            else csv_tables.to_csv(self._lines(what))
-        )
+        if what == "samples":
+            return tidy.samples_csv(self.blocks())
+        return csv_tables.to_csv(self._lines(what))
 
     def _lines(self, what: str) -> list[Line]:
         return self.points() if what == "points" else self.layer_rows()
@@ -238,8 +236,8 @@ class Collected:
         if not (files or self.exit_code):
             refuse_unfinished(place)
             raise UserError(
-                f"There is no {RECORD} and no {SWEEP} in or below {place}. Name a run's folder, its {RECORD}, "
-                "a sweep's folder, or any folder above some."
+                f"There is no {RECORD} and no {SWEEP} in or below {place}. Name a run's folder, "
+                f"its {RECORD}, a sweep's folder, or any folder above some."
             )
         return files
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
 
-from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.cli.conf_files import comment_of, options_below
 from perfexp.cli.keys import keys
@@ -39,8 +38,9 @@ def list_options(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="With runs: a folder, and values of their plans (model=vgg16). With algorithms: overrides of a run "
-            "(model=vgg16 gpu=h200 mode=train), to list by layer.",
+            help="With runs: a folder, and values of their plans (model=vgg16). "
+            "With algorithms: overrides of a run (model=vgg16 gpu=h200 mode=train), "
+            "to list by layer.",
         ),
     ] = None,
     config_dir: ConfigDir = None,
@@ -74,7 +74,8 @@ def list_options(
         )
     elif reasons:
         raise UserError(
-            "--reasons is for the layers of a model: perfexp list algorithms model=resnet18 --reasons"
+            "--reasons is for the layers of a model: "
+            "perfexp list algorithms model=resnet18 --reasons"
         )
     else:
         _list(group, group_folders(config_dir), as_json=as_json)
@@ -85,7 +86,8 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
     groups = options_below(folders)
     if name is None:
         texts = [f"{group:<12} {', '.join(files)}" for group, files in sorted(groups.items())]
-        emit({group: list(files) for group, files in groups.items()}, texts, as_json=as_json)
+        names = dict(zip(groups, map(list, groups.values()), strict=True))
+        emit(names, texts, as_json=as_json)
         return
     if "=" in name:
         raise UserError(
@@ -94,26 +96,31 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
     group = next((group for group in groups if name in (group, f"{group}s", f"{group}es")), None)
     section = [key for key in keys(folders[0])["plan"] if key.name.startswith(f"{name}.")]
     if section and name not in groups:
-        values = {key.name: f"{key.default:<7} {key.meaning}".replace("`", "") for key in section}
-        options = {group: list(groups[group])} if group else {}
-        width = max(map(len, values)) + 2
-        texts = [f"{key:<{width}}{text}" for key, text in values.items()]
-        texts += [f"options of the group {one}: {', '.join(of)}" for one, of in options.items()]
-        emit({**values, **options}, texts, as_json=as_json)
+        width = max(len(key.name) for key in section) + 2
+        document: dict[str, Any] = {}
+        texts = []
+        for key in section:
+            text = f"{key.default:<7} {key.meaning}".replace("`", "")
+            document[key.name] = text
+            texts.append(f"{key.name:<{width}}{text}")
+        if group:
+            document[group] = list(groups[group])
+            texts.append(f"options of the group {group}: {', '.join(groups[group])}")
+        emit(document, texts, as_json=as_json)
         return
     if group is None:
         raise UserError(f"group '{name}' not found. {did_you_mean(name, groups)}")
     about = {option: _about(file) for option, file in groups[group].items()}
-    others = sorted(set(torchvision_names.names()) - set(about)) if group == "model" else []
     width = max(map(len, about)) + 2
     texts = [f"{option:<{width}}{text}".rstrip() for option, text in about.items()]
-    by_name = f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME; "
-    by_name += "of Hugging Face: hf:NAME; your own: model=FILE:CLASS"
-    emit(
-        dict.fromkeys(others, "of torchvision") | about,
-        [*texts, *([textwrap.fill(by_name, _WIDTH)] if others else [])],
-        as_json=as_json,
-    )
+    if group == "model" and (others := sorted(set(torchvision_names.names()) - about.keys())):
+        by_name = (
+            f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME; "
+            "of Hugging Face: hf:NAME; your own: model=FILE:CLASS"
+        )
+        texts.append(textwrap.fill(by_name, _WIDTH))
+        about = dict.fromkeys(others, "of torchvision") | about
+    emit(about, texts, as_json=as_json)
 
 
 def _about(file: Path) -> str:
@@ -141,7 +148,7 @@ def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
     words = command_line([*chosen, *overrides], config_dir)
     return query(
-        compose(words, own_models.nodes(words)),
+        compose(words),
         "algorithms",
         waiting=lambda text: echo(text, err=True),
     )

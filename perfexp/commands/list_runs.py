@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Annotated, Any, NamedTuple
@@ -20,7 +21,7 @@ import msgspec
 from perfexp.commands.app import PLAN, RECORD, SWEEP, echo, emit, oldest
 from perfexp.diagnosis.environment import fact_at
 from perfexp.errors import UserError, did_you_mean
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.records import folders, old_names, units
 from perfexp.records.paths import RunPaths, home_of
@@ -72,15 +73,17 @@ class _Run(msgspec.Struct):
 
         Several processes give the geometric mean of the process medians.
         """
-        measured = {series.name for point in self.timed for series in point.series}
-        kind = next((name for name in TIME_KINDS if name in measured), "")
-        medians: dict[Key, list[float]] = {}
+        measured: set[str] = set()
+        medians: dict[tuple[str, Key], list[float]] = {}
         for point in self.timed:
             for series in point.series:
+                measured.add(series.name)
                 samples = series.samples[series.warmup :]
-                if series.name == kind and samples and median(samples):
-                    medians.setdefault(without_replicate(point.key), []).append(median(samples))
-        return kind, [geometric_mean(own) for own in medians.values()]
+                if samples and (middle := median(samples)):
+                    cell = series.name, without_replicate(point.key)
+                    medians.setdefault(cell, []).append(middle)
+        kind = next(filter(measured.__contains__, TIME_KINDS), "")
+        return kind, [geometric_mean(own) for (name, _), own in medians.items() if name == kind]
 
 
 class Found(NamedTuple):
@@ -113,11 +116,11 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     earliest = oldest("--since", since) if since is not None else 0.0
     wanted = dict(word.split("=", 1) for word in words if "=" in word)
     lines = [_facts(one) for one in find(folder, wanted) if one.ended.timestamp() >= earliest]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
-    parts = (
-        [Section("", content(list(map(_row, lines)), width))] if lines else [f"no runs in {folder}"]
-    )
-    emit({"runs": lines}, parts, as_json=as_json)
+    part: Section | str = f"no runs in {folder}"
+    if lines:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
+        part = Section("", content(list(map(_row, lines)), width))
+    emit({"runs": lines}, [part], as_json=as_json)
 
 
 def last() -> Path:
@@ -143,7 +146,8 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
     """
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
-    runs, sweeps = dict[Path, _Run](), dict[str | None, tuple[Path, Sweep | None]]()
+    runs: dict[Path, _Run] = {}
+    sweeps: dict[str | None, tuple[Path, Sweep | None]] = {}
     for file in folders.below(folder, RECORD, PLAN, SWEEP, refused=_report):
         place = home_of(file)
         try:
@@ -152,16 +156,17 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
                 sweeps[sweep.uid] = place, sweep
             elif place not in runs:  # a record comes before the plan beside it
                 runs[place] = _recorded(file) if file.name == RECORD else _begun(file)
-        except (UserError, OSError, *untrusted.DECODING_ERRORS) as error:
+        except (UserError, OSError, *foreign.DECODING_ERRORS) as error:
             _report(error, file)
     found: dict[Path, Found] = {}
+    keys: set[str] = set()
     for place, run in runs.items():
+        keys |= run.plan.keys()
         if all(_has(run.plan, key, values) for key, values in wanted.items()):
             uid = run.sweep.uid if run.sweep else None
             home, of_sweep = sweeps.get(uid, (place, None))
             earlier = found.get(home, Found(run.ended, home, []))
             found[home] = Found(max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep)
-    keys = {key for run in runs.values() for key in run.plan}
     for key in wanted:
         if keys and key.partition(".")[0] not in keys:
             raise UserError(f"No plan has the key '{key}'. {did_you_mean(key, keys)}".rstrip())
@@ -169,7 +174,7 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[Found]:
 
 
 def _recorded(file: Path) -> _Run:
-    run = untrusted.from_json(untrusted.read_bytes(file), _Run)
+    run = foreign.from_json(foreign.read_bytes(file), _Run)
     run.plan = old_names.plan_of_today(run.plan)
     return run
 
@@ -191,10 +196,9 @@ def _has(plan: dict[str, Any], key: str, values: str) -> bool:
     """
     node = fact_at(plan, key)
     value = node.get("name") if isinstance(node, Mapping) else node
-    texts = map(str, value if isinstance(value, list) else [value])
-    return any(
-        fnmatchcase(text.lower(), one.lower()) for text in texts for one in values.split(",")
-    )
+    texts = value if isinstance(value, list) else [value]
+    pairs = product(texts, values.lower().split(","))
+    return any(fnmatchcase(str(text).lower(), pattern) for text, pattern in pairs)
 
 
 def _facts(found: Found) -> dict[str, Any]:
@@ -202,14 +206,20 @@ def _facts(found: Found) -> dict[str, Any]:
 
     The times are the shortest and the longest median.
     """
-    first, times = found.runs[0], [run.medians() for run in found.runs]
-    medians = sorted(value for _, values in times for value in values)
+    first = found.runs[0]
+    medians: list[float] = []
+    kinds: dict[str, None] = {}
+    for run in found.runs:
+        kind, values = run.medians()
+        if values:
+            kinds[CAPTIONS[kind]] = None
+            medians += values
     measured = headline(subject(first.plan), [point.key for point in first.timed])
     return {
         "ended": found.ended.isoformat(timespec="seconds"),
         "folder": str(found.folder),
         "measured": f"sweep over {one_line(found.sweep.name)}" if found.sweep else measured,
-        "time_kind": " or ".join(dict.fromkeys(CAPTIONS[kind] for kind, values in times if values)),
+        "time_kind": " or ".join(kinds),
         "least_seconds": min(medians, default=None),
         "most_seconds": max(medians, default=None),
         "status": _status(found),
@@ -245,8 +255,8 @@ def content(rows: Sequence[Mapping[str, str]], width: int) -> Grid | list[str]:
         return grid
     lines = []
     for row in rows:
-        others = (text for name, text in row.items() if name != "folder" and text)
-        lines += [row["folder"], f"  {'  '.join(others)}"]
+        others = dict(row)
+        lines += [others.pop("folder"), f"  {'  '.join(filter(None, others.values()))}"]
     return lines
 
 
@@ -254,11 +264,9 @@ def _figure(line: Mapping[str, Any]) -> str:
     least, most = line["least_seconds"], line["most_seconds"]
     if least is None:
         return ""
-    text = (
-        units.format_seconds(least, 3)
-        if least == most
-        else range_text(Interval(value=least, low=least, high=most))
-    )
+    text = units.format_seconds(least, 3)
+    if least != most:
+        text = range_text(Interval(value=least, low=least, high=most))
     return f"{line['time_kind']} {text}"
 
 

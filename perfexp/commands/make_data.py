@@ -34,7 +34,8 @@ def make_data(
         list[str],
         typer.Argument(
             metavar="[LAYOUT] DIR",
-            help="Output folder, empty or new, after cityscapes (default), images, cifar10 or skeletons",
+            help="Output folder, empty or new, "
+            "after cityscapes (default), images, cifar10 or skeletons",
         ),
     ],
     photographs: Annotated[
@@ -115,9 +116,8 @@ def make_data(
     echo(f"{folder}: {recipe.contents}.")
     if recipe.remark:
         echo(recipe.remark)
-    echo(
-        f"{'Check' if layout == 'cityscapes' else 'Train on'} it: {recipe.command} data.root={folder}"
-    )
+    action = "Check" if layout == "cityscapes" else "Train on"
+    echo(f"{action} it: {recipe.command} data.root={folder}")
 
 
 def _layout(where: list[str]) -> tuple[str, Path]:
@@ -128,13 +128,13 @@ def _layout(where: list[str]) -> tuple[str, Path]:
     """
     if len(where) == 1 and where[0] in _MAKERS:
         raise UserError(
-            f"Name the folder: perfexp make-data {where[0]} DIR; ./{where[0]} is a folder of this name."
+            f"Name the folder: perfexp make-data {where[0]} DIR; "
+            f"./{where[0]} is a folder of this name."
         )
     if len(where) > 2:
         raise UserError(f"make-data takes a layout and a folder, not {' '.join(where)}.")
-    return one_of("layout", where[0], list(_MAKERS)) if len(where) == 2 else "cityscapes", Path(
-        where[-1]
-    )
+    layout = one_of("layout", where[0], list(_MAKERS)) if len(where) == 2 else "cityscapes"
+    return layout, Path(where[-1])
 
 
 def _progress(text: str) -> None:

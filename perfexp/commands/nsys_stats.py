@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,21 +50,21 @@ def nsys_stats(
     Example: perfexp nsys-stats outputs/2026-11-28/100000-resnet50-b1 -r cuda_gpu_kern_sum
     """
     wanted = reports.check(report or reports.DEFAULT)
-    profiles = list(dict.fromkeys(profile for place in places for profile in _profiles(place)))
-    made, is_good = list[dict[str, Any]](), True
+    profiles = dict.fromkeys(chain.from_iterable(map(_profiles, places)))
+    made: list[dict[str, Any]] = []
+    is_good = True
     with interrupts.handled():
         nsys = tools.find("nsys", tool)
         for profile in profiles:
             try:
-                made.append(_made(nsys, profile, wanted, force=force))
+                facts = _made(nsys, profile, wanted, force=force)
+                made.append(facts)
+                is_good &= all(name in {**facts["reports"], **facts["empty"]} for name in wanted)
                 if not as_json:  # the next profile may take minutes
-                    emit(None, _sections(made[-1]), as_json=False)
+                    emit(None, _sections(facts), as_json=False)
             except PerfexpError as error:
                 echo(f"failed  {profile}: {error}", err=True)
                 is_good = False
-    is_good &= all(
-        name in facts["reports"] or name in facts["empty"] for facts in made for name in wanted
-    )
     emit({"profiles": made}, (), as_json=as_json)
     raise typer.Exit(0 if is_good else 1)
 
@@ -80,14 +81,17 @@ def _profiles(place: Path) -> Iterator[Path]:
     if place.is_file():
         if place.suffix not in (*endings, DATABASE):
             raise UserError(
-                f"{place} is not a profile of nsys; name a FILE.nsys-rep or FILE.sqlite, or a run's folder."
+                f"{place} is not a profile of nsys; name a FILE.nsys-rep or FILE.sqlite, "
+                "or a run's folder."
             )
         yield place
         return
     if not place.is_dir():
         raise UserError(f"{place}: there is no such file or folder.")
-    files = sorted(file for file in place.rglob("*") if file.suffix in endings and file.is_file())
-    files = [file for file in files if not (file.is_symlink() or file.name.startswith("."))]
+    files = []
+    for file in sorted(place.rglob("*")):
+        if file.suffix in endings and file.is_file() and not file.is_symlink():
+            files += [] if file.name.startswith(".") else [file]
     # a recording beside its imported profile needs no import
     done = {file.with_suffix("") for file in files if file.suffix in ENDINGS}
     files = [file for file in files if file.suffix in ENDINGS or file.with_suffix("") not in done]
@@ -122,11 +126,9 @@ def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[
 
 def _sections(facts: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the outcome of each report for a profile, and its top kernels."""
-    made = {
-        name: f"{report['rows']} rows: {report['file']}"
-        for name, report in facts["reports"].items()
-    }
-    outcomes = made | facts["empty"] | facts["problems"] | made
+    outcomes = dict.fromkeys(facts["reports"], "") | facts["empty"] | facts["problems"]
+    for name, report in facts["reports"].items():
+        outcomes[name] = f"{report['rows']} rows: {report['file']}"
     rows = [{"report": name, "what came out": text} for name, text in outcomes.items()]
     yield Section(facts["profile"], Grid.of_rows(rows))
     if kernels := facts["kernels"]:

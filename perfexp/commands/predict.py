@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
 
-from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit
 from perfexp.errors import PerfexpError, UserError
@@ -35,7 +34,8 @@ _DENSE = 20
 #: Notes below the predictions for a quantity.
 _NOTES = {
     "memory": "memory is of the timed calls; the first ones may take more (perfexp show DIR)",
-    "energy": "energy is at that loop's pace, which the host may set; its interval leaves the meter's scale out",
+    "energy": "energy is at that loop's pace, which the host may set; "
+    "its interval leaves the meter's scale out",
 }
 
 Corpus = Annotated[
@@ -58,7 +58,8 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE… | check [DIR…]",
-            help="Overrides of a run (model=vgg16 batch_size=32 gpu=h200); or check, and folders of records.",
+            help="Overrides of a run (model=vgg16 batch_size=32 gpu=h200); "
+            "or check, and folders of records.",
         ),
     ] = None,
     corpus_folders: Corpus = None,
@@ -90,29 +91,29 @@ def predict(
     if words[:1] == ["check"]:
         _check([Path(word) for word in words[1:]] or folders, measured, as_json=as_json)
         return
-    missing = [str(folder) for folder in corpus_folders or () if not folder.is_dir()]
-    if missing:
-        raise UserError(f"--corpus {missing[0]} is not a folder.")
+    for folder in corpus_folders or ():
+        if not folder.is_dir():
+            raise UserError(f"--corpus {folder} is not a folder.")
     arguments = command_line(words, config_dir)
-    plain = compose(arguments, own_models.nodes(arguments))
+    plain = compose(arguments)
     plan = config.typed(plain)
     if plan.seeks_batch:
         raise UserError(
             "perfexp predict prints the largest batch that fits: set batch_size=1 instead of max."
         )
     found = _looked_up(plan, plain, corpus.find_curves(folders))
-    traced = _traced(plain) if memory else None
-    parts = (
-        [Section("memory, traced", list(_memory_lines(traced, plan)))] if traced is not None else []
-    )
+    document = _document(found)
+    parts: list[Section | str] = [str(subject(plain))]
+    if memory:
+        document["memory"] = traced = _traced(plain)
+        parts.append(Section("memory, traced", list(_memory_lines(traced, plan))))
     parts.append(
         Section(f"from records in {', '.join(map(str, folders))}", list(_answer_lines(found)))
     )
-    raised = dict.fromkeys(
-        (str(one), one.help) for each in found for one in each.answer.diagnostics
-    )
-    notes = [line for text, remedy in raised for line in (text, f"  help: {remedy}")]
-    emit(_document(found, traced), [str(subject(plain)), *parts, *notes], as_json=as_json)
+    diagnostics = chain.from_iterable(each.answer.diagnostics for each in found)
+    for text, remedy in dict.fromkeys((str(one), one.help) for one in diagnostics):
+        parts += [text, f"  help: {remedy}"]
+    emit(document, parts, as_json=as_json)
 
 
 def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,11 +133,11 @@ def _looked_up(
     with suppress(PackageNotFoundError):
         installed["torch"] = version("torch")
     keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
-    return [
-        _Prediction(key, name, lookup.look_up(key, name, plain, known, installed))
-        for key in keys
-        for name in QUANTITIES
-    ]
+    found = []
+    for key, name in product(keys, QUANTITIES):
+        answer = lookup.look_up(key, name, plain, known, installed)
+        found.append(_Prediction(key, name, answer))
+    return found
 
 
 def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile | None) -> bool:
@@ -150,6 +151,7 @@ def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile |
 def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]:
     if "reason" in traced:
         yield str(traced["reason"])
+    lacks_workspaces = lacks_capacity = False
     for point in traced["points"]:
         key = msgspec.convert(point["key"], Key)
         if "reason" in point:
@@ -158,51 +160,60 @@ def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]
         parts = sorted(point["categories"].items(), key=lambda item: -item[1])
         yield f"{label(key)}: peak {units.format_bytes(point['peak_bytes'])}"
         yield f"  {', '.join(f'{name} {units.format_bytes(size)}' for name, size in parts)}"
-        yield from (f"  {text}" for text in _workspaces_text(point["workspaces"]))
+        workspaces = point["workspaces"]
+        if workspaces:
+            yield from map("  {}".format, _workspaces_text(workspaces))
+        # unknown workspaces count as lacking
+        if not workspaces or (workspaces["convolutions"] and not workspaces["known"]):
+            lacks_workspaces = True
         if point["capacity_bytes"]:
             yield f"  {_largest_text(point, is_sheet=point['gpu'] == plan.gpu_name)}"
-    predicted = [point for point in traced["points"] if "categories" in point]
-    if any(_lacks_workspaces(point["workspaces"]) for point in predicted):
-        yield "without workspaces of cuDNN, which may be larger than all of it; records include them"
-    if any(not point["capacity_bytes"] for point in predicted):
-        yield f"gpu={plan.gpu_name} names no memory size: set gpu=NAME for the largest batch that fits"
+        else:
+            lacks_capacity = True
+    if lacks_workspaces:
+        yield (
+            "without workspaces of cuDNN, which may be larger than all of it; records include them"
+        )
+    if lacks_capacity:
+        yield (
+            f"gpu={plan.gpu_name} names no memory size: "
+            "set gpu=NAME for the largest batch that fits"
+        )
 
 
 def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
     """Return the largest batch that fits the device or its data-sheet memory, as text."""
-    largest, device = point["largest_batch"], point["gpu"]
-    fits = (
-        f"{'at most about' if is_sheet else 'at most'} batch {largest} fits in"
-        if largest
-        else "no sample fits in"
-    )
-    if not is_sheet:
-        return f"{fits} {units.format_bytes(point['capacity_bytes'])} of {device}; batch_size=max finds the largest"
-    size = f"the {point['capacity_bytes'] / 1e9:g} GB of {device}'s data sheet (drivers report up to 7 % more)"
-    return f"{fits} {size}; batch_size=max finds the largest on a device"
+    device = point["gpu"]
+    about = ""
+    size = f"{units.format_bytes(point['capacity_bytes'])} of {device}"
+    remedy = "batch_size=max finds the largest"
+    if is_sheet:
+        about = "about "
+        gigabytes = f"{point['capacity_bytes'] / 1e9:g} GB"
+        size = f"the {gigabytes} of {device}'s data sheet (drivers report up to 7 % more)"
+        remedy += " on a device"
+    largest = point["largest_batch"]
+    fits = f"at most {about}batch {largest} fits" if largest else "no sample fits"
+    return f"{fits} in {size}; {remedy}"
 
 
-def _lacks_workspaces(workspaces: Mapping[str, Any] | None) -> bool:
-    """Return whether a peak lacks all convolution workspaces.
-
-    Unknown workspaces count as lacking.
-    """
-    return workspaces is None or bool(workspaces["convolutions"] and not workspaces["known"])
-
-
-def _workspaces_text(workspaces: Mapping[str, Any] | None) -> Iterator[str]:
+def _workspaces_text(workspaces: Mapping[str, Any]) -> Iterator[str]:
     """Yield how many convolution workspaces a peak includes, and why others are missing."""
-    known, total, reason = (
-        (workspaces or {}).get(name) for name in ("known", "convolutions", "reason")
-    )
-    if known and total:
-        others = (
-            "" if known == total else "; without those of the others, the peak is a lower bound"
+    known, total = workspaces.get("known") or 0, workspaces.get("convolutions")
+    if not total:
+        return
+    if known == total:
+        yield (
+            f"with workspaces of cuDNN for all {total} convolutions, from {workspaces['device']}"
         )
-        of = "all" if known == total else f"{known} of"
-        yield f"with workspaces of cuDNN for {of} {total} convolutions, from {(workspaces or {})['device']}{others}"
-    if reason and total:
-        yield f"workspaces of {units.counted(total - (known or 0), 'convolution')} not measured: {reason}"
+    elif known:
+        yield (
+            f"with workspaces of cuDNN for {known} of {total} convolutions, "
+            f"from {workspaces['device']}; without those of the others, the peak is a lower bound"
+        )
+    if reason := workspaces.get("reason"):
+        lacking = units.counted(total - known, "convolution")
+        yield f"workspaces of {lacking} not measured: {reason}"
 
 
 def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
@@ -210,9 +221,10 @@ def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
         name = "energy of a call in the loop" if quantity == "energy" else quantity
         yield f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}"
     known = [one for one in found if one.answer.predicted.value]
-    yield from (
-        note for quantity, note in _NOTES.items() if any(one.quantity == quantity for one in known)
-    )
+    quantities = {one.quantity for one in known}
+    for quantity, note in _NOTES.items():
+        if quantity in quantities:
+            yield note
     if any(one.answer.predicted.source == MEASURED for one in known):
         yield "a measured interval is that of its record, or of the calls of its only process"
 
@@ -222,31 +234,29 @@ def answer_text(answer: Answer, unit: str) -> str:
     predicted, curve = answer.predicted, answer.curve
     if predicted.value is None or curve is None:
         return f"refused: {predicted.reason}"
-    ends = [end for end in (predicted.value.low, predicted.value.high) if end is not None]
-    figures = max(supported_digits(predicted.value), 3) if len(ends) == 2 else 3
-    low_to_high = " to ".join(_formatted(end, unit, figures) for end in ends)
-    interval = f" ({low_to_high}, 90 %)" if len(ends) == 2 else ""
-    nearest = (
-        ""
-        if predicted.nearest == predicted.pair
-        else f", nearest measured {lookup.pair_text(predicted.nearest)}"
-    )
-    where = f"{curve.about.device or 'an unknown device'}, {curve.folder}"
-    kind = f"{curve.kind} " if curve.quantity == "time" else ""
-    return f"{kind}{_formatted(predicted.value.value, unit, figures)}{interval}, {predicted.source}{nearest} ({where})"
+    low, high = predicted.value.low, predicted.value.high
+    figures, interval = 3, ""
+    if low is not None and high is not None:
+        figures = max(supported_digits(predicted.value), 3)
+        ends = f"{_formatted(low, unit, figures)} to {_formatted(high, unit, figures)}"
+        interval = f" ({ends}, 90 %)"
+    text = f"{_formatted(predicted.value.value, unit, figures)}{interval}, {predicted.source}"
+    if curve.quantity == "time":
+        text = f"{curve.kind} {text}"
+    if predicted.nearest != predicted.pair:
+        text += f", nearest measured {lookup.pair_text(predicted.nearest)}"
+    return f"{text} ({curve.about.device or 'an unknown device'}, {curve.folder})"
 
 
 def _formatted(value: float, unit: str, figures: int) -> str:
     if unit == "bytes":
         return units.format_bytes(value)
-    return (
-        units.format_seconds(value, figures)
-        if unit == "seconds"
-        else f"{units.digits(value, figures)} J"
-    )
+    if unit == "seconds":
+        return units.format_seconds(value, figures)
+    return f"{units.digits(value, figures)} J"
 
 
-def _document(found: Sequence[_Prediction], traced: Mapping[str, Any] | None) -> dict[str, Any]:
+def _document(found: Sequence[_Prediction]) -> dict[str, Any]:
     points: dict[Key, dict[str, Any]] = {}
     for key, quantity, answer in found:
         value, curve = answer.predicted.value, answer.curve
@@ -260,7 +270,7 @@ def _document(found: Sequence[_Prediction], traced: Mapping[str, Any] | None) ->
             "record": str(curve.folder) if curve else None,
             "doubts": [one.code for one in answer.diagnostics],
         }
-    return {"points": list(points.values()), **({"memory": traced} if traced is not None else {})}
+    return {"points": list(points.values())}
 
 
 def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
@@ -272,15 +282,13 @@ def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
     tables = skill_table.score_all(corpus.find_curves(folders), measured=measured, dense=_DENSE)
     if not tables:
         raise UserError(
-            f"No record in {', '.join(map(str, folders))} has enough sizes or batch sizes of one kind: measure at "
-            "least six (experiment=quick)."
+            f"No record in {', '.join(map(str, folders))} has enough sizes or batch sizes "
+            "of one kind: measure at least six (experiment=quick)."
         )
-    grids = (
-        (Section(table.title, table.methods()), Section("worst curves first", table.worst()))
-        for table in tables
-    )
-    emit(
-        {table.quantity: table.as_json() for table in tables},
-        chain.from_iterable(grids),
-        as_json=as_json,
-    )
+    document = {}
+    parts = []
+    for table in tables:
+        document[table.quantity] = table.as_json()
+        parts.append(Section(table.title, table.methods()))
+        parts.append(Section("worst curves first", table.worst()))
+    emit(document, parts, as_json=as_json)

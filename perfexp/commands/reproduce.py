@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +14,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from perfexp.cli import own_models
 from perfexp.cli.composition import compose
 from perfexp.cli.flags import CONFIG_DIR, DRY_RUN
 from perfexp.cli.overrides import quoted
-from perfexp.cli.resume import repeated_overrides
+from perfexp.cli.resume import Begun, begun_run
 from perfexp.commands import compare, sides
 from perfexp.commands.app import RECORD, SWEEP, ConfigDir, app, echo
 from perfexp.commands.show import refuse_unfinished
@@ -35,7 +34,7 @@ from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.orchestration import container
 from perfexp.plan import config, naming, plan_file
-from perfexp.records.paths import RunPaths
+from perfexp.plan.override_keys import is_measured, key_of
 from perfexp.records.record import LARGEST, TIMED, Record, Status
 from perfexp.summaries.analysis import Analysis
 from perfexp.sweep import seeks_batch
@@ -52,7 +51,8 @@ def reproduce(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE", help="Overrides that a record may not choose, or that differ here."
+            metavar="KEY=VALUE",
+            help="Overrides of a record that you did not begin, or that differ here.",
         ),
     ] = None,
     processes: Annotated[
@@ -92,7 +92,7 @@ def reproduce(
 ) -> None:
     """Measure a record's plan again and compare: REPRODUCED, DIFFERS, UNDECIDED or NOT COMPARABLE.
 
-    The record is data: whatever chooses code must be typed again. The same command with the output_dir of an attempt
+    The command of a record that you did not begin must be typed. The same command with the output_dir of an attempt
     continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not comparable or refused.
 
     Example: perfexp reproduce outputs/2026-11-28/100000-resnet50-b1
@@ -134,7 +134,7 @@ class _Repetition:
 
     Attributes:
         plan: plan of the record.
-        chosen: keys whose values are chosen now.
+        chosen: keys with other values than in the record's command.
         readable: paths of the command line that a container needs.
     """
 
@@ -165,13 +165,9 @@ def _read(place: Path) -> Record:
             )
         refuse_unfinished(place)
     record = Record.load(place)
-    changed = "the plan in it" if plan_file.plan_hash(record.plan) != record.plan_hash else ""
-    plan = RunPaths(place if place.is_dir() else place.parent).plan
-    if plan.exists() and plan_file.plan_hash(plan_file.read(plan)) != record.plan_hash:
-        changed = changed or plan.name
-    if changed:
+    if plan_file.plan_hash(record.plan) != record.plan_hash:
         raise UserError(
-            f"{place}: {changed} does not match the plan_hash of {RECORD}; it was changed. Nothing was run."
+            f"{place}: the plan in it does not match its plan_hash; it was changed. Nothing was run."
         )
     return record
 
@@ -185,21 +181,28 @@ def _settle(
     *,
     composed_here: bool,
 ) -> _Repetition:
-    """Compose the record's command under the rules of `resume`; raises UserError if it has another plan here."""
+    """Compose the record's command; raises UserError if somebody has to type it, or it has another plan here."""
     given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
     found = [] if "batch_size" in given else _found_batches(record, given)
-    typed = [*overrides, *found, *([] if processes is None else [f"processes={processes}"])]
     flags = [] if config_dir is None else [f"{CONFIG_DIR[0]}={config_dir}"]
-    repeated, offer = repeated_overrides(
-        record.command, record.plan, [*flags, *typed], ["reproduce", str(place)]
-    )
-    arguments = [*flags, *repeated, *typed]
-    plain = compose(arguments, own_models.nodes(typed), offer)
+    typed = [*flags, *overrides, *found, *([] if processes is None else [f"processes={processes}"])]
+    begun = _begun(record, place)
+    repeated = begun.overrides(typed, is_measured)
+    if repeated:
+        begun.refuse_untyped(
+            repeated, str(place), ["reproduce", str(place), *repeated, *flags, *overrides]
+        )
+    arguments = [*repeated, *typed]
+    plain = compose(arguments)
     plan = config.typed(plain)
     folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
-    if folder.resolve() == (place if place.is_dir() else place.parent).resolve():
+    if folder.resolve() == _folder_of(place).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
+    named = (
+        Path(text.partition("=")[2]) for text in arguments if not text.startswith("output_dir=")
+    )
+    differing = {key_of(text) for text in [*overrides, *found] if text not in record.command}
     again = _Repetition(
         arguments=tuple(
             [text for text in arguments if not text.startswith("output_dir=")]
@@ -207,15 +210,8 @@ def _settle(
         ),
         folder=folder,
         plan=record.plan,
-        chosen=(*given, "processes", *(text.partition("=")[0] for text in found)),
-        readable=tuple(
-            path
-            for path in (
-                config_dir,
-                *(Path(value) for key, value in given.items() if key != "output_dir"),
-            )
-            if path and path.is_absolute() and path.exists()
-        ),
+        chosen=(*differing, "processes"),
+        readable=tuple(path for path in named if path.is_absolute() and path.exists()),
         has_gpus=environment.fact_at(record.environment, "device.kind") == "cuda",
     )
     if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
@@ -229,6 +225,19 @@ def _settle(
             "Use that version, or type the values again as KEY=VALUE. Nothing was run."
         )
     return again
+
+
+def _folder_of(place: Path) -> Path:
+    return place if place.is_dir() else place.parent
+
+
+def _begun(record: Record, place: Path) -> Begun:
+    """The record's command: that of this user if the plan beside it is signed and has the same."""
+    with suppress(UserError):
+        begun = begun_run(_folder_of(place))
+        if begun.command == record.command:
+            return begun
+    return Begun(record.command, None, record.plan)
 
 
 def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
@@ -310,7 +319,10 @@ def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_r
         program,
         image,
         container.image_digest(program, image),
-        [*again.arguments, *([] if "tracking" in again.chosen else ["tracking=none"])],
+        [
+            *again.arguments,
+            *([] if "tracking" in map(key_of, again.arguments) else ["tracking=none"]),
+        ],
         writable=again.folder,
         readable=again.readable,
         has_gpus=again.has_gpus,

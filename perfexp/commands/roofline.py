@@ -22,7 +22,7 @@ from perfexp.commands.app import (
     refuse_to_overwrite,
 )
 from perfexp.errors import UserError
-from perfexp.host import gpu_sheets, interrupts, untrusted
+from perfexp.host import foreign, gpu_sheets, interrupts
 from perfexp.host.gpu_sheets import GpuFile
 from perfexp.plots import roofline_files as sink
 from perfexp.plots import roofline_table
@@ -85,18 +85,19 @@ def roofline(
     rooflines = [result for place in places for result in _rooflines(place, peaks, sheets, label)]
     if len(rooflines) > 1 and (out or summary):
         raise UserError(
-            f"--out and --summary name one file, and there are {len(rooflines)} rooflines. Leave them out."
+            f"--out and --summary name one file, and there are {len(rooflines)} rooflines. "
+            "Leave them out."
         )
     planned = [(result, stem.parent, _targets(stem, out, summary)) for stem, result in rooflines]
-    _refuse_targets(
-        [path for *_, targets in planned for path in targets.values()], places, force=force
-    )
-    written = [(result, _write(result, folder, targets)) for result, folder, targets in planned]
-    emit(
-        {"rooflines": [_document(*one) for one in written]},
-        (part for one in written for part in _parts(*one)),
-        as_json=as_json,
-    )
+    files = [path for *_, targets in planned for path in targets.values()]
+    _refuse_targets(files, places, force=force)
+    documents: list[dict[str, Any]] = []
+    parts: list[Section | str] = []
+    for result, folder, targets in planned:
+        written = _write(result, folder, targets)
+        documents.append(_document(result, written))
+        parts += _parts(result, written)
+    emit({"rooflines": documents}, parts, as_json=as_json)
 
 
 def _rooflines(
@@ -104,7 +105,8 @@ def _rooflines(
 ) -> Iterator[tuple[Path, Roofline]]:
     if not place.exists():
         raise UserError(
-            f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, or its {RECORD}."
+            f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, "
+            f"or its {RECORD}."
         )
     if place.is_dir() or place.suffix == ".json":
         yield from _of_run(place, peaks, sheets, label)
@@ -129,8 +131,9 @@ def _exported(report: Path) -> str:
             return ncu.exported(tools.find("ncu"), report).decode()
     except ProfilerFailed as error:
         raise UserError(
-            f"{report}: {error}. A report can only be read by an ncu as new as the one that wrote it. Where that is "
-            f"installed, export it and bring the CSV here: {EXPORT.replace('FILE', report.stem)}"
+            f"{report}: {error}. A report can only be read by an ncu as new as the one that wrote "
+            "it. Where that is installed, export it and bring the CSV here: "
+            f"{EXPORT.replace('FILE', report.stem)}"
         ) from error
 
 
@@ -138,13 +141,13 @@ def _of_run(
     place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
 ) -> Iterator[tuple[Path, Roofline]]:
     """Yield the rooflines of a run: from ncu files in its manifest, and from its layers."""
-    record, folder = Record.load(place), place if place.is_dir() else place.parent
-    names = [
-        name for name in RunPaths(folder).claimed() if is_own_place(name) and name.endswith(".csv")
-    ]
-    tables = [
-        path for name in names if untrusted.is_regular(path := folder / name) and is_listing(path)
-    ]
+    record = Record.load(place)
+    folder = place if place.is_dir() else place.parent
+    tables = []
+    for name in RunPaths(folder).claimed():
+        path = folder / name
+        if is_own_place(name) and name.endswith(".csv") and foreign.is_regular(path):
+            tables += [path] if is_listing(path) else []
     for path in tables:
         title = label or f"{record.name} · {path.stem}"
         result = of_csv(path, peaks.or_else(of_plan(record.plan)), sheets=sheets, title=title)
@@ -168,22 +171,22 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
     sources = {path.resolve() for path in inputs}
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
         raise UserError(
-            f"{', '.join(overwritten)} is the input. Choose another file with --out PNG or --summary CSV."
+            f"{', '.join(overwritten)} is the input. "
+            "Choose another file with --out PNG or --summary CSV."
         )
-    folders = [place if place.is_dir() else place.parent for place in inputs]
     # rooflines in a manifest: the run drew them after its profiler, or this command did
-    drawn = {
-        folder / name
-        for folder in folders
-        for name in RunPaths(folder).claimed()
-        if "roofline" in name
-    }
-    others = [file for file in files if file.resolve() not in {path.resolve() for path in drawn}]
+    drawn: set[Path] = set()
+    for place in inputs:
+        folder = place if place.is_dir() else place.parent
+        names = RunPaths(folder).claimed()
+        drawn |= {(folder / name).resolve() for name in names if "roofline" in name}
+    others = [file for file in files if file.resolve() not in drawn]
     refuse_to_overwrite(others, "Choose others with --out and --summary", force=force)
-    if missing := next((file for file in files if not file.parent.is_dir()), None):
-        raise UserError(
-            f"There is no folder {missing.parent} for {missing.name}. Make it, or choose another."
-        )
+    for file in files:
+        if not file.parent.is_dir():
+            raise UserError(
+                f"There is no folder {file.parent} for {file.name}. Make it, or choose another."
+            )
 
 
 def _parts(result: Roofline, written: Sequence[Path]) -> Iterator[Section | str]:
@@ -209,13 +212,11 @@ def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
 
 def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> list[Path]:
     paths = RunPaths(folder)
-    inside = [
-        path.absolute() for path in targets.values() if path.absolute().is_relative_to(paths.root)
-    ]
+    absolute = [path.absolute() for path in targets.values()]
     path: Path | str | None = paths.manifest
     try:
         if paths.manifest.is_file():
-            paths.claim(*inside)
+            paths.claim(*(path for path in absolute if path.is_relative_to(paths.root)))
         path = None
         return sink.write(result, targets)
     except OSError as error:

@@ -103,9 +103,8 @@ def refuse_unfinished(folder: Path) -> None:
     """
     paths = RunPaths(folder)
     if paths.plan.is_file():
-        finished = units.counted(
-            sum(not is_trial(point.key) for point in read_points(paths.points)), "point"
-        )
+        measured = sum(not is_trial(point.key) for point in read_points(paths.points))
+        finished = units.counted(measured, "point")
         again = _continuation(paths)
         if paths.in_use():
             raise UserError(
@@ -154,9 +153,9 @@ def _sweep_of(places: list[Path]) -> str:
             sweep = Record.load(place).sweep
         except PerfexpError:
             continue
-        home = (
-            Path(os.path.normpath(place / sweep.directory)) if sweep and sweep.directory else None
-        )
-        if home and home not in places and (home / SWEEP).is_file():
+        if not (sweep and sweep.directory):
+            continue
+        home = Path(os.path.normpath(place / sweep.directory))
+        if home not in places and (home / SWEEP).is_file():
             return f" The sweep that measured {place.name} lies in {home}."
     return ""

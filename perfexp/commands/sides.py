@@ -6,6 +6,7 @@ import string
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +48,8 @@ Fdr = Annotated[
     str,
     typer.Option(
         metavar="PERCENT",
-        help="Tolerated share of false verdicts over all pairs of a measure, for differences and for SAME; at most 5%.",
+        help="Tolerated share of false verdicts over all pairs of a measure, "
+        "for differences and for SAME; at most 5%.",
     ),
 ]
 Metrics = Annotated[
@@ -66,14 +68,16 @@ Baselines = Annotated[
         "--folder",
         metavar="DIR",
         envvar="PERFEXP_BASELINES",
-        help="Folder of named baselines; by default PERFEXP_BASELINES, or perfexp/baselines in the user's data.",
+        help="Folder of named baselines; by default PERFEXP_BASELINES, "
+        "or perfexp/baselines in the user's data.",
     ),
 ]
 Machine = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Machine of the named baseline as `perfexp baseline list` shows it, such as where host names are random.",
+        help="Machine of the named baseline as `perfexp baseline list` shows it, "
+        "such as where host names are random.",
     ),
 ]
 
@@ -86,22 +90,19 @@ def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | 
     """
     allowed = words(allow or ())
     comparability.check_allowed(allowed)
+    measures = words([metrics]) if metrics else list(MEASURES)
     return Settings(
         margin=_fraction("--margin", margin),
         fdr=_fraction("--fdr", fdr, ALPHA),
-        measures=[
-            one_of("metric", name, list(MEASURES))
-            for name in words([metrics] if metrics else MEASURES)
-        ],
+        measures=[one_of("metric", name, list(MEASURES)) for name in measures],
         allowed=allowed,
     )
 
 
 def words(texts: Iterable[str]) -> list[str]:
     """Return the words in texts with commas, each once."""
-    return list(
-        dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip())
-    )
+    stripped = (word.strip() for word in ",".join(texts).split(","))
+    return list(dict.fromkeys(filter(None, stripped)))
 
 
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
@@ -114,12 +115,12 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
         return _within(Path(places[0]))
     if len(places) < 2:
         raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
-    resolved = [
-        place if place.startswith(MLFLOW) else str(Path(place).resolve()) for place in places
-    ]
-    for number, place in enumerate(resolved):
-        if place in resolved[:number]:
-            raise UserError(f"{places[number]} was given twice; name two different runs.")
+    seen = set()
+    for place in places:
+        resolved = place if place.startswith(MLFLOW) else str(Path(place).resolve())
+        if resolved in seen:
+            raise UserError(f"{place} was given twice; name two different runs.")
+        seen.add(resolved)
     sides = []
     for name, place in zip(_names(len(places)), places, strict=True):
         found, missing = records(place, uri)
@@ -140,20 +141,21 @@ def _within(folder: Path) -> list[Side]:
         (child, Analysis.of(record) if record else None) for child, _, record in runs
     )
     groups = [group for group in every if group.recorded]
-    if sum(bool(group.timed) for group in groups) > 1:
-        groups = [group for group in groups if group.timed]
+    timed = [group for group in groups if group.timed]
+    if len(timed) > 1:
+        groups = timed
         for group in every:
             if not group.timed:
                 echo(f"left out, without a timed point: {group.name} of {folder}", err=True)
     if len(groups) < 2:
         varying = [axis for axis in every[0].runs[0][0].axes if axis not in every[0].axes]
-        axes = " and ".join(varying) if len(every) == 1 else ""
-        raise UserError(
-            f"{folder} is one side only: its runs differ in {axes} alone, and only equal points are compared. "
-            "Sweep over something else as well, such as model=A,B, or name two sides: perfexp compare A B."
-            if axes
-            else f"{folder} is one side only; name two or more: perfexp compare A B."
-        )
+        if varying and len(every) == 1:
+            raise UserError(
+                f"{folder} is one side only: its runs differ in {' and '.join(varying)} alone, "
+                "and only equal points are compared. Sweep over something else as well, "
+                "such as model=A,B, or name two sides: perfexp compare A B."
+            )
+        raise UserError(f"{folder} is one side only; name two or more: perfexp compare A B.")
     places = {child.job: str(place) for child, place, _ in runs}
     decided_by = _decided_by(folder)
     sides = []
@@ -185,14 +187,14 @@ def _side(
     decided_by: tuple[str, ...] | None = None,
 ) -> Side:
     """Return a side with the facts that qualify its figures, such as warnings."""
-    coverage = sweep_summary.coverage(row for one in runs for row in one.rows)
-    raised = (raised.worst for one in runs for raised in raised_diagnostics(one))
+    coverage = sweep_summary.coverage(chain.from_iterable(one.rows for one in runs))
+    raised = chain.from_iterable(map(raised_diagnostics, runs))
     side = Side.of(name, source, runs, missing)
     facts = msgspec.structs.replace(
         side.facts,
         decided_by=decided_by,
         coverage="" if coverage == _PROVEN else coverage,
-        warnings=tuple(codes(raised)),
+        warnings=tuple(codes(one.worst for one in raised)),
     )
     return replace(side, facts=facts)
 
@@ -218,15 +220,15 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     folder = Path(place)
     if is_sweep(folder):
         runs = _of_sweep(folder)
-        return [record for _, _, record in runs if record], _missing(
-            (child, record) for child, _, record in runs
-        )
+        found = [record for _, _, record in runs if record]
+        return found, _missing((child, record) for child, _, record in runs)
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
         raise UserError(
             f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's."
         )
-    return [vendor_file.load(folder) if vendor_file.is_one(folder) else Record.load(folder)], []
+    load_one = vendor_file.load if vendor_file.is_one(folder) else Record.load
+    return [load_one(folder)], []
 
 
 def baseline(root: Path, name: str, machine: str | None = None) -> Path:
@@ -247,9 +249,10 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
         raise UserError(
             f"Several machines have a baseline {name}: {machines}. Name one with --machine."
         )
+    of = f" of {machine}" if machine else ""
+    others = f", only of {machines}: name one with --machine, or add" if places else ". Add"
     raise UserError(
-        f"There is no baseline {name}{f' of {machine}' if machine else ''} in {root}"
-        f"{f', only of {machines}: name one with --machine, or add' if places else '. Add'} it with: "
+        f"There is no baseline {name}{of} in {root}{others} it with: "
         f"perfexp baseline add {name} DIR."
     )
 
@@ -277,11 +280,12 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
 
 def _missing(runs: Iterable[tuple[SweepChild, object]]) -> list[str]:
     """Return a line for each run without a record."""
-    return [
-        f"{child.name} ({child.status.value}){f': {child.error}' if child.error else ''}"
-        for child, record in runs
-        if not record
-    ]
+    lines = []
+    for child, record in runs:
+        if not record:
+            why = f": {child.error}" if child.error else ""
+            lines.append(f"{child.name} ({child.status.value}){why}")
+    return lines
 
 
 def _stored(run_id: str, uri: str | None) -> list[Record]:
@@ -300,9 +304,11 @@ def _fraction(option: str, text: str, most: float | None = None) -> float:
     Raises:
         UserError: the value is not above 0 and below 100 %, or exceeds `most`.
     """
-    bare, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    bare = text.strip().removesuffix("%")
     try:
-        value = float(bare) / (100 if is_percent else 1)
+        value = float(bare)
+        if bare != text.strip():
+            value /= 100
     except ValueError:
         value = 0.0
     if not 0 < value < 1:

@@ -76,7 +76,8 @@ def speed(
     if out.exists():
         placing.refuse_no_folder(out, "choose another with --out DIR.")
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
-    written, exit_code = dict[Path, Speed](), 0
+    written: dict[Path, Speed] = {}
+    exit_code = 0
     for place in places:
         try:
             for training in _found(place, facts, run_mode, skip):
@@ -84,17 +85,14 @@ def speed(
         except UserError as error:
             echo(f"error: {error}", err=True)
             exit_code = error.exit_code
-    emit(
-        {
-            "trainings": [
-                {"file": path, "remark": one.remark, **one.document()}
-                for path, one in written.items()
-            ]
-        },
-        [line_of(training, path) for path, training in written.items()],
-        as_json=as_json,
-    )
-    raise typer.Exit(exit_code or int(any(training.failed for training in written.values())))
+    documents = []
+    lines = []
+    for path, training in written.items():
+        exit_code = exit_code or int(training.failed)
+        documents.append({"file": path, "remark": training.remark, **training.document()})
+        lines.append(line_of(training, path))
+    emit({"trainings": documents}, lines, as_json=as_json)
+    raise typer.Exit(exit_code)
 
 
 def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
@@ -113,9 +111,9 @@ def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> It
 
 def _of_runs(place: Path) -> Iterator[Speed]:
     refused: list[OSError] = []
-    files = (
-        list(folders.below(place, RECORD, refused=refused.append)) if place.is_dir() else [place]
-    )
+    files = [place]
+    if place.is_dir():
+        files = list(folders.below(place, RECORD, refused=refused.append))
     if refused:
         raise UserError(f"{refused[0].filename} can't be read: {refused[0].strerror}.")
     if not files:
@@ -123,7 +121,9 @@ def _of_runs(place: Path) -> Iterator[Speed]:
             f"There is no {RECORD} in or below {place}. Of mmengine and mmcv, name the log itself: "
             "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json."
         )
-    trainings = [speed for file in files for speed in of_record(Record.load(file), file.parent)]
+    trainings: list[Speed] = []
+    for file in files:
+        trainings += of_record(Record.load(file), file.parent)
     if not trainings:
         raise UserError(
             f"{place} holds no training: only mode=train and mode=train_inference have one."

@@ -12,7 +12,7 @@ import typer
 from perfexp.cluster import job_states
 from perfexp.commands.app import PLAN, RECORD, SWEEP, Json, app, echo, emit
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.plan.override_keys import measures_the_same
 from perfexp.profilers import is_profile
@@ -49,27 +49,29 @@ def status(
     below.scan(folder)
     if not (below.runs or below.sweeps or below.unreadable):
         raise UserError(
-            f"There is no run in or below {folder}: no {PLAN} and no {SWEEP}. Name a folder that perfexp wrote to, "
-            "or measure something."
+            f"There is no run in or below {folder}: no {PLAN} and no {SWEEP}. "
+            "Name a folder that perfexp wrote to, or measure something."
         )
     groups = _groups(below)
-    runs = [run for group in groups.values() for run in group.runs]
+    runs: list[Run] = []
+    refused: list[str] = []
+    not_begun = 0
+    for group in groups.values():
+        runs += group.runs
+        refused += group.refused
+        not_begun += group.not_begun
     pace = run_status.Pace(runs)
-    refused = [line for group in groups.values() for line in group.refused]
     total = run_status.tally(runs, pace)
-    is_complete = (
-        total.complete and not refused and not any(group.not_begun for group in groups.values())
-    )
+    is_complete = total.complete and not refused and not not_begun
     facts = [_facts(run, run_status.tally([run], pace)) for run in runs]
-    parts = [
-        section
-        for place, group in groups.items()
-        for section in _sections(place, group, pace, folder)
-    ]
-    in_all = [f"in all: {total}"] if len(groups) > 1 and runs else []
+    parts: list[Section | str] = []
+    for place, group in groups.items():
+        parts += _sections(place, group, pace, folder)
+    if len(groups) > 1 and runs:
+        parts.append(f"in all: {total}")
     emit(
         json_results.document(facts, is_complete=is_complete, refused=refused),
-        [*parts, *in_all],
+        parts,
         as_json=as_json,
     )
     raise typer.Exit(0 if is_complete and not below.unreadable else 1)
@@ -95,18 +97,20 @@ class _Below:
         """
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}. Name one that perfexp wrote to.")
-        paths = list(folders.below(folder, PLAN, SWEEP, refused=self._failed))
-        for place in (path.parent for path in paths if path.name == SWEEP):
+        runs: list[Path] = []
+        for path in list(folders.below(folder, PLAN, SWEEP, refused=self._failed)):
+            if path.name == PLAN:
+                runs.append(home_of(path))
+                continue
             try:
-                self.sweeps.append((Sweep.load(place), place))
+                self.sweeps.append((Sweep.load(path.parent), path.parent))
             except PerfexpError as error:
-                self._failed(error, place)
-        children = [path for sweep, place in self.sweeps for _, path in run_folders(sweep, place)]
-        own = [home_of(path) for path in paths if path.name == PLAN]
-        for run in [
-            *own,
-            *(path for path in children if RunPaths(path).plan.is_file() and not path.is_symlink()),
-        ]:
+                self._failed(error, path.parent)
+        for sweep, place in self.sweeps:
+            for _, child in run_folders(sweep, place):
+                if RunPaths(child).plan.is_file() and not child.is_symlink():
+                    runs.append(child)
+        for run in runs:
             if run.absolute() not in self.runs:
                 try:
                     self.runs[run.absolute()] = _run(run)
@@ -114,7 +118,8 @@ class _Below:
                     self._failed(error, run)
 
     def _failed(self, error: Exception, folder: Path | None = None) -> None:
-        echo(f"unreadable  {folder}: {error}" if folder else f"unreadable  {error}", err=True)
+        where = f"{folder}: " if folder else ""
+        echo(f"unreadable  {where}{error}", err=True)
         self.unreadable += 1
 
     @property
@@ -124,11 +129,11 @@ class _Below:
         A later sweep repeats an earlier sweep if it has the same command and shares runs.
         """
         ordered = sorted(self.sweeps, key=lambda pair: pair[0].started)
-        return [
-            pair
-            for number, pair in enumerate(ordered, start=1)
-            if not any(_repeats(later, pair) for later in ordered[number:])
-        ]
+        current = []
+        for number, pair in enumerate(ordered, start=1):
+            if not any(_repeats(later, pair) for later in ordered[number:]):
+                current.append(pair)
+        return current
 
 
 @dataclass(kw_only=True)
@@ -152,30 +157,28 @@ class _Group:
 def _run(folder: Path) -> Run:
     paths = RunPaths(folder)
     running = paths.in_use()  # check this before reading: a run that ends now has its results
-    record = (
-        Record.load(paths.record) if paths.record.exists() else None
-    )  # unreadable means not done
+    # an unreadable record means not done
+    record = Record.load(paths.record) if paths.record.exists() else None
     # reading YAML takes a hundred times as long as the record, which has the same plan at the end
     plan = plan_file.read(paths.plan) if record is None or running else record.plan
-    results = (
-        run_status.results(untrusted.read_bytes(paths.points)) if paths.points.is_file() else {}
-    )
-    if record is not None and not paths.points.exists():  # the record alone was copied
-        results = {
-            one.key: run_status.Result(key=one.key, status=one.status) for one in record.points
-        }
+    results = {}
+    if paths.points.is_file():
+        results = run_status.results(foreign.read_bytes(paths.points))
+    elif record is not None and not paths.points.exists():  # the record alone was copied
+        for point in record.points:
+            results[point.key] = run_status.Result(key=point.key, status=point.status)
     expected = Expected.load(paths.expected)
     if record is not None and expected is None:  # an older version measured it
         profiler = plan.get("profiler")
         is_profiled = isinstance(profiler, dict) and profiler.get("name", "none") != "none"
-        keys = [point.key for point in record.points if is_profiled or not is_profile(point.key)]
-        expected = Expected(keys=keys)
+        keys = (point.key for point in record.points)
+        expected = Expected(keys=[key for key in keys if is_profiled or not is_profile(key)])
     is_empty = not (results or running or record)
     return Run(
         folder=folder,
         plan=plan,
         results=results,
-        expected=None if expected is None else frozenset(expected.keys),
+        expected=frozenset(expected.keys) if expected else None,
         point_seconds=expected.point_seconds if expected else None,
         running=running,
         refusal=run_status.refusal(paths.refusal) if is_empty else None,
@@ -189,19 +192,19 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
     """
     if not measures_the_same(later[0].command, earlier[0].command):
         return False
-    before, after = ({path for _, path in run_folders(*pair)} for pair in (earlier, later))
-    return not before or bool(before & after)
+    before = {path for _, path in run_folders(*earlier)}
+    return not before or not before.isdisjoint(path for _, path in run_folders(*later))
 
 
 def _sections(place: Path, group: _Group, pace: run_status.Pace, folder: Path) -> Iterator[Section]:
     """Yield the table for a folder with runs, its refusals, and its job states."""
-    shown = (
-        folder if [run.folder for run in group.runs] == [folder] else place
-    )  # the user named a run
-    title = ": ".join(
-        filter(None, (str(shown if shown.name else shown.absolute()), "; ".join(group.sweeps)))
-    )
-    yield Section(one_line(title), run_status.matrix(group.runs, pace) if group.runs else ())
+    if [run.folder for run in group.runs] == [folder]:  # the user named a run
+        place = folder
+    names = [str(place if place.name else place.absolute())]
+    if group.sweeps:
+        names.append("; ".join(group.sweeps))
+    matrix = run_status.matrix(group.runs, pace) if group.runs else ()
+    yield Section(one_line(": ".join(names)), matrix)
     if group.refused:
         yield Section(NOT_MEASURED, group.refused)
     if group.jobs:
@@ -229,28 +232,29 @@ def _groups(below: _Below) -> dict[Path, _Group]:
     reported: set[Path] = set()
     queued = None
     for sweep, place in below.current_sweeps:
-        children = list(run_folders(sweep, place))
-        begun = (path.parent for _, path in children if path.absolute() in below.runs)
-        group = groups.setdefault(next(begun, place), _Group())
+        home = place
+        for child, path in reversed(list(run_folders(sweep, place))):
+            if path.absolute() in below.runs:
+                home = path.parent
+            if child.error:
+                reported.add(path.absolute())
+        group = groups.setdefault(home, _Group())
         group.runs += not_begun(sweep, place, below.runs)
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
         if SweepPaths(place).jobs.exists():
             queued = queued or job_states.listed()  # once: an absent controller takes minutes
             states = job_states.states(sweep, place, queued)
-            ended = sum(
-                state.has_ended and state.state is not job_states.State.unsubmitted
-                for state in states
-            )
+            submitted = (one for one in states if one.state is not job_states.State.unsubmitted)
+            ended = sum(one.has_ended for one in submitted)
             group.jobs += [job_states.counted(states), *job_states.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
         of = f" of {sweep.jobs}" if sweep.jobs else ""
-        unknown = (
-            "; those that have not begun are not counted" if left and not sweep.planned else ""
-        )
-        group.sweeps.append(f"sweep over {sweep.name}, {ended}{of} runs have ended{unknown}")
+        line = f"sweep over {sweep.name}, {ended}{of} runs have ended"
+        if left and not sweep.planned:
+            line += "; those that have not begun are not counted"
+        group.sweeps.append(line)
         group.not_begun += left
         group.refused += _refused(sweep, place, below)
-        reported.update(path.absolute() for child, path in children if child.error)
     for path, run in below.runs.items():
         if run.refusal is not None and path not in reported:
             groups[run.folder.parent].refused.append(f"{run.folder.name}: refused: {run.refusal}")
@@ -260,7 +264,7 @@ def _groups(below: _Below) -> dict[Path, _Group]:
 def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
     """Yield a line with the reason for each sweep run that failed and has no record."""
     for child, folder in run_folders(sweep, place):
-        run = below.runs.get(folder.absolute()) if child.error else None
+        run = below.runs.get(folder.absolute())
         if child.error and not (folder / RECORD).is_file() and not (run and run.running):
             yield f"run {child.job} {child.name}: {child.status.value}: {child.error}"
 
@@ -279,16 +283,18 @@ def not_begun(sweep: Sweep, folder: Path, begun: Mapping[Path, Run]) -> Iterator
         is_left = child is None or child.error or child.status is Status.INTERRUPTED
         if is_left and place.absolute() not in begun:
             yield _waiting(place, planned.options, child.error if child else None, planned)
+    if not sweep.planned:
+        return
     numbers = {planned.job for planned in sweep.planned}
-    for child, place in run_folders(sweep, folder) if numbers else ():
-        if (
-            child.error and child.job not in numbers and place.absolute() not in begun
-        ):  # its configuration is wrong
-            first = sweep.planned[0].options
-            own = {axis.removesuffix(".name"): value for axis, value in child.axes.items()}
-            yield _waiting(
-                place, {group: own.get(group, name) for group, name in first.items()}, child.error
-            )
+    for child, place in run_folders(sweep, folder):
+        # an error without a planned run: the configuration is wrong
+        if child.error and child.job not in numbers and place.absolute() not in begun:
+            options = dict(sweep.planned[0].options)
+            for axis, value in child.axes.items():
+                group = axis.removesuffix(".name")
+                if group in options:
+                    options[group] = value
+            yield _waiting(place, options, child.error)
 
 
 def _waiting(

@@ -32,21 +32,20 @@ def sync(
 
     Example: perfexp sync outputs --uri http://mlflow.example.org:5000
     """
-    links, experiments, sent = dict[str, str](), dict[str, Any](), list[dict[str, str]]()
+    links: dict[str, str] = {}
+    experiments: dict[str, Any] = {}
+    sent: list[dict[str, str]] = []
     exit_code = 0
     for folder in folders:
-        files = (
-            [folder]
-            if folder.is_file()
-            else below(folder, RECORD, SWEEP, refused=lambda error: None)
-        )
-        ordered = sorted(
-            files, key=lambda file: (file.name == SWEEP, file)
-        )  # runs first: a sweep needs their experiment
+        files = [folder]
+        if not folder.is_file():
+            files = list(below(folder, RECORD, SWEEP, refused=lambda error: None))
+        # runs first: a sweep needs their experiment
+        ordered = sorted(files, key=lambda file: (file.name == SWEEP, file))
         if not any(file.name == RECORD for file in ordered):
-            lacking = (
-                f"no {RECORD} in it or below it" if folder.exists() else "there is no such folder"
-            )
+            lacking = "there is no such folder"
+            if folder.exists():
+                lacking = f"no {RECORD} in it or below it"
             echo(f"failed  {folder}: {lacking}; set the store with --uri", err=True)
             exit_code = max(exit_code, UserError.exit_code)
         for file in ordered:
@@ -82,14 +81,15 @@ def _send(
         planned = tracking.get("experiment") if isinstance(tracking, Mapping) else None
         if record.sweep:
             experiments[record.sweep.uid] = planned
-        sink = MlflowSink(
-            uri=uri, experiment=experiment or planned
-        )  # a record is data and must not choose the store
-        name, link = record.name, sink.publish(Analysis.of(record), file.parent)
+        # a record is data and must not choose the store
+        sink = MlflowSink(uri=uri, experiment=experiment or planned)
+        name = record.name
+        link = sink.publish(Analysis.of(record), file.parent)
     else:
         sweep = Sweep.load(file)
         sink = MlflowSink(uri=uri, experiment=experiment or experiments.get(sweep.uid))
         whole = SweepAnalysis.of(sweep, sweep.records(file.parent))
-        name, link = sweep.name, sink.publish_sweep(whole, file.parent)
+        name = sweep.name
+        link = sink.publish_sweep(whole, file.parent)
     links[sink.uri] = link
     return {"name": name, "folder": str(file.parent), "link": link}

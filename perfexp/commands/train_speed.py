@@ -94,7 +94,9 @@ def train_speed(
     _check_speed_file(plan)
     for note in _notes(overrides or (), precision, workers, plan):
         echo(note)
-    code, folder = run_plan([*arguments, *([DRY_RUN] if dry_run else [])], plan)
+    if dry_run:
+        arguments.append(DRY_RUN)
+    code, folder = run_plan(arguments, plan)
     if dry_run:
         raise typer.Exit(code)
     # codes above 1 are usage errors, which leave no record
@@ -104,9 +106,10 @@ def train_speed(
 def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
     """Measure a plan by its command line; return the exit code and the record folder."""
     folder = naming.run_folder(plan)
-    return main(
-        [*arguments, *([] if plan.output_dir or plan.stage else [f"output_dir={folder}"])]
-    ), folder
+    words = list(arguments)
+    if not (plan.output_dir or plan.stage):
+        words.append(f"output_dir={folder}")
+    return main(words), folder
 
 
 def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str, str]:
@@ -151,9 +154,11 @@ def settle(
     arguments = command_line([*usual, *overrides, "hydra.mode=RUN"], config_dir)
     # the data and the device decide which further keys exist
     plain = compose(arguments)
-    arguments += [f"data.workers={workers}"] if "workers" in plain["data"] else []
+    if "workers" in plain["data"]:
+        arguments.append(f"data.workers={workers}")
     count = _num_gpus(run_mode, plain["gpu"], said="gpu.count" in given)
-    arguments += [f"gpu.count={count}"] if count is not None and "gpu.count" not in given else []
+    if count is not None and "gpu.count" not in given:
+        arguments.append(f"gpu.count={count}")
     return arguments, config.typed(compose(arguments))
 
 
@@ -183,7 +188,8 @@ def _num_gpus(run_mode: Mode, gpu: dict[str, Any], *, said: bool) -> int | None:
         return int(count)
     if name in ("cpu", "mps"):
         raise UserError(
-            f"mp needs visible GPUs, but gpu={name} is not a GPU; use sp, or gpu.count=N for N processes."
+            f"mp needs visible GPUs, but gpu={name} is not a GPU; "
+            "use sp, or gpu.count=N for N processes."
         )
     visible = worker_query.visible_gpus() - int(gpu.get("index") or 0)
     if visible < 2:

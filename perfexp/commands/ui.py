@@ -24,8 +24,8 @@ from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_h
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.credentials import hide, mask
+from perfexp.host.foreign import printable
 from perfexp.host.installation import python_command
-from perfexp.host.untrusted import printable
 from perfexp.tracking import store
 from perfexp.tracking.views import VIEWS
 
@@ -73,7 +73,8 @@ def ui(
     _check(location, host, port)
     if host not in LOOPBACK:
         echo(
-            f"It has no authentication: anyone who reaches {host}:{port} can read and delete everything.",
+            f"It has no authentication: anyone who reaches {host}:{port} "
+            "can read and delete everything.",
             err=True,
         )
     hosts = accepted_hosts(host, port, allowed_hosts)
@@ -111,7 +112,8 @@ def _check(uri: str, host: str, port: int) -> None:
     file = store.database(uri)
     if file is not None and not file.is_file():
         raise UserError(
-            f"There is no tracking store {file} yet. Measure something, go to its folder, or give --uri."
+            f"There is no tracking store {file} yet. "
+            "Measure something, go to its folder, or give --uri."
         )
     store.refuse_foreign_database(uri)
     try:
@@ -120,11 +122,9 @@ def _check(uri: str, host: str, port: int) -> None:
         raise UserError(
             "MLflow's pages need the full package: pip install mlflow (mlflow-skinny only sends)."
         ) from error
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ):
-            pass
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         raise UserError(
             f"{host}:{port} cannot be opened ({error.strerror}); choose another with --port."
@@ -201,13 +201,12 @@ def _links(base: str) -> list[tuple[str, str]]:
     Experiments are sorted by last use.
     """
     experiments = _experiments(base)
-    last = experiments[0] if experiments else {}
-    tags = {tag["key"] for tag in last.get("tags", [])}
-    found = [
-        (view.name, store.view_page(base, last["experiment_id"], view.key))
-        for view in VIEWS
-        if view.tag in tags
-    ]
+    found = []
+    for last in experiments[:1]:
+        tags = {tag["key"] for tag in last.get("tags", [])}
+        for view in VIEWS:
+            if view.tag in tags:
+                found.append((view.name, store.view_page(base, last["experiment_id"], view.key)))
     return found + [(one["name"], store.page(base, one["experiment_id"])) for one in experiments]
 
 

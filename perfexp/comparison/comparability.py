@@ -58,7 +58,9 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     @property
     def text(self) -> str:
         """Return both values (`precision fp32 → fp16`) or a statement about the difference."""
-        return f"{self.key} {self.baseline} → {self.other}" if self.baseline else self.other
+        if not self.baseline:
+            return self.other
+        return f"{self.key} {self.baseline} → {self.other}"
 
     def affects(self, measure: str) -> bool:
         """Return whether this is a confounder for the measure, allowed or not."""
@@ -112,7 +114,7 @@ FACTS = {
     "algorithm": _subject("algorithm"),
     "precision": _subject("precision"),
     "execution": _subject(
-        *(f"execution.{name}" for name in ("compile", "channels_last", "cuda_graph", "ddp"))
+        "execution.compile", "execution.channels_last", "execution.cuda_graph", "execution.ddp"
     ),
     "training": _subject("mode.train"),
     "device": _subject(environment=("device.name", "device.kind")),
@@ -169,10 +171,10 @@ FACTS = {
         Role.NEUTRAL, ("host", "os", "kernel", "container", "image.reference", "device.vbios")
     ),
     "seed": _subject("seed"),  # matters for accuracies and losses
-    **{
-        name: _Fact(Role.NEUTRAL, plan=(name,))
-        for name in ("stopping", "processes", "percentiles", "probes")
-    },
+    "stopping": _Fact(Role.NEUTRAL, plan=("stopping",)),
+    "processes": _Fact(Role.NEUTRAL, plan=("processes",)),
+    "percentiles": _Fact(Role.NEUTRAL, plan=("percentiles",)),
+    "probes": _Fact(Role.NEUTRAL, plan=("probes",)),
 }
 #: Confounders that `--allow` accepts; the last five belong to points.
 ALLOWABLE = (
@@ -185,56 +187,60 @@ def check_allowed(keys: Collection[str]) -> None:
     """Raise UserError for a key that is not a confounder."""
     for key in keys:
         if key not in ALLOWABLE:
-            raise UserError(
-                f"--allow {key}: there is no such confounder. {did_you_mean(key, ALLOWABLE)}".rstrip()
-            )
+            text = f"--allow {key}: there is no such confounder. {did_you_mean(key, ALLOWABLE)}"
+            raise UserError(text.rstrip())
 
 
 def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) -> list[Difference]:
     """Return the facts that differ between two runs: the subject first, then confounders."""
-    differing = {
-        key: texts for key, fact in FACTS.items() if (texts := _difference(fact, baseline, other))
-    }
-    before, after = (subject(one.plan, one.environment).number_format for one in (baseline, other))
+    sides = (baseline, other)
+    differing = {}
+    for key, fact in FACTS.items():
+        if texts := _difference(fact, baseline, other):
+            differing[key] = texts
+    before, after = (subject(one.plan, one.environment).number_format for one in sides)
     # with torch's own flags, the precision depends on the device
     if "precision" in differing or before != after:
         differing["precision"] = before, after
         differing.pop("tf32", None)
-    elif texts := _tf32_of_vendors(baseline, other):
+    elif texts := _tf32_of_vendors(*sides):
         differing.setdefault("tf32", texts)
     if files := changed_sources(baseline.plan, other.plan):
-        rest = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
-        differing["code"] = (
-            "",
-            one_line(f"{', '.join(files[:_SHOWN])}{rest} {'differ' if files[1:] else 'differs'}"),
-        )
+        text = ", ".join(files[:_SHOWN])
+        if len(files) > _SHOWN:
+            text += f" and {len(files) - _SHOWN} more"
+        verb = "differ" if files[1:] else "differs"
+        differing["code"] = "", one_line(f"{text} {verb}")
     if "device" in differing:
         differing.pop("board", None)  # another product is always another board
-    if not all(
-        any(point.key.phase == "train" for point in record.points) for record in (baseline, other)
-    ):
+    if not all(map(_has_training, sides)):
         differing.pop("training", None)  # no training is compared
     roles = {key: FACTS[key].role for key in differing}
-    if "seed" in roles and not all(
-        any(point.metric(ACCURACY) for point in one.points) for one in (baseline, other)
-    ):
+    if "seed" in roles and not all(map(_has_accuracy, sides)):
         roles["seed"] = Role.NEUTRAL  # a seed does not change times
     subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
     found = []
     for key, (before, after) in differing.items():
         fact, role = FACTS[key], roles[key]
-        is_varied = any(
-            fact_at(baseline.plan, place) != fact_at(other.plan, place) for place in fact.plan
-        )
-        if subjects & set(fact.follows) or (
-            fact.may_be_subject and is_varied and subjects <= _INCIDENTAL
-        ):
+        if fact.may_be_subject and subjects <= _INCIDENTAL:
+            for place in fact.plan:
+                if fact_at(baseline.plan, place) != fact_at(other.plan, place):
+                    role = Role.SUBJECT
+        if subjects & set(fact.follows):
             role = Role.SUBJECT
         if role is Role.CONFOUNDER:
             found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
         else:
             found.append(Difference(key=key, role=role, baseline=before, other=after))
     return sorted(found, key=lambda difference: list(Role).index(difference.role))
+
+
+def _has_training(record: Record) -> bool:
+    return any(point.key.phase == "train" for point in record.points)
+
+
+def _has_accuracy(record: Record) -> bool:
+    return any(point.metric(ACCURACY) for point in record.points)
 
 
 def point_differences(
@@ -247,43 +253,42 @@ def point_differences(
     These cover `device` and rate methods, process start, meters and diagnostics with severity
     `error`.
     """
-    sides = (baseline, other)
-    boards = [fact_at(record.environment, "device.uuid") for record, _ in sides]
-    if not _within_meters(*(points for _, points in sides)):
-        boards = [None, None]
-    memory = ("memory",) if fact_at(baseline[0].environment, "device.kind") == "cpu" else ()
+    facts = []
+    for record, points in (baseline, other):
+        methods: dict[str, Any] = {
+            "device_method": points[0].facts.get("device_method"),
+            "rate_method": _rate_method(record, points),
+            "process_start": _process_start(record, points),
+            "meter": fact_at(record.environment, "device.uuid"),
+        }
+        facts.append(methods)
+    if not _within_meters(baseline[1], other[1]):
+        facts[0]["meter"] = None
+    of_start: tuple[str, ...] = _OF_HOST
+    if fact_at(baseline[0].environment, "device.kind") == "cpu":
+        of_start += ("memory",)
     found = []
-    for key, (before, after), measures, remedy in (
-        (
-            "device_method",
-            [points[0].facts.get("device_method") for _, points in sides],
-            ("device", "cycles"),
-            "set execution.cuda_graph=true for both",
-        ),
+    for key, measures, remedy in (
+        ("device_method", ("device", "cycles"), "set execution.cuda_graph=true for both"),
         (
             "rate_method",
-            [_rate_method(*side) for side in sides],
             ("throughput",),
             "time the pipelined loop of both, which cache=flush leaves out",
         ),
-        (
-            "process_start",
-            [_process_start(*side) for side in sides],
-            (*_OF_HOST, *memory),
-            "set the same process_start= for both",
-        ),
+        ("process_start", of_start, "set the same process_start= for both"),
         (
             "meter",
-            boards,
             ("energy",),
             "measure the energy of both on one board, since each meter has an error of its own",
         ),
     ):
+        before, after = facts[0][key], facts[1][key]
         if None not in (before, after) and before != after:
             found.append(_confounder(key, str(before), str(after), allowed, measures, remedy))
-    errors = [_errors(*side) for side in sides]
-    for code in errors[0] | errors[1]:
-        before, after = (side.get(code, "no such error") for side in errors)
+    errors, other_errors = _errors(*baseline), _errors(*other)
+    for code in errors | other_errors:
+        before = errors.get(code, "no such error")
+        after = other_errors.get(code, "no such error")
         measures = ("energy",) if code.startswith("meter_") else ()
         found.append(
             _confounder("diagnostics", before, after, allowed, measures, f"fix the cause of {code}")
@@ -298,9 +303,8 @@ def _process_start(record: Record, points: Sequence[Point]) -> str | None:
     """
     if record.environment.get("in_process"):
         return None
-    return " and ".join(
-        sorted({str(point.facts.get("process_start", "fresh")) for point in points})
-    )
+    methods = {str(point.facts.get("process_start", "fresh")) for point in points}
+    return " and ".join(sorted(methods))
 
 
 def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
@@ -310,23 +314,31 @@ def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
     """
     if fact_at(record.environment, "device.kind") == "cpu":
         return None
-    methods = {"throughput": "pipelined calls", "latency": "calls that each synchronize"}
-    return next((text for name, text in methods.items() if comparable(points, name)), None)
+    if comparable(points, "throughput"):
+        return "pipelined calls"
+    if comparable(points, "latency"):
+        return "calls that each synchronize"
+    return None
 
 
 def _within_meters(*sides: Sequence[Point]) -> bool:
     """Return whether energies differ by no more than two meters' known errors."""
-    energies, accuracies = (
-        [
-            next((one.value for point in points if (one := point.metric(name)) and one.value), None)
-            for points in sides
-        ]
-        for name in (SINGLES["energy"], METER_ACCURACY)
-    )
+    energies, errors = [], []
+    for points in sides:
+        energies.append(_first_value(points, SINGLES["energy"]))
+        errors.append(_first_value(points, METER_ACCURACY))
     if None in energies:
         return False
     ratio = abs(math.log(energies[0] or 1) - math.log(energies[1] or 1))
-    return None in accuracies or ratio <= sum(math.log1p(one or 0) for one in accuracies)
+    return None in errors or ratio <= sum(math.log1p(error or 0) for error in errors)
+
+
+def _first_value(points: Sequence[Point], name: str) -> float | None:
+    for point in points:
+        metric = point.metric(name)
+        if metric and metric.value:
+            return metric.value
+    return None
 
 
 def _confounder(
@@ -350,22 +362,28 @@ def _confounder(
 
 def _errors(record: Record, points: Sequence[Point]) -> dict[str, str]:
     """Return messages of `error` diagnostics by code."""
-    raised = (*record.doubts, *(item for point in points for item in point.doubts))
-    return {item.code: one_line(item.message) for item in raised if item.severity is Severity.ERROR}
+    doubts = [*record.doubts]
+    for point in points:
+        doubts += point.doubts
+    return {item.code: one_line(item.message) for item in doubts if item.severity is Severity.ERROR}
 
 
 def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str] | None:
     """Return both sides of a differing fact as texts; None without a difference."""
-    facts, settings = [], []
+    facts: list[dict[str, Any]] = []
+    settings: list[dict[str, Any]] = []
     for record in (baseline, other):
         facts.append({place: fact_at(record.environment, place) for place in fact.environment})
-        leaves = (_leaves(fact_at(record.plan, place), place) for place in fact.plan)
-        settings.append({name: leaf for of_place in leaves for name, leaf in of_place.items()})
-    known = [name for name in facts[0] if None not in (facts[0][name], facts[1][name])]
-    places = [name for name in known if facts[0][name] != facts[1][name]]
-    places += [
-        name for name in settings[0] | settings[1] if settings[0].get(name) != settings[1].get(name)
-    ]
+        settings.append({})
+        for place in fact.plan:
+            settings[-1] |= _leaves(fact_at(record.plan, place), place)
+    places = []
+    for place in fact.environment:
+        if None not in (facts[0][place], facts[1][place]) and facts[0][place] != facts[1][place]:
+            places.append(place)
+    for place in settings[0] | settings[1]:
+        if settings[0].get(place) != settings[1].get(place):
+            places.append(place)
     if not places:
         return None
     # a name stands for the settings behind it
@@ -388,11 +406,12 @@ def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
 
     The same setting rounds different operations on each.
     """
-    vendors = [vendor(side.environment) for side in sides]
-    places = FACTS["tf32"].environment
-    if vendors[0] == vendors[1] or not all(
-        any(fact_at(one.environment, place) for place in places) for one in sides
-    ):
+    vendors = []
+    for side in sides:
+        if not any(fact_at(side.environment, place) for place in FACTS["tf32"].environment):
+            return None
+        vendors.append(vendor(side.environment))
+    if vendors[0] == vendors[1]:
         return None
     return f"TF32 of {vendors[0]}", f"TF32 of {vendors[1]}"
 
@@ -401,19 +420,21 @@ def _leaves(value: Any, place: str) -> dict[str, Any]:
     """Return the values below a place in a plan, without implementing classes."""
     if not isinstance(value, Mapping):
         return {place: value}
-    inner = (
-        _leaves(one, f"{place}.{name}")
-        for name, one in value.items()
-        if not str(name).startswith("_")
-    )
-    return {name: leaf for leaves in inner for name, leaf in leaves.items()}
+    leaves: dict[str, Any] = {}
+    for name, inner in value.items():
+        if not str(name).startswith("_"):
+            leaves |= _leaves(inner, f"{place}.{name}")
+    return leaves
 
 
 def _text(values: Mapping[str, Any], places: list[str], is_named: bool) -> str:
     words = []
     for place in places:
         value = values.get(place)
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        text = text.lower() if isinstance(value, bool) else text  # as users write it
+        text = str(value)
+        if isinstance(value, float):
+            text = f"{value:g}"
+        elif isinstance(value, bool):
+            text = text.lower()  # as users write it
         words.append(f"{place.rpartition('.')[2]} {text}" if is_named else text)
     return one_line(", ".join(dict.fromkeys(words)))

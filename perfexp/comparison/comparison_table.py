@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 from statistics import geometric_mean
 from typing import Any
 
@@ -66,7 +65,10 @@ _DIGITS, _RATIO_DIGITS = 4, 4
 #: Layers in a report; comparison.json has all.
 _MOST_LAYERS = 10
 #: How to read layer figures.
-_READ_LAYERS = "layers of the first process of each side, as profiled, gaps before them included, without intervals"
+_READ_LAYERS = (
+    "layers of the first process of each side, as profiled, gaps before them included, without "
+    "intervals"
+)
 #: Times whose difference layers can explain; the last that a point has is used.
 _EXPLAINED = ("latency", GRAPH, "device")
 #: Kernels named for each layer.
@@ -82,51 +84,56 @@ def title(comparison: Comparison, side: SideFacts) -> str:
 
 def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
     """Return lines that qualify two sides' figures: algorithm coverage and diagnostic codes."""
-    sides = (comparison.sides[0], side)
-    shares = "; ".join(f"{one.name} {one.coverage}" for one in sides if one.coverage)
-    codes = "; ".join(f"{one.name} {', '.join(one.warnings)}" for one in sides if one.warnings)
-    return [
-        *([f"algorithm coverage, of the convolutions' FLOPs: {shares}"] if shares else []),
-        *([f"errors and warnings: {codes} (perfexp show)"] if codes else []),
-        *_unexplained(comparison, side),
-    ]
+    shares, codes, lines = [], [], []
+    for one in (comparison.sides[0], side):
+        if one.coverage:
+            shares.append(f"{one.name} {one.coverage}")
+        if one.warnings:
+            codes.append(f"{one.name} {', '.join(one.warnings)}")
+    if shares:
+        lines.append(f"algorithm coverage, of the convolutions' FLOPs: {'; '.join(shares)}")
+    if codes:
+        lines.append(f"errors and warnings: {'; '.join(codes)} (perfexp show)")
+    return lines + _unexplained(comparison, side)
 
 
 def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
     """Return a line on points whose layers are left out: profiled and timed calls disagree."""
-    points = dict.fromkeys(
-        line.point for line in comparison.layers if line.side == side.name and not line.agrees
-    )
-    if not points:
+    points: dict[str, bool] = {}
+    for line in comparison.layers:
+        if line.side == side.name:
+            points[line.point] = points.get(line.point, True) and line.agrees
+    count = list(points.values()).count(False)
+    if not count:
         return []
-    of_all = {line.point for line in comparison.layers if line.side == side.name}
-    where = f" at {units.counted(len(points), 'point')} of {len(of_all)}" if len(of_all) > 1 else ""
+    where = f" at {units.counted(count, 'point')} of {len(points)}" if len(points) > 1 else ""
     return [
-        f"layers are not compared{where}: they are shares only, of a profiled call unlike the timed one"
+        f"layers are not compared{where}: they are shares only, of a profiled call unlike the "
+        "timed one"
     ]
 
 
 def header(comparison: Comparison) -> list[str]:
     """Return the lines above all tables: sides, common facts, and the rules for verdicts."""
-    lines = [
-        f"{side.name}  {side.source}{'  (baseline)' * (not index)}"
-        for index, side in enumerate(comparison.sides)
-    ]
-    measured = [pair for pair in comparison.pairs if pair.low is not None]
-    levels = [side.level for side in comparison.sides[1:] if side.level < ALPHA]
-    points = dict.fromkeys(pair.point for pair in comparison.pairs)
-    has_many = len(points) > 1 or len(comparison.sides) > 2
-    rate = (
-        f"; false discovery rate {bare(comparison.fdr)} over all pairs of a measure"
-        if has_many
-        else ""
-    )
-    intervals = interval_words(min(levels, default=ALPHA)) if measured or levels else "no intervals"
-    rule = f"SAME: within ±{bare(comparison.margin)}{rate}; {'; '.join([*_processes(comparison), intervals])}"
-    constant = " · ".join(
-        filter(None, (comparison.constant, *(points if len(points) == 1 else ())))
-    )
-    return [*lines, *filter(None, [constant]), rule]
+    lines = [f"{side.name}  {side.source}" for side in comparison.sides]
+    lines[0] += "  (baseline)"
+    level = min([ALPHA, *(side.level for side in comparison.sides[1:])])
+    points, is_measured = dict[str, None](), level < ALPHA
+    for pair in comparison.pairs:
+        points[pair.point] = None
+        is_measured = is_measured or pair.low is not None
+    constant = [comparison.constant]
+    if len(points) == 1:
+        constant += points
+    if any(constant):
+        lines.append(" · ".join(filter(None, constant)))
+    rules = [f"SAME: within ±{bare(comparison.margin)}"]
+    if len(points) > 1 or len(comparison.sides) > 2:
+        fdr = bare(comparison.fdr)
+        rules.append(f"false discovery rate {fdr} over all pairs of a measure")
+    rules += _processes(comparison)
+    rules.append(interval_words(level) if is_measured else "no intervals")
+    return [*lines, "; ".join(rules)]
 
 
 def _processes(comparison: Comparison) -> list[str]:
@@ -147,19 +154,17 @@ def _processes(comparison: Comparison) -> list[str]:
 
 
 def _counted(processes: int) -> str:
-    return f"{processes} process{'' if processes == 1 else 'es'}"
+    return "1 process" if processes == 1 else f"{processes} processes"
 
 
 def interval_words(level: float) -> str:
     """Describe interval confidence; all looks at alternating runs share 5 %."""
     if not level:
         return f"no intervals before {sequential.LEAST} processes of each side"
-    looks = (
-        ""
-        if level == ALPHA
-        else f", which hold {bare(1 - ALPHA)} of the time however often one looks"
-    )
-    return f"{confidence(level)} intervals{looks}"
+    text = f"{confidence(level)} intervals"
+    if level != ALPHA:
+        text += f", which hold {bare(1 - ALPHA)} of the time however often one looks"
+    return text
 
 
 def confidence(level: float) -> str:
@@ -173,59 +178,64 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     A point that all pairs share is in the header instead.
     """
     pairs = [pair for pair in comparison.pairs if pair.side == side.name]
-    several = len({pair.point for pair in comparison.pairs}) > 1
-    further = [str(pair.further_processes or "") for pair in pairs]
     baseline = comparison.sides[0].name
     columns = [
-        Column("measure", (pair.measure for pair in pairs), prose=True, is_key=True),
-        *(
-            [Column("point", (pair.point for pair in pairs), prose=True, is_key=True)]
-            if several
-            else []
-        ),
-        Column(
-            baseline, (_own(pair.baseline, pair.unit, pair.estimated[0]) for pair in pairs), rank=2
-        ),
-        Column(
-            side.name, (_own(pair.other, pair.unit, pair.estimated[1]) for pair in pairs), rank=1
-        ),
-        Column(f"{side.name}/{baseline}", map(ratio_of, pairs)),
-        Column(
-            "verdict",
-            map(verdict_of, pairs),
-            prose=True,
-            styles=[MARKS[pair.verdict][1] for pair in pairs],
-        ),
-        *([Column("+N", further, rank=3)] if any(further) else []),
+        Column("measure", prose=True, is_key=True),
+        Column("point", prose=True, is_key=True),
+        Column(baseline, rank=2),
+        Column(side.name, rank=1),
+        Column(f"{side.name}/{baseline}"),
+        Column("verdict", prose=True, styles=[MARKS[pair.verdict][1] for pair in pairs]),
+        Column("+N", rank=3),
     ]
-    notes = [
-        *_figure_notes(pairs),
-        *remedies(side, pairs),
-        *_clock_note(pairs),
-        *_means(comparison, side),
-        *(in_words(one) for one in comparison.devices if one.side == side.name),
-    ]
-    return Grid(columns, notes)
+    cells = []
+    for pair in pairs:
+        before = _own(pair.baseline, pair.unit, pair.estimated[0])
+        after = _own(pair.other, pair.unit, pair.estimated[1])
+        further = str(pair.further_processes or "")
+        cells.append(
+            (pair.measure, pair.point, before, after, ratio_of(pair), verdict_of(pair), further)
+        )
+    notes = _figure_notes(pairs) + remedies(side, pairs)
+    notes += _clock_note(pairs) + _means(comparison, side)
+    for summary in comparison.devices:
+        if summary.side == side.name:
+            notes.append(in_words(summary))
+    table = Grid.of_cells(columns, cells, notes)
+    if not any(pair.further_processes for pair in pairs):
+        columns.pop()
+    if len({pair.point for pair in comparison.pairs}) < 2:
+        del columns[1]
+    return table
 
 
 def _own(value: float, unit: str, is_estimated: bool) -> str:
-    return f"{'≈ ' * is_estimated}{figure(value, unit)}"
+    text = figure(value, unit)
+    return f"≈ {text}" if is_estimated else text
 
 
 def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
     """Return notes on how to read the figures next to `perfexp show`."""
-    measures, notes = {pair.measure for pair in pairs}, []
-    if any(any(pair.estimated) for pair in pairs if pair.measure != "cycles"):
+    measures, undefined, notes = set(), dict[str, None](), []
+    is_estimate = is_mean = is_alone = False
+    for pair in pairs:
+        measures.add(pair.measure)
+        is_estimate = is_estimate or (pair.measure != "cycles" and any(pair.estimated))
+        is_mean = is_mean or (pair.measure == "p95" and max(pair.processes) > 1)
+        is_alone = is_alone or (pair.processes == (1, 1) and pair.low is not None)
+        if pair.ratio is None:
+            undefined[pair.measure] = None
+    if is_estimate:
         notes.append(f"≈ estimated, or without an interval: {TOO_FEW}")
-    if any(pair.measure == "p95" and max(pair.processes) > 1 for pair in pairs):
+    if is_mean:
         notes.append(
             "p95 is the mean of the processes' own; perfexp show DIR has that of all calls of a run"
         )
-    if any(pair.processes == (1, 1) and pair.low is not None for pair in pairs):
+    if is_alone:
         notes.append(
             "one process of each side: a 99 % interval, since either may be far from most others"
         )
-    if undefined := dict.fromkeys(pair.measure for pair in pairs if pair.ratio is None):
+    if undefined:
         names = ", ".join(undefined)
         notes.append(
             f"the ratio of {names} is undefined where a figure is 0; so is the mean of such ratios"
@@ -243,32 +253,29 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:
     """Return how often the verdicts on time and cycles agree; empty without cycles."""
     judged = [pair.clock for pair in pairs if pair.clock is not None]
+    if not judged:
+        return []
     count = f"{judged.count('')} of {len(judged)} pairs"
-    return (
-        [f"time and cycles (≈ device time × clock) have the same verdict in {count}"]
-        if judged
-        else []
-    )
+    return [f"time and cycles (≈ device time × clock) have the same verdict in {count}"]
 
 
 def _means(comparison: Comparison, side: SideFacts) -> list[str]:
     """Return a side's geometric means as a line; empty unless there are several pairs."""
-    means = [mean for mean in comparison.means if mean.side == side.name]
-    if not means:
+    texts, points, models = [], 0, 0
+    phases = {mean.phase for mean in comparison.means if mean.side == side.name}
+    for mean in comparison.means:
+        if mean.side == side.name:
+            points, models = max(points, mean.pairs), max(models, mean.models)
+            ratio = ratio_text(Interval(value=mean.ratio, low=mean.low, high=mean.high))
+            text = f"{mean.measure} {ratio.removesuffix(', no interval')}"
+            texts.append(f"{mean.phase} {text}" if len(phases) > 1 else text)
+    if not texts:
         return []
-    models = max(mean.models for mean in means)
-    has_phases = len({one.phase for one in means}) > 1
-    texts = []
-    for one in means:
-        ratio = ratio_text(Interval(value=one.ratio, low=one.low, high=one.high)).removesuffix(
-            ", no interval"
-        )
-        texts.append(f"{f'{one.phase} ' * has_phases}{one.measure} {ratio}")
-    few = "" if models >= LEAST_CLUSTERS else f"; no intervals below {LEAST_CLUSTERS} models"
-    points = units.counted(max(mean.pairs for mean in means), "point")
-    return [
-        f"geometric mean over {points} of {units.counted(models, 'model')}: {', '.join(texts)}{few}"
-    ]
+    where = f"{units.counted(points, 'point')} of {units.counted(models, 'model')}"
+    line = f"geometric mean over {where}: {', '.join(texts)}"
+    if models < LEAST_CLUSTERS:
+        line += f"; no intervals below {LEAST_CLUSTERS} models"
+    return [line]
 
 
 def in_words(summary: DeviceSummary) -> str:
@@ -276,7 +283,8 @@ def in_words(summary: DeviceSummary) -> str:
     texts = []
     for name, word in _DEVICE_RATIOS.items():
         if (value := getattr(summary, name)) is not None:
-            texts.append(f"{word} {'≈ ' * (name in summary.undecided)}{value:.3f}")
+            mark = "≈ " if name in summary.undecided else ""
+            texts.append(f"{word} {mark}{value:.3f}")
     if summary.accuracy_difference is not None:
         texts.append(f"accuracy {100 * summary.accuracy_difference:+.2f} percentage points")
     return f"{summary.phase}: {', '.join(texts)}"
@@ -289,22 +297,26 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
         return []
     if side.level < ALPHA:
         return [_in_turn(side, pairs)]
-    notes = []
-    if counts := [
-        max(pair.processes) + pair.further_processes for pair in undecided if pair.further_processes
-    ]:
+    notes, enough, is_hopeless, has_none = [], 0, False, False
+    for pair in undecided:
+        if pair.further_processes:
+            enough = max(enough, max(pair.processes) + pair.further_processes)
+        has_none = has_none or pair.low is None
+        is_hopeless = is_hopeless or (pair.low is not None and not pair.further_processes)
+    if enough:
         notes.append(
             "+N: N more processes of each side would probably decide; measure both again with "
-            f"processes={max(counts)}, enough for the largest N"
+            f"processes={enough}, enough for the largest N"
         )
-    if any(pair.low is not None and not pair.further_processes for pair in undecided):
+    if is_hopeless:
         notes.append(
-            f"UNDECIDED without +N: even {MOST_PROCESSES} processes would not decide, or they do not repeat this "
-            "measure; a wider --margin may"
+            f"UNDECIDED without +N: even {MOST_PROCESSES} processes would not decide, or they do "
+            "not repeat this measure; a wider --margin may"
         )
-    if any(pair.low is None for pair in undecided):
+    if has_none:
         notes.append(
-            "no interval: a side has one process with too few samples; measure it again with processes=3"
+            "no interval: a side has one process with too few samples; measure it again with "
+            "processes=3"
         )
     return notes
 
@@ -313,19 +325,22 @@ def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
     """Return the remedy for undecided pairs if the processes alternated."""
     fewest = min(min(pair.processes) for pair in pairs if pair.verdict is Verdict.UNDECIDED)
     if fewest >= sequential.MOST:
-        return f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider --margin may decide"
+        return (
+            f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider "
+            "--margin may decide"
+        )
     if fewest < sequential.LEAST:
         return (
-            f"UNDECIDED with {_counted(fewest)} of each side: intervals need "
-            f"{sequential.LEAST}; repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
+            f"UNDECIDED with {_counted(fewest)} of each side: intervals need {sequential.LEAST}; "
+            "repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
         )
     deciding = [] if side.decided_by is None else _deciding(side, pairs)
     names = ", ".join(dict.fromkeys(pair.measure for pair in deciding))
     if deciding and all(pair.verdict is not Verdict.UNDECIDED for pair in deciding):
         return f"UNDECIDED: perfexp ab ended when {names} was decided; {_NEW_RUN}"
     return (
-        "UNDECIDED: repeat perfexp ab with output_dir=DIR and a longer --max-seconds, which goes on while "
-        f"{names or 'the measure that it decides by (--metric)'} is undecided; {_NEW_RUN}"
+        "UNDECIDED: repeat perfexp ab with output_dir=DIR and a longer --max-seconds, which goes "
+        f"on while {names or 'the measure that it decides by (--metric)'} is undecided; {_NEW_RUN}"
     )
 
 
@@ -334,10 +349,13 @@ def _deciding(side: SideFacts, pairs: Sequence[Compared]) -> list[Compared]:
 
     Empty if not all of them are in `pairs`.
     """
+    wanted = side.decided_by or DECISIVE
+    deciding = [pair for pair in pairs if pair.measure in wanted]
     if not side.decided_by:
-        return decisive([pair for pair in pairs if pair.measure in DECISIVE])
-    found = [pair for pair in pairs if pair.measure in side.decided_by]
-    return found if {pair.measure for pair in found} == {*side.decided_by} else []
+        return decisive(deciding)
+    if any(name not in {pair.measure for pair in deciding} for name in wanted):
+        return []
+    return deciding
 
 
 def ratio_of(pair: Compared) -> str:
@@ -371,60 +389,70 @@ def confounders(side: SideFacts) -> list[str]:
     lines = []
     for one in side.differences:
         if one.role is Role.CONFOUNDER:
-            of = f" ({', '.join(one.measures)} only)" if one.measures else ""
-            remedy = (
-                ", allowed" if one.allowed else f"; {one.help}, or accept it with --allow {one.key}"
-            )
-            lines.append(f"{one.key}: {one.baseline} → {one.other}{of}{remedy}")
+            line = f"{one.key}: {one.baseline} → {one.other}"
+            if one.measures:
+                line += f" ({', '.join(one.measures)} only)"
+            if one.allowed:
+                line += ", allowed"
+            else:
+                line += f"; {one.help}, or accept it with --allow {one.key}"
+            lines.append(line)
     return lines
 
 
 def alone(comparison: Comparison, side: SideFacts) -> list[str]:
     """Return points and measures that only this side or only the baseline has."""
-    found = [one for one in comparison.alone if side.name in (one.side, one.against)]
-    measures = Counter(f"{one.side}: {one.measure}" for one in found if one.measure)
-    return [
-        *(f"{one.side}: {alone_of(one)}" for one in found if not one.measure),
-        *(f"{measure} of {units.counted(count, 'point')}" for measure, count in measures.items()),
-    ]
+    lines, measures = [], Counter[str]()
+    for one in comparison.alone:
+        if side.name not in (one.side, one.against):
+            continue
+        if one.measure:
+            measures[f"{one.side}: {one.measure}"] += 1
+        else:
+            lines.append(f"{one.side}: {alone_of(one)}")
+    for measure, count in measures.items():
+        lines.append(f"{measure} of {units.counted(count, 'point')}")
+    return lines
 
 
 def alone_of(one: Alone) -> str:
     """Describe a point, or a measure at a point, that only one side has."""
-    status = f" ({one.against}: {one.status.value})" if one.status else ""
-    return f"{one.point}{f', {one.measure}' if one.measure else ''}{status}"
+    text = one.point
+    if one.measure:
+        text += f", {one.measure}"
+    if one.status:
+        text += f" ({one.against}: {one.status.value})"
+    return text
 
 
 def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False) -> Grid | None:
     """Return the layers that contribute most to a side's differences; None without layers."""
     lines = [line for line in comparison.layers if line.side == side.name and line.agrees]
-    lines = sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))[
-        :_MOST_LAYERS
-    ]
+    lines.sort(key=lambda line: -abs(line.other_seconds - line.baseline_seconds))
     if not lines:
         return None
-    names = {"layer": "layer", "pass": "which", "point": "point"}
-    kernels = (
-        [_kernels(line.baseline_kernels, line.other_kernels) for line in lines]
-        if has_kernels
-        else []
-    )
-    baseline = comparison.sides[0].name
+    names = (comparison.sides[0].name, side.name)
     columns = [
-        *(
-            Column(title, map(attrgetter(name), lines), prose=True, is_key=True)
-            for title, name in names.items()
-        ),
-        Column(baseline, (figure(line.baseline_seconds, "seconds") for line in lines), rank=2),
-        Column(side.name, (figure(line.other_seconds, "seconds") for line in lines), rank=1),
-        Column(
-            "difference", (_signed(line.other_seconds - line.baseline_seconds) for line in lines)
-        ),
-        Column("share", (percent(line.share) for line in lines)),
+        Column("layer", prose=True, is_key=True),
+        Column("pass", prose=True, is_key=True),
+        Column("point", prose=True, is_key=True),
+        Column(names[0], rank=2),
+        Column(names[1], rank=1),
+        Column("difference"),
+        Column("share"),
     ]
-    for name, texts in zip((baseline, side.name), zip(*kernels, strict=True), strict=False):
-        columns.append(Column(f"kernels of {name}", texts, prose=True))
-    return Grid(columns, explained(comparison, side))
+    if has_kernels:
+        columns += [Column(f"kernels of {name}", prose=True) for name in names]
+    cells = []
+    for line in lines[:_MOST_LAYERS]:
+        before, after = line.baseline_seconds, line.other_seconds
+        row = [line.layer, line.which, line.point]
+        row += [figure(before, "seconds"), figure(after, "seconds")]
+        row += [_signed(after - before), percent(line.share)]
+        if has_kernels:
+            row += _kernels(line.baseline_kernels, line.other_kernels)
+        cells.append(row)
+    return Grid.of_cells(columns, cells, explained(comparison, side))
 
 
 def _kernels(*sides: Sequence[str]) -> tuple[str, str]:
@@ -438,19 +466,21 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
     sums: dict[str, float] = {}
     for line in comparison.layers:
         if line.side == side.name and line.agrees:
-            sums[line.point] = (
-                sums.get(line.point, 0.0) + line.other_seconds - line.baseline_seconds
-            )
+            difference = line.other_seconds - line.baseline_seconds
+            sums[line.point] = sums.get(line.point, 0.0) + difference
     shares = {}
     for measure in _EXPLAINED:
         for pair in comparison.pairs:
             is_explained = pair.point in sums and pair.verdict in _DECIDED
             if (pair.side, pair.measure) == (side.name, measure) and is_explained:
                 shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
-    return [_READ_LAYERS] * bool(sums) + [
-        f"all layers together explain {percent(share)} of the difference of {measure}{f' at {point}' * (len(sums) > 1)}"
-        for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]
-    ]
+    lines = [_READ_LAYERS] if sums else []
+    for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]:
+        where = f" at {point}" if len(sums) > 1 else ""
+        lines.append(
+            f"all layers together explain {percent(share)} of the difference of {measure}{where}"
+        )
+    return lines
 
 
 def conclusion(comparison: Comparison) -> str:
@@ -470,7 +500,8 @@ def conclusion(comparison: Comparison) -> str:
         return (
             f"none of {len(sides)} sides is shown to be better than {baseline.name} at all points"
         )
-    return f"largest gain of {len(sides)} sides: {_answer(comparison, min(gains, key=gains.__getitem__))}"
+    answer = _answer(comparison, min(gains, key=gains.__getitem__))
+    return f"largest gain of {len(sides)} sides: {answer}"
 
 
 def _deciding_or_first(comparison: Comparison, side: SideFacts) -> list[Compared]:
@@ -488,28 +519,27 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
     if len(deciding) > 1:
         counts = Counter(pair.word.lower() for pair in deciding)
         words = ", ".join(f"{word} at {count}" for word, count in counts.most_common())
-        means = [
-            mean
-            for mean in comparison.means
-            if (mean.side, mean.measure) == (side.name, deciding[0].measure)
-        ]
-        mean = "".join(
-            f"; geometric mean {units.digits(mean.ratio)}×" for mean in means if len(means) == 1
-        )
+        means = []
+        for mean in comparison.means:
+            if (mean.side, mean.measure) == (side.name, deciding[0].measure):
+                means.append(mean.ratio)
+        if len(means) == 1:
+            names += f"; geometric mean {units.digits(means[0])}×"
+        text = f"{side.name} against {one}: {words} of {len(deciding)} points ({names})"
         undecided = [pair for pair in deciding if pair.verdict is Verdict.UNDECIDED]
-        most = max(undecided, key=lambda pair: pair.further_processes or 0, default=None)
-        remedy = f"; {_would_decide(side, most)}" if most else ""
-        return (
-            f"{side.name} against {one}: {words} of {len(deciding)} points ({names}{mean}){remedy}"
-        )
+        if undecided:
+            most = max(undecided, key=lambda pair: pair.further_processes or 0)
+            text += f"; {_would_decide(side, most)}"
+        return text
     [pair] = deciding
-    others = [each for each in comparison.pairs if each.side == side.name and each is not pair]
     known = []
-    for each in others:
-        if each.ratio and each.measure != "cycles" and each.verdict in (*_DECIDED, Verdict.SAME):
-            known.append(
-                f"{each.measure} {'the same' if each.verdict is Verdict.SAME else f'{units.digits(each.ratio)}×'}"
-            )
+    for other in comparison.pairs:
+        if other.side != side.name or other is pair or other.measure == "cycles" or not other.ratio:
+            continue
+        if other.verdict is Verdict.SAME:
+            known.append(f"{other.measure} the same")
+        elif other.verdict in _DECIDED:
+            known.append(f"{other.measure} {units.digits(other.ratio)}×")
     return "; ".join(filter(None, (_of_pair(comparison, side, pair, names), ", ".join(known))))
 
 
@@ -521,7 +551,7 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
         return f"{two} cannot be compared with {one}: {'; '.join(why)}"
     is_decided = pair.verdict in _DECIDED
     if is_decided and MEASURES[pair.measure].better != "FASTER":
-        before, now = (figure(value, pair.unit) for value in (pair.baseline, pair.other))
+        before, now = figure(pair.baseline, pair.unit), figure(pair.other, pair.unit)
         return f"{names} of {two} is {pair.word.lower()}: {now} against {before}"
     ratio = time_ratio(pair) if pair.ratio else None
     if is_decided and ratio:
@@ -534,10 +564,10 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
         answer = (
             f"undecided whether {two} is better or worse than {one}: {_would_decide(side, pair)}"
         )
-    width = (
-        ratio_text(ratio).partition(" ")[2].strip("()") if ratio and ratio.low is not None else ""
-    )
-    return f"{answer} ({', '.join(filter(None, (width, names)))})"
+    if ratio and ratio.low is not None:
+        width = ratio_text(ratio).partition(" ")[2].strip("()")
+        names = ", ".join(filter(None, (width, names)))
+    return f"{answer} ({names})"
 
 
 def _would_decide(side: SideFacts, pair: Compared) -> str:
@@ -579,35 +609,33 @@ def of_side(
     """Yield a side's title, table, lists and layers; empty parts are left out."""
     yield Section(title(comparison, side), doubts(comparison, side))
     yield Section("", grid(comparison, side))
+    clocks, neutral, missing = [], [], []
+    for pair in comparison.pairs:
+        if pair.side == side.name and pair.clock:
+            clocks.append(f"{pair.point}: {pair.clock}")
+    for one in side.differences:
+        if one.role is Role.NEUTRAL:
+            neutral.append(f"{one.key}: {one.baseline} → {one.other}")
+    for facts in (comparison.sides[0], side):
+        missing += [f"{facts.name}: {line}" for line in facts.missing]
     parts: dict[str, Grid | list[str] | None] = {
-        "time and cycles disagree": [
-            f"{pair.point}: {pair.clock}"
-            for pair in comparison.pairs
-            if pair.side == side.name and pair.clock
-        ],
+        "time and cycles disagree": clocks,
         "what else differs": confounders(side),
-        "differs without effect": [
-            f"{one.key}: {one.baseline} → {one.other}"
-            for one in side.differences
-            if one.role is Role.NEUTRAL
-        ],
+        "differs without effect": neutral,
         "only on one side": alone(comparison, side),
-        "runs without a record": [
-            f"{one.name}: {line}" for one in (comparison.sides[0], side) for line in one.missing
-        ],
+        "runs without a record": missing,
         "layers that explain the difference": layers(comparison, side, has_kernels=has_kernels),
     }
-    yield from (Section(heading, content) for heading, content in parts.items() if content)
+    for heading, content in parts.items():
+        if content:
+            yield Section(heading, content)
 
 
 def ratio_text(ratio: Interval) -> str:
     """Return a ratio with its interval."""
+    digits = _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1
     ends = " … ".join(units.digits(end) for end in (ratio.low, ratio.high) if end is not None)
-    return with_width(
-        ratio,
-        units.digits(ratio.value, _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1),
-        ends,
-    )
+    return with_width(ratio, units.digits(ratio.value, digits), ends)
 
 
 def figure(value: float, unit: str) -> str:

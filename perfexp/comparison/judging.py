@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import msgspec
 
@@ -102,9 +103,8 @@ class _Draft:
         if not self.level or not self.ratio:
             return 1.0, 1.0
         scale = ALPHA / self.level
-        return min(1.0, scale * self.ratio.p_beyond(margin)), min(
-            1.0, scale * self.ratio.p_within(margin)
-        )
+        beyond, within = scale * self.ratio.p_beyond(margin), scale * self.ratio.p_within(margin)
+        return min(1.0, beyond), min(1.0, within)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,28 +119,24 @@ class _Pair:
 
     def draft(self, measures: Collection[str]) -> None:
         """Compute the ratios for the measures that both points have."""
-        one, two = (point.figures for point in self.points)
-        for measure in (
-            name for name in MEASURES if name in measures and name in one and name in two
-        ):
-            figures, level = (one[measure], two[measure]), self.level
+        baselines, others = self.points[0].figures, self.points[1].figures
+        for measure in MEASURES:
+            if measure not in measures or measure not in baselines or measure not in others:
+                continue
+            level, one, two = self.level, baselines[measure], others[measure]
             if level is not None:  # alternating processes were forked from the same server
-                figures = figures[0].without_server(), figures[1].without_server()
-            ratio = (
-                ratios.log_ratio(figures[1], figures[0])
-                if figures[0].mean and figures[1].mean
-                else None
-            )
-            if ratio and level is None and all(len(figure.values) == 1 for figure in figures):
+                one, two = one.without_server(), two.without_server()
+            ratio = ratios.log_ratio(two, one) if one.mean and two.mean else None
+            if ratio and level is None and len(one.values) == len(two.values) == 1:
                 ratio = replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
                 level = _ALONE
             if ratio and level == 0:
                 ratio = LogRatio(value=ratio.value)
             self.drafts[measure] = _Draft(
                 measure=measure,
-                figures=figures,
+                figures=(one, two),
                 ratio=ratio,
-                confounders=tuple(one for one in self.differences if one.affects(measure)),
+                confounders=tuple(each for each in self.differences if each.affects(measure)),
                 level=ALPHA if level is None else level,
             )
 
@@ -150,16 +146,18 @@ class _Pair:
 
         Clocks of different device kinds are not compared.
         """
-        cycles, time = (
-            self.drafts.get("cycles"),
-            next((name for name in DEVICE_TIMES if name in self.drafts), ""),
-        )
-        one, two = (point.features["device"] for point in self.points)
-        if not cycles or not time or one != two:
+        time = next(filter(self.drafts.__contains__, DEVICE_TIMES), "")
+        one, two = self.points
+        if (
+            not time
+            or "cycles" not in self.drafts
+            or one.features["device"] != two.features["device"]
+        ):
             return {}
-        verdicts = self.drafts[time].verdict, cycles.verdict
-        is_decided = {*verdicts} <= {Verdict.BETTER, Verdict.WORSE, Verdict.SAME}
-        return {time: _CLOCKS.get(verdicts, "")} if is_decided else {}
+        verdicts = self.drafts[time].verdict, self.drafts["cycles"].verdict
+        if not {*verdicts} <= {Verdict.BETTER, Verdict.WORSE, Verdict.SAME}:
+            return {}
+        return {time: _CLOCKS.get(verdicts, "")}
 
 
 def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
@@ -182,26 +180,26 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     for other, matching in matched:
         if not matching.pairs:
             raise UserError(_nothing_in_common(baseline, other))
-    pairs = [pair for other, matching in matched for pair in _pairs(other, matching, settings)]
-    judge([draft for pair in pairs for draft in pair.drafts.values()], settings)
-    every = [point for pair in pairs for point in pair.points]
-    names = pairing.varying(every[::2]) or list(KEY_FIELDS[1:])
-    compared = [
-        _compared(pair, draft, names, settings) for pair in pairs for draft in pair.drafts.values()
-    ]
-    facts = [baseline.facts]
+    pairs, alone, facts = list[_Pair](), list[Alone](), [baseline.facts]
     for other, matching in matched:
-        differences = dict.fromkeys(
-            one for pair in pairs if pair.side == other.name for one in pair.differences
-        )
+        differences: dict[Difference, None] = {}
+        for pair in _pairs(other, matching, settings):
+            pairs.append(pair)
+            differences |= dict.fromkeys(pair.differences)
         level = ALPHA if matching.level is None else matching.level
         facts.append(
             msgspec.structs.replace(other.facts, differences=tuple(differences), level=level)
         )
-    alone = [one for _, matching in matched for one in matching.alone]
-    alone += [
-        one for pair in pairs for one in _measures_alone(baseline.name, pair, names, settings)
-    ]
+        alone += matching.alone
+    judge([draft for pair in pairs for draft in pair.drafts.values()], settings)
+    every = [point for pair in pairs for point in pair.points]
+    names = pairing.varying(every[::2]) or list(KEY_FIELDS[1:])
+    compared, layers = list[Compared](), list[LayerDifference]()
+    for pair in pairs:
+        for draft in pair.drafts.values():
+            compared.append(_compared(pair, draft, names, settings))
+        alone += _measures_alone(baseline.name, pair, names, settings)
+        layers += _layers(pair, pairing.label(pair.points[0], names))
     return Comparison(
         perfexp_version=__version__,
         margin=settings.margin,
@@ -212,9 +210,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         pairs=tuple(sorted(compared, key=_order(compared))),
         means=tuple(_means(compared)),
         alone=tuple(alone),
-        layers=tuple(
-            line for pair in pairs for line in _layers(pair, pairing.label(pair.points[0], names))
-        ),
+        layers=tuple(layers),
         devices=tuple(device_summaries(facts, compared)),
     )
 
@@ -242,71 +238,76 @@ def _measures_alone(
 ) -> Iterator[Alone]:
     """Yield the measures that only a single point in the pair has."""
     one, two = pair.points
-    for measure in (name for name in MEASURES if name in settings.measures):
-        if (measure in one.figures) is (measure in two.figures):
+    for measure in MEASURES:
+        is_alone = (measure in one.figures) is not (measure in two.figures)
+        if measure not in settings.measures or not is_alone:
             continue
-        side, against, lacking = (
-            (baseline, pair.side, two) if measure in one.figures else (pair.side, baseline, one)
-        )
-        tried = (
-            point.metric(f"{GRAPH}_seconds") for point in lacking.points if point.key == lacking.key
-        )
-        if measure == GRAPH and "device" in pair.drafts and not any(tried):
-            continue  # the run's other points decide which points it is measured at
+        side, against, lacking = baseline, pair.side, two
+        if measure in two.figures:
+            side, against, lacking = pair.side, baseline, one
+        if measure == GRAPH and "device" in pair.drafts:
+            own = (point for point in lacking.points if point.key == lacking.key)
+            if not any(point.metric(f"{GRAPH}_seconds") for point in own):
+                continue  # the run's other points decide which points it is measured at
         yield Alone(side=side, point=pairing.label(one, names), against=against, measure=measure)
 
 
 def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
     """Set each figure's verdict."""
+    judged: dict[str, list[_Draft]] = {}
     for draft in drafts:
         if not draft.is_comparable:
             draft.verdict = Verdict.NOT_COMPARABLE
         elif MEASURES[draft.measure].is_exact:
             _judge_exact(draft, settings.margin)
-    for measure in (name for name in MEASURES if not MEASURES[name].is_exact):
-        judged = [draft for draft in drafts if draft.measure == measure and draft.is_comparable]
-        p_values = [draft.p_values(settings.margin) for draft in judged]
-        beyond = ratios.benjamini_hochberg([p for p, _ in p_values], settings.fdr)
-        within = ratios.benjamini_hochberg([p for _, p in p_values], settings.fdr)
-        for draft, (p_beyond, p_within), differs, agrees in zip(
-            judged, p_values, beyond, within, strict=True
-        ):
-            if differs and p_beyond <= ALPHA:
+        else:
+            judged.setdefault(draft.measure, []).append(draft)
+    for group in judged.values():
+        p_beyond, p_within = zip(*(draft.p_values(settings.margin) for draft in group), strict=True)
+        beyond = ratios.benjamini_hochberg(p_beyond, settings.fdr)
+        within = ratios.benjamini_hochberg(p_within, settings.fdr)
+        for index, draft in enumerate(group):
+            if beyond[index] and p_beyond[index] <= ALPHA:
                 draft.verdict = _better_or_worse(draft)
-            elif agrees and p_within <= ALPHA:
+            elif within[index] and p_within[index] <= ALPHA:
                 draft.verdict = Verdict.SAME
 
 
 def _better_or_worse(draft: _Draft) -> Verdict:
-    baseline, other = (figure.mean for figure in draft.figures)
-    is_better = (other < baseline) is MEASURES[draft.measure].is_better_if_lower
-    return Verdict.BETTER if is_better else Verdict.WORSE
+    baseline, other = draft.figures
+    is_lower = other.mean < baseline.mean
+    if is_lower is MEASURES[draft.measure].is_better_if_lower:
+        return Verdict.BETTER
+    return Verdict.WORSE
 
 
 def _judge_exact(draft: _Draft, margin: float) -> None:
     """Judge by the difference between two exact figures, which are rounded."""
-    baseline, other = (figure.mean for figure in draft.figures)
-    is_same = abs(other - baseline) <= margin + _ROUNDING * max(baseline, other)
-    draft.verdict = Verdict.SAME if is_same else _better_or_worse(draft)
+    baseline, other = draft.figures[0].mean, draft.figures[1].mean
+    draft.verdict = _better_or_worse(draft)
+    if abs(other - baseline) <= margin + _ROUNDING * max(baseline, other):
+        draft.verdict = Verdict.SAME
 
 
 def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settings) -> Compared:
     measure, ratio, point = MEASURES[draft.measure], draft.ratio, pair.points[0]
-    interval = ratio.interval(draft.level) if ratio else None
     baseline, other = draft.figures
     processes = len(baseline.values), len(other.values)
-    further = None
-    is_repeated = measure.is_time or max(processes) > 1
-    if (
-        ratio
-        and draft.verdict is Verdict.UNDECIDED
-        and is_repeated
-        and draft.level in (ALPHA, _ALONE)
-    ):
-        further = ratios.further_processes(other, baseline, ratio, settings.margin)
-    baseline_is_estimate, other_is_estimate = (
+    value = low = high = further = None
+    p = 1.0
+    if ratio:
+        interval = ratio.interval(draft.level)
+        value, low, high = interval.value, interval.low, interval.high
+        p = ratio.p_beyond(settings.margin)
+        is_repeated = measure.is_time or max(processes) > 1
+        can_repeat = is_repeated and draft.level in (ALPHA, _ALONE)
+        if can_repeat and draft.verdict is Verdict.UNDECIDED:
+            further = ratios.further_processes(other, baseline, ratio, settings.margin)
+    estimated = [
         one.is_estimate or (one.error is None and not measure.is_exact) for one in draft.figures
-    )
+    ]
+    confounders = dict.fromkeys(difference.key for difference in draft.confounders)
+    words = {Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}
     return Compared(
         side=pair.side,
         point=pairing.label(point, names),
@@ -318,18 +319,16 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
         baseline=baseline.mean,
         other=other.mean,
         processes=processes,
-        ratio=interval.value if interval else None,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
-        p=ratio.p_beyond(settings.margin) if ratio else 1.0,
+        ratio=value,
+        low=low,
+        high=high,
+        p=p,
         verdict=draft.verdict,
-        word={Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}[
-            draft.verdict
-        ],
+        word=words[draft.verdict],
         clock=pair.clocks.get(draft.measure),
         further_processes=further,
-        confounders=tuple(dict.fromkeys(difference.key for difference in draft.confounders)),
-        estimated=(baseline_is_estimate, other_is_estimate),
+        confounders=tuple(confounders),
+        estimated=(estimated[0], estimated[1]),
     )
 
 
@@ -339,20 +338,17 @@ def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, fl
     If only the batch size varies, pairs are ordered by batch size. Otherwise the largest
     regressions come first.
     """
-    keys = [pair.key for pair in pairs]
-    is_over_batches = (
-        len({key.batch_size for key in keys}) > 1
-        and len({(key.phase, key.input_size) for key in keys}) == 1
-    )
+    shapes = {(pair.key.phase, pair.key.input_size) for pair in pairs}
+    batches = {pair.key.batch_size for pair in pairs}
 
     def place(pair: Compared) -> tuple[str, int, float]:
+        measure = list(MEASURES).index(pair.measure)
+        if len(batches) > 1 and len(shapes) == 1:
+            return pair.side, measure, pair.key.batch_size
         ratio = pair.other / pair.baseline if pair.baseline else 1 + pair.other
-        worst_first = -ratio if MEASURES[pair.measure].is_better_if_lower else ratio
-        return (
-            pair.side,
-            list(MEASURES).index(pair.measure),
-            pair.key.batch_size if is_over_batches else worst_first,
-        )
+        if MEASURES[pair.measure].is_better_if_lower:
+            ratio = -ratio
+        return pair.side, measure, ratio
 
     return place
 
@@ -362,9 +358,8 @@ def _by_phase(pairs: Sequence[Compared]) -> dict[tuple[str, str], dict[str, list
     groups: dict[tuple[str, str], dict[str, list[Compared]]] = {}
     for pair in pairs:
         if pair.verdict is not Verdict.NOT_COMPARABLE:
-            groups.setdefault((pair.side, pair.key.phase), {}).setdefault(pair.measure, []).append(
-                pair
-            )
+            measures = groups.setdefault((pair.side, pair.key.phase), {})
+            measures.setdefault(pair.measure, []).append(pair)
     return groups
 
 
@@ -405,20 +400,17 @@ def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
     if not (before and after):
         return []
     agree = disagreement(*filter(None, (one.profiled, two.profiled))) is None
-    total = sum(seconds for seconds, _ in after.values()) - sum(
-        seconds for seconds, _ in before.values()
-    )
+    total = sum(map(itemgetter(0), after.values())) - sum(map(itemgetter(0), before.values()))
     found = []
-    for layer, which in dict.fromkeys((*before, *after)):
-        (old, old_kernels), (new, new_kernels) = (
-            side.get((layer, which), (0.0, ())) for side in (before, after)
-        )
+    for place in dict.fromkeys((*before, *after)):
+        old, old_kernels = before.get(place, (0.0, ()))
+        new, new_kernels = after.get(place, (0.0, ()))
         found.append(
             LayerDifference(
                 side=pair.side,
                 point=label,
-                layer=layer,
-                which=which,
+                layer=place[0],
+                which=place[1],
                 baseline_seconds=old,
                 other_seconds=new,
                 share=(new - old) / total if total else 0.0,
@@ -433,8 +425,11 @@ def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
 def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collection[str]]]:
     """Return a point's layers by name and pass: seconds per call including gaps, and kernels."""
     places: dict[tuple[str, str], tuple[float, Collection[str]]] = {}
-    for line in (point.facts.get("layers") or {}).get("lines", ()) if point else ():
-        seconds, kernels = places.get(place := (name_of(line), pass_of(line)), (0.0, ()))
+    if point is None:
+        return places
+    for line in (point.facts.get("layers") or {}).get("lines", ()):
+        place = name_of(line), pass_of(line)
+        seconds, kernels = places.get(place, (0.0, ()))
         own = map(short, line.get("kernels") or {})
         places[place] = seconds + seconds_of(line) + gap_of(line), dict.fromkeys((*kernels, *own))
     return places
@@ -444,36 +439,37 @@ def device_summaries(
     sides: Sequence[SideFacts], pairs: Sequence[Compared]
 ) -> Iterator[DeviceSummary]:
     """Yield a summary for each phase of each side that compares another device."""
-    devices = {side.name for side in sides if any(one.key == "device" for one in side.differences)}
+    devices = set()
+    for facts in sides:
+        if any(difference.key == "device" for difference in facts.differences):
+            devices.add(facts.name)
     for (side, phase), measures in _by_phase(pairs).items():
         if side not in devices:
             continue
-        known = {
-            name: [pair.ratio for pair in group if pair.ratio] for name, group in measures.items()
-        }
-        means = {
-            name: statistics.geometric_mean(values) for name, values in known.items() if values
-        }
-        time = next((name for name in DECISIVE[:-1] if name in means), "")
+        means, undecided = dict[str, float](), set[str]()
+        for name, group in measures.items():
+            known = [pair.ratio for pair in group if pair.ratio]
+            if known:
+                means[name] = statistics.geometric_mean(known)
+            if any(pair.verdict is Verdict.UNDECIDED for pair in group):
+                undecided.add(name)
+        time = next(filter(means.__contains__, DECISIVE[:-1]), "")
         rate, memory = means.get("throughput"), means.get("memory")
+        efficiency = rate / memory if rate and memory else None
         accuracies = [pair.other - pair.baseline for pair in measures.get("accuracy", ())]
+        difference = statistics.fmean(accuracies) if accuracies else None
         parts = {
             "speedup": {time},
             "throughput_ratio": {"throughput"},
             "memory_efficiency": {"throughput", "memory"},
-        }
-        undecided = {
-            name
-            for name, group in measures.items()
-            if any(pair.verdict is Verdict.UNDECIDED for pair in group)
         }
         yield DeviceSummary(
             side=side,
             phase=phase,
             speedup=1 / means[time] if time else None,
             throughput_ratio=rate,
-            memory_efficiency=rate / memory if rate and memory else None,
-            accuracy_difference=statistics.fmean(accuracies) if accuracies else None,
+            memory_efficiency=efficiency,
+            accuracy_difference=difference,
             undecided=tuple(name for name, needed in parts.items() if needed & undecided),
         )
 
@@ -490,37 +486,41 @@ def decisive(pairs: Sequence[Compared]) -> list[Compared]:
 
 def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
     """Describe the facts common to all points on all sides."""
-    varying = pairing.varying(every)
-    features = dict.fromkeys(name for one in every for name in one.features)
-    same = [name for name in (*features, *KEY_FIELDS) if name not in (*varying, *names)]
-    words = pairing.label(every[0], same, every)
-    devices = (
-        common_device(one.record.environment for one in every) if "device" not in same else None
-    )
-    ranks = _OF_RANKS if any("ranks" in one.record.environment for one in every) else ""
-    return " on ".join(filter(None, (words, devices))) + ranks
+    varying = {*pairing.varying(every), *names}
+    features: dict[str, str] = {}
+    for one in every:
+        features |= one.features
+    same = [name for name in (*features, *KEY_FIELDS) if name not in varying]
+    text = pairing.label(every[0], same, every)
+    environments = [one.record.environment for one in every]
+    if "device" not in same and (device := common_device(environments)):
+        text = " on ".join(filter(None, (text, device)))
+    if any("ranks" in environment for environment in environments):
+        text += _OF_RANKS
+    return text
 
 
 def _refuse_same_runs(sides: Sequence[Side]) -> None:
     uids: dict[str, Side] = {}
     for side in sides:
         for one in side.measurements:
-            if (first := uids.setdefault(one.record.uid, side)) is not side:
+            first = uids.setdefault(one.record.uid, side)
+            if first is not side:
                 raise UserError(
-                    f"{first.source} and {side.source} contain the same run ({one.record.name}, uid {one.record.uid}); "
-                    "name two different runs."
+                    f"{first.source} and {side.source} contain the same run ({one.record.name}, "
+                    f"uid {one.record.uid}); name two different runs."
                 )
 
 
 def _nothing_in_common(baseline: Side, other: Side) -> str:
     has = []
     for side in (baseline, other):
-        points = dict.fromkeys(
-            f"{pairing.label(one, KEY_FIELDS)}{_failure(one)}" for one in side.measurements[:3]
-        )
+        points = dict[str, None]()
+        for one in side.measurements[:3]:
+            failure = "" if one.status is Status.OK else f" ({one.status.value})"
+            points[pairing.label(one, KEY_FIELDS) + failure] = None
         has.append(f"{side.source} has {'; '.join(points)}")
-    return f"No points can be paired: {', '.join(has)}. Measure the same phase, input_size and batch_size."
-
-
-def _failure(one: Measurement) -> str:
-    return "" if one.status is Status.OK else f" ({one.status.value})"
+    return (
+        f"No points can be paired: {', '.join(has)}. Measure the same phase, input_size and "
+        "batch_size."
+    )

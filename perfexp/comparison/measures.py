@@ -71,9 +71,8 @@ def repeats(analysis: Analysis) -> dict[Key, dict[str, Repeats]]:
     for first in analysis.cold_starts:
         key = without_replicate(msgspec.structs.replace(first.key, phase="inference"))
         found.setdefault(key, {})["ttfp"] = Repeats(values=first.totals)
-    return {
-        key: {
-            name: one for name, one in of.items() if min(one.values) > 0 or MEASURES[name].is_exact
-        }
-        for key, of in found.items()
-    }
+    for figures in found.values():
+        for name, figure in list(figures.items()):
+            if min(figure.values) <= 0 and not MEASURES[name].is_exact:
+                del figures[name]
+    return found

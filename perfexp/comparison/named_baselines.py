@@ -20,8 +20,8 @@ _RECORD = "record.json"
 
 def default_folder() -> Path:
     """Return the baseline folder in the user's data (XDG Base Directory Specification)."""
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else home() / ".local" / "share") / "perfexp" / "baselines"
+    base = Path(os.environ.get("XDG_DATA_HOME") or home() / ".local" / "share")
+    return base / "perfexp" / "baselines"
 
 
 def machine_of(records: Sequence[Record]) -> str:
@@ -30,12 +30,10 @@ def machine_of(records: Sequence[Record]) -> str:
     Raises:
         UserError: the records come from several machines.
     """
-    machines = {
-        safe_name(
-            " ".join(str(fact_at(record.environment, place)) for place in ("host", "device.name"))
-        ).lower()
-        for record in records
-    }
+    machines = set()
+    for record in records:
+        names = fact_at(record.environment, "host"), fact_at(record.environment, "device.name")
+        machines.add(safe_name(" ".join(map(str, names))).lower())
     if len(machines) > 1:
         raise UserError(
             f"A baseline is of one machine; these runs are of {', '.join(sorted(machines))}."
@@ -50,9 +48,12 @@ def find(folder: Path, name: str | None = None) -> list[Path]:
         name: only find baselines with this name.
     """
     pattern = f"*/{_checked(name)}" if name else "*/*"
-    places = sorted(place for place in folder.glob(pattern) if place.name[0] != ".")
-    own = (place for place in places if not (place.is_symlink() or place.parent.is_symlink()))
-    return [place for place in own if any(place.glob(f"*/{_RECORD}"))]
+    found = []
+    for place in sorted(folder.glob(pattern)):
+        is_link = place.is_symlink() or place.parent.is_symlink()
+        if place.name[0] != "." and not is_link and any(place.glob(f"*/{_RECORD}")):
+            found.append(place)
+    return found
 
 
 def read(place: Path) -> list[Record]:
@@ -127,8 +128,10 @@ def _files(place: Path) -> list[Path]:
         UserError: a folder is a link.
     """
     files = [file for file in place.glob(f"*/{_RECORD}") if file.parent.name.isdecimal()]
-    for folder in (place.parent, place, *(file.parent for file in files)):
-        refuse_link(folder)
+    refuse_link(place.parent)
+    refuse_link(place)
+    for file in files:
+        refuse_link(file.parent)
     return sorted(files, key=lambda file: int(file.parent.name))
 
 

@@ -117,11 +117,16 @@ class Matching:
     @property
     def level(self) -> float | None:
         """Return the verdict level if all runs alternated until a verdict; None otherwise."""
-        sweeps = [(one.record.sweep, other.record.sweep) for one, other in self.pairs]
-        if not all(one and other and one.uid == other.uid for one, other in sweeps):
+        levels = []
+        for one, other in self.pairs:
+            sweep, other_sweep = one.record.sweep, other.record.sweep
+            if sweep is None or other_sweep is None or sweep.uid != other_sweep.uid:
+                return None
+            levels += [sweep.level, other_sweep.level]
+        known = [level for level in levels if level is not None]
+        if len(known) < len(levels):
             return None
-        levels = {sweep.level for pair in sweeps for sweep in pair if sweep}
-        return None if None in levels else min(level for level in levels if level is not None)
+        return min(known)
 
 
 def match(baseline: Side, other: Side) -> Matching:
@@ -134,28 +139,29 @@ def match(baseline: Side, other: Side) -> Matching:
     Raises:
         UserError: a side has several points with the same identity.
     """
-    names = dict.fromkeys(
-        name for side in (baseline, other) for one in side.measurements for name in one.features
-    )
-    subject_names = [name for name in names if not baseline.features(name) & other.features(name)]
-    identity = [name for name in names if name not in subject_names]
-    sides = [_by_place(side, identity) for side in (baseline, other)]
+    names: dict[str, str] = {}
+    for measurement in (*baseline.measurements, *other.measurements):
+        names |= measurement.features
+    identity = [name for name in names if baseline.features(name) & other.features(name)]
+    before, after = _by_place(baseline, identity), _by_place(other, identity)
     pairs, alone = [], []
-    for place in dict.fromkeys((*sides[0], *sides[1])):
-        one, two = (side.get(place) for side in sides)
-        measured = [point for point in (one, two) if point and point.status is Status.OK]
-        if len(measured) == 2:
-            pairs.append((measured[0], measured[1]))
-        elif measured:
-            [point] = measured
-            shown = [name for name in (*point.features, *KEY_FIELDS) if name not in subject_names]
-            side, against, other_point = (
-                (baseline, other, two) if point is one else (other, baseline, one)
-            )
-            status = other_point.status if other_point else None
+    for place in dict.fromkeys((*before, *after)):
+        one, two = before.get(place), after.get(place)
+        is_measured = [bool(point and point.status is Status.OK) for point in (one, two)]
+        if one and two and all(is_measured):
+            pairs.append((one, two))
+            continue
+        side, against, point, lacking = baseline, other, one, two
+        if is_measured[1]:
+            side, against, point, lacking = other, baseline, two, one
+        if point and any(is_measured):
+            shown = [*filter(identity.__contains__, point.features), *KEY_FIELDS]
             alone.append(
                 Alone(
-                    side=side.name, point=label(point, shown), against=against.name, status=status
+                    side=side.name,
+                    point=label(point, shown),
+                    against=against.name,
+                    status=lacking.status if lacking else None,
                 )
             )
     return Matching(pairs=tuple(pairs), alone=tuple(alone))
@@ -163,22 +169,28 @@ def match(baseline: Side, other: Side) -> Matching:
 
 def varying(measurements: Iterable[Measurement]) -> list[str]:
     """Return the names of fields and features that differ between measurements."""
-    every = list(measurements)
-    names = dict.fromkeys(name for one in every for name in one.features)
-    return [name for name in (*names, *KEY_FIELDS) if len({_value(one, name) for one in every}) > 1]
+    every, names = list(measurements), dict[str, str]()
+    for one in every:
+        names |= one.features
+    found = []
+    for name in (*names, *KEY_FIELDS):
+        if len({_value(one, name) for one in every}) > 1:
+            found.append(name)
+    return found
 
 
 def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
     """Return a field or feature, shared with the other measurements, as a word."""
     if name in KEY_FIELDS or name == "precision":
-        return field_text(
-            one.key, name, [each.record.environment for each in (one, *others)], named=True
-        )
+        environments = [each.record.environment for each in (one, *others)]
+        return field_text(one.key, name, environments, named=True)
     return one.features.get(name, "")
 
 
 def _value(one: Measurement, name: str) -> object:
-    return getattr(one.key, name) if name in KEY_FIELDS else one.features.get(name, "")
+    if name in KEY_FIELDS:
+        return getattr(one.key, name)
+    return one.features.get(name, "")
 
 
 def label(one: Measurement, names: Sequence[str], others: Sequence[Measurement] = ()) -> str:
@@ -187,48 +199,42 @@ def label(one: Measurement, names: Sequence[str], others: Sequence[Measurement] 
     Args:
         others: measurements that share these fields and features.
     """
-    return " · ".join(text for name in names if (text := word(one, name, others)))
+    return " · ".join(filter(None, (word(one, name, others) for name in names)))
 
 
 def _fields(key: Key) -> tuple[Any, ...]:
-    return tuple(getattr(key, field) for field in KEY_FIELDS)
+    return key.phase, key.input_size, key.batch_size
 
 
 def _measurements(analysis: Analysis) -> Iterable[Measurement]:
     record, about = analysis.record, analysis.about
-    axes = record.sweep.axes if record.sweep else {}
-    others = {
-        name: value
-        for name, value in axes.items()
-        if name not in POINT_AXES and name.split(".")[0] not in _COVERED
-    }
+    others = {}
+    if record.sweep:
+        for name, value in record.sweep.axes.items():
+            if name not in POINT_AXES and name.split(".")[0] not in _COVERED:
+                others[name] = value
+    for name, place in _COUNTS.items():
+        count = fact_at(record.plan, place)
+        if count not in (None, 1):
+            others[name] = str(count)
     figures = repeats(analysis)
     # by key, since searching for each point would take quadratic time
     points: dict[Key, list[Point]] = {}
+    firsts: dict[Key, Point] = {}
     for point in record.points:
         points.setdefault(without_replicate(point.key), []).append(point)
+        firsts.setdefault(point.key, point)
     for point in record.points:
         if point.key.is_timed and not point.key.replicate:
-            texts = (
-                about.model,
-                about.algorithm,
-                point.key.precision,
-                about.execution,
-                about.device or "",
-            )
-            features = dict(zip(FEATURES, texts, strict=True)) | others
-            counts = {name: fact_at(record.plan, place) for name, place in _COUNTS.items()}
+            texts = (about.model, about.algorithm, point.key.precision, about.execution)
+            features = dict(zip(FEATURES, (*texts, about.device or ""), strict=True))
             yield Measurement(
                 record=record,
                 key=point.key,
                 status=point.status,
-                features=features
-                | {name: str(count) for name, count in counts.items() if count not in (None, 1)},
+                features=features | others,
                 points=points[point.key],
-                profiled=next(
-                    (one for one in points.get(layers_key(point.key), ()) if not one.key.replicate),
-                    None,
-                ),
+                profiled=firsts.get(layers_key(point.key)),
                 figures=figures.get(point.key, {}),
             )
 
@@ -238,12 +244,9 @@ def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measure
     for one in side.measurements:
         same = places.setdefault(one.place(names), one)
         if same is not one:
-            differing = varying([same, one])
-            how = (
-                f"{label(same, differing)} and {label(one, differing)}"
-                if differing
-                else "runs of the same plan"
-            )
+            how = "runs of the same plan"
+            if differing := varying([same, one]):
+                how = f"{label(same, differing)} and {label(one, differing)}"
             raise UserError(
                 f"{side.source} has several results for {one.key} ({how}); name one run's folder."
             )
@@ -270,7 +273,11 @@ class Group:
     @property
     def timed(self) -> list[Analysis]:
         """Return the runs with a timed point."""
-        return [one for one in self.recorded if any(row.status is Status.OK for row in one.rows)]
+        timed = []
+        for one in self.recorded:
+            if any(row.status is Status.OK for row in one.rows):
+                timed.append(one)
+        return timed
 
     @property
     def number(self) -> int:
@@ -281,14 +288,16 @@ class Group:
     def axes(self) -> dict[str, str]:
         """Return the axes with their values, without point axes if there are several runs."""
         axes = self.runs[0][0].axes
-        return axes if len(self.runs) == 1 else _without_points(axes)
+        if len(self.runs) > 1:
+            return _without_points(axes)
+        return axes
 
     @property
     def name(self) -> str:
         """Return `run 3` for a single run, otherwise the axes, for example `model=resnet50`."""
         if len(self.runs) == 1:
             return f"run {self.number}"
-        return ", ".join(f"{axis}={value}" for axis, value in self.axes.items())
+        return ", ".join(map("=".join, self.axes.items()))
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
@@ -297,16 +306,15 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     Runs that measured the same point form separate groups, for example two modes that share a
     phase.
     """
-    by_axes: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    by_axes: dict[frozenset[tuple[str, str]], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run[0].job):
-        by_axes.setdefault(tuple(sorted(_without_points(run[0].axes).items())), []).append(run)
+        by_axes.setdefault(frozenset(_without_points(run[0].axes).items()), []).append(run)
     found = []
     for members in by_axes.values():
-        found += (
-            [Group(runs=tuple(members))]
-            if _differ(members)
-            else [Group(runs=(run,)) for run in members]
-        )
+        if _differ(members):
+            found.append(Group(runs=tuple(members)))
+        else:
+            found += [Group(runs=(run,)) for run in members]
     return sorted(found, key=lambda group: group.number)
 
 
@@ -316,6 +324,9 @@ def _without_points(axes: dict[str, str]) -> dict[str, str]:
 
 def _differ(runs: Sequence[Run]) -> bool:
     """Return whether no two runs have the same axes or a point in common."""
-    axes = {tuple(sorted(child.axes.items())) for child, _ in runs}
-    places = [{_fields(row.key) for row in one.rows} for _, one in runs if one]
-    return len(axes) == len(runs) and len(set().union(*places)) == sum(map(len, places))
+    axes, places = list[object](), list[tuple[Any, ...]]()
+    for child, one in runs:
+        axes.append(frozenset(child.axes.items()))
+        if one:
+            places += {_fields(row.key) for row in one.rows}
+    return len(set(axes)) == len(axes) and len(set(places)) == len(places)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,52 +44,51 @@ class Reproduction:
     def lines(self) -> list[str]:
         """Return lines for the console, outcome first."""
         joint = " because" if self.outcome is Outcome.NOT_COMPARABLE else ":"
-        return [
-            f"{self.outcome.value.upper()}{joint} {self.reasons[0]}",
-            *(f"  {line}" for line in self.reasons[1:]),
-        ]
+        first = f"{self.outcome.value.upper()}{joint} {self.reasons[0]}"
+        return [first, *(f"  {line}" for line in self.reasons[1:])]
 
 
 def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
     """Return the outcome if the runs' facts rule out comparing any figure; otherwise None."""
-    reasons = [
-        f"{one.key}: {one.baseline} → {one.other}{f'; {one.help}' if one.help else ''}"
-        for one in differences
-        if one.key == "device"
-        or (one.role is Role.CONFOUNDER and not one.allowed and not one.measures)
-    ]
-    return Reproduction(Outcome.NOT_COMPARABLE, tuple(reasons)) if reasons else None
+    reasons = []
+    for one in differences:
+        is_confounder = one.role is Role.CONFOUNDER and not one.allowed and not one.measures
+        if is_confounder or one.key == "device":
+            remedy = f"; {one.help}" if one.help else ""
+            reasons.append(f"{one.key}: {one.baseline} → {one.other}{remedy}")
+    if not reasons:
+        return None
+    return Reproduction(Outcome.NOT_COMPARABLE, tuple(reasons))
 
 
 def judge(compared: Comparison) -> Reproduction:
     """Combine the verdicts on two runs of the same plan; the worst verdict counts."""
     if reproduction := not_comparable(compared.sides[1].differences):
         return reproduction
-    lost: dict[bool, list[str]] = {True: [], False: []}  # by whether the new run tried and failed
+    differing = _lines(compared, Verdict.WORSE, Verdict.BETTER)
+    undecided = _lines(compared, Verdict.UNDECIDED)
     for one in compared.alone:
         if one.side == "A":
-            lost[one.status is not None].append(
-                f"not measured again: {comparison_table.alone_of(one)}"
-            )
-    is_confounded = any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs)
+            # a point that the new run tried has a status
+            lines = undecided if one.status is None else differing
+            lines.append(f"not measured again: {comparison_table.alone_of(one)}")
+    confounded = []
+    if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs):
+        confounded = comparison_table.confounders(compared.sides[1])
     for outcome, reasons in (
-        (Outcome.DIFFERS, [*_lines(compared, Verdict.WORSE, Verdict.BETTER), *lost[True]]),
-        (
-            Outcome.NOT_COMPARABLE,
-            comparison_table.confounders(compared.sides[1]) if is_confounded else [],
-        ),
-        (Outcome.UNDECIDED, [*_lines(compared, Verdict.UNDECIDED), *lost[False]]),
+        (Outcome.DIFFERS, differing),
+        (Outcome.NOT_COMPARABLE, confounded),
+        (Outcome.UNDECIDED, undecided),
     ):
         if reasons:
             return Reproduction(outcome, tuple(reasons))
     points = len({(pair.point, pair.key) for pair in compared.pairs})
-    counts = Counter(pair.measure for pair in compared.pairs)
-    if not counts:
+    names = ", ".join(dict.fromkeys(pair.measure for pair in compared.pairs))
+    if not names:
         return Reproduction(Outcome.UNDECIDED, ("no figure was measured on both sides",))
     within = f"within ±{comparison_table.bare(compared.margin)}"
-    return Reproduction(
-        Outcome.REPRODUCED, (f"{', '.join(counts)} of {units.counted(points, 'point')} {within}",)
-    )
+    reason = f"{names} of {units.counted(points, 'point')} {within}"
+    return Reproduction(Outcome.REPRODUCED, (reason,))
 
 
 def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
@@ -98,9 +96,8 @@ def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
     lines = []
     for pair in compared.pairs:
         if pair.verdict in verdicts:
-            before, now = (
-                comparison_table.figure(value, pair.unit) for value in (pair.baseline, pair.other)
-            )
+            before = comparison_table.figure(pair.baseline, pair.unit)
+            now = comparison_table.figure(pair.other, pair.unit)
             change = "" if pair.ratio is None else f", by {100 * (pair.ratio - 1):+.3g} %"
             lines.append(
                 f"{pair.measure} of {pair.point}: {before} → {now}{change} "

@@ -92,16 +92,20 @@ class _Contest:
     """
 
     def __init__(self, whole: SweepAnalysis) -> None:
-        groups = pairing.groups(whole.runs)
-        self.groups = {str(group.number): group for group in groups if group.timed}
-        self.sides = {
-            name: Side.of(name, group.name, group.timed) for name, group in self.groups.items()
-        }
-        wanted = (fact_at(one.record.plan, "compare.baseline") for one in whole.analyses)
-        self.wanted = next((str(name) for name in wanted if name is not None), None)
-        self.models = {
-            name: side.measurements[0].features["model"] for name, side in self.sides.items()
-        }
+        self.groups: dict[str, Group] = {}
+        self.sides: dict[str, Side] = {}
+        self.models: dict[str, str] = {}
+        for group in pairing.groups(whole.runs):
+            if group.timed:
+                name = str(group.number)
+                side = Side.of(name, group.name, group.timed)
+                self.groups[name], self.sides[name] = group, side
+                self.models[name] = side.measurements[0].features["model"]
+        self.wanted: str | None = None
+        for one in reversed(whole.analyses):
+            wanted = fact_at(one.record.plan, "compare.baseline")
+            if wanted is not None:
+                self.wanted = str(wanted)
         counts = Counter(self.models.values())
         if len(counts) < 2 or max(counts.values()) < 2:
             self.models = dict.fromkeys(self.models, "")
@@ -111,10 +115,10 @@ class _Contest:
                 self.baselines.setdefault(self.models[name], name)
         self.points: dict[tuple[str, Key], dict[str, int]] = {}
         for name, side in self.sides.items():
-            for one in side.measurements:
-                if one.status is Status.OK and one.record.sweep:
-                    place = self.models[name], _place(one.key)
-                    self.points.setdefault(place, {})[name] = one.record.sweep.job
+            for measurement in side.measurements:
+                if measurement.status is Status.OK and measurement.record.sweep:
+                    place = self.models[name], _place(measurement.key)
+                    self.points.setdefault(place, {})[name] = measurement.record.sweep.job
         self._known: dict[str, tuple[Sequence[Compared], float]] = {}
 
     def job(self, name: str, key: Key) -> int:
@@ -124,20 +128,15 @@ class _Contest:
     def against(self, baseline: str) -> tuple[Sequence[Compared], float]:
         """Return the other groups' times against their model's baseline, and the verdict level."""
         if baseline not in self._known:
-            others = [
-                side
-                for name, side in self.sides.items()
-                if name != baseline
-                and self.models[name] == self.models[baseline]
-                and _have_a_pair(self.sides[baseline], side)
-            ]
-            found = (
-                judging.compare([self.sides[baseline], *others], Settings(measures=DECISIVE))
-                if others
-                else None
-            )
-            level = min(side.level for side in found.sides[1:]) if found else ALPHA
-            self._known[baseline] = (found.pairs if found else ()), level
+            sides = [self.sides[baseline]]
+            for name, side in self.sides.items():
+                is_rival = name != baseline and self.models[name] == self.models[baseline]
+                if is_rival and _have_a_pair(sides[0], side):
+                    sides.append(side)
+            self._known[baseline] = (), ALPHA
+            if len(sides) > 1:
+                found = judging.compare(sides, Settings(measures=DECISIVE))
+                self._known[baseline] = found.pairs, min(side.level for side in found.sides[1:])
         return self._known[baseline]
 
     def at(
@@ -158,15 +157,13 @@ def _is_named(group: Group, wanted: str) -> bool:
 
     It may be a run number, an axis value, or an axis with its value (`model=resnet50`).
     """
-    return any(
-        wanted
-        in (
-            str(child.job),
-            *child.axes.values(),
-            *(f"{axis}={value}" for axis, value in child.axes.items()),
-        )
-        for child, _ in group.runs
-    )
+    for child, _ in group.runs:
+        if wanted == str(child.job) or wanted in child.axes.values():
+            return True
+        axis = wanted.partition("=")[0]
+        if axis in child.axes and wanted == f"{axis}={child.axes[axis]}":
+            return True
+    return False
 
 
 def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
@@ -177,39 +174,35 @@ def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
     """
     contest = _Contest(whole)
     if contest.groups and not contest.baselines:
-        return SweepVerdicts(
-            fastest=[f"compare.baseline={contest.wanted}: no timed run has this name"]
-        )
-    by_baseline = {name: contest.against(name) for name in contest.baselines.values()}
-    by_baseline = {name: found for name, found in by_baseline.items() if found[0]}
-    if not by_baseline:
+        reason = f"compare.baseline={contest.wanted}: no timed run has this name"
+        return SweepVerdicts(fastest=[reason])
+    baselines, every, fastest, lowest = [], list[Compared](), list[str](), ALPHA
+    for name in contest.baselines.values():
+        pairs, level = contest.against(name)
+        if pairs:
+            baselines.append(contest.groups[name])
+            every += pairs
+            fastest += _fastest(name, contest.groups, pairs)
+            lowest = min(lowest, level)
+    if not baselines:
         return SweepVerdicts()
-    every = [pair for pairs, _ in by_baseline.values() for pair in pairs]
     deciding = decisive(every)
-    title = (
-        f"{_compared_time(deciding)} / {_name_of([contest.groups[name] for name in by_baseline])}"
-    )
+    title = f"{_compared_time(deciding)} / {_name_of(baselines)}"
     by_run: dict[tuple[int, str], list[Compared]] = {}
     for pair in deciding:
         by_run.setdefault((contest.job(pair.side, pair.key), pair.key.phase), []).append(pair)
-    timed = {
-        (job, place.phase)
-        for (_, place), members in contest.points.items()
-        for name, job in members.items()
-        if name not in contest.baselines.values()
-    }
-    notes = _of_level(title, min(level for _, level in by_baseline.values()))
+    notes = _of_level(title, lowest)
+    timed = set()
+    for (_, place), members in contest.points.items():
+        for name in members.keys() - contest.baselines.values():
+            timed.add((members[name], place.phase))
     if timed - by_run.keys():
         notes.append(f"no {title}: the baseline has no time of the same phase, size and batch")
     return SweepVerdicts(
         title=title,
         ratios={place: _text(pairs) for place, pairs in by_run.items()},
-        notes=[*notes, *_other_verdicts(deciding, every)],
-        fastest=[
-            line
-            for name, (pairs, _) in by_baseline.items()
-            for line in _fastest(name, contest.groups, pairs)
-        ],
+        notes=notes + _other_verdicts(deciding, every),
+        fastest=fastest,
     )
 
 
@@ -217,12 +210,12 @@ def _name_of(baselines: Sequence[Group]) -> str:
     """Return a baseline's name, or the common part if several models have a baseline."""
     if len(baselines) == 1:
         return baselines[0].name
-    axes = [
-        {axis: text for axis, text in group.axes.items() if axis not in MODEL_AXES}
-        for group in baselines
-    ]
-    common = ", ".join(axes[0].values()) if all(one == axes[0] for one in axes) else ""
-    return common or "the first of its model"
+    names = set()
+    for group in baselines:
+        names.add(tuple(text for axis, text in group.axes.items() if axis not in MODEL_AXES))
+    if len(names) > 1:
+        return "the first of its model"
+    return ", ".join(names.pop()) or "the first of its model"
 
 
 def winners(whole: SweepAnalysis) -> list[Winner]:
@@ -236,25 +229,25 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
     found = []
     for (model, place), members in contest.points.items() if contest.baselines else ():
         baseline, every = contest.at(place, members)
-        if not (compared := decisive(every)):
+        compared = decisive(every)
+        if not compared:
             continue
-        key, measure = compared[0].key, min((pair.measure for pair in compared), key=DECISIVE.index)
-        best, slower = None, set[str]()
+        measure = min((pair.measure for pair in compared), key=DECISIVE.index)
+        best, axes, slower = None, None, set[str]()
         if any(pair.verdict not in _OPEN for pair in compared):
-            best, faster = baseline, _fastest_of(baseline, compared)
-            measure = next((pair.measure for pair in compared if pair.side == faster), measure)
-            rivals = compared
+            best, faster, rivals = baseline, _fastest_of(baseline, compared), compared
             # a group may be faster by another kind of time that has not decided yet
             for _ in members:
+                measure = next((pair.measure for pair in rivals if pair.side == faster), measure)
                 if faster == best:
                     break
-                measure = next(pair.measure for pair in rivals if pair.side == faster)
                 best, rivals = faster, decisive(contest.at(place, members, faster)[1])
                 faster = _fastest_of(best, rivals)
             slower = {best} | {pair.side for pair in rivals if pair.verdict is Verdict.WORSE}
+            axes = contest.groups[best].axes
         ties = tuple(contest.groups[name].axes for name in members if name not in slower)
-        axes = contest.groups[best].axes if best else None
-        found.append(Winner(key=key, model=model, measure=measure, best=axes, ties=ties))
+        winner = Winner(key=compared[0].key, model=model, measure=measure, best=axes, ties=ties)
+        found.append(winner)
     return found
 
 
@@ -288,9 +281,8 @@ def _of_level(title: str, level: float) -> list[str]:
         return []
     if not level:
         return [f"± of {title}: {comparison_table.interval_words(level)}"]
-    return [
-        f"± of {title}: {comparison_table.confidence(level)} intervals, since processes took turns (perfexp ab)"
-    ]
+    confidence = comparison_table.confidence(level)
+    return [f"± of {title}: {confidence} intervals, since processes took turns (perfexp ab)"]
 
 
 def _compared_time(pairs: Sequence[Compared]) -> str:
@@ -299,8 +291,9 @@ def _compared_time(pairs: Sequence[Compared]) -> str:
     A rate becomes time per sample, because a call on several devices has more samples.
     """
     measures = {pair.measure for pair in pairs}
-    name = measures.pop() if len(measures) == 1 else "time"
-    return "time per sample" if name == "throughput" else name
+    if len(measures) > 1:
+        return "time"
+    return "time per sample" if measures == {"throughput"} else measures.pop()
 
 
 def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> list[str]:
@@ -310,12 +303,11 @@ def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> 
     if not others:
         return []
     by_word: dict[str, list[str]] = {}
-    for (word, measure), count in sorted(
-        others.items(), key=lambda item: DECISIVE.index(item[0][1])
-    ):
-        by_word.setdefault(word, []).append(
-            f"{measure} ({count} of {len(deciding)})" if len(deciding) > 1 else measure
-        )
+    for word, measure in sorted(others, key=lambda other: DECISIVE.index(other[1])):
+        text = measure
+        if len(deciding) > 1:
+            text += f" ({others[word, measure]} of {len(deciding)})"
+        by_word.setdefault(word, []).append(text)
     texts = (f"{', '.join(measures)}: {word}" for word, measures in by_word.items())
     return [f"by {_compared_time(deciding)}; {'; '.join(texts)} (perfexp compare DIR)"]
 
@@ -330,20 +322,17 @@ def _have_a_pair(first: Side, other: Side) -> bool:
 def _text(pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
         return f"{ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
-    counts = Counter((pair.verdict, comparison_table.verdict_of(pair)) for pair in pairs)
-    return ", ".join(
-        f"{count} {text}" for (_, text), count in sorted(counts.items(), key=_by_verdict)
-    )
-
-
-def _by_verdict(counted: tuple[tuple[Verdict, str], int]) -> int:
-    return list(Verdict).index(counted[0][0])
+    by_verdict = sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
+    counts = Counter(map(comparison_table.verdict_of, by_verdict))
+    return ", ".join(f"{count} {text}" for text, count in counts.items())
 
 
 def ratio_of_times(pair: Compared) -> str:
     """Return a pair's time ratio, with its interval if known."""
     ratio = comparison_table.time_ratio(pair)
-    return units.digits(ratio.value) if ratio.low is None else comparison_table.ratio_text(ratio)
+    if ratio.low is None:
+        return units.digits(ratio.value)
+    return comparison_table.ratio_text(ratio)
 
 
 def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared]) -> list[str]:
@@ -357,14 +346,16 @@ def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared])
     counts = Counter(_fastest_of(first, compared) for compared in points.values())
     if len(points) < 2 or not counts.keys() - {first}:
         return []
-    other = "no other run is" if len(groups[first].runs) == 1 else "nothing else is"
-    words = dict.fromkeys(groups, "fastest") | {first: f"{other} shown to be faster"}
     of = units.counted(len(points), "point")
-    return [
-        f"{groups[name].name}: {words[name]} at {counts[name]} of {of}"
-        for name in groups
-        if name in counts
-    ]
+    lines = []
+    for name, group in groups.items():
+        words = "fastest"
+        if name == first:
+            other = "no other run is" if len(group.runs) == 1 else "nothing else is"
+            words = f"{other} shown to be faster"
+        if name in counts:
+            lines.append(f"{group.name}: {words} at {counts[name]} of {of}")
+    return lines
 
 
 def _fastest_of(baseline: str, compared: Sequence[Compared]) -> str:

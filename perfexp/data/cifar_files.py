@@ -26,7 +26,7 @@ import numpy as np
 from perfexp.errors import UserError
 from perfexp.host import locks
 from perfexp.host.files import write_atomically
-from perfexp.host.untrusted import open_append, open_regular, read_bytes
+from perfexp.host.foreign import open_append, open_regular, read_bytes
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 

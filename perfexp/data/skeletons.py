@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from perfexp.data.image_files import folder_of, visible_entries
 from perfexp.data.loading import Loading, Samples
 from perfexp.errors import UserError
-from perfexp.host.untrusted import read_bytes
+from perfexp.host.foreign import read_bytes
 from perfexp.models import Session
 
 _LAYOUT = "SUBJECT_DATE_GESTURE_REPETITION_CORRECT_POSITION.txt"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from perfexp.devices.nvml import is_used, neighbours
 from perfexp.diagnosis import (
@@ -49,13 +49,9 @@ class Chosen:
     @property
     def lock_name(self) -> str | None:
         """Return the name of the device lock; None without a lock."""
-        return (
-            str(self.device["uuid"])
-            if self.device
-            else self.kind
-            if self.kind in ("cpu", "mps")
-            else None
-        )
+        if self.device:
+            return str(self.device["uuid"])
+        return self.kind if self.kind in ("cpu", "mps") else None
 
 
 def choose(facts: Facts, choice: Choice) -> Chosen:
@@ -63,11 +59,9 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
     if choice.name == "fake":
         return Chosen(kind="fake", name="a scripted device")
     if choice.name == "mps":
-        return (
-            Chosen(kind="mps", name="Apple's GPU")
-            if part(facts, "mps").get("available")
-            else _none(facts, choice)
-        )
+        if not part(facts, "mps").get("available"):
+            return _none(facts, choice)
+        return Chosen(kind="mps", name="Apple's GPU")
     # without torch's answer, the CPU may not be the best device
     if choice.name == "auto" and not _are_known(facts):
         return _none(facts, choice)
@@ -106,7 +100,8 @@ def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Fi
     memory = units.format_bytes(facts["machine"]["memory_bytes"])
     yield ok(
         "CPU",
-        f"{cpu['name']}, {cpu['cores'] or 'unknown'} cores ({cpu['logical_cores']} logical), {memory}",
+        f"{cpu['name']}, {cpu['cores'] or 'unknown'} cores "
+        f"({cpu['logical_cores']} logical), {memory}",
     )
 
 
@@ -133,10 +128,13 @@ def _are_known(facts: Facts) -> bool:
 
 
 def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
-    check = f"gpu={choice.name}" + (f" gpu.index={choice.index}" if choice.index else "")
+    check = f"gpu={choice.name}"
+    if choice.index:
+        check += f" gpu.index={choice.index}"
     if chosen.kind is None:
         remedy = "choose gpu=auto, another gpu.index, or the machine that has it"
-        remedy = remedy if _are_known(facts) else "fix the failures above, then repeat the command"
+        if not _are_known(facts):
+            remedy = "fix the failures above, then repeat the command"
         return fail(check, chosen.name, remedy)
     if chosen.kind == "mps":
         return untested(check, "Apple's GPU: perfexp has not been tried on one")
@@ -146,22 +144,24 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
         return warn(check, f"there is no cuda:{choice.index}: {chosen.name}", "another gpu.index")
     if part(facts, "torch").get("rocm") and chosen.device:
         return untested(check, f"{chosen.name}: ROCm has not been tried")
-    return ok(check, f"{chosen.name}{f' (cuda:{choice.index})' if chosen.device else ''}")
+    place = f" (cuda:{choice.index})" if chosen.device else ""
+    return ok(check, f"{chosen.name}{place}")
 
 
 def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
-    rocm = bool(part(facts, "torch").get("rocm"))
-    capability = [] if rocm else [f"compute capability {device['compute_capability']}"]
-    description = [
-        device["name"],
-        units.format_bytes(device["memory_bytes"]),
-        *capability,
-        f"UUID {device['uuid']}",
-    ]
-    check, file = f"cuda:{device['index']}", _file_of(facts, device["name"])
-    observation = f"{', '.join(description)}; "
-    observation += f"conf/gpu/{file}.yaml" if file else "no file of conf/gpu matches it"
-    remedy = "" if file else "gpu=auto measures it; add conf/gpu/NAME.yaml for its peaks"
+    rocm = part(facts, "torch").get("rocm")
+    check = f"cuda:{device['index']}"
+    observation = f"{device['name']}, {units.format_bytes(device['memory_bytes'])}, "
+    if not rocm:
+        observation += f"compute capability {device['compute_capability']}, "
+    observation += f"UUID {device['uuid']}; "
+    file = _file_of(facts, device["name"])
+    if file:
+        observation += f"conf/gpu/{file}.yaml"
+        remedy = ""
+    else:
+        observation += "no file of conf/gpu matches it"
+        remedy = "gpu=auto measures it; add conf/gpu/NAME.yaml for its peaks"
     if rocm:
         return untested(check, f"{observation}; ROCm has not been tried", remedy)
     return warn_if(not file, check, observation, remedy)
@@ -176,11 +176,12 @@ def _unusable(facts: Facts) -> Iterator[Finding]:
         observation = (
             f"the driver shows {_counted(boards)}, torch ({build_name(torch)}) can use none"
         )
+        if reason:
+            observation += f": {reason}"
         remedy = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
-        remedy = (
-            "check CUDA_VISIBLE_DEVICES and the driver's version" if torch.get("cuda") else remedy
-        )
-        yield warn("CUDA devices", f"{observation}{f': {reason}' if reason else ''}", remedy)
+        if torch.get("cuda"):
+            remedy = "check CUDA_VISIBLE_DEVICES and the driver's version"
+        yield warn("CUDA devices", observation, remedy)
     elif torch.get("cuda") and not devices:
         yield warn(
             "CUDA devices",
@@ -193,7 +194,7 @@ def _unusable(facts: Facts) -> Iterator[Finding]:
 
 def _counted(boards: Sequence[Mapping[str, Any]]) -> str:
     names = ", ".join(sorted({board["name"] for board in boards}))
-    return f"{len(boards)} board{'' if len(boards) == 1 else 's'} ({names})"
+    return f"{units.counted(len(boards), 'board')} ({names})"
 
 
 def _file_of(facts: Facts, name: str) -> str | None:
@@ -234,11 +235,12 @@ def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 
 def board_of(facts: Facts, chosen: Chosen) -> Mapping[str, Any] | None:
     """Return the driver's facts about the chosen CUDA device; None if it reports none."""
-    boards = {
-        board["uuid"].removeprefix("GPU-"): board
-        for board in part(facts, "boards").get("boards", ())
-    }
-    return boards.get(str(chosen.device["uuid"]).removeprefix("GPU-")) if chosen.device else None
+    if chosen.device:
+        uuid = str(chosen.device["uuid"]).removeprefix("GPU-")
+        for board in part(facts, "boards").get("boards", ()):
+            if board["uuid"].removeprefix("GPU-") == uuid:
+                return cast(Mapping[str, Any], board)
+    return None
 
 
 def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
@@ -260,15 +262,17 @@ def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Fin
     if not clocks:  # the survey's own finding says why
         return
     if error := clocks.get("error"):
-        remedy = "try nvidia-smi; a build of torch for this compute capability: https://pytorch.org/get-started/locally"
+        remedy = (
+            "try nvidia-smi; a build of torch for this compute capability: "
+            "https://pytorch.org/get-started/locally"
+        )
         yield fail("kernels", f"the device runs none: {error}", remedy)
         return
     if reason := clocks.get("not_tried"):
         yield warn("kernels", f"not tried: {reason}", "repeat when the device is free")
         return
-    tick, record = (
-        units.format_seconds(clocks[name], 2) for name in ("event_tick_seconds", "record_seconds")
-    )
+    tick = units.format_seconds(clocks["event_tick_seconds"], 2)
+    record = units.format_seconds(clocks["record_seconds"], 2)
     yield ok("event clock", f"tick {tick}, a record costs {record}")
     yield _canary(clocks, board)
 
@@ -279,7 +283,8 @@ def _canary(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Finding:
         return ok("clock canary", f"{_megahertz(spin)}; no clock of the driver's to compare with")
     highest = board.get("facts", {}).get("max_sm_clock_hertz")
     observation = f"{_megahertz(spin)}, the driver reports {_megahertz(reported)}"
-    observation += f" of at most {_megahertz(highest)}" if highest else ""
+    if highest:
+        observation += f" of at most {_megahertz(highest)}"
     remedy = "the clock varies: repeat when the device is idle and cool"
     return warn_if(abs(spin / reported - 1) > _CLOCK_TOLERANCE, "clock canary", observation, remedy)
 
@@ -292,14 +297,11 @@ def _no_board(facts: Facts) -> Finding:
             f"does not answer: {error}",
             "pip install nvidia-ml-py, and the driver's libnvidia-ml",
         )
-    sliced = any(board["facts"].get("mig") for board in boards.get("boards", ()))
-    why = "; MIG is on, and slices have identities of their own" if sliced else ""
-    remedy = (
-        "state, power and energy stay unknown; measure on a whole board"
-        if sliced
-        else "check nvidia-smi -L"
-    )
-    return warn("NVML", f"shows no board with this UUID{why}", remedy)
+    observation, remedy = "shows no board with this UUID", "check nvidia-smi -L"
+    if any(board["facts"].get("mig") for board in boards.get("boards", ())):
+        observation += "; MIG is on, and slices have identities of their own"
+        remedy = "state, power and energy stay unknown; measure on a whole board"
+    return warn("NVML", observation, remedy)
 
 
 def _heat_and_power(
@@ -320,8 +322,11 @@ def _heat_and_power(
         yield _not_reported("power limit")
         return
     is_lower = limit < _POWER_SHARE * sold
-    observation = f"{limit:.0f} W" + (f"; {watts:.0f} W now" if watts is not None else "")
-    observation += f"; the data sheet has {sold:.0f} W" if is_lower else ""
+    observation = f"{limit:.0f} W"
+    if watts is not None:
+        observation += f"; {watts:.0f} W now"
+    if is_lower:
+        observation += f"; the data sheet has {sold:.0f} W"
     yield warn_if(is_lower, "power limit", observation, "figures are those of this limit")
 
 

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from perfexp import __version__
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import UserError
-from perfexp.host import repository, scheduler, untrusted
+from perfexp.host import foreign, repository, scheduler
 from perfexp.records.diagnostics import Diagnostic
 
 _PACKAGES = ["torch", "torchvision", "numpy", "hydra-core", "omegaconf"]
@@ -42,8 +42,10 @@ _TOOLS = {
 }
 #: Sources of NVIDIA's profilers.
 NSIGHT = {
-    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package nsight-systems",
-    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, or the package nsight-compute",
+    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems, "
+    "or the package nsight-systems",
+    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute, "
+    "or the package nsight-compute",
 }
 #: Facts shared by environments with comparable times.
 _IDENTITY = (
@@ -68,14 +70,16 @@ _VENDORS = {"cuda": "nvidia", "mps": "apple"}
 
 def collect() -> dict[str, Any]:
     """Return the facts needed to repeat the measurement, as JSON values; None if unknown."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    affinity = None
+    if hasattr(os, "sched_getaffinity"):
+        affinity = sorted(os.sched_getaffinity(0))
     return {
         "perfexp": __version__,
         "python": platform.python_version(),
         "python_implementation": platform.python_implementation(),
         "executable": sys.executable,
-        "packages": {
-            name: version for name in _PACKAGES if (version := _version(name)) is not None
-        },
+        "packages": {name: version for name, version in versions.items() if version is not None},
         "host": socket.gethostname(),
         "user": _user(),
         "os": _operating_system(),
@@ -88,21 +92,20 @@ def collect() -> dict[str, Any]:
             "name": processor_name(),
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": psutil.cpu_count(),
-            "affinity": sorted(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else None,
+            "affinity": affinity,
             "governors": governors(),
             "smt": {"1": True, "0": False}.get(_read("/sys/devices/system/cpu/smt/active") or ""),
             "load_average_1min": round(psutil.getloadavg()[0], 2),
         },
         "memory_bytes": psutil.virtual_memory().total,
         "git": repository.facts(),
-        "threads_variables": {
-            name: value
-            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-            if (value := os.environ.get(name))
-        },
+        "threads_variables": _threads_variables(),
     }
+
+
+def _threads_variables() -> dict[str, str]:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    return {name: value for name in names if (value := os.environ.get(name))}
 
 
 def _user() -> str | None:
@@ -118,7 +121,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
     Raises `UserError` if it cannot be read.
     """
     try:
-        content = msgspec.convert(untrusted.json_data(untrusted.read_bytes(path)), _File)
+        content = msgspec.convert(foreign.json_data(foreign.read_bytes(path)), _File)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
@@ -165,9 +168,8 @@ def vendor(environment: dict[str, Any]) -> str:
 
 def governors(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:
     """Return the frequency governors of all cores; empty if the system has no such setting."""
-    return sorted(
-        {_read(file) or "" for file in root.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {""}
-    )
+    files = root.glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return sorted(set(filter(None, map(_read, files))))
 
 
 def cores() -> int:
@@ -190,13 +192,10 @@ def other_cpu_seconds(*, of_ranks: bool = False) -> float:
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
     own = psutil.Process()
     parent = own.parent()
-    family = (
-        parent.children(recursive=True)
-        if of_ranks and parent
-        else [own, *own.children(recursive=True)]
-    )
-    ours = sum(_cpu_seconds(process) for process in (parent, *family) if process)
-    return float(sum(times) - idle - guests - ours)
+    family = [own, *own.children(recursive=True)]
+    if parent:
+        family = [parent, *(parent.children(recursive=True) if of_ranks else family)]
+    return float(sum(times) - idle - guests - sum(map(_cpu_seconds, family)))
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
@@ -239,10 +238,12 @@ def _image(root: Path = Path("/")) -> dict[str, str] | None:
     facts = _pairs(_read(root / "etc/perfexp-image") or "")
     named = _pairs((_read(root / "run/.containerenv") or "").replace('"', ""))  # podman
     digest = named.get("imageid")
-    reference = os.environ.get(IMAGE_VARIABLE) or (
-        f"{named['image']}@sha256:{digest}" if digest else None
-    )
-    return facts | ({"reference": reference[:_LONGEST]} if reference else {}) or None
+    reference = os.environ.get(IMAGE_VARIABLE)
+    if digest and not reference:
+        reference = f"{named['image']}@sha256:{digest}"
+    if reference:
+        facts["reference"] = reference[:_LONGEST]
+    return facts or None
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -294,20 +295,19 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
         wanted = [Requirement(text) for text in importlib.metadata.requires(distribution) or []]
     except importlib.metadata.PackageNotFoundError:
         return None
-    return {
-        one.name: _requirement(one)
-        for one in wanted
-        if one.marker is None or one.marker.evaluate({"extra": ""})
-    }
+    found = {}
+    for one in wanted:
+        if one.marker is None or one.marker.evaluate({"extra": ""}):
+            found[one.name] = _requirement(one)
+    return found
 
 
 def cpu_quota_cores(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
     """Return the CPU quota in this process's control groups, in cores; None without a limit."""
-    own = next(
-        (line[3:] for line in (_read(membership) or "").splitlines() if line.startswith("0::")), "/"
-    )
+    lines = (_read(membership) or "").splitlines()
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
     place = root / own.lstrip("/")
     limits = [_quota(at / "cpu.max") for at in (place, *place.parents) if at.is_relative_to(root)]
     return min((limit for limit in limits if limit is not None), default=None)
@@ -332,9 +332,8 @@ def tool(
 def folder(path: Path) -> dict[str, Any]:
     """Return whether a folder, which may not exist yet, is writable, and its free space."""
     # a missing folder will be created in its nearest existing parent
-    existing = next(
-        place for place in (path.absolute(), *path.absolute().parents) if place.exists()
-    )
+    places = (path.absolute(), *path.absolute().parents)
+    existing = next(filter(Path.exists, places))
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     return {"path": str(path), "writable": writable, "free_bytes": shutil.disk_usage(existing).free}
 

@@ -112,7 +112,8 @@ def _torchvision(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]
     elif not torchvision["torchvision_compiled_operators"]:
         yield warn(
             "torchvision",
-            f"{torchvision['torchvision']}, built for another torch: its compiled operators are not there",
+            f"{torchvision['torchvision']}, built for another torch: "
+            "its compiled operators are not there",
             "classification works; for the operators install the build that fits torch",
         )
     else:

@@ -90,7 +90,10 @@ def _cpu(cpu: Mapping[str, Any], quota_cores: float | None) -> Iterator[Finding]
     usable = len(cpu["affinity"] or []) or cores
     remedy = "request whole cores (SLURM: --cpus-per-task), and keep execution.threads within them"
     if quota_cores is not None and quota_cores < usable:
-        observation = f"control groups leave the time of {quota_cores:g} cores; {usable} of {cores} may be used"
+        observation = (
+            f"control groups leave the time of {quota_cores:g} cores; "
+            f"{usable} of {cores} may be used"
+        )
         yield warn("processors", observation, remedy)
     else:
         share = f"{usable} of" if usable < cores else "all"

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,12 @@ class MeasuredDevice:
         """Return the device in a record's environment."""
         device, ranks = environment.get("device"), environment.get("ranks")
         facts = device if isinstance(device, Mapping) else {}
-        devices, hosts = (
-            ranks.get(name) if isinstance(ranks, Mapping) else None for name in ("devices", "hosts")
-        )
+        of_ranks = ranks if isinstance(ranks, Mapping) else {}
         return cls(
             kind=str(facts.get("kind") or ""),
             product=str(facts.get("name") or ""),
-            ranks=len(devices) if isinstance(devices, list) and devices else 1,
-            nodes=len(hosts) if isinstance(hosts, list) and hosts else 1,
+            ranks=_length(of_ranks.get("devices")),
+            nodes=_length(of_ranks.get("hosts")),
         )
 
 
@@ -113,14 +112,10 @@ class MeasuredCurve:
     @property
     def name(self) -> str:
         """Return model, algorithm, phase, precision and quantity in words."""
-        words = (
-            self.about.model,
-            self.about.algorithm,
-            self.phase,
-            self.about.precision,
-            self.quantity,
+        about = self.about
+        return " · ".join(
+            (about.model, about.algorithm, self.phase, about.precision, self.quantity)
         )
-        return " · ".join(words)
 
     def curve(self) -> Curve:
         """Return the curve over its own range.
@@ -129,27 +124,29 @@ class MeasuredCurve:
         """
         pairs = sorted(self.values, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
         if len(pairs) > MOST_MEASURED:
-            pairs = [
-                pairs[place]
-                for place in np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)
-            ]
+            places = np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)
+            pairs = [pairs[place] for place in places]
         x = selection.coordinates(pairs)
         reference = selection.coordinates(list(self.values))
         spans = np.ptp(reference, axis=0)
-        return curve_of(
-            selection.scaled(x, reference), spans, [self.values[pair] for pair in pairs]
-        )
+        values = list(map(self.values.__getitem__, pairs))
+        return curve_of(selection.scaled(x, reference), spans, values)
 
     def truth(self) -> Truth:
         """Return the curve as known truth, to score predictions from part of it."""
-        values = list(self.values.values())
+        values = self.values.values()
         return Truth(
             name=self.name,
             group=self.about.model,
             x=selection.coordinates(list(self.values)),
             values=np.array([value.value for value in values]),
-            errors=np.array([standard_error(value) for value in values]),
+            errors=np.array(list(map(standard_error, values))),
         )
+
+
+def _length(values: Any) -> int:
+    """Return the length of a list in a record's environment; 1 for anything else."""
+    return len(values) or 1 if isinstance(values, list) else 1
 
 
 def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
@@ -157,12 +154,10 @@ def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
 
     Unreadable records are skipped.
     """
-    files = (
-        file
-        for folder in folders
-        if folder.is_dir()
-        for file in below(folder, "record.json", refused=_skip)
-    )
+    files: list[Path] = []
+    for folder in folders:
+        if folder.is_dir():
+            files += below(folder, "record.json", refused=_skip)
     return _curves_of(files)
 
 
@@ -183,7 +178,7 @@ def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
         with suppress(Exception):
             record = Record.load(file)
             found.setdefault(record.uid, _of_phases(record, file.parent))
-    curves = [curve for of_run in found.values() for curve in of_run]
+    curves = chain.from_iterable(found.values())
     return _joined(sorted(curves, key=lambda curve: curve.ended, reverse=True))
 
 
@@ -194,28 +189,25 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
     curves come after complete curves, which have more points.
     """
     groups: dict[Any, list[MeasuredCurve]] = {}
+    complete, joined = [], []
     for curve in curves:
-        if len(curve.values) < LEAST_MEASURED:
-            alike = (
-                curve.identity,
-                curve.device,
-                curve.phase,
-                curve.quantity,
-                *curve.conditions.items(),
-            )
-            groups.setdefault(alike, []).append(curve)
-    joined = []
+        if len(curve.values) >= LEAST_MEASURED:
+            complete.append(curve)
+            continue
+        conditions = tuple(curve.conditions.items())
+        alike = curve.identity, curve.device, curve.phase, curve.quantity, conditions
+        groups.setdefault(alike, []).append(curve)
     for parts in groups.values():
-        same = [
-            part
-            for part in parts
-            if part.values and part.kind == next((p.kind for p in parts if p.values), "")
-        ]
-        if same:
-            values = {pair: value for part in reversed(same) for pair, value in part.values.items()}
-            too_large = frozenset().union(*(part.out_of_memory for part in parts)) - values.keys()
-            joined.append(replace(same[0], values=values, out_of_memory=too_large))
-    return [*(curve for curve in curves if len(curve.values) >= LEAST_MEASURED), *joined]
+        newest = next((part for part in parts if part.values), None)
+        if newest is None:
+            continue
+        values, too_large = dict[Pair, Interval](), frozenset[Pair]()
+        for part in reversed(parts):
+            too_large |= part.out_of_memory
+            if part.kind == newest.kind:
+                values |= part.values
+        joined.append(replace(newest, values=values, out_of_memory=too_large - values.keys()))
+    return [*complete, *joined]
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
@@ -255,44 +247,40 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
 
 def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
     """Return the first kind of time that all rows have, with its medians."""
-    kind = next(
-        (
-            kind
-            for row in table[:1]
-            for kind in row.times
-            if all(kind in one.times for one in table)
-        ),
-        "",
-    )
-    medians = (
-        {(row.key.input_size, row.key.batch_size): row.own_interval(kind) for row in table}
-        if kind
-        else {}
-    )
-    return kind, {pair: median for pair, median in medians.items() if median and median.value > 0}
+    for kind in table[0].times if table else ():
+        if all(kind in row.times for row in table):
+            medians = {}
+            for row in table:
+                median = row.own_interval(kind)
+                if median and median.value > 0:
+                    medians[row.key.input_size, row.key.batch_size] = median
+            return kind, medians
+    return "", {}
 
 
 def _metrics(
     table: Sequence[Row], name: str, prior: Prior | None = None
 ) -> tuple[str, dict[Pair, Interval]]:
     """Return a metric from the rows; a prior widens its interval to cover other processes."""
-    metrics = {(row.key.input_size, row.key.batch_size): row.metric(name) for row in table}
-    known = {pair: interval_of(metric) for pair, metric in metrics.items()}
-    intervals = {
-        pair: interval for pair, interval in known.items() if interval and interval.value > 0
-    }
-    return name, {
-        pair: Repeats.of([one], prior).interval if prior else one for pair, one in intervals.items()
-    }
+    intervals = {}
+    for row in table:
+        interval = interval_of(row.metric(name))
+        if interval and interval.value > 0:
+            if prior:
+                interval = Repeats.of([interval], prior).interval
+            intervals[row.key.input_size, row.key.batch_size] = interval
+    return name, intervals
 
 
 def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions and limits in a record's environment that change times."""
     device = environment.get("device")
     facts = {**(device if isinstance(device, Mapping) else {}), "torch": _torch(environment)}
-    return {
-        name: str(facts[name]) for name in (*_CONDITIONS, "torch") if facts.get(name) is not None
-    }
+    conditions = {}
+    for name in (*_CONDITIONS, "torch"):
+        if facts.get(name) is not None:
+            conditions[name] = str(facts[name])
+    return conditions
 
 
 def _torch(environment: Mapping[str, Any]) -> object:
@@ -335,9 +323,8 @@ def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
 
 def digest(curves: Iterable[MeasuredCurve]) -> str:
     """Return the SHA-256 of the curves' values, in any order."""
-    parts = sorted(
-        f"{curve.name} {curve.about.device} {pair} {value.value!r}"
-        for curve in curves
-        for pair, value in curve.values.items()
-    )
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    parts = []
+    for curve in curves:
+        for pair, value in curve.values.items():
+            parts.append(f"{curve.name} {curve.about.device} {pair} {value.value!r}")
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()

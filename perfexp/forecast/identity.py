@@ -19,19 +19,18 @@ _WITHOUT_EFFECT = frozenset(
 def identity(plan: Mapping[str, Any], phase: str) -> str:
     """Return the SHA-256 of the settings in a resolved plan that determine a phase's times."""
     mode = plan.get("mode")
-    nodes = {name: plan.get(name) for name in _NODES} | {
-        "mode": mode.get(phase) if isinstance(mode, Mapping) else mode
-    }
-    return hashlib.sha256(
-        json.dumps(_effective(nodes), sort_keys=True, default=str).encode()
-    ).hexdigest()
+    nodes = {name: plan.get(name) for name in _NODES}
+    nodes["mode"] = mode.get(phase) if isinstance(mode, Mapping) else mode
+    text = json.dumps(_effective(nodes), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _effective(node: Any) -> Any:
     """Remove settings without effect, and settings without a value, which older plans lack."""
     if not isinstance(node, Mapping):
         return node
-    items = {
-        str(name): _effective(value) for name, value in node.items() if name not in _WITHOUT_EFFECT
-    }
-    return {name: value for name, value in items.items() if value is not None}
+    settings = {}
+    for name, value in node.items():
+        if value is not None and name not in _WITHOUT_EFFECT:
+            settings[str(name)] = _effective(value)
+    return settings

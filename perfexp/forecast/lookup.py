@@ -61,19 +61,23 @@ def look_up(
         installed: versions on this machine, to compare with the records' versions.
     """
     pair = key.input_size, key.batch_size
-    matching = [
-        curve for curve in corpus.curves if (curve.quantity, curve.phase) == (quantity, key.phase)
-    ]
-    asked = identity(plan, key.phase)
-    matching = [curve for curve in matching if curve.identity == asked]
+    asked = quantity, key.phase, identity(plan, key.phase)
+    matching = []
+    for curve in corpus.curves:
+        if (curve.quantity, curve.phase, curve.identity) == asked:
+            matching.append(curve)
     answers = [(_predicted(pair, curve, matching, corpus), curve) for curve in matching]
     for source in (MEASURED, INTERPOLATED, REFUSED):
         for predicted, curve in answers:
             if predicted.source == source:
                 doubts = [*outside(predicted, curve), *stale(curve, corpus.curves, installed)]
-                doubts += stairs(curve) if source == INTERPOLATED else []
+                if source == INTERPOLATED:
+                    doubts += stairs(curve)
                 return Answer(predicted=predicted, curve=curve, diagnostics=tuple(doubts))
-    reason = "no record of these settings of model, algorithm, mode, precision, execution and data has it"
+    reason = (
+        "no record of these settings of model, algorithm, mode, precision, execution and data has "
+        "it"
+    )
     nothing = Predicted(pair=pair, source=REFUSED, value=None, nearest=pair, reason=reason)
     return Answer(predicted=nothing, curve=None, diagnostics=())
 
@@ -82,12 +86,10 @@ def _predicted(
     pair: Pair, curve: MeasuredCurve, matching: Sequence[MeasuredCurve], corpus: Corpus
 ) -> Predicted:
     """Predict a point from a curve, unless the same work ran out of memory there on this device."""
-    out_of_memory = {
-        one
-        for other in matching
-        if other.about.device == curve.about.device
-        for one in other.out_of_memory
-    }
+    out_of_memory = set[Pair]()
+    for other in matching:
+        if other.about.device == curve.about.device:
+            out_of_memory |= other.out_of_memory
     return forecast(curve, [pair], corpus.calibration(curve), out_of_memory=out_of_memory).points[0]
 
 
@@ -96,7 +98,10 @@ def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
     if predicted.reason != OUTSIDE:
         return []
     range_text, count = _range_text(curve), len(curve.values)
-    why = f"{pair_text(predicted.pair)} is outside the {count} measured points, {range_text}: no time and no energy"
+    why = (
+        f"{pair_text(predicted.pair)} is outside the {count} measured points, {range_text}: "
+        "no time and no energy"
+    )
     return [diagnostics.make("corpus_unfit", why=why)]
 
 
@@ -108,23 +113,14 @@ def stale(
     The reference is this machine if its versions are known, otherwise the device's newest record.
     """
     newest = next((other for other in corpus if other.about.device == curve.about.device), curve)
-    now = {
-        **newest.conditions,
-        **{name: value for name, value in installed.items() if name in curve.conditions},
-    }
-    changes = [
-        f"{name} {value}, now {now[name]}"
-        for name, value in curve.conditions.items()
-        if name in now and now[name] != value
-    ]
+    now, changes = {**newest.conditions, **installed}, []
+    for name, value in curve.conditions.items():
+        if now.get(name, value) != value:
+            changes.append(f"{name} {value}, now {now[name]}")
     if not changes:
         return []
-    return [
-        diagnostics.make(
-            "corpus_unfit",
-            why=f"those in {curve.folder} are of another state: {'; '.join(changes)}",
-        )
-    ]
+    why = f"those in {curve.folder} are of another state: {'; '.join(changes)}"
+    return [diagnostics.make("corpus_unfit", why=why)]
 
 
 def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
@@ -134,21 +130,17 @@ def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
     if len(pairs) < LEAST_MEASURED + 1:
         return []
     scores = leave_one_out(curve.curve())
-    falls = [
-        (smaller, larger)
-        for smaller, larger in pairwise(pairs)
-        if smaller[1] == larger[1] and _falls(curve, smaller, larger)
-    ]
-    if not falls and not (scores.size and np.max(scores) > _STAIR_DEVIATIONS):
+    where = ""
+    if scores.size and np.max(scores) > _STAIR_DEVIATIONS:
+        where = "a point is far off"
+    more = {"memory": "needs more memory", "energy": "needs more energy"}
+    words = more.get(curve.quantity, "takes longer")
+    for smaller, larger in pairwise(pairs):
+        if smaller[1] == larger[1] and _falls(curve, smaller, larger):
+            where = f"{pair_text(smaller)} {words} than {pair_text(larger)}"
+            break
+    if not where:
         return []
-    more = {"memory": "needs more memory", "energy": "needs more energy"}.get(
-        curve.quantity, "takes longer"
-    )
-    where = (
-        f"{pair_text(falls[0][0])} {more} than {pair_text(falls[0][1])}"
-        if falls
-        else "a point is far off"
-    )
     return [diagnostics.make("stairs", curve=curve.name, where=where)]
 
 

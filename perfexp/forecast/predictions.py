@@ -76,11 +76,11 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
     forecasts = []
     for curve in curves:
         pairs = candidates(record.plan, curve.phase) if curve.quantity in SPARSE else []
-        if not pairs:
-            continue
-        forecasts.append(
-            forecast(curve, pairs, corpus.calibration(curve), corpus.curves, curve.out_of_memory)
-        )
+        if pairs:
+            calibration = corpus.calibration(curve)
+            forecasts.append(
+                forecast(curve, pairs, calibration, corpus.curves, curve.out_of_memory)
+            )
     return forecasts
 
 
@@ -92,17 +92,15 @@ def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
     node, mode = plan.get("sweep"), plan.get("mode")
     own = mode.get(phase) if isinstance(mode, Mapping) else None
     batch_sizes = own.get("batch_size") if isinstance(own, Mapping) else None
-    if (
-        not isinstance(node, Mapping)
-        or node.get("_target_") != f"{Sparse.__module__}.{Sparse.__name__}"
-    ):
+    if batch_sizes is None:
+        batch_sizes = plan.get("batch_size")
+    target = f"{Sparse.__module__}.{Sparse.__name__}"
+    if not isinstance(node, Mapping) or node.get("_target_") != target:
         return []
     try:
         sweep = Sparse(**{name: value for name, value in node.items() if name != "_target_"})
-        return sweep.candidates(
-            parse_sizes(plan.get("input_size")),
-            parse_batch_sizes(plan.get("batch_size") if batch_sizes is None else batch_sizes),
-        )
+        sizes = parse_sizes(plan.get("input_size"))
+        return sweep.candidates(sizes, parse_batch_sizes(batch_sizes))
     except (UserError, TypeError):  # somebody else's record
         return []
 
@@ -125,11 +123,9 @@ def forecast(
     points = []
     for pair, value, one in zip(pairs, values, x, strict=True):
         nearest = known[int(((measured - one) ** 2).sum(axis=1).argmin())]
-        reason = (
-            "a point of at most this size ran out of memory"
-            if exceeds_memory(pair, out_of_memory)
-            else _refusal(curve, pair, one)
-        )
+        reason = _refusal(curve, pair, one)
+        if exceeds_memory(pair, out_of_memory):
+            reason = "a point of at most this size ran out of memory"
         if pair in curve.values:
             point = Predicted(
                 pair=pair, source=MEASURED, value=_narrowed(curve.values[pair]), nearest=pair
@@ -151,7 +147,7 @@ def _predicted(
         return [None] * len(x)
     prediction = predict(curve.curve(), x, calibration.prior)
     half = calibration.factor * prediction.deviation
-    return [_interval(mean, width) for mean, width in zip(prediction.mean, half, strict=True)]
+    return list(map(_interval, prediction.mean, half))
 
 
 def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
@@ -163,13 +159,16 @@ def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
     if len(curve.values) < LEAST_MEASURED:
         return f"{len(curve.values)} measured points; a prediction needs {LEAST_MEASURED}"
     (height, width), batch = pair
-    is_batch = len({other for _, other in curve.values}) > 1 or batch in {
-        other for _, other in curve.values
-    }
-    pixels = {other[0] * other[1] for other, _ in curve.values}
+    batches, pixels = set(), set()
+    for other, other_batch in curve.values:
+        batches.add(other_batch)
+        pixels.add(other[0] * other[1])
+    is_batch = len(batches) > 1 or batch in batches
     is_size = len(pixels) > 1 or height * width in pixels
     is_inside = bool((x >= -_ROUNDING).all() and (x <= 1 + _ROUNDING).all())
-    return None if is_batch and is_size and is_inside else OUTSIDE
+    if is_batch and is_size and is_inside:
+        return None
+    return OUTSIDE
 
 
 def _interval(mean: float, half_width: float) -> Interval:
@@ -181,7 +180,8 @@ def _narrowed(value: Interval) -> Interval:
     """Turn a 95 % interval into a 90 % interval."""
     if value.low is None or value.high is None:
         return value
-    low, high = (value.value + _NARROWER * (end - value.value) for end in (value.low, value.high))
+    low = value.value + _NARROWER * (value.low - value.value)
+    high = value.value + _NARROWER * (value.high - value.value)
     return Interval(value=value.value, low=low, high=high)
 
 
@@ -190,20 +190,22 @@ def summary(forecast: Forecast) -> str:
 
     For example: `time: 88 of 100 points predicted, …`.
     """
-    interpolated = [
-        point.value for point in forecast.points if point.source == INTERPOLATED and point.value
-    ]
-    refused = sum(point.source == REFUSED for point in forecast.points)
-    about = f"{forecast.curve.phase} {forecast.curve.quantity}: {len(interpolated)} of {len(forecast.points)} points"
-    widths = [
-        one.relative_half_width for one in interpolated if one.relative_half_width is not None
-    ]
-    sure = (
-        f" within ±{100 * float(np.median(widths)):.1f} % (median of the 90 % intervals)"
-        if widths
-        else ""
-    )
-    return f"{about} predicted{sure}{f', {refused} refused' if refused else ''}"
+    predicted = refused = 0
+    widths = []
+    for point in forecast.points:
+        refused += point.source == REFUSED
+        if point.source == INTERPOLATED and point.value:
+            predicted += 1
+            widths.append(point.value.relative_half_width)
+    known = [width for width in widths if width is not None]
+    curve = forecast.curve
+    text = f"{curve.phase} {curve.quantity}: {predicted} of {len(forecast.points)} points predicted"
+    if known:
+        half = 100 * float(np.median(known))
+        text += f" within ±{half:.1f} % (median of the 90 % intervals)"
+    if refused:
+        text += f", {refused} refused"
+    return text
 
 
 def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
@@ -211,32 +213,33 @@ def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
 
     No line can be read as a result.
     """
-    return b"".join(
-        msgspec.json.encode(
-            {
+    lines = b""
+    for one in forecasts:
+        for point in one.points:
+            (size, batch), (near_size, near_batch) = point.pair, point.nearest
+            line = {
                 "predicted": {
                     "phase": one.curve.phase,
-                    "input_size": point.pair[0],
-                    "batch_size": point.pair[1],
+                    "input_size": size,
+                    "batch_size": batch,
                 },
                 "precision": precision,
                 "quantity": one.curve.kind,
                 "unit": QUANTITIES[one.curve.quantity],
                 "source": point.source,
-                "value": point.value.value if point.value else None,
-                "low": point.value.low if point.value else None,
-                "high": point.value.high if point.value else None,
+                "value": None,
+                "low": None,
+                "high": None,
                 "level": LEVEL,
-                "nearest": {"input_size": point.nearest[0], "batch_size": point.nearest[1]},
+                "nearest": {"input_size": near_size, "batch_size": near_batch},
                 "reason": point.reason,
                 "calibration": {"factor": one.calibration.factor, "curves": one.calibration.curves},
                 "corpus_sha256": one.corpus,
             }
-        )
-        + b"\n"
-        for one in forecasts
-        for point in one.points
-    )
+            if value := point.value:
+                line |= {"value": value.value, "low": value.low, "high": value.high}
+            lines += msgspec.json.encode(line) + b"\n"
+    return lines
 
 
 def key_of(pair: Pair, phase: str, precision: str) -> Key:

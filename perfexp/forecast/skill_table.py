@@ -46,60 +46,61 @@ class SkillTable:
     def title(self) -> str:
         """Return the quantity with the numbers of curves and points."""
         points = sum(len(one[GAUSSIAN_PROCESS].errors) for one in self.scores)
-        return f"{self.quantity}: {units.counted(len(self.curves), 'curve')}, {points} points that no method had seen"
+        curves = units.counted(len(self.curves), "curve")
+        return f"{self.quantity}: {curves}, {points} points that no method had seen"
 
     def methods(self) -> Grid:
         """Return a table with a line for each method."""
-        names = list(self.scores[0])
-        figures = [pooled([one[name] for one in self.scores]) for name in names]
-        own = figures[0]["interval_score"]
-        columns = [Column("method", names, is_key=True, prose=True)]
-        columns += [
-            Column(title, [_percent(one[name]) for one in figures])
-            for title, name in _COLUMNS.items()
-        ]
-        ratios = (f"{one['interval_score'] / own:.2f}" if own else "" for one in figures)
-        columns.append(Column("interval score", ratios))
-        note = "coverage of 90 % intervals; interval score relative to the Gaussian process, more is worse"
-        return Grid(columns, [note])
+        columns = [Column("method", is_key=True, prose=True), *map(Column, _COLUMNS)]
+        columns.append(Column("interval score"))
+        cells = []
+        own = pooled([one[GAUSSIAN_PROCESS] for one in self.scores])["interval_score"]
+        for name in self.scores[0]:
+            figures = pooled([one[name] for one in self.scores])
+            ratio = f"{figures['interval_score'] / own:.2f}" if own else ""
+            cells.append([name, *map(_percent, _figures(figures)), ratio])
+        note = (
+            "coverage of 90 % intervals; interval score relative to the Gaussian process, more is "
+            "worse"
+        )
+        return Grid.of_cells(columns, cells, [note])
 
     def worst(self) -> Grid:
         """Return a table with a line for each curve, lowest coverage first."""
-        figures = [pooled([one[GAUSSIAN_PROCESS]]) for one in self.scores]
-        order = sorted(
-            range(len(figures)),
-            key=lambda place: (figures[place]["coverage"], -figures[place]["p90_error"]),
-        )
-        order = order[:_MOST_LISTED]
+        lines = []
+        for curve, one in zip(self.curves, self.scores, strict=True):
+            lines.append((curve, pooled([one[GAUSSIAN_PROCESS]])))
+        lines.sort(key=lambda line: (line[1]["coverage"], -line[1]["p90_error"]))
         columns = [
-            Column("curve", [self.curves[place].name for place in order], is_key=True, prose=True)
+            Column("curve", is_key=True, prose=True),
+            Column("device", is_key=True, prose=True),
+            *map(Column, list(_COLUMNS)[:-1]),
         ]
-        devices = [self.curves[place].about.device or "unknown" for place in order]
-        columns += (
-            [Column("device", devices, is_key=True, prose=True)] if len(set(devices)) > 1 else []
-        )
-        for title, name in list(_COLUMNS.items())[:-1]:
-            columns.append(Column(title, [_percent(figures[place][name]) for place in order]))
-        rest = len(figures) - len(order)
-        return Grid(columns, [f"and {units.counted(rest, 'more curve')}"] if rest else [])
+        cells = []
+        for curve, figures in lines[:_MOST_LISTED]:
+            device = curve.about.device or "unknown"
+            cells.append([curve.name, device, *map(_percent, _figures(figures)[:-1])])
+        grid = Grid.of_cells(columns, cells)
+        if len({*columns[1].cells}) == 1:
+            del columns[1]
+        if rest := lines[_MOST_LISTED:]:
+            return Grid(columns, [f"and {units.counted(len(rest), 'more curve')}"])
+        return grid
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures as JSON values."""
-        return {
-            "methods": {
-                name: dict(pooled([one[name] for one in self.scores])) for name in self.scores[0]
-            },
-            "curves": [
-                {
-                    "name": curve.name,
-                    "device": curve.about.device,
-                    "kind": curve.kind,
-                    "folder": str(curve.folder),
-                    **pooled([one[GAUSSIAN_PROCESS]]),
-                }
-                for curve, one in zip(self.curves, self.scores, strict=True)
-            ],
-        }
+        methods, curves = {}, []
+        for name in self.scores[0]:
+            methods[name] = dict(pooled([one[name] for one in self.scores]))
+        for curve, one in zip(self.curves, self.scores, strict=True):
+            facts = {
+                "name": curve.name,
+                "device": curve.about.device,
+                "kind": curve.kind,
+                "folder": str(curve.folder),
+            }
+            curves.append({**facts, **pooled([one[GAUSSIAN_PROCESS]])})
+        return {"methods": methods, "curves": curves}
 
 
 def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> list[SkillTable]:
@@ -113,20 +114,19 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
         measured: number of points that a sparse sweep measures.
         dense: number of points from which a curve is sampled, if larger than `measured`.
     """
+    groups: dict[str, list[_Sampled]] = {}
+    for curve in curves:
+        group = groups.setdefault(curve.quantity, [])
+        if len(curve.values) >= _LEAST_POINTS:
+            sampled = _Sampled.of(curve, measured, max(dense, measured + 1))
+            if sampled.seen is not None or _inner(sampled.truth):
+                group.append(sampled)
     tables = []
-    for quantity in dict.fromkeys(curve.quantity for curve in curves):
-        alike = [
-            curve
-            for curve in curves
-            if curve.quantity == quantity and len(curve.values) >= _LEAST_POINTS
-        ]
-        sampled = [_Sampled.of(curve, measured, max(dense, measured + 1)) for curve in alike]
-        if scored := [one for one in sampled if one.seen is not None or _inner(one.truth)]:
-            scores = _scores(scored)
+    for quantity, scored in groups.items():
+        if scored:
+            measured_curves = [one.measured for one in scored]
             tables.append(
-                SkillTable(
-                    quantity=quantity, curves=[one.measured for one in scored], scores=scores
-                )
+                SkillTable(quantity=quantity, curves=measured_curves, scores=_scores(scored))
             )
     return tables
 
@@ -145,56 +145,61 @@ class _Sampled:
     @classmethod
     def of(cls, curve: MeasuredCurve, measured: int, dense: int) -> _Sampled:
         truth = curve.truth()
-        return cls(
-            measured=curve,
-            truth=truth,
-            seen=truth.campaign(measured, 0.0) if len(curve.values) >= dense else None,
-        )
+        seen = truth.campaign(measured, 0.0) if len(curve.values) >= dense else None
+        return cls(measured=curve, truth=truth, seen=seen)
 
     def curve(self) -> Curve:
         """Return the seen points."""
-        return self.measured.curve() if self.seen is None else self.truth.curve(self.seen)
+        if self.seen is None:
+            return self.measured.curve()
+        return self.truth.curve(self.seen)
 
 
 def _scores(sampled: Sequence[_Sampled]) -> list[dict[str, Score]]:
     """Score each curve, calibrated by other curves' seen points as in a corpus."""
     calibrations: dict[tuple[str | None, ...], Calibration] = {}
+    scores = []
     for one in sampled:
         place = place_of(one.measured)
         if place not in calibrations:
-            others = [
-                other.curve() for other in sampled if calibrates(other.measured, one.measured)
-            ]
+            others = []
+            for other in sampled:
+                if calibrates(other.measured, one.measured):
+                    others.append(other.curve())
             calibrations[place] = calibrate(others[:MOST_CURVES])
-    return [_scored(one.truth, one.seen, calibrations[place_of(one.measured)]) for one in sampled]
+        scores.append(_scored(one.truth, one.seen, calibrations[place]))
+    return scores
 
 
 def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) -> dict[str, Score]:
     """Score a curve at unseen points, or at each inner point from all other points."""
     if seen is not None:
         return score(truth, seen, calibration)
-    every = range(len(truth.values))
-    parts = [
-        score(truth, [place for place in every if place != left_out], calibration)
-        for left_out in _inner(truth)
-    ]
-    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    parts: dict[str, list[Score]] = {}
+    for left_out in _inner(truth):
+        others = [place for place in range(len(truth.values)) if place != left_out]
+        for name, own in score(truth, others, calibration).items():
+            parts.setdefault(name, []).append(own)
+    return {name: _joined(own) for name, own in parts.items()}
 
 
 def _inner(truth: Truth) -> list[int]:
     """Return the points with more work than the least and less work than the most."""
     work = truth.x.sum(axis=1)
-    return [int(place) for place in np.flatnonzero((work > work.min()) & (work < work.max()))]
+    inner: list[int] = np.flatnonzero((work > work.min()) & (work < work.max())).tolist()
+    return inner
 
 
 def _joined(parts: Sequence[Score]) -> Score:
-    return Score(
-        errors=np.concatenate([part.errors for part in parts]),
-        is_covered=np.concatenate([part.is_covered for part in parts]),
-        half_widths=np.concatenate([part.half_widths for part in parts]),
-        interval_scores=np.concatenate([part.interval_scores for part in parts]),
-    )
+    fields: dict[str, Any] = {}
+    for name in ("errors", "is_covered", "half_widths", "interval_scores"):
+        fields[name] = np.concatenate([getattr(part, name) for part in parts])
+    return Score(**fields)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def _figures(pooled_scores: Mapping[str, float]) -> list[float]:
+    return list(map(pooled_scores.__getitem__, _COLUMNS.values()))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perfexp.errors import PerfexpError, UserError, missing_package
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.cache import cache_folder
 
 #: Longest exception text to show, in characters.
@@ -36,7 +36,7 @@ def failure(error: Exception, log: Path | None = None) -> PerfexpError:
     for file in files:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with untrusted.open_append(file) as opened:
+            with foreign.open_append(file) as opened:
                 opened.write(story.encode(errors="replace"))
             return PerfexpError(f"{message} is in {file}")
     return PerfexpError(f"{message} could not be written")

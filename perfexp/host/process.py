@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import fork_server, interrupts, untrusted
+from perfexp.host import foreign, fork_server, interrupts
 from perfexp.host.files import disk_error
 from perfexp.host.installation import python_command
 
@@ -89,7 +89,7 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | fork_server.Forked
         self._events, send = os.pipe()
         try:
-            with untrusted.open_append(log) as file:
+            with foreign.open_append(log) as file:
                 file.write(f"$ {shlex.join(command)}\n".encode())
                 file.flush()
                 forked = None if imports is None else self._forked(command, imports, file, send)
@@ -158,7 +158,7 @@ class WorkerProcess:
                 try:
                     msgspec.json.decode(line, type=_Shape)
                     event = json.loads(line)
-                except untrusted.DECODING_ERRORS as error:
+                except foreign.DECODING_ERRORS as error:
                     raise MessageError(str(error)) from error
                 limit = None if event.get("patient") else silence_seconds
                 if finished := event["event"] == "finished":

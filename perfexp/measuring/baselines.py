@@ -174,16 +174,13 @@ def compare(
     Raises:
         Unsupported: the captured call does not fit the launch queue either, or cannot be captured.
     """
-    own_name = (
-        algorithm.name
-        if algorithm.name not in algorithm.baselines()
-        else f"{algorithm.name}+layers"
-    )
-    runners: dict[str, _Runner] = {own_name: algorithm.run_eager}
-    runners |= {
-        baseline: partial(algorithm.run_baseline, baseline) for baseline in algorithm.baselines()
-    }
-    contestants = {name: _Turn(runner, call, device, capture) for name, runner in runners.items()}
+    own_name = algorithm.name
+    if own_name in algorithm.baselines():
+        own_name += "+layers"
+    contestants = {own_name: _Turn(algorithm.run_eager, call, device, capture)}
+    for name in algorithm.baselines():
+        runner = partial(algorithm.run_baseline, name)
+        contestants[name] = _Turn(runner, call, device, capture)
     if not all(turn.possible for turn in contestants.values()):
         return None
     rounds_of: dict[str, list[timing.Samples]] = {name: [] for name in contestants}
@@ -192,31 +189,23 @@ def compare(
             for name in order:
                 rounds_of[name].append(contestants[name]())
     suffix = "" if capture is None else "/captured"
-    series = [
-        Series(
-            name=f"rival/{name}{suffix}",
-            samples=np.concatenate(rounds).tolist(),
-            calls_per_sample=contestants[name].k,
+    series, medians = [], {}
+    for name, rounds in rounds_of.items():
+        series.append(
+            Series(
+                name=f"rival/{name}{suffix}",
+                samples=np.concatenate(rounds).tolist(),
+                calls_per_sample=contestants[name].k,
+            )
         )
-        for name, rounds in rounds_of.items()
-    ]
-    medians = {
-        name: np.array([np.median(samples) for samples in rounds])
-        for name, rounds in rounds_of.items()
-    }
+        medians[name] = np.array(list(map(np.median, rounds)))
     speedups = {}
     if not any(turn.starved for turn in contestants.values()):
-        ratios = {
-            baseline: medians[baseline] / medians[own_name] for baseline in algorithm.baselines()
-        }
-        speedups = {baseline: geometric_mean(ratio.tolist()) for baseline, ratio in ratios.items()}
-    method = (
-        Method.clock
-        if not device.asynchronous
-        else Method.queue
-        if capture is None
-        else Method.graph
-    )
+        for name in algorithm.baselines():
+            speedups[name] = geometric_mean((medians[name] / medians[own_name]).tolist())
+    method = Method.queue if capture is None else Method.graph
+    if not device.asynchronous:
+        method = Method.clock
     return Comparison(method, series, speedups)
 
 

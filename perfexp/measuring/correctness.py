@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,10 @@ def add(procedure: Procedure, point: Point, batches: Batches) -> None:
     reference = partial(outputs_in_fp32, session.module, inputs)
     with session.inferring(), with_statistics(session.module, partial(session.eager, inputs)):
         outputs = _captured(session, inputs) if procedure.graph else session.forward(inputs)
-        plain = (
-            reference()
-            if procedure.algorithm is None
-            else procedure.algorithm.run_baseline("default", reference)
-        )
+        compute: Callable[[], Any] = reference
+        if procedure.algorithm is not None:
+            compute = partial(procedure.algorithm.run_baseline, "default", reference)
+        plain = compute()
         error, agreement = relative_error(outputs, plain), _agreement(outputs, plain)
     for name, value, reason in (
         (OUTPUT_ERROR, error, "the outputs are not finite, or all zero"),

@@ -100,4 +100,6 @@ def _not_captured(procedure: Procedure) -> str:
         return "calls of several ranks are not captured"
     if procedure.graph:
         return "the call is a graph already"
-    return "with cache=rotate calls are not captured" if procedure.cache is Cache.rotate else ""
+    if procedure.cache is Cache.rotate:
+        return "with cache=rotate calls are not captured"
+    return ""

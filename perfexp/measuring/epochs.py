@@ -90,14 +90,12 @@ class Epochs:
         """
         trainer, usual, observer = self.step.trainer, self.step.state.source, Observer(self.device)
         saved = trainer.saved if trainer else {}
-        done, self._best, self._stale = (
-            saved.get("epoch", 0),
-            saved.get("best_accuracy"),
-            saved.get("stale", 0),
-        )
+        done = saved.get("epoch", 0)
+        self._best, self._stale = saved.get("best_accuracy"), saved.get("stale", 0)
         if done >= self.count:
             raise UserError(
-                f"The checkpoint has {done} epochs already, and epochs={self.count}: set more epochs."
+                f"The checkpoint has {done} epochs already, and epochs={self.count}: "
+                "set more epochs."
             )
         is_repeatable = bool(self.session.facts().get("deterministic"))
         steps: list[timing.Samples] = []
@@ -158,20 +156,17 @@ class Epochs:
 
     def _epoch(self, number: int, steps: int, seconds: float, rates: Rates) -> Epoch:
         """Add the figures of a pass that has just ended."""
-        loss = float(
-            np.mean([self.session.number(loss) for loss in self._kept or [self.step.state.loss]])
-        )
-        trainer = self.step.trainer
-        rate = self.settings.optimizer.get("lr") if trainer else None
+        kept = self._kept or [self.step.state.loss]
+        loss = float(np.mean(list(map(self.session.number, kept))))
         epoch = Epoch(
             number=number,
             seconds=seconds,
             samples_per_second=steps * self.step.batch_size / seconds,
             loss=loss if math.isfinite(loss) else None,
-            learning_rate=None
-            if rate is None
-            else rate * rates.factor(number * rates.per_epoch - 1),
         )
+        rate = self.settings.optimizer.get("lr")
+        if self.step.trainer and rate is not None:
+            epoch.learning_rate = rate * rates.factor(number * rates.per_epoch - 1)
         self.point.epochs.append(epoch)
         return epoch
 
@@ -256,8 +251,11 @@ class Epochs:
         is_best = self._stale == 0 and (
             epoch.accuracy is not None or (is_over and self._best is None)
         )
-        names = ["best"] if is_best else []
-        names += [f"epoch_{epoch.number}"] if every and epoch.number % every == 0 else []
+        names = []
+        if is_best:
+            names.append("best")
+        if every and epoch.number % every == 0:
+            names.append(f"epoch_{epoch.number}")
         for name in names:
             facts = {"epoch": epoch.number, "best_accuracy": self._best, "stale": self._stale}
             trainer.save(path(name), facts, later=self._is_host_idle)
@@ -266,26 +264,23 @@ class Epochs:
             trainer.finish()
 
     def _line(self, epoch: Epoch, *, is_over: bool) -> str:
-        left_seconds = statistics.mean(each.total_seconds for each in self.point.epochs) * (
-            self.count - epoch.number
-        )
-        parts = [
-            f"epoch {epoch.number} of {self.count}",
-            f"loss {'not finite' if epoch.loss is None else f'{epoch.loss:.4g}'}",
-            "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %",
-            "" if epoch.learning_rate is None else f"learning rate {epoch.learning_rate:.3g}",
-            f"{epoch.samples_per_second:,.0f} samples/s",
-            *(
-                f"{one.name.partition('/')[2]} {one.value:.4g}"
-                for one in epoch.metrics
-                if one.value is not None
-            ),
-            "" if is_over else f"about {units.format_seconds(left_seconds, 2)} left",
-            f"stopped early: best accuracy {100 * (self._best or 0):.2f} %"
-            if is_over and left_seconds
-            else "",
-        ]
-        return ", ".join(filter(None, parts))
+        mean_seconds = statistics.mean(each.total_seconds for each in self.point.epochs)
+        left_seconds = mean_seconds * (self.count - epoch.number)
+        loss = "not finite" if epoch.loss is None else f"{epoch.loss:.4g}"
+        parts = [f"epoch {epoch.number} of {self.count}", f"loss {loss}"]
+        if epoch.accuracy is not None:
+            parts.append(f"accuracy {100 * epoch.accuracy:.2f} %")
+        if epoch.learning_rate is not None:
+            parts.append(f"learning rate {epoch.learning_rate:.3g}")
+        parts.append(f"{epoch.samples_per_second:,.0f} samples/s")
+        for metric in epoch.metrics:
+            if metric.value is not None:
+                parts.append(f"{metric.name.partition('/')[2]} {metric.value:.4g}")
+        if not is_over:
+            parts.append(f"about {units.format_seconds(left_seconds, 2)} left")
+        elif left_seconds:
+            parts.append(f"stopped early: best accuracy {100 * (self._best or 0):.2f} %")
+        return ", ".join(parts)
 
     def _add_series(self, samples: timing.Samples) -> None:
         # the stopping rule did not choose these steps, so MSER-5 alone finds the warm-up

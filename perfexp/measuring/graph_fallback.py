@@ -56,15 +56,9 @@ def add_device_time(
             without_waits(step, session, device) as change,
         ):
             changes = [HELD] if holds else []
-            changes += (
-                []
-                if change is None
-                else [
-                    diagnostics.make(
-                        "device_leaves_out", how=f"one that does not synchronize, {change}"
-                    )
-                ]
-            )
+            if change is not None:
+                how = f"one that does not synchronize, {change}"
+                changes.append(diagnostics.make("device_leaves_out", how=how))
             times.add_device_time(point, step.call, capture, changes)
     except Waits:
         point.doubts.append(

@@ -114,12 +114,11 @@ def _dissect(procedure: Procedure, point: Point, timed: Point | None, first: boo
     if procedure.device.kind == "cuda":
         _add_own_choice(lines)
     _add_times(point, times, lines, unprofiled)
-    point.doubts += [graph_fallback.HELD] if data_left_out else []
-    point.doubts += (
-        []
-        if change is None
-        else [diagnostics.make("device_leaves_out", how=f"one that does not synchronize, {change}")]
-    )
+    if data_left_out:
+        point.doubts.append(graph_fallback.HELD)
+    if change is not None:
+        how = f"one that does not synchronize, {change}"
+        point.doubts.append(diagnostics.make("device_leaves_out", how=how))
     if why_no_work:
         point.metrics.append(Metric.of(LAYER_FLOPS, None, reason=why_no_work))
 
@@ -157,10 +156,9 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
             and line.key.operation is None
         ):
             forward.setdefault(line.key.path, []).append(line)
-    kernels = {
-        path: [name for line in of_layer for name in line.kernels]
-        for path, of_layer in forward.items()
-    }
+    kernels: dict[str, list[str]] = {}
+    for path, of_layer in forward.items():
+        kernels[path] = [name for line in of_layer for name in line.kernels]
     judged = families.judge_forward(report, kernels)
     ran = {
         layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes
@@ -170,7 +168,10 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
             line.ran = ran.get(path)
     for item in judged.doubts():
         if diagnostics.has([item], "algorithm_substituted"):
-            note = "; seen in the layers' kernels, which algorithm/flops_share does not count: it counts cuDNN's calls"
+            note = (
+                "; seen in the layers' kernels, which algorithm/flops_share does not count: it "
+                "counts cuDNN's calls"
+            )
             point.doubts.append(msgspec.structs.replace(item, message=item.message + note))
 
 
@@ -199,13 +200,16 @@ def _add_times(
     }
     point.doubts += [_with_uncertainty(item, times, unprofiled) for item in times.doubts]
     closure = times.closure
-    reason = None if closure else "there is no time of the call to compare with"
-    shares = {
-        CLOSURE: closure.relative if closure else None,
-        GAP_SHARE: closure.gap_share if closure else None,
-        UNATTRIBUTED: closure.unattributed_share if closure else None,
-    }
-    point.metrics += [Metric.of(name, share, reason=reason) for name, share in shares.items()]
+    if closure is None:
+        reason = "there is no time of the call to compare with"
+        for name in (CLOSURE, GAP_SHARE, UNATTRIBUTED):
+            point.metrics.append(Metric.of(name, None, reason=reason))
+        return
+    point.metrics += [
+        Metric.of(CLOSURE, closure.relative),
+        Metric.of(GAP_SHARE, closure.gap_share),
+        Metric.of(UNATTRIBUTED, closure.unattributed_share),
+    ]
 
 
 def _with_uncertainty(

@@ -27,10 +27,10 @@ def add_batch_that_fits(procedure: Procedure, point: Point) -> None:
         reason: str | None = "not searched for with several ranks, which are out of step now"
     else:
         fits = _batch_that_fits(procedure, point.key)
-        reason = None if fits else "not even one sample fits"
-        point.error = (
-            f"{point.error} {f'A batch of {fits} fits.' if fits else 'No smaller batch fits.'}"
-        )
+        reason, text = None, f"A batch of {fits} fits."
+        if not fits:
+            reason, text = "not even one sample fits", "No smaller batch fits."
+        point.error = f"{point.error} {text}"
     point.metrics.append(Metric.of(FITTING_BATCH, fits, reason=reason))
 
 

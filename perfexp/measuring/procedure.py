@@ -145,7 +145,8 @@ class Procedure:
         """
         point = Point(key=key, status=Status.OK, started=timestamp())
         has_ranks = self.group.size > 1
-        point.facts |= {"world_size": self.group.size} if has_ranks else {}
+        if has_ranks:
+            point.facts["world_size"] = self.group.size
         with verdicts.watching_the_host(point, of_ranks=has_ranks):
             before = self.device.state()
             with metrics.collecting() as custom:
@@ -290,7 +291,9 @@ class Procedure:
         self.first_forward(batches)
         step.call()
         self.device.synchronize()
-        return self.session.number(step.state.loss) if step.trains else None
+        if not step.trains:
+            return None
+        return self.session.number(step.state.loss)
 
     def first_forward(self, batches: Batches) -> None:
         """Make a size's first forward pass."""
@@ -324,7 +327,9 @@ class Procedure:
 
     def steps_per_epoch(self, batches: Batches) -> int | None:
         """Return the steps in which all ranks together see the data once; None for endless data."""
-        return None if batches.per_epoch is None else math.ceil(batches.per_epoch / self.group.size)
+        if batches.per_epoch is None:
+            return None
+        return math.ceil(batches.per_epoch / self.group.size)
 
     def _report_algorithm(self, point: Point) -> None:
         """Add which algorithms computed the first call; later calls of the same size keep them."""
@@ -398,7 +403,9 @@ class Procedure:
         """
         inputs = batches.next().inputs
         count = partial(self.session.work, inputs, training=step.trains)
-        return count() if self.algorithm is None else self.algorithm.run_baseline("default", count)
+        if self.algorithm is None:
+            return count()
+        return self.algorithm.run_baseline("default", count)
 
     def _close(self, point: Point, before: dict[str, Any]) -> None:
         """Add device memory and state; after an out-of-memory error, also the batch that fits."""

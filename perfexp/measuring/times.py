@@ -140,14 +140,10 @@ class Times:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._take_device(point, GRAPH if method == "graph" else "device", call, chunk, k)
         point.facts["device_method"] = method
-        point.doubts += [
-            *changes,
-            *(
-                [diagnostics.make("device_of_graph", what="`device` is the time of the call")]
-                if method == "graph"
-                else []
-            ),
-        ]
+        point.doubts += changes
+        if method == "graph":
+            what = "`device` is the time of the call"
+            point.doubts.append(diagnostics.make("device_of_graph", what=what))
 
     def add_graph_time(self, point: Point, capture: timing.Capture) -> None:
         """Add the call's device time as a CUDA graph, next to its time behind a pre-filled queue.
@@ -192,11 +188,12 @@ class Times:
         if data is not None:
             share = sum(data.measured) / float(sums.sum())
             point.metrics.append(Metric.of(DATA_SHARE, share))
-        names = (*DEVICE_TIMES, "throughput", "latency") if on_device else ("throughput", "latency")
-        whole = next(
-            (series for name in names if (series := point.find_series(name)) and series.measured),
-            None,
-        )
+        whole = None
+        for name in (*DEVICE_TIMES, "throughput", "latency"):
+            series = point.find_series(name)
+            if series and series.measured and (on_device or name not in DEVICE_TIMES):
+                whole = series
+                break
         if (
             whole is None or self.cache is Cache.flush
         ):  # the phases follow one another, with warm caches
@@ -207,12 +204,11 @@ class Times:
         ratio = sum_of_phases.value / undisturbed.value
         point.metrics.append(Metric.of(PHASES, ratio))
         if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
-            waits = whole.name in DEVICE_TIMES and not chunk and ratio > 1
-            why = (
-                ": they do not fit the launch queue and include the device's waits for the host"
-                if waits
-                else ""
-            )
+            why = ""
+            if whole.name in DEVICE_TIMES and not chunk and ratio > 1:
+                why = (
+                    ": they do not fit the launch queue and include the device's waits for the host"
+                )
             point.doubts.append(
                 diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why)
             )
@@ -259,12 +255,13 @@ class Times:
     def _add_host_seconds(
         self, point: Point, call: timing.Call, calls: int, call_seconds: float
     ) -> None:
-        host = depth.issue_seconds(call, self.device, calls, call_seconds) if calls else None
-        reason = (
-            None
-            if calls
-            else "the call does not fit the launch queue, so the host waits while it issues the call"
-        )
+        host, reason = None, None
+        if calls:
+            host = depth.issue_seconds(call, self.device, calls, call_seconds)
+        else:
+            reason = (
+                "the call does not fit the launch queue, so the host waits while it issues the call"
+            )
         point.metrics.append(Metric.of(HOST_SECONDS, host, reason=reason))
 
     def _chain(self, call: timing.Call, chunk: int, k: int) -> queue.Chain:
@@ -327,7 +324,10 @@ class Times:
         seconds, changes = settle(collectors, self.device, most_seconds, self.progress)
         point.facts["settling_seconds"] = round(seconds, 3)
         if changes:
-            how = f"not steady after {seconds:.0f} s of calls (stopping.steady_seconds): {', '.join(changes)}"
+            how = (
+                f"not steady after {seconds:.0f} s of calls (stopping.steady_seconds): "
+                f"{', '.join(changes)}"
+            )
             point.doubts.append(diagnostics.make("drift", relative=None, changes=how))
         return seconds
 
@@ -340,10 +340,14 @@ class Times:
             return 0.0
         before, busy_seconds, _ = self._last
         alike = before != key and msgspec.structs.replace(before, input_size=key.input_size) == key
-        return busy_seconds if alike and self._idle_seconds() < _COOLING_SECONDS else 0.0
+        if alike and self._idle_seconds() < _COOLING_SECONDS:
+            return busy_seconds
+        return 0.0
 
     def _idle_seconds(self) -> float:
-        return math.inf if self._last is None else (time.perf_counter_ns() - self._last[2]) * 1e-9
+        if self._last is None:
+            return math.inf
+        return (time.perf_counter_ns() - self._last[2]) * 1e-9
 
     def _judge_device(self, point: Point, chain: queue.Chain, name: str) -> None:
         """Add the bottleneck of the loop and diagnostics about the device time."""

@@ -106,8 +106,8 @@ def device_seconds(point: Point) -> float:
 
 def add_launched_share(point: Point, algorithm: AppliedAlgorithm) -> None:
     """Add the share of cuDNN passes that were launched as captured, if there were such passes."""
-    share = algorithm.launched_share()
-    point.metrics += [share] if share else []
+    if share := algorithm.launched_share():
+        point.metrics.append(share)
 
 
 def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm) -> None:
@@ -159,11 +159,15 @@ def add_cycles(point: Point) -> None:
     if (series := first_series(point, *DEVICE_TIMES)) is None:
         return
     clocks = point.facts.get("loaded_sm_clock_hertz", {}).get(series.name)
-    cycles = float(np.median(series.measured)) * float(np.median(clocks)) if clocks else None
-    missing = "the clock could not be read during the calls; that needs an NVIDIA driver and probes.loaded_clock=true"
-    reason = None if clocks else missing
-    name = CYCLES
-    point.metrics.append(Metric.of(name, cycles, reason=reason, estimated=bool(clocks)))
+    if clocks:
+        cycles = float(np.median(series.measured)) * float(np.median(clocks))
+        point.metrics.append(Metric.of(CYCLES, cycles, estimated=True))
+        return
+    reason = (
+        "the clock could not be read during the calls; that needs an NVIDIA driver and "
+        "probes.loaded_clock=true"
+    )
+    point.metrics.append(Metric.of(CYCLES, None, reason=reason))
 
 
 def epoch_metric(point: Point, steps_per_epoch: int | None) -> Metric:

@@ -61,10 +61,9 @@ class Meter(Protocol):
     def doubts(self) -> list[Diagnostic]:
         """Return diagnostics about the meter's values in the current situation."""
         limit = "its power is an average over about a second, whose integral follows changes late"
-        is_average = self.power_kind is PowerKind.average
-        return (
-            [diagnostics.make("meter_limited", meter=self.name, limit=limit)] if is_average else []
-        )
+        if self.power_kind is not PowerKind.average:
+            return []
+        return [diagnostics.make("meter_limited", meter=self.name, limit=limit)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,8 @@ class AmdSmiMeter(Meter):
         with suppress(Exception):
             product = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
         self._two_dies = _TWO_DIES in product
-        self.covers = (
-            f"{'the package, both dies,' if self._two_dies else 'the socket'} of {product or name}"
-        )
+        part = "the package, both dies," if self._two_dies else "the socket"
+        self.covers = f"{part} of {product or name}"
         self._key, self.power_kind = self._choose_power()
 
     @property
@@ -48,13 +47,17 @@ class AmdSmiMeter(Meter):
         try:
             answer = self._smi.amdsmi_get_energy_count(self._handle)
         except self._smi.AmdSmiException as error:
-            reason = f"AMD SMI does not report the energy: {_message(error)}; guests of a hypervisor have none"
+            reason = (
+                f"AMD SMI does not report the energy: {_message(error)}; guests of a hypervisor "
+                "have none"
+            )
             return Reading(None, reason)
         joules = answer["energy_accumulator"] * answer["counter_resolution"] * 1e-6
         if joules <= 0:
             return Reading(
                 None,
-                "AMD SMI reports an energy of 0 J; the other die of the package may have the counter",
+                "AMD SMI reports an energy of 0 J; the other die of the package may have the "
+                "counter",
             )
         return Reading(joules)
 

@@ -39,37 +39,43 @@ class Power:
 
     def __init__(self, windows: Sequence[Windows], tracks: Sequence[Track]) -> None:
         self.windows, self._tracks = windows, tracks
-        self.parts = [_part(window, track) for window, track in zip(windows, tracks, strict=True)]
+        self.parts: list[Part] = []
+        self.doubts: list[Diagnostic] = []
+        of_meters: list[Diagnostic] = []
+        accuracies = []
+        for window, track in zip(windows, tracks, strict=True):
+            part = _part(window, track)
+            self.parts.append(part)
+            self.doubts += part.doubts
+            of_meters += (*track.meter.doubts(), *track.doubts)
+            if track.meter.accuracy is not None:
+                accuracies.append(track.meter.accuracy)
+        self.doubts += of_meters
         self.mean_watts = total([part.watts for part in self.parts])
         self.counter_watts = total([window.counter_watts for window in windows])
         self.integral_watts = total([window.integral_watts for window in windows])
-        known = [accuracy for track in tracks if (accuracy := track.meter.accuracy) is not None]
-        self.accuracy = max(known) if len(known) == len(tracks) else None
+        self.accuracy = max(accuracies) if len(accuracies) == len(tracks) else None
         self.difference = difference(self.counter_watts, self.integral_watts)
         self.estimated = any(part.estimated for part in self.parts)
-        of_meters = [doubt for track in tracks for doubt in (*track.meter.doubts(), *track.doubts)]
-        self.doubts = [*(doubt for part in self.parts for doubt in part.doubts), *of_meters]
 
     @property
     def integral_uncertainty(self) -> Reading:
         """Return the relative standard uncertainty of the sum of integrals."""
-        parts = [
-            (window.integral_watts.value, window.integral_uncertainty) for window in self.windows
-        ]
-        pairs = [
-            (watts, relative)
-            for watts, relative in parts
-            if watts is not None and relative is not None
-        ]
-        total_watts = sum(watts for watts, _ in pairs)
-        if len(pairs) < len(parts) or not total_watts:
+        watts, errors = [], []
+        for window in self.windows:
+            mean_watts, relative = window.integral_watts.value, window.integral_uncertainty
+            if mean_watts is not None and relative is not None:
+                watts.append(mean_watts)
+                errors.append(mean_watts * relative)
+        if len(errors) < len(self.windows) or not sum(watts):
             return Reading(None, self.integral_watts.reason or "there is no integral")
-        return Reading(math.hypot(*(watts * relative for watts, relative in pairs)) / total_watts)
+        return Reading(math.hypot(*errors) / sum(watts))
 
     def facts(self) -> list[dict[str, Any]]:
         """Return each meter's identity, window, and all answers since the window began."""
-        return [
-            {
+        facts = []
+        for each, track in zip(self.windows, self._tracks, strict=True):
+            meter = {
                 "name": track.meter.name,
                 "covers": track.meter.covers,
                 "power_kind": track.meter.power_kind.value,
@@ -87,8 +93,8 @@ class Power:
                 "counter": _columns(track.readings, each.edges[0], "joules"),
                 "power": _columns(track.powers, each.edges[0], "watts"),
             }
-            for each, track in zip(self.windows, self._tracks, strict=True)
-        ]
+            facts.append(meter)
+        return facts
 
 
 def _part(windows: Windows, track: Track) -> Part:
@@ -108,8 +114,8 @@ def _part(windows: Windows, track: Track) -> Part:
     seconds, apart, tolerance = windows.seconds, windows.difference, windows.tolerance
     if windows.disagrees:
         fault = (
-            f"{counter.value:.4g} W by the energy counter, {integral.value:.4g} W by integrated power "
-            f"({apart:+.1%}, tolerated ±{tolerance:.0%}) after {seconds:.1f} s"
+            f"{counter.value:.4g} W by the energy counter, {integral.value:.4g} W by integrated "
+            f"power ({apart:+.1%}, tolerated ±{tolerance:.0%}) after {seconds:.1f} s"
         )
         doubts.append(diagnostics.make("meter_fault", meter=name, fault=fault))
         counter = Reading(
@@ -117,8 +123,8 @@ def _part(windows: Windows, track: Track) -> Part:
         )
     elif windows.is_unchecked:
         limit = (
-            f"the power varies so much that its integral cannot check the counter to better than ±{tolerance:.0%} in "
-            f"{seconds:.1f} s (they differ by {apart:+.1%})"
+            "the power varies so much that its integral cannot check the counter to better than "
+            f"±{tolerance:.0%} in {seconds:.1f} s (they differ by {apart:+.1%})"
         )
         doubts.append(diagnostics.make("meter_limited", meter=name, limit=limit))
     return Part(counter, doubts)
@@ -153,21 +159,17 @@ def product(first: Reading, second: Reading) -> Reading:
 
 def above(watts: Reading, idle_watts: Reading) -> Reading:
     """Return the power above the idle power; half-widths add in quadrature."""
-    if watts.value is None or idle_watts.value is None:
-        return (
-            watts
-            if watts.value is None
-            else Reading(None, f"the idle power is not known: {idle_watts.reason}")
-        )
+    if watts.value is None:
+        return watts
+    if idle_watts.value is None:
+        return Reading(None, f"the idle power is not known: {idle_watts.reason}")
     if watts.value <= idle_watts.value:
         return Reading(
             None, f"the mean power is not above the idle power of {idle_watts.value:.4g} W"
         )
-    half_width = (
-        None
-        if watts.half_width is None
-        else math.hypot(watts.half_width, idle_watts.half_width or 0.0)
-    )
+    half_width = watts.half_width
+    if half_width is not None:
+        half_width = math.hypot(half_width, idle_watts.half_width or 0.0)
     return Reading(watts.value - idle_watts.value, half_width=half_width)
 
 
@@ -177,11 +179,15 @@ def midway(before: Reading, after: Reading) -> Reading:
     If the two differ by more than that, for example because of heat, the interval covers both
     intervals.
     """
-    if before.value is None or after.value is None:
-        return before if after.value is None else after
+    if after.value is None:
+        return before
+    if before.value is None:
+        return after
     widths = (before.half_width or 0.0, after.half_width or 0.0)
     apart, together = abs(after.value - before.value), math.hypot(*widths)
-    half_width = together / 2 if apart <= together else apart / 2 + max(widths)
+    half_width = together / 2
+    if apart > together:
+        half_width = apart / 2 + max(widths)
     return Reading((before.value + after.value) / 2, half_width=half_width)
 
 
@@ -193,10 +199,9 @@ def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
     """
     if reading.value is None:
         return Metric.of(name, None, reason=reading.reason or "not measured")
-    low, high = (
-        None if reading.half_width is None else reading.value + side * reading.half_width
-        for side in (-1, 1)
-    )
+    low = high = None
+    if reading.half_width is not None:
+        low, high = reading.value - reading.half_width, reading.value + reading.half_width
     return Metric.of(name, reading.value, estimated=estimated, low=low, high=high)
 
 
@@ -215,7 +220,8 @@ def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:
 def _columns(
     samples: Sequence[tuple[float, float]], start: float, name: str
 ) -> dict[str, list[float]]:
-    return {
-        "seconds": [round(seconds - start, 6) for seconds, _ in samples],
-        name: [round(value, 6) for _, value in samples],
-    }
+    columns: dict[str, list[float]] = {"seconds": [], name: []}
+    for seconds, value in samples:
+        columns["seconds"].append(round(seconds - start, 6))
+        columns[name].append(round(value, 6))
+    return columns

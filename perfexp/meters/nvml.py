@@ -50,7 +50,8 @@ class NvmlMeter(Meter):
         except self._nvml.NVMLError as error:
             return Reading(
                 None,
-                f"NVML does not report the power: {error}; some boards have no sensor, vGPUs hide it",
+                f"NVML does not report the power: {error}; some boards have no sensor, vGPUs hide "
+                "it",
             )
 
     def doubts(self) -> list[Diagnostic]:
@@ -58,10 +59,10 @@ class NvmlMeter(Meter):
         # without this process, whatever its number there
         others = len(self._ask("ComputeRunningProcesses") or []) - 1
         who = f"other processes on the board ({others})"
-        shared = (
-            [diagnostics.make("meter_shared", meter=self.name, others=who)] if others > 0 else []
-        )
-        return [*shared, *super().doubts()]
+        doubts = super().doubts()
+        if others > 0:
+            doubts = [diagnostics.make("meter_shared", meter=self.name, others=who), *doubts]
+        return doubts
 
     def _choose_power(self) -> tuple[Callable[[], float], PowerKind]:
         """Return the query for instantaneous power, or the board's substitute."""
@@ -139,4 +140,6 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
         if answer(nvml, nvml.nvmlDeviceGetHandleByUUID, f"MIG-{bare}") is None:
             raise
         return None
-    return None if uuid.startswith("MIG-") else handle
+    if uuid.startswith("MIG-"):
+        return None
+    return handle

@@ -15,12 +15,12 @@ POWERCAP = Path("/sys/class/powercap")
 #: Specific Power Management Support"; for AMD, the kernel's Documentation/hwmon/amd_energy.rst.
 _TICK_SECONDS = 1e-3
 _PERMISSION = (
-    "since CVE-2020-8694 only root may; as root: chmod a+r {pattern}/energy_uj, until the next restart; in a container "
-    "also mount /sys/class/powercap and /sys/devices/virtual/powercap"
+    "since CVE-2020-8694 only root may; as root: chmod a+r {pattern}/energy_uj, until the next "
+    "restart; in a container also mount /sys/class/powercap and /sys/devices/virtual/powercap"
 )
 _NO_ZONES = (
-    "{folder} shows no zone of RAPL: virtual machines and ARM have none, containers hide it, and on Linux the module "
-    "intel_rapl_msr may not be loaded (modprobe intel_rapl_msr)"
+    "{folder} shows no zone of RAPL: virtual machines and ARM have none, containers hide it, and "
+    "on Linux the module intel_rapl_msr may not be loaded (modprobe intel_rapl_msr)"
 )
 
 
@@ -69,10 +69,11 @@ def find(powercap: Path = POWERCAP) -> Found:
                 meters.append(RaplMeter(zone, f"the memory of {named}"))
     if not meters:
         return none_because(_NO_ZONES.format(folder=powercap))
-    refusals = [
-        reading.reason for meter in meters if (reading := meter.energy_joules()).value is None
-    ]
-    return none_because(refusals[0]) if refusals else Found(meters=tuple(meters))
+    for meter in meters:
+        reading = meter.energy_joules()
+        if reading.value is None:
+            return none_because(reading.reason)
+    return Found(meters=tuple(meters))
 
 
 def _packages(powercap: Path) -> list[Path]:

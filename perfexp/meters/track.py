@@ -72,7 +72,9 @@ class Track:
         times = times[widths <= 2 * np.quantile(widths, 0.25)]  # most precise ticks
         steps = np.diff(times)
         periods = np.round(steps / np.median(steps)).sum() if len(steps) else 0
-        return float((times[-1] - times[0]) / periods) if periods else None
+        if not periods:
+            return None
+        return float((times[-1] - times[0]) / periods)
 
     def skip_ticks(self) -> None:
         """Stop deriving the period from ticks: from now on only some ticks are observed."""
@@ -176,7 +178,10 @@ class Track:
         if self.meter.wrap_joules is None:
             name = self.meter.name
             self.no_energy = f"the energy counter of {name} went back, and its range is not known"
-            fault = f"the energy counter went from {before:.6g} back to {after:.6g} J, its range is unknown"
+            fault = (
+                f"the energy counter went from {before:.6g} back to {after:.6g} J, its range is "
+                "unknown"
+            )
             self.doubts.append(diagnostics.make("meter_fault", meter=name, fault=fault))
             return False
         self.wraps += 1
@@ -264,11 +269,8 @@ def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
     integral = track.integral_joules(start.seconds, end.seconds)
     spread = track.integral_uncertainty(start.seconds, end.seconds)
     if not track.no_energy:
-        own, joules = (
-            uncertainty(start, end),
-            [after.joules - before.joules for before, after in pairwise(edges)],
-        )
-        each = tuple(part / (b - a) for part, (a, b) in zip(joules, pairwise(times), strict=True))
+        own = uncertainty(start, end)
+        each = tuple((b.joules - a.joules) / (b.seconds - a.seconds) for a, b in pairwise(edges))
         counter = _mean((end.joules - start.joules) / seconds, each, times, own)
         watts = integral if integral.value is None else Reading(integral.value / seconds)
     else:
@@ -276,11 +278,9 @@ def windows_between(track: Track, edges: Sequence[Tick]) -> Windows:
         parts = [(track.integral_joules(a, b).value, b - a) for a, b in pairwise(times)]
         each = tuple(joules / length for joules, length in parts if joules is not None)
         complete = each if len(each) == len(parts) else ()
-        watts = (
-            integral
-            if integral.value is None
-            else _mean(integral.value / seconds, complete, times, spread or 0.0)
-        )
+        watts = integral
+        if integral.value is not None:
+            watts = _mean(integral.value / seconds, complete, times, spread or 0.0)
     return Windows(
         edges=times,
         watts=each,

@@ -52,7 +52,8 @@ class Rules:
         ):
             raise UserError(
                 f"energy: window_seconds={self.window_seconds:g} has to be positive, "
-                f"plateau_seconds={self.plateau_seconds:g} and most_seconds={self.most_seconds:g} at least 0."
+                f"plateau_seconds={self.plateau_seconds:g} and most_seconds={self.most_seconds:g} "
+                "at least 0."
             )
 
 
@@ -85,7 +86,8 @@ class _Watched:
             self._ask_power(now)
             if now >= self._least() or self.track.no_power:
                 self.edges.append(Tick(now, 0.0, 0.0))
-                self.wanted = len(self.edges) - 1 if self.track.no_power else self.wanted
+                if self.track.no_power:
+                    self.wanted = len(self.edges) - 1
         else:
             tight = now >= self._next_tight()
             self._ask_power(now, patient=tight)
@@ -94,7 +96,9 @@ class _Watched:
         if len(self.edges) > self.wanted:
             return math.inf
         power = self.asked + self._power_seconds()
-        return min(power, self._least()) if self.track.no_energy else min(power, self._next_tight())
+        if self.track.no_energy:
+            return min(power, self._least())
+        return min(power, self._next_tight())
 
     def windows(self) -> Windows:
         return windows_between(self.track, self.edges)

@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version, parse
 
 from perfexp.errors import PerfexpError, UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 
 #: Keys for weights in a checkpoint with several state dicts; the first match counts.
 _NESTED = ("state_dict", "model_state_dict", "model")
@@ -210,7 +210,7 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
 
 def load_trained(module: torch.nn.Module, file: Path) -> None:
     """Load the weights from this run's own training; raise `PerfexpError` if there are none."""
-    if not untrusted.is_regular(file):
+    if not foreign.is_regular(file):
         raise PerfexpError(
             f"there are no weights {file.name}: the training of this run did not end"
         )

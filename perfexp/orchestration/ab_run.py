@@ -58,9 +58,12 @@ class AbRun:
         driver.measure(assignments, self._console, self._ended, turns=self._turns, results=results)
 
     def _turns(self, runs: Sequence[Run]) -> Iterator[tuple[Run, int | None]]:
-        for number in count() if len(runs) == 2 else ():
+        if len(runs) != 2:
+            return
+        for number in count():
             begun = time.monotonic()
-            for run in list(runs if number % 2 == 0 else runs[::-1]):
+            in_turn = runs if number % 2 == 0 else runs[::-1]
+            for run in list(in_turn):
                 if number >= run.assignment.plan.least_processes:
                     run.add_processes(number + 1)
                 yield run, number
@@ -79,39 +82,41 @@ class AbRun:
         for run in runs:
             if run.assignment.sweep:
                 run.assignment.sweep.level = sequential.level(measured)
-        if any(len(_replicates(record)) < processes for record in records):
+        if measured < processes:
             return True  # the run's report has the reason
-        sides = [
-            Side.of(name, name, [Analysis.of(one)])
-            for name, one in zip("AB", records, strict=False)
-        ]
+        sides = []
+        for name, record in zip("AB", records, strict=False):
+            sides.append(Side.of(name, name, [Analysis.of(record)]))
         pairs = self._decisive(judging.compare(sides, self._settings).pairs)
         is_late = next_end - self._start > self._max_seconds
-        if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in pairs):
+        verdicts = {pair.verdict for pair in pairs}
+        if Verdict.NOT_COMPARABLE in verdicts:
             return True
-        if (
-            measured > processes or processes < sequential.LEAST
-        ):  # a continued run was judged with this many processes before
+        # a continued run was judged with this many processes before
+        if measured > processes or processes < sequential.LEAST:
             return is_late
         self._console.note(_look(processes, pairs))
-        is_decided = all(pair.verdict is not Verdict.UNDECIDED for pair in pairs)
-        return is_decided or is_late or processes >= sequential.MOST
+        return Verdict.UNDECIDED not in verdicts or is_late or processes >= sequential.MOST
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
         if isinstance(outcome, PerfexpError):
             self._console.error(str(outcome))
-        self.exit_codes.append(
-            outcome.exit_code if isinstance(outcome, PerfexpError) else exit_code(outcome)
-        )
+            self.exit_codes.append(outcome.exit_code)
+        else:
+            self.exit_codes.append(exit_code(outcome))
         if assignment.sweep is not None:
             self._sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
 
 
 def _replicates(record: Record) -> set[int]:
     """Return the replicates that have measured every point successfully."""
-    points = [point for point in record.points if point.key.is_timed]
-    lacking = {point.key.replicate for point in points if point.status is not Status.OK}
-    return {point.key.replicate for point in points} - lacking
+    timed, lacking = set[int](), set[int]()
+    for point in record.points:
+        if point.key.is_timed:
+            timed.add(point.key.replicate)
+            if point.status is not Status.OK:
+                lacking.add(point.key.replicate)
+    return timed - lacking
 
 
 def _look(processes: int, pairs: Sequence[Compared]) -> str:

@@ -32,7 +32,8 @@ def engine_path(name: str | None) -> str:
     found = next((path for one in names if (path := shutil.which(one))), None)
     if found is None:
         raise UserError(
-            f"No container engine found ({', '.join(names)}). Install one, or name it with --engine."
+            f"No container engine found ({', '.join(names)}). Install one, or name it with "
+            "--engine."
         )
     return found
 
@@ -58,7 +59,9 @@ def image_digest(engine: str, image: str) -> str:
         why = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
         raise UserError(f"--image {image}: {why}. Pull or build the image first.")
     digest = answer.stdout.strip().splitlines()[-1]
-    return digest if ":" in digest else f"sha256:{digest}"
+    if ":" in digest:
+        return digest
+    return f"sha256:{digest}"
 
 
 def command(
@@ -78,34 +81,18 @@ def command(
     files.
     """
     is_podman = Path(engine).name == "podman"
-    gpus = (
-        ["--device=nvidia.com/gpu=all" if is_podman else "--gpus=all", *_LIMITS] if has_gpus else []
-    )
-    own = (
-        ["--userns=keep-id"]
-        if is_podman and os.getuid()
-        else [f"--user={os.getuid()}:{os.getgid()}"]
-    )
-    mounts = [
-        _mount(writable),
-        _mount(locks.private_folder()),
-        *(_mount(path, ",readonly") for path in readable),
-    ]
+    gpus = list[str]()
+    if has_gpus:
+        gpus = ["--device=nvidia.com/gpu=all" if is_podman else "--gpus=all", *_LIMITS]
+    own = f"--user={os.getuid()}:{os.getgid()}"
+    if is_podman and os.getuid():
+        own = "--userns=keep-id"
+    mounts = [_mount(writable), _mount(locks.private_folder())]
+    mounts += [_mount(path, ",readonly") for path in readable]
     environment = [f"--env={IMAGE_VARIABLE}={image}@{digest}", "--env=HOME=/tmp"]
-    return [
-        *(
-            engine,
-            "run",
-            "--rm",
-            "--network=none",
-            "--ipc=host",
-            *gpus,
-            *own,
-            *mounts,
-            *environment,
-        ),
-        *("--entrypoint=perfexp", digest, *arguments),
-    ]
+    command = [engine, "run", "--rm", "--network=none", "--ipc=host", *gpus, own, *mounts]
+    command += [*environment, "--entrypoint=perfexp", digest]
+    return [*command, *arguments]
 
 
 def run(argv: Sequence[str]) -> int:

@@ -35,37 +35,33 @@ def show(
         is_here: whether this machine would measure, so that its meters count.
     """
     left, times = zip(*map(_left, assignments), strict=True)
-    estimated = [seconds for seconds in times if seconds is not None]
-    total = _text(left, sum(estimated) if len(estimated) == len(times) else None)
+    total = _text(left, None if None in times else sum(filter(None, times)))
     if sweep_run is None:
         lines = [str(subject(assignments[0].plain)), total + assignments[0].plan.scope]
         folders = [assignments[0].folder]
     else:
-        runs = zip(assignments, left, times, strict=True)
-        listed = [
-            f"{assignment.name}: {_text([keys], seconds)}" for assignment, keys, seconds in runs
-        ]
-        lines = [
-            f"sweep over {sweep_run.sweep.name}",
-            *(listed if len(listed) <= _MOST_LINES else []),
-        ]
-        lines += [f"{units.counted(len(listed), 'run')}, {total}"]
-        folders = [
-            sweep_run.paths.root,
-            *(assignment.folder.parent.absolute() for assignment in assignments),
-        ]
+        lines = [f"sweep over {sweep_run.sweep.name}"]
+        folders = [sweep_run.paths.root]
+        for assignment, keys, seconds in zip(assignments, left, times, strict=True):
+            if len(assignments) <= _MOST_LINES:
+                lines.append(f"{assignment.name}: {_text([keys], seconds)}")
+            folders.append(assignment.folder.parent.absolute())
+        lines.append(f"{units.counted(len(assignments), 'run')}, {total}")
     into = ", ".join(f"{folder}{os.sep}" for folder in dict.fromkeys(folders))
     title, *details = map(one_line, (*lines, f"into {into}"))
-    for line in (title, *(f"  {detail}" for detail in details), "Nothing has been measured."):
-        console.note(line)
-    for reason in dict.fromkeys(
-        _why_no_energy(one.plan) for one in assignments if is_here and one.plan.probes.energy
-    ):
-        if reason:
-            console.warning(
-                f"no energy would be measured, {reason} (meter_missing)\n"
-                "help: fix what is named (perfexp doctor checks it), or set probes.energy=false"
-            )
+    console.note(title)
+    for detail in details:
+        console.note(f"  {detail}")
+    console.note("Nothing has been measured.")
+    reasons = dict[str, None]()
+    for assignment in assignments:
+        if is_here and assignment.plan.probes.energy:
+            reasons[_why_no_energy(assignment.plan)] = None
+    for reason in filter(None, reasons):
+        console.warning(
+            f"no energy would be measured, {reason} (meter_missing)\n"
+            "help: fix what is named (perfexp doctor checks it), or set probes.energy=false"
+        )
 
 
 def _why_no_energy(plan: config.Plan) -> str:
@@ -73,13 +69,14 @@ def _why_no_energy(plan: config.Plan) -> str:
 
     Empty if it has a meter, or if that is unknown without starting the device.
     """
-    if not str(plan.gpu["_target_"]).startswith(
-        tuple(f"perfexp.devices.{kind}." for kind in ("auto", "cpu", "cuda"))
-    ):
+    own = ("perfexp.devices.auto.", "perfexp.devices.cpu.", "perfexp.devices.cuda.")
+    if not str(plan.gpu["_target_"]).startswith(own):
         return ""
     first = plan.gpu.get("index") or 0
     found = auto.predicted_meters(plan.gpu_name, range(first, first + plan.devices))
-    return "" if found is None or found.meters else found.reason
+    if found is None or found.meters:
+        return ""
+    return found.reason
 
 
 def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:
@@ -96,8 +93,6 @@ def _text(left: Sequence[Collection[Key]], seconds: float | None) -> str:
     points = counted_points(*left)
     if seconds is None:
         return f"{points}, time unknown"
-    return (
-        f"{points}, about {units.format_seconds(seconds, 2)}"
-        if any(left)
-        else "nothing is left to measure"
-    )
+    if not any(left):
+        return "nothing is left to measure"
+    return f"{points}, about {units.format_seconds(seconds, 2)}"

@@ -17,7 +17,7 @@ from perfexp import __version__
 from perfexp.errors import PerfexpError, UserError
 from perfexp.forecast import corpus, lookup, predictions
 from perfexp.forecast.predictions import Forecast
-from perfexp.host import crash_report, gpu_sheets, installation, interrupts, untrusted
+from perfexp.host import crash_report, foreign, gpu_sheets, installation, interrupts
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.orchestration import machine_priors, supervisor
 from perfexp.orchestration.preparation import (
@@ -101,8 +101,12 @@ class ProgressRelay:
         if "training" in event:
             self._train(msgspec.convert(event["training"], Point))
         if event["event"] == "block":
-            show = self._progress.result if event.get("is_result") else self._progress.block
-            (self._progress.waiting if event.get("patient") else show)(event["text"])
+            if event.get("patient"):
+                self._progress.waiting(event["text"])
+            elif event.get("is_result"):
+                self._progress.result(event["text"])
+            else:
+                self._progress.block(event["text"])
         if "key" not in event:
             return
         own = msgspec.convert(event["key"], Key)
@@ -136,7 +140,9 @@ class ProgressRelay:
         A batch search may have changed its batch.
         """
         unknown = msgspec.structs.replace(key, batch_size=LARGEST)
-        return unknown if key not in self._keys and unknown in self._keys else key
+        if key not in self._keys and unknown in self._keys:
+            return unknown
+        return key
 
     def _estimate(self) -> None:
         whole = self._assignment.whole
@@ -156,9 +162,10 @@ class ProgressRelay:
         row = summary.row(alike, ()) if is_ok else None
         if row is None or row.time_kind is None:
             return ""
-        return (
-            f"{CAPTIONS[row.time_kind]}{' so far' if row.processes > 1 else ''} {median_text(row)}"
-        )
+        so_far = ""
+        if row.processes > 1:
+            so_far = " so far"
+        return f"{CAPTIONS[row.time_kind]}{so_far} {median_text(row)}"
 
 
 class Run(supervisor.Job):
@@ -190,7 +197,8 @@ class Run(supervisor.Job):
             if assignment.overwrites and paths.plan.exists():
                 if not is_of_perfexp(paths):
                     raise UserError(
-                        f"{paths.manifest} is not that of the run beside it: --overwrite removes nothing."
+                        f"{paths.manifest} is not that of the run beside it: --overwrite removes "
+                        "nothing."
                     )
                 self.paths = paths = paths.replacement()
                 if holds_other_plan(paths, assignment.plain):
@@ -231,9 +239,9 @@ class Run(supervisor.Job):
             self._console.note(warning)
         measured = measured_seconds(read_points(self.paths.points))
         seconds = assignment.seconds(self.left(), measured) if self.profiler.times else None
-        points = (
-            counted_points(self.timed) if self.timed else units.counted(len(self.profiles), "point")
-        )
+        points = units.counted(len(self.profiles), "point")
+        if self.timed:
+            points = counted_points(self.timed)
         points += assignment.plan.scope
         if assignment.sweep is None:  # a sweep has a header of its own
             facts, _ = supervisor.recorded_environment(self)
@@ -260,7 +268,7 @@ class Run(supervisor.Job):
         if whole:
             whole.begin(self.assignment.number, self.assignment.name)
         with self._console.progress(whole=whole) as progress, self._following(left) as follow:
-            progress.started(len(keys), len(keys) - sum(key in left for key in keys))
+            progress.started(len(keys), len(keys) - len(set(keys) & set(left)))
             announce = partial(self._announce, progress)
             self.listener = ProgressRelay(
                 progress, keys, left, self.assignment, self.paths.points, announce, follow
@@ -278,14 +286,10 @@ class Run(supervisor.Job):
             return None
         with suppress(PerfexpError):  # saving the record reports read and write errors
             self.extend()
-        return next(
-            (
-                number
-                for number in supervisor.replicates(self.timed)
-                if number not in self._measured
-            ),
-            None,
-        )
+        for number in supervisor.replicates(self.timed):
+            if number not in self._measured:
+                return number
+        return None
 
     def ended_by(self, error: PerfexpError) -> None:
         """Remember the error that ended the measurement: refused runs leave no folder."""
@@ -326,24 +330,27 @@ class Run(supervisor.Job):
         before = None
         with suppress(UserError):  # a continued run keeps its identity and its sweep
             before = Record.load(self.paths.root)
+        uid, sweep = self.paths.uid or uuid.uuid4().hex, self.assignment.sweep
+        if before:
+            uid, sweep = before.uid, sweep or before.sweep
+        started = min((point.started for point in points if point.started), default=ended)
+        if before and before.points == points:  # nothing was measured this time
+            ended = before.ended
+        timed = [point for point in points if not is_profile(point.key)]
         record = Record(
-            uid=before.uid if before else self.paths.uid or uuid.uuid4().hex,
+            uid=uid,
             name=self.assignment.name,
             perfexp_version=__version__,
-            status=overall_status(
-                [point for point in points if not is_profile(point.key)] or points
-            ),
-            started=min((point.started for point in points if point.started), default=ended),
-            ended=before.ended
-            if before and before.points == points
-            else ended,  # keep the earlier end if nothing was measured this time
+            status=overall_status(timed or points),
+            started=started,
+            ended=ended,
             command=self.plain["command"],
             plan=self.plain,
             plan_hash=plan_file.plan_hash(self.plain),
             environment=facts,
             points=points,
             doubts=doubts,
-            sweep=self.assignment.sweep or (before.sweep if before else None),
+            sweep=sweep,
             priors=before.priors if before else {},
         )
         record.priors = record.priors or machine_priors.known_of(record)
@@ -357,10 +364,8 @@ class Run(supervisor.Job):
         """
         self.extend()
         record = self.assembled()
-        if any(
-            point.key not in self._before and point.status is not Status.INTERRUPTED
-            for point in record.points
-        ):
+        ended_keys = {one.key for one in record.points if one.status is not Status.INTERRUPTED}
+        if ended_keys - self._before:
             machine_priors.add(record)  # only results measured now: a folder may be foreign
         try:
             write_atomically(self.paths.record, record.to_json())
@@ -479,12 +484,19 @@ def _warnings_of_earlier_stages(stage: str | None, folder: Path) -> Iterator[str
         try:
             record = Record.load(before)
         except PerfexpError:
-            yield f"warning: {before} has no record: that stage of this combination was not finished."
+            yield (
+                f"warning: {before} has no record: that stage of this combination was not finished."
+            )
             continue
         failed = next((point for point in record.points if point.status is not Status.OK), None)
         if failed is not None:
-            why = f": {one_line(failed.error)}" if failed.error else ""
-            yield f"warning: in {before} this combination ended {record.status.value} ({failed.key}{why})."
+            why = ""
+            if failed.error:
+                why = f": {one_line(failed.error)}"
+            yield (
+                f"warning: in {before} this combination ended {record.status.value} "
+                f"({failed.key}{why})."
+            )
 
 
 @contextmanager
@@ -498,7 +510,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
         story = "".join(traceback.format_exception(error)).encode(errors="replace")
         with (
             suppress(OSError),
-            untrusted.open_append(paths.log) as log,
+            foreign.open_append(paths.log) as log,
         ):  # a full disk has no room for the traceback
             log.write(story)
         if isinstance(error, OSError):
@@ -513,23 +525,24 @@ def exit_code(record: Record) -> int:
     """
     is_requested = bool(profiler_settings(record.plan.get("profiler") or {"name": "none"}))
     is_made = all(point.status is Status.OK for point in record.points if is_profile(point.key))
-    return 0 if record.status is Status.OK and (is_made or not is_requested) else 1
+    if record.status is Status.OK and (is_made or not is_requested):
+        return 0
+    return 1
 
 
 def _merged(points: list[Point]) -> list[Point]:
     """Add metrics and diagnostics from layers and profiles to their timed points."""
     by_key = {point.key: point for point in points}
     for other in points:
-        point = by_key.get(
-            timed_key(other.key) if is_layers(other.key) else profiled_key(other.key), other
-        )
+        key = timed_key(other.key) if is_layers(other.key) else profiled_key(other.key)
+        point = by_key.get(key, other)
         if point is not other:
             codes = {doubt.code for doubt in point.doubts if doubt.rule.shared}
-            names = {
-                metric.name for metric in point.metrics
-            }  # points from a record already have these metrics
+            # points from a record already have these metrics
+            names = {metric.name for metric in point.metrics}
             point.metrics += [metric for metric in other.metrics if metric.name not in names]
-            point.doubts += [
-                one for one in other.doubts if one.code not in codes and one not in point.doubts
-            ]
+            known = list(point.doubts)
+            for doubt in other.doubts:
+                if doubt.code not in codes and doubt not in known:
+                    point.doubts.append(doubt)
     return points

@@ -37,7 +37,9 @@ def add(record: Record) -> None:
 
 def _group(record: Record) -> str:
     """Return the group of runs that are measured together and must not inform each other."""
-    return record.sweep.uid if record.sweep else record.uid
+    if record.sweep:
+        return record.sweep.uid
+    return record.uid
 
 
 def _cache(record: Record) -> JsonCache | None:
@@ -64,21 +66,23 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
             continue
         for name, variance, degrees in of_run:
             figures.setdefault(name, []).append(Component(variance=variance, degrees=degrees))
-    return {
-        name: prior.on(figures.get(name, ())[-_MOST_FIGURES:])
-        for name, prior in priors.of_kind(kind).items()
-    }
+    fitted = {}
+    for name, prior in priors.of_kind(kind).items():
+        fitted[name] = prior.on(figures.get(name, ())[-_MOST_FIGURES:])
+    return fitted
 
 
 def _shown(record: Record) -> list[_Figure]:
     """Return figures that several processes measured without disturbance."""
-    return [
-        (priors.class_of(name, row.bound_by), one.own.variance, one.own.degrees)
-        for row in rows(record)
-        if not any(doubt.rule.disturbs for doubt in (*row.doubts, *record.doubts))
-        for name, one in row.figures.items()
-        if name not in ("p95", "throughput", *SINGLES) and one.own
-    ]
+    figures = []
+    for row in rows(record):
+        if any(doubt.rule.disturbs for doubt in (*row.doubts, *record.doubts)):
+            continue
+        for name, one in row.figures.items():
+            if name not in ("p95", "throughput", *SINGLES) and one.own:
+                of = priors.class_of(name, row.bound_by)
+                figures.append((of, one.own.variance, one.own.degrees))
+    return figures
 
 
 def cache_of(facts: Mapping[str, Any], device: str, driver: str | None) -> JsonCache:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.files import write_atomically
 from perfexp.plan import config, plan_file
 from perfexp.profilers import profiled_key
@@ -91,14 +91,15 @@ def prepare(
     if paths.record.exists():
         _recover_points(paths, plan_file.plan_hash(_with_fewer_processes(paths, plain)))
     finished = read_points(paths.points)
-    forgotten = {
-        point.key for point in finished if point.status not in _FINAL and point.key not in again
-    }
+    forgotten = set[Key]()
+    for point in finished:
+        if point.status not in _FINAL and point.key not in again:
+            forgotten.add(point.key)
     if paths.plan.exists() and forgotten:
         write_atomically(paths.points, b"".join(other_lines(paths, forgotten)))
         finished = read_points(paths.points)
     write_expected(paths, plan, finished)
-    content = plan_file.to_yaml({**plain, "uid": paths.uid})
+    content = plan_file.signed(plan_file.to_yaml({**plain, "uid": paths.uid}))
     write_atomically(paths.plan, content)
     return hashlib.sha256(content).hexdigest()
 
@@ -116,12 +117,14 @@ def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point
 def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
     """Return whether a run's folder has its record and a final result for each point."""
     try:
-        results = run_status.results(untrusted.read_bytes(paths.points))
+        results = run_status.results(foreign.read_bytes(paths.points))
         everything = plan.keys(read_points(paths.points))
     except (OSError, UserError):
         return False
-    is_final = (key in results and results[key].status in _FINAL for key in everything)
-    return paths.record.is_file() and all(is_final)
+    for key in everything:
+        if key not in results or results[key].status not in _FINAL:
+            return False
+    return paths.record.is_file()
 
 
 def _recover_points(paths: RunPaths, plan_hash: str) -> None:
@@ -147,15 +150,13 @@ def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
     """Return profiles to repeat: failed, made with other settings, or with missing files."""
     results, settings = read_points(paths.points), profiler_settings(plan.profiler)
     keys = plan.profile_keys(results)
-    return frozenset(
-        point.key
-        for point in results
-        if point.key in keys
-        and (
-            point.status not in _FINAL
-            or _is_stale(point.facts.get("profile") or {}, paths.root, settings)
-        )
-    )
+    again = set[Key]()
+    for point in results:
+        profile = point.facts.get("profile") or {}
+        is_final = point.status in _FINAL and not _is_stale(profile, paths.root, settings)
+        if point.key in keys and not is_final:
+            again.add(point.key)
+    return frozenset(again)
 
 
 def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]) -> bool:
@@ -168,7 +169,7 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
     If a point is forgotten, so are its layers and its profile.
     """
-    for line in untrusted.read_bytes(paths.points).split(b"\n"):
+    for line in foreign.read_bytes(paths.points).split(b"\n"):
         for point in points_from_lines(line):
             if forgotten.isdisjoint((point.key, timed_key(point.key), profiled_key(point.key))):
                 yield line + b"\n"
@@ -176,11 +177,9 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a profiler's node as JSON values; empty for profiler=none."""
-    return (
-        {}
-        if node.get("name") == "none"
-        else {key: value for key, value in node.items() if key != "_target_"}
-    )
+    if node.get("name") == "none":
+        return {}
+    return {key: value for key, value in node.items() if key != "_target_"}
 
 
 def is_of_perfexp(paths: RunPaths) -> bool:
@@ -191,7 +190,7 @@ def is_of_perfexp(paths: RunPaths) -> bool:
     identities: set[str | None] = set()
     for file in (paths.record, SweepPaths(paths.root).summary):
         with suppress(OSError, ValueError, msgspec.MsgspecError, RecursionError):
-            identities.add(untrusted.from_json(untrusted.read_bytes(file), _Identity).uid)
+            identities.add(foreign.from_json(foreign.read_bytes(file), _Identity).uid)
     with suppress(UserError):
         identities.add(str(plan_file.read(paths.plan).get("uid")))
     return paths.uid is not None and paths.uid in identities
@@ -223,7 +222,9 @@ def _with_fewer_processes(paths: RunPaths, plain: Mapping[str, Any]) -> Mapping[
     """
     before = plan_file.read(paths.plan).get(_PROCESSES) if paths.plan.exists() else None
     is_lower = type(before) is int and 0 < before < (plain.get(_PROCESSES) or 0)
-    return {**plain, _PROCESSES: before} if is_lower else plain
+    if is_lower:
+        return {**plain, _PROCESSES: before}
+    return plain
 
 
 class OtherCode(UserError):
@@ -246,6 +247,6 @@ def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
             )
         listed = "\n  ".join(changed[:20])
         raise UserError(
-            f"{paths.root} holds the run of another plan. It differs in\n  {listed}\n"
-            "Choose another output_dir, add --overwrite, or repeat the original command to continue it."
+            f"{paths.root} holds the run of another plan. It differs in\n  {listed}\nChoose "
+            "another output_dir, add --overwrite, or repeat the original command to continue it."
         )

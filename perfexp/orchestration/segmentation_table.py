@@ -81,7 +81,9 @@ class SegmentationTable:
 def counts(gpu: str) -> str:
     """Return the sweep's GPU counts, e.g. `1`, or `1,8` if 8 GPUs are visible."""
     visible = 1 if gpu in _NO_GPUS else worker_query.visible_gpus()
-    return f"1,{visible}" if visible > 1 else "1"
+    if visible > 1:
+        return f"1,{visible}"
+    return "1"
 
 
 def _visible(gpu: str) -> str:
@@ -103,43 +105,39 @@ def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | N
     lines: list[dict[str, str]] = []
     for child, one in SweepAnalysis.of(sweep, records).runs:
         if one is not None:
-            lines += [
-                _of_speed(*training)
-                for training in speed_files.where(one.record, folder / child.directory)
-            ]
+            for speed, path in speed_files.where(one.record, folder / child.directory):
+                lines.append(_of_speed(speed, path))
         elif child.status is not Status.OK:
             lines.append(_refused(child))
     if not lines:
         return None
-    columns = [
-        Column(
-            title,
-            [line.get(title, "") for line in lines],
-            prose=title in _PROSE,
-            rank=int(title == "speed file"),
-        )
-        for title in _COLUMNS
-    ]
-    synthetic = any(
-        "synthetic" in str(record.plan.get("choices", {}).get("data", "")) for record in records
-    )
-    return Grid(columns, [_SYNTHETIC] if synthetic else []).without_empty()
+    columns = []
+    for title in _COLUMNS:
+        texts = [line.get(title, "") for line in lines]
+        rank = int(title == "speed file")
+        columns.append(Column(title, texts, prose=title in _PROSE, rank=rank))
+    notes = []
+    data = [str(record.plan.get("choices", {}).get("data", "")) for record in records]
+    if "synthetic" in " ".join(data):
+        notes.append(_SYNTHETIC)
+    return Grid(columns, notes).without_empty()
 
 
 def _of_speed(speed: Speed, path: Path | None) -> dict[str, str]:
-    rate = speed.interval or estimators.Interval(value=speed.images_per_second, low=None, high=None)
-    low, high = (None if end is None else end / speed.num_gpus for end in (rate.low, rate.high))
-    share = estimators.Interval(value=rate.value / speed.num_gpus, low=low, high=high)
-    return {
+    line = {
         "model": one_line(speed.model),
         "GPUs": str(speed.num_gpus),
         "precision": speed.precision,
         "batch per GPU": str(speed.batch_size),
-        "images/s ± CI95": "" if speed.failed else with_width(rate, rate_text(rate)),
-        "per GPU": "" if speed.failed else rate_text(share),
         "speed file": one_line(str(path)) if path else "",
-        "remarks": one_line(f"failed: {speed.remark}") if speed.failed else "",
     }
+    if speed.failed:
+        return line | {"remarks": one_line(f"failed: {speed.remark}")}
+    rate = speed.interval or estimators.Interval(value=speed.images_per_second, low=None, high=None)
+    low, high = (None if end is None else end / speed.num_gpus for end in (rate.low, rate.high))
+    share = estimators.Interval(value=rate.value / speed.num_gpus, low=low, high=high)
+    rates = {"images/s ± CI95": with_width(rate, rate_text(rate)), "per GPU": rate_text(share)}
+    return line | rates
 
 
 def _refused(child: SweepChild) -> dict[str, str]:

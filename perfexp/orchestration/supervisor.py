@@ -15,7 +15,7 @@ import msgspec
 
 from perfexp.diagnosis import environment
 from perfexp.errors import Unsupported, UserError
-from perfexp.host import interrupts, untrusted
+from perfexp.host import foreign, interrupts
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.host.process import Event, WorkerProcess, worker_command
 from perfexp.orchestration.preparation import (
@@ -143,7 +143,9 @@ def replicates(timed: Iterable[Key]) -> list[int]:
         return []
     first, *others = sorted(points)
     trains_alone = {key.replicate for key in timed if key.phase == "train"} == {first} and others
-    before = len(others) // 2 if points[first] > min(points.values()) and not trains_alone else 0
+    before = 0
+    if points[first] > min(points.values()) and not trains_alone:
+        before = len(others) // 2
     return [*others[:before], first, *others[before:]]
 
 
@@ -197,16 +199,16 @@ def results(job: Job) -> list[Point]:
     memory although their batch fitted before (batch_size=max).
     """
     measured = {point.key: point for point in job.measured()}
-    reason = f"not tried: {job.refusal}" if job.refusal else "the run was interrupted"
+    reason = "the run was interrupted"
+    if job.refusal:
+        reason = f"not tried: {job.refusal}"
 
     def result(key: Key) -> Point:
         return measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
 
     planned = set(job.timed)
     chosen = [point for key, point in measured.items() if key not in planned]
-    further = [
-        point for point in chosen if not point.facts.keys().isdisjoint(("shrunk_from", TRIALS))
-    ]
+    further = [point for point in chosen if point.facts.keys() & {"shrunk_from", TRIALS}]
     others = [*job.keys["ttfp"], *job.keys["layers"], *job.profiles]
     return [*map(result, job.timed), *further, *map(result, others)]
 
@@ -228,9 +230,9 @@ def _measure(job: Job, what: str, replicate: int) -> None:
         if ending.current is not None and (ending.current in still or is_trial(ending.current)):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.status is not Status.KILLED or fruitless >= _STARTS):
-            _abandon(
-                job.paths, still[:1] if what == "trials" else still, ending
-            )  # a worker makes one trial
+            if what == "trials":  # a worker makes one trial
+                del still[1:]
+            _abandon(job.paths, still, ending)
 
 
 def _left(job: Job, what: str, replicate: int) -> list[Key]:
@@ -245,9 +247,10 @@ def _pass_over(job: Job, what: str, replicate: int) -> None:
 
     For example, points out of memory need no second attempt. This includes cold starts.
     """
-    failed = {
-        without_replicate(point.key): point for point in job.measured() if point.status in _LASTING
-    }
+    failed = {}
+    for point in job.measured():
+        if point.status in _LASTING:
+            failed[without_replicate(point.key)] = point
     points = []
     for key in _left(job, what, replicate):
         call = msgspec.structs.replace(key, phase="inference") if what == "ttfp" else key
@@ -268,7 +271,9 @@ def _profiled(job: Job, key: Key) -> Point:
     point = Point(key=key, status=Status.OK, started=timestamp())
     timed = next((other for other in job.measured() if other.key == profiled_key(key)), None)
     if job.profiler.times and (timed is None or timed.status is not Status.OK):
-        how = timed.status.value if timed else "no result"
+        how = "no result"
+        if timed:
+            how = timed.status.value
         point.status, point.error = Status.UNSUPPORTED, f"not tried: the call was not timed ({how})"
         return point
     start, folder = time.perf_counter_ns(), job.paths.profile
@@ -301,7 +306,9 @@ def _attempt(point: Point, action: Callable[[], None]) -> None:
         if isinstance(error, ProfilerFailed):
             point.facts["profile"]["files"] = error.files
     except OSError as error:
-        where = f": {error.filename2 or error.filename}" if error.filename else ""
+        where = ""
+        if error.filename:
+            where = f": {error.filename2 or error.filename}"
         point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
 
 
@@ -313,15 +320,17 @@ def _keep_files(job: Job, point: Point, place: Place) -> None:
     root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
     if point.status is Status.OK or facts.get("files"):
         made = [path for path in outputs if path.is_file()]
-        job.paths.claim(*(root / path.name for path in made))
+        for path in made:
+            job.paths.claim(root / path.name)
         for path in made:
             path.replace(root / path.name)
         for path in outputs:
             if path not in made:
                 (root / path.name).unlink(missing_ok=True)
-    elif earlier := {path.name for path in outputs if (root / path.name).is_file()} & {
-        *job.paths.claimed()
-    }:
+        return
+    earlier = {path.name for path in outputs if (root / path.name).is_file()}
+    earlier.intersection_update(job.paths.claimed())
+    if earlier:
         facts["files"] = sorted(earlier)
         point.error = f"{point.error}; the files of the earlier profile are unchanged"
 
@@ -335,15 +344,19 @@ def _run_profiler(job: Job, point: Point, place: Place) -> None:
     targets = [root / path.name for path in profiler.outputs(place)]
     refuse_to_overwrite(targets, root, "move it away and repeat the command")
     reported: dict[str, Any] = {}
-    began = job.paths.log.stat().st_size if job.paths.log.exists() else 0
+    began = 0
+    if job.paths.log.exists():
+        began = job.paths.log.stat().st_size
     ending = _one_worker(job, [f"--profile={job.profiles.index(key)}"], prefix, reported)
     facts |= {"command": prefix}
     if "status" in reported:
         point.status, point.error = Status(reported["status"]), str(reported["error"])
         return
-    log = untrusted.read_bytes(job.paths.log)[began:].decode(errors="replace")
+    log = foreign.read_bytes(job.paths.log)[began:].decode(errors="replace")
     if ending.status is Status.TIMEOUT or (ending.status is Status.KILLED and not reported):
-        when = f"while {profiler.name} was writing, " if reported else ""
+        when = ""
+        if reported:
+            when = f"while {profiler.name} was writing, "
         point.status, point.error = ending.status, f"{when}{ending.text}"
         return
     if not reported and not prefix:
@@ -413,16 +426,20 @@ def _one_worker(
 def _judged(heard: Heard) -> tuple[Status, str]:
     """Return status and reason for the point during which a worker ended."""
     if heard.termination:
-        status, why = (
-            (Status.FAILED, "") if heard.garbled else (Status.TIMEOUT, " (timeout_seconds)")
-        )
+        status, why = Status.TIMEOUT, " (timeout_seconds)"
+        if heard.garbled:
+            status, why = Status.FAILED, ""
         return status, f"the worker {heard.termination}{why}"
     if heard.code < 0:
-        hint = "; the system may have run out of memory" if heard.code == -signal.SIGKILL else ""
+        hint = ""
+        if heard.code == -signal.SIGKILL:
+            hint = "; the system may have run out of memory"
         return Status.KILLED, f"the worker {heard.ending}{hint}; see details/run.log"
     if failure := heard.last.get("failed"):
         return Status(failure.get("status", Status.FAILED)), failure["message"]
-    text = heard.ending if heard.code else "ended without a result"
+    text = "ended without a result"
+    if heard.code:
+        text = heard.ending
     return Status.FAILED, f"the worker {text}; see details/run.log"
 
 

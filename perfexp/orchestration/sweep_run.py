@@ -94,6 +94,9 @@ class SweepRun:
             stack.enter_context(self.paths.locked())
             self.sweep = self._before(self.sweep.command) or self.sweep
             self.sweep.ended = None
+            if self.paths.begun_in(self.sweep) is None:  # now it is what this user typed
+                self.sweep.command = list(self._command)
+                self.paths.sign(self.sweep)
             self._write()
             write_atomically(self.paths.multirun, self._multirun)
             self._stack = stack.pop_all()
@@ -114,19 +117,15 @@ class SweepRun:
         if not self.paths.summary.exists():
             return None
         sweep = Sweep.load(self.paths.root)
-        orders = [
-            [key for key in map(key_of, words) if key in self.axes]
-            for words in (sweep.command, command)
-        ]
-        if (
-            not measures_the_same(sweep.command, _as_stored(command, sweep.command))
-            or orders[0] != orders[1]
-        ):  # the order numbers the runs
-            keys = ", ".join(differing_keys(sweep.command, command))
-            raise UserError(
-                f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}. Choose another output_dir, "
-                f"or repeat that command to continue it{f'; yours differs in {keys}' * bool(keys)}."
-            )
+        before = [key for key in map(key_of, sweep.command) if key in self.axes]
+        today = [key for key in map(key_of, command) if key in self.axes]
+        is_same = measures_the_same(sweep.command, _as_stored(command, sweep.command))
+        if not is_same or before != today:  # the order numbers the runs
+            what = f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}"
+            advice = "Choose another output_dir, or repeat that command to continue it"
+            if keys := differing_keys(sweep.command, command):
+                advice += f"; yours differs in {', '.join(keys)}"
+            raise UserError(f"{what}. {advice}.")
         sweep.refresh(self.paths.root)
         return sweep
 
@@ -142,7 +141,8 @@ class SweepRun:
             and RunPaths(folder).sweep != self.sweep.uid
         ):
             raise UserError(
-                f"{folder} holds a run that this sweep did not begin: repeat its command, not the sweep's."
+                f"{folder} holds a run that this sweep did not begin: repeat its command, not the "
+                "sweep's."
             )
 
     def accept(self, assignment: Assignment) -> None:
@@ -183,8 +183,9 @@ class SweepRun:
             remember_store(self.sweep.uid, self.paths.root, tracker.settings)
         elif uri != self.sweep.store:
             self._console.warning(
-                f"the sweep's earlier runs are in {self.sweep.store[:_LONGEST]}; the others are sent to {uri}. "
-                f"To choose: {self.sweep.continuation(self.paths.root)} tracking.uri=URI"
+                f"the sweep's earlier runs are in {self.sweep.store[:_LONGEST]}; the others are "
+                f"sent to {uri}. To choose: {self.sweep.continuation(self.paths.root)} "
+                "tracking.uri=URI"
             )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
@@ -196,19 +197,22 @@ class SweepRun:
 
     def plan(self, assignments: Sequence[Assignment]) -> None:
         """Enter all runs to measure, before the first run begins."""
-        self.sweep.planned = [
-            self._planned(one, one.sweep) for one in assignments if one.sweep is not None
-        ]
+        self.sweep.planned = []
+        for assignment in assignments:
+            if assignment.sweep is not None:
+                self.sweep.planned.append(self._planned(assignment, assignment.sweep))
         self._write()
 
     def _planned(self, assignment: Assignment, membership: SweepMembership) -> PlannedRun:
         plan, about = assignment.plan, subject(assignment.plain)
         keys = plan.keys()
+        options = {name: getattr(about, name) for name in _OPTIONS}
+        options["gpu"] = plan.gpu_name
         return PlannedRun(
             job=membership.job,
             directory=_relative(assignment.folder, self.paths.root),
             overrides=[f"{axis}={value}" for axis, value in membership.axes.items()],
-            options={name: getattr(about, name) for name in _OPTIONS} | {"gpu": plan.gpu_name},
+            options=options,
             points=dict(points_by_kind(keys)),
             seconds=assignment.seconds(keys),
         )
@@ -286,9 +290,8 @@ class SweepRun:
     def _close(self) -> bool:
         is_whole = len(self.sweep.children) == self.sweep.jobs
         if self.sweep.jobs is None:  # the sweeper chooses
-            is_whole = not any(
-                path.is_dir() for path in self.paths.root.iterdir() if path != self.paths.details
-            )
+            folders = set(filter(Path.is_dir, self.paths.root.iterdir()))
+            is_whole = folders <= {self.paths.details}
         if self._is_refused and self.sweep.children and is_whole and self.paths.withdraw():
             self._console.show_sweep(SweepAnalysis.of(self.sweep, []), None)
             return True
@@ -334,17 +337,21 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
         typed: keys on the command line.
     """
     places = (folder.resolve(), folder.resolve().parent)
-    identities = ({"sweep": sweep, "folder": str(place)} for place in places)
-    entries = (JsonCache(cache_folder(_SWEEPS), identity).find(_STORE) for identity in identities)
-    store = next((entry for entry in entries if isinstance(entry, dict)), None)
+    store = None
+    for place in places:
+        identity = {"sweep": sweep, "folder": str(place)}
+        entry = JsonCache(cache_folder(_SWEEPS), identity).find(_STORE)
+        if isinstance(entry, dict):
+            store = entry
+            break
     if "tracking" in typed or store is None:
         return {}
-    texts = {f"tracking.{name}": str(text) for name, text in store.items()}
-    return {
-        key: text
-        for key, text in texts.items()
-        if key not in typed and not credentials.is_masked(text)
-    }
+    texts = {}
+    for name, value in store.items():
+        key, text = f"tracking.{name}", str(value)
+        if key not in typed and not credentials.is_masked(text):
+            texts[key] = text
+    return texts
 
 
 def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:
@@ -352,5 +359,6 @@ def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:
 
     The runs' plans name it in any case.
     """
-    is_named = any(key_of(text) == "precision" for text in stored)
-    return [text for text in command if is_named or key_of(text) != "precision"]
+    if "precision" in map(key_of, stored):
+        return list(command)
+    return [text for text in command if key_of(text) != "precision"]

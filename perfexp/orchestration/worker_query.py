@@ -55,7 +55,9 @@ class Heard(NamedTuple):
 
 def signal_name(number: int) -> str:
     """Return a signal's name."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if number in set(signal.Signals):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 def listen(
@@ -86,9 +88,9 @@ def listen(
 
 def error_of(event: Event) -> PerfexpError:
     """Return a worker's error from the event that reports it."""
-    return (UserError if event.get("exit_code") == UserError.exit_code else PerfexpError)(
-        event["message"]
-    )
+    if event.get("exit_code") == UserError.exit_code:
+        return UserError(event["message"])
+    return PerfexpError(event["message"])
 
 
 def _ask(
@@ -118,7 +120,9 @@ def _ask(
     lines = [
         line.strip() for line in log.read_text(errors="replace").splitlines()[1:] if line.strip()
     ]
-    why = f" ({lines[-1]})" if lines and not heard.termination and heard.code >= 0 else ""
+    why = ""
+    if lines and not heard.termination and heard.code >= 0:
+        why = f" ({lines[-1]})"
     return parts, heard.last, f"{heard.ending}{why}"
 
 
@@ -177,7 +181,9 @@ def survey(index: int | None) -> dict[str, Any]:
         return {"parts": {}, "failure": {"text": str(error), "during": None}}
     during, failure = last.get("block", {}).get("text"), None
     if ending:
-        doing = f" while {_DOING[during]}" if during in _DOING else ""
+        doing = ""
+        if during in _DOING:
+            doing = f" while {_DOING[during]}"
         text = f"the process that queries torch and the driver {ending}{doing}"
         failure = {"text": text, "during": during}
     return {"parts": parts, "failure": failure}

@@ -1,4 +1,4 @@
-"""Hydra errors: one clear message with the nearest valid name for errors of Hydra and OmegaConf."""
+"""Hydra errors: a clear message with the nearest valid name for Hydra and OmegaConf errors."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from perfexp.models import torchvision_names
 _SEVERAL, _NO_LIST = "Ambiguous value", "is not a ListConfig"
 #: Hydra's errors for a group that is added though it is among the defaults.
 _TWICE = re.compile(
-    r"^Multiple values for \S+\. .*'override (\S+): (\S+)'|^force-add of config groups .*'\+\+([^=]+)=(.*)'"
+    r"^Multiple values for \S+\. .*'override (\S+): (\S+)'"
+    r"|^force-add of config groups .*'\+\+([^=]+)=(.*)'"
 )
-#: Similarity from which a wrong word may be a key of a section: those are many, and short words resemble one of them.
+#: Least similarity for suggesting a section's key: there are many, and short words resemble some.
 _SIMILAR = 0.75
 #: Options of the group precision by names of torch and of other tools.
 OF_TORCH = {
@@ -52,7 +53,8 @@ _WRONG = {
     r"Value '(.*)' is not a valid bool": "{key}={0}: set true or false.",
     r"Cannot convert '(.*)' to string": "{key}: set a text, not a {0}.",
     r"[Ff]ield '.*' is not Optional": "{key}=null: set a value.",
-    r"Invalid type assigned: \w+ is not a subclass": "{key}: set {key}.KEY=VALUE; perfexp help {key} lists its keys.",
+    r"Invalid type assigned: \w+ is not a subclass": "{key}: set {key}.KEY=VALUE; "
+    "perfexp help {key} lists its keys.",
 }
 _NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
 #: Errors in the user's command line or configuration files.
@@ -74,10 +76,9 @@ def user_error(error: BaseException) -> UserError:
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
             return _unknown_key(link)
         if isinstance(link, OverrideParseException):
-            key = str(link.override).partition("=")[0]
-            shown = (
-                "tracking.uri=…" if key.endswith("tracking.uri") else str(link.override)
-            )  # it may hold a password
+            shown = str(link.override)
+            if shown.partition("=")[0].endswith("tracking.uri"):  # it may hold a password
+                shown = "tracking.uri=…"
             reason = re.sub("^Lexer.*", "a character in it needs quotes", _first_line(link))
             return UserError(f"'{shown}' can't be read: {reason}. {_quoted(shown)}")
         if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
@@ -94,7 +95,7 @@ def user_error(error: BaseException) -> UserError:
 
 
 def _wrong_value(key: str, text: str) -> str:
-    """Return OmegaConf's error for the value of a key with the remedy."""
+    """Return OmegaConf's error for a key's value, with the remedy."""
     if match := _NO_MEMBER.match(text):
         return f"{key}={match[1]}: {did_you_mean(match[1], match[2].split(', '))}"
     for pattern, answer in _WRONG.items():
@@ -104,7 +105,7 @@ def _wrong_value(key: str, text: str) -> str:
 
 
 def _quoted(override: str) -> str:
-    """Return how to type an override: its value in quotes of Hydra, all of it in quotes of the shell."""
+    """Return how to type an override: the value in Hydra quotes, everything in shell quotes."""
     key, _, value = override.partition("=")
     text = f"{key}={QuotedString(value, Quote.double).with_quotes()}"
     try:
@@ -117,12 +118,13 @@ def _quoted(override: str) -> str:
 
 
 def as_perfexp_error(error: Exception, log: Path | None = None) -> PerfexpError:
-    """Return the error to print for an exception; an unexpected one leaves a crash report in the log.
+    """Return the error to print; an unexpected exception leaves a crash report in the log.
 
     An interrupt among its causes is raised again.
     """
     if any(isinstance(link, KeyboardInterrupt) for link in _chain(error)):
-        raise KeyboardInterrupt from error  # Python 3.11 wraps an interrupt that arrives during a class definition
+        # Python 3.11 wraps an interrupt that arrives during a class definition
+        raise KeyboardInterrupt from error
     if isinstance(error, PerfexpError):
         return error
     if isinstance(error, FOREIGN_ERRORS):
@@ -135,29 +137,32 @@ def as_perfexp_error(error: Exception, log: Path | None = None) -> PerfexpError:
 
 
 def why_not_imported(error: BaseException) -> str:
-    """Return why a `_target_` can't be imported or built; that of a module in the current folder has a remedy."""
-    missing = next(
-        (
-            link.name
-            for link in _chain(error)
-            if isinstance(link, ModuleNotFoundError) and link.name
-        ),
-        "",
-    )
-    top, parent = missing.partition(".")[0], sys.modules.get(missing.rpartition(".")[0])
+    """Return why a `_target_` can't be imported or built.
+
+    For a module in the current folder, add a remedy.
+    """
+    links = (link for link in _chain(error) if isinstance(link, ModuleNotFoundError))
+    missing = next(filter(None, (link.name for link in links)), "")
+    outer, _, name = missing.rpartition(".")
+    parent = sys.modules.get(outer)
     if parent is not None:
-        name, known = missing.rpartition(".")[2], [word for word in vars(parent) if word[0] != "_"]
+        known = [word for word in vars(parent) if word[0] != "_"]
         return f"module {parent.__name__} has no {name}. {did_you_mean(name, known)}".rstrip(". ")
+    top = missing.partition(".")[0]
     here = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
     if here and not is_here_on_path():
-        return f"{here} is in this folder, which perfexp does not search: run python -m perfexp, or set PYTHONPATH=."
-    return (
-        str(error.__cause__ or error) if isinstance(error, InstantiationException) else str(error)
-    )
+        return (
+            f"{here} is in this folder, which perfexp does not search: "
+            "run python -m perfexp, or set PYTHONPATH=."
+        )
+    if isinstance(error, InstantiationException) and error.__cause__:
+        return str(error.__cause__)
+    return str(error)
 
 
 def _place_in_file(error: yaml.YAMLError) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None)
     where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
     return f"{where}{problem or _first_line(error)}"
 
@@ -168,19 +173,18 @@ def _missing_option(error: MissingConfigException) -> UserError:
     options = [name for name in (error.options or []) if isinstance(name, str)]
     if not options:
         return UserError(f"configuration '{missing}' not found: {_first_line(error)}.")
-    if group == "precision" and (
-        same := [name for name in OF_TORCH.get(option, ()) if name in options]
-    ):
-        chosen = " or ".join(f"precision={name}" for name in same)
-        return UserError(f"precision={option}: set {chosen}; perfexp help precision explains them.")
-    hint = did_you_mean(
-        option, [*options, *torchvision_names.names()] if group == "model" else options
-    )
-    own = (
-        " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
-        if group == "model"
-        else ""
-    )
+    if group == "precision":
+        same = [f"precision={name}" for name in OF_TORCH.get(option, ()) if name in options]
+        if same:
+            chosen = " or ".join(same)
+            return UserError(
+                f"precision={option}: set {chosen}; perfexp help precision explains them."
+            )
+    own = ""
+    if group == "model":
+        options += torchvision_names.names()
+        own = " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
+    hint = did_you_mean(option, options)
     return UserError(
         f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}{own}"
     )
@@ -211,15 +215,13 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
 
 
 def _nested(node: Container) -> list[str]:
-    """Return the keys of all sections and groups of a configuration."""
+    """Return the keys in all sections and groups of a configuration."""
     plain = OmegaConf.to_container(node)
-    sections = plain.items() if isinstance(plain, dict) else ()
-    keys = [
-        f"{section!s}.{key!s}"
-        for section, below in sections
-        if isinstance(below, dict)
-        for key in below
-    ]
+    keys: list[str] = []
+    if isinstance(plain, dict):
+        for section, below in plain.items():
+            if isinstance(below, dict):
+                keys += [f"{section!s}.{key!s}" for key in below]
     return [key for key in keys if "._" not in key]
 
 
@@ -229,7 +231,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, each once: an error raised again from its wrapper causes itself."""
+    """Yield an error and its causes, each once: re-raised from its wrapper, it causes itself."""
     seen: list[BaseException] = []
     while error is not None and all(error is not other for other in seen):
         yield error

@@ -1,4 +1,4 @@
-"""Model settings: keys of a composition whose values depend on the model and on other keys."""
+"""Model settings: composed keys that depend on the model and on other keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ _MMSEG = "perfexp.models.mmseg.Mmseg"
 _HUGGING_FACE = "perfexp.models.hf.HuggingFace"
 _SKELETONS = "perfexp.models.clip_gesture.ClipGesture"
 _TRAIN = "perfexp.modes.train.Train"
-#: Batch sizes of a whole training: of small images or vectors, and of mmsegmentation's 512 × 1024 pixels.
+#: Batch sizes for a full training: for small images or vectors, and for mmsegmentation's 512 × 1024
+#: pixels.
 _BATCH, _MMSEG_BATCH = 64, 2
 
 
 def settle(plain: dict[str, Any]) -> None:
-    """Fill in a plan, as plain data: the optimizer of an mmsegmentation model, and the columns of skeletons.
+    """Fill in a plan's optimizer for mmsegmentation models, and its columns for skeletons.
 
-    Settings of an experiment for a phase that is not measured are removed.
+    Experiment settings for a phase that is not measured are removed.
     """
     for phase, node in plain["mode"].items():
         if isinstance(node, dict) and "_target_" not in node:
@@ -33,22 +34,22 @@ def settle(plain: dict[str, Any]) -> None:
     if model.get("_target_") == _SKELETONS and model.get("backbone") == "skeleton":
         columns = 3 * int(model["joints"])
         sizes = plain["input_size"]
-        plain["input_size"] = (
-            [_as_skeleton(size, columns) for size in sizes]
-            if isinstance(sizes, list)
-            else _as_skeleton(sizes, columns)
-        )
+        if isinstance(sizes, list):
+            plain["input_size"] = [_as_skeleton(size, columns) for size in sizes]
+        else:
+            plain["input_size"] = _as_skeleton(sizes, columns)
 
 
 def training_batch(target: str) -> int:
-    """Return the batch size that the full benchmark trains a model with, by the model's `_target_`."""
+    """Return the full benchmark's training batch size for a model's `_target_`."""
     return _MMSEG_BATCH if target == _MMSEG else _BATCH
 
 
 def _settings_of_trainer(node: Any) -> list[str]:
-    """Return the settings of a training that a model with its own optimizer does not take, as `key=value`.
+    """Return the training settings that a model with its own optimizer refuses, as `key=value`.
 
-    Raises `UserError` for impossible settings.
+    Raises:
+        UserError: a setting is impossible.
     """
     if not isinstance(node, dict) or node.get("_target_") != _TRAIN:
         return []
@@ -59,7 +60,7 @@ def _settings_of_trainer(node: Any) -> list[str]:
 
 def _as_skeleton(size: Any, columns: int) -> Any:
     """Return FRAMES as FRAMESx75; any other size unchanged."""
-    is_number = (
-        isinstance(size, int | str) and not isinstance(size, bool) and str(size).strip().isdecimal()
-    )
-    return f"{str(size).strip()}x{columns}" if is_number else size
+    if not isinstance(size, int | str) or isinstance(size, bool):
+        return size
+    frames = str(size).strip()
+    return f"{frames}x{columns}" if frames.isdecimal() else size

@@ -24,20 +24,18 @@ _IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
 
 
 def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
-    """Return the name of a run: values of its sweep's axes first, since lists cut names off, then the other parts."""
-    varying = [
-        value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}"
-        for axis, value in axes.items()
-    ]
-    fixed = [part for part in parts if part not in axes.values()]
-    return "-".join([*varying, *fixed])
+    """Return a run name: sweep axis values first, since lists cut names off, then other parts."""
+    words = []
+    for axis, value in axes.items():
+        words.append(value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}")
+    return "-".join([*words, *(part for part in parts if part not in axes.values())])
 
 
 def run_folder(plan: Plan, *more: str) -> Path:
-    """Return the folder of a single run: `outputs/2026-11-28/212524-resnet18-train-b32-amp_fp16`.
+    """Return a run folder, for example `outputs/2026-11-28/212524-resnet18-train-b32-amp_fp16`.
 
     Args:
-        more: further words of its name.
+        more: further words for its name.
     """
     if plan.output_dir:
         return Path(plan.output_dir)
@@ -47,7 +45,7 @@ def run_folder(plan: Plan, *more: str) -> Path:
 
 
 def sweep_folder(axes: Iterable[str], kind: str = "sweep") -> Path:
-    """Return the folder of a sweep: `outputs/2026-11-28/212702-sweep-model-batch_size`."""
+    """Return a sweep folder, for example `outputs/2026-11-28/212702-sweep-model-batch_size`."""
     return _dated_folder(kind, *(axis.rpartition(".")[2] for axis in axes))
 
 
@@ -59,7 +57,7 @@ def _dated_folder(*words: str) -> Path:
 
 
 def _words(plan: Plan) -> Iterator[str]:
-    """Yield what a plan measures, without the usual mode, precision and algorithm."""
+    """Yield words for a plan's settings, without the usual mode, precision and algorithm."""
     yield plan.model_name
     if plan.mode.name != "inference":
         yield plan.mode.name
@@ -73,13 +71,13 @@ def _words(plan: Plan) -> Iterator[str]:
 
 
 def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
-    """Return the folder of a sweep's run; the plan is None if the configuration is invalid."""
+    """Return the folder for a sweep's run; the plan is None if the configuration is invalid."""
     if plan is not None and plan.stage:
         return _stage_folder(plan, axes)
     folders = plan.config_dirs() if plan is not None else [conf_dir()]
-    values = [
-        _device(value, 0, folders) if axis == "gpu" else value for axis, value in axes.items()
-    ]
+    values = list(axes.values())
+    if "gpu" in axes:
+        values[list(axes).index("gpu")] = _device(axes["gpu"], 0, folders)
     older = sweep / safe_name("_".join([str(job), *values]))[:100]
     if older.is_dir():  # a sweep of an older version goes on where it began
         return older
@@ -88,8 +86,10 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
         key = axis.rpartition(".")[2]
         if axis in _PLAIN_AXES:
             words.append(value)
+        elif key == "batch_size":
+            words.append(f"b{value.strip('[]')}")
         else:
-            words.append(f"b{value.strip('[]')}" if key == "batch_size" else f"{key}-{value}")
+            words.append(f"{key}-{value}")
     return sweep / safe_name("-".join(words))[:100]
 
 
@@ -102,28 +102,31 @@ def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
 
 
 def _device(gpu: str, index: int, folders: Sequence[Path]) -> str:
-    """Return the option of the group `gpu`; for `auto` the option or product that is going to be used."""
+    """Return the `gpu` option; for `auto`, the predicted option or product."""
     product = auto.predicted_name(index) if gpu == "auto" else None
-    return gpu_sheets.matching(gpu_sheets.read(folders), product) or product if product else gpu
+    if not product:
+        return gpu
+    return gpu_sheets.matching(gpu_sheets.read(folders), product) or product
 
 
 def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
-    """List folders of the same combination in earlier stages, by the numbers of the stages; latest first."""
+    """Return the folders with the same combination in earlier stages, latest stage first."""
     number = _number_of(stage or "")
     if number is None or folder.parent.name != safe_name(stage or ""):
         return []
-    others = {other: _number_of(other.name) for other in folder.parent.parent.iterdir()}
-    before = [
-        (earlier, other)
-        for other, earlier in others.items()
-        if earlier is not None and earlier < number
-    ]
-    names = (
-        folder.name,
-        re.sub(r"-\d+$", "", folder.name),
-    )  # another plan's folder ends in a number
-    candidates = [[other / name for name in names] for _, other in sorted(before, reverse=True)]
-    return [path for paths in candidates if (path := next(filter(Path.is_dir, paths), None))]
+    before = []
+    for other in folder.parent.parent.iterdir():
+        earlier = _number_of(other.name)
+        if earlier is not None and earlier < number:
+            before.append((earlier, other))
+    found = []
+    for _, other in sorted(before, reverse=True):
+        # another plan's folder ends in a number
+        for name in (folder.name, re.sub(r"-\d+$", "", folder.name)):
+            if (other / name).is_dir():
+                found.append(other / name)
+                break
+    return found
 
 
 def _number_of(stage: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Override keys: the keys of overrides as typed, and which of them concern the measurement."""
+"""Override keys as typed, and which of them concern the measurement."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ NOT_MEASURED = (
 
 
 def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two commands differ only in the place and appearance of output."""
-    one, other = (
-        sorted("-m" if text == "--multirun" else text for text in command)
-        for command in (first, second)
-    )
-    return list(filter(is_measured, one)) == list(filter(is_measured, other))
+    """Return whether two commands differ only in output place and appearance."""
+    return _measured(first) == _measured(second)
+
+
+def _measured(command: Sequence[str]) -> list[str]:
+    words = ("-m" if text == "--multirun" else text for text in command)
+    return sorted(filter(is_measured, words))
 
 
 def differing_keys(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """Keys of the overrides and options that only one of two commands has, or each with another value."""
-    one, other = (
-        {text for text in command if "=" in text and is_measured(text)}
-        for command in (first, second)
-    )
-    return sorted(set(map(key_of, one ^ other)))
+    """Return the keys of overrides that differ, or that only one command has."""
+    differing = set(filter(is_measured, first)) ^ set(filter(is_measured, second))
+    return sorted({key_of(text) for text in differing if "=" in text})
 
 
 def is_measured(argument: str) -> bool:
-    """Whether an override changes the measurement, and not only its launcher, and place and appearance of output."""
+    """Return whether an override changes the measurement.
+
+    Launcher keys, for example, and keys for output place and appearance do not.
+    """
     if key_of(argument).startswith(("hydra/launcher", "hydra.launcher.")):
         return False
     return key_of(argument).split(".")[0] not in NOT_MEASURED
@@ -52,9 +53,11 @@ def key_of(argument: str) -> str:
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings by dotted key; an empty mapping is a value."""
+    """Return the values in nested mappings by dotted key; an empty mapping is a value."""
     values: dict[str, Any] = {}
     for key, value in plain.items():
-        is_section = isinstance(value, Mapping) and value
-        values |= flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+        if isinstance(value, Mapping) and value:
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
     return values

@@ -1,4 +1,4 @@
-"""The configuration of one run as users write it: the fields of a plan before its sizes are parsed."""
+"""Run configuration as users write it: plan fields before the sizes are parsed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perfexp.devices import Cache
 from perfexp.models import Execution, Precision
 from perfexp.plan.schema import ModeSettings
 
-#: Version of plan.yaml, raised with each change of its keys, and the first one that is continued. History: 1 — without
-#: a version; 2 — `format`, with expected.json beside it; 3 — `sources`, and precision=torch as the default; 4 —
-#: `process_start`.
+#: Version of plan.yaml, raised when its keys change, and the first version that can be continued.
+#: History: 1 — without a version; 2 — `format`, with expected.json beside it; 3 — `sources`, and
+#: precision=torch as the default; 4 — `process_start`.
 FORMAT, FIRST_FORMAT = 4, 2
 
 
@@ -26,7 +26,7 @@ class DeviceLock(StrEnum):
 
 
 class ProcessStart(StrEnum):
-    """How the processes that measure are started; where a fork is impossible, as a new interpreter each."""
+    """How measuring processes start; if a fork is impossible, each is a new interpreter."""
 
     forked = "forked"
     fresh = "fresh"
@@ -71,7 +71,7 @@ class Compare:
 
 @dataclass(kw_only=True)
 class PlanSchema:
-    """The configuration of one run as users write it. Nodes that select code are mappings with a `_target_`."""
+    """Run configuration as users write it; nodes that select code have a `_target_`."""
 
     model: Any = MISSING
     algorithm: Any = MISSING
@@ -115,7 +115,7 @@ class PlanSchema:
 
 @dataclass(kw_only=True)
 class ConfigSchema(PlanSchema):
-    """Everything that users configure: the plan of a run, and the cluster of its job; two keys by earlier names."""
+    """Everything that users configure: plan, job cluster, and two keys with earlier names."""
 
     cluster: Any = field(default_factory=dict)
     replicate: int | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from perfexp.errors import UserError
-from perfexp.host import credentials, untrusted
+from perfexp.host import credentials, foreign, signature
 from perfexp.plan.config import Plan, typed
 from perfexp.plan.override_keys import NOT_MEASURED, flat
 from perfexp.plan.plan_fields import FIRST_FORMAT, FORMAT
@@ -22,6 +22,8 @@ from perfexp.records import old_names
 _REMARKS = ("gpu.facts.sources", "gpu.facts.notes")
 #: Characters of a value that are shown where two plans differ.
 _LONGEST, _LONGEST_HASH = 200, 8
+#: Beginnings of the comments behind a plan.
+_PLACE, _MARK = b"# begun in ", b"# signature "
 
 
 class _Dumper(yaml.SafeDumper):
@@ -36,10 +38,28 @@ def to_yaml(plain: Mapping[str, Any]) -> bytes:
     return yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
 
 
+def signed(content: bytes) -> bytes:
+    """Return the content of a plan.yaml with two comments: the current folder, and the user's signature of both."""
+    content += _PLACE + json.dumps(str(Path.cwd())).encode() + b"\n"
+    mark = signature.of(content)
+    return content + _MARK + mark.encode() + b"\n" if mark else content
+
+
+def read_begun(path: Path) -> tuple[dict[str, Any], str | None]:
+    """Read a plan.yaml to continue its run, and the folder in which this user began it; None if somebody else did."""
+    plain, content = _read(path)
+    _refuse_other_format(path, plain)
+    text, _, mark = content.rpartition(_MARK)
+    place = text.rpartition(_PLACE)[2]
+    return plain, json.loads(place) if signature.is_of(
+        mark.decode(errors="replace").strip(), text
+    ) else None
+
+
 def hide_credentials(content: bytes) -> bytes:
     """Mask the credentials in a YAML file; returns nothing if the file cannot be read."""
     try:
-        return to_yaml(credentials.hide(untrusted.yaml_data(content)))
+        return to_yaml(credentials.hide(foreign.yaml_data(content)))
     except (ValueError, TypeError):
         return b""
 
@@ -49,7 +69,7 @@ def load(path: Path, sha256: str) -> Plan:
 
     Raises UserError if it has not the checksum from the parent process: only code that the parent composed is run.
     """
-    content = untrusted.read_bytes(path)
+    content = foreign.read_bytes(path)
     if hashlib.sha256(content).hexdigest() != sha256:
         raise UserError(f"{path} is not the plan that was composed; start the run again.")
     return typed(old_names.plan_of_today(yaml.safe_load(content)))
@@ -57,14 +77,19 @@ def load(path: Path, sha256: str) -> Plan:
 
 def read(path: Path) -> dict[str, Any]:
     """Read a plan.yaml as plain data, of which nothing is run; raises UserError if it cannot be read."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     try:
-        plain = untrusted.yaml_data(untrusted.read_bytes(path))
+        content = foreign.read_bytes(path)
+        plain = foreign.yaml_data(content)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path} cannot be read as a plan: {reason}.") from error
     if not isinstance(plain, dict) or not _has_texts_as_keys(plain):
         raise UserError(f"{path} is not a plan.")
-    return old_names.plan_of_today(plain)
+    return old_names.plan_of_today(plain), content
 
 
 def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
@@ -78,13 +103,17 @@ def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
 def read_to_resume(path: Path) -> dict[str, Any]:
     """Read a plan.yaml as plain data, to continue its run; raises UserError if it has another format."""
     plain = read(path)
+    _refuse_other_format(path, plain)
+    return plain
+
+
+def _refuse_other_format(path: Path, plain: Mapping[str, Any]) -> None:
     version = plain.get("format", 1)
     if type(version) is not int or not FIRST_FORMAT <= version <= FORMAT:
         raise UserError(
             f"{path} has format {str(version)[:_LONGEST]}; this version resumes formats {FIRST_FORMAT} to {FORMAT}. "
             "Measure again with --overwrite, or use another output_dir."
         )
-    return plain
 
 
 def plan_hash(plain: Mapping[str, Any]) -> str:

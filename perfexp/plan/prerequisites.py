@@ -1,4 +1,4 @@
-"""Prerequisites: refuse plans that lack a device of the right kind or a file, before anything waits for the device."""
+"""Prerequisites: refuse plans without the right device or a file, before waiting for the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MADE = ("images", "cifar10", "cityscapes", "skeletons")
 
 
 def check_here(plan: config.Plan) -> None:
-    """Raise UserError for a plan that cannot be measured on this machine; reads no device, and imports no torch."""
+    """Raise UserError if this machine cannot measure a plan; read no device, import no torch."""
     check_kind(plan, plan.gpu_name)
     if plan.gpu_name == "mps" and SYSTEM != "Darwin":
         raise DeviceMismatch(
@@ -43,10 +43,10 @@ def check_here(plan: config.Plan) -> None:
 
 
 def check_kind(plan: config.Plan, kind: str) -> None:
-    """Raise UserError for settings that a kind of device does not have.
+    """Raise UserError for settings that a device kind does not support.
 
     Args:
-        kind: `cpu`, `mps`, `cuda`, or the kind of another device.
+        kind: device kind, for example `cpu`, `mps` or `cuda`.
     """
     name = {"cpu": "a CPU", "mps": "Apple's GPU"}.get(kind)
     if name is None:
@@ -57,7 +57,8 @@ def check_kind(plan: config.Plan, kind: str) -> None:
         )
     if plan.seeks_batch and kind == "cpu":
         raise UserError(
-            "batch_size=max needs a device with a memory of its own, and a CPU has none: set batch_size=N."
+            "batch_size=max needs a device with a memory of its own, and a CPU has none: "
+            "set batch_size=N."
         )
     if config.build(plan.profiler).needs_nvidia:
         raise UserError(f"profiler={plan.profiler_name}: {why_not_cuda(kind, name, rocm=False)}.")
@@ -76,11 +77,9 @@ def _settings_of_nvidia(plan: config.Plan) -> Iterator[str]:
         return  # which ignores the settings of the others
     if node.get("name") in _OF_CUDNN:
         yield f"algorithm={node['name']}"
-    yield from (
-        f"algorithm.layers: {name} for {layer}"
-        for layer, name in layers.items()
-        if name in _OF_CUDNN
-    )
+    for layer, name in layers.items():
+        if name in _OF_CUDNN:
+            yield f"algorithm.layers: {name} for {layer}"
     if node.get("backend") in _OF_NVIDIA:
         yield f"algorithm.backend={node['backend']}"
     if node.get("verify"):
@@ -93,12 +92,13 @@ def _check_data(plan: config.Plan) -> None:
     is_own = str(node.get("_target_")).startswith("perfexp.data.")
     if not (is_own and root) or node.get("download") or Path(root).expanduser().is_dir():
         return
-    remedies = ["Set it to the folder of the data set"]
-    remedies += ["add data.download=true"] if "download" in node else []
-    remedies += [f"try a small one out: perfexp make-data {option} DIR"] if option in _MADE else []
-    raise UserError(
-        f"data.root is not a folder: {Path(root).expanduser().absolute()}. {', or '.join(remedies)}."
-    )
+    remedy = "Set it to the folder of the data set"
+    if "download" in node:
+        remedy += ", or add data.download=true"
+    if option in _MADE:
+        remedy += f", or try a small one out: perfexp make-data {option} DIR"
+    folder = Path(root).expanduser().absolute()
+    raise UserError(f"data.root is not a folder: {folder}. {remedy}.")
 
 
 def _check_weights(plan: config.Plan) -> None:

@@ -1,4 +1,4 @@
-"""Number of processes: how many a run needs for the precision that its stopping rule asks for, by results so far."""
+"""How many processes a run needs for its stopping rule's precision, based on results so far."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from perfexp.stopping import StoppingRule, measurements
 
 
 def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) -> int:
-    """Return how many processes are to measure a run: one more than have, until its times are precise enough.
+    """Return the process count for a run: one more than finished, until its times are precise.
 
-    The representative time of each point counts: of the device where it has a time of its own, otherwise the latency.
+    Each point's representative time counts: the device time if there is one, otherwise the latency.
 
     Args:
-        planned: the points that each process measures; those that have not measured all of them do not count.
+        planned: points per process; a process counts after measuring all of them.
     """
     of_process: dict[int, dict[Key, Point]] = {}
     for point in results:
@@ -27,18 +27,19 @@ def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) ->
         done += 1
     if done < rule.processes or rule.target is None:
         return rule.processes
-    groups = [[of_process[number][key] for number in range(done)] for key in planned]
-    if all(_is_precise(points, rule.target) for points in groups):
+    finished = [of_process[number] for number in range(done)]
+    for key in planned:
+        if not _is_precise([points[key] for points in finished], rule.target):
+            break
+    else:
         return done
-    one = median(
-        sum(_seconds(of_process[number][key]) for key in planned) for number in range(done)
-    )
+    one = median(sum(map(_seconds, map(points.__getitem__, planned))) for points in finished)
     is_affordable = (done + 1) * one <= rule.budget_seconds * measurements(len(planned))
     return min(done + 1, rule.most_processes) if is_affordable else done
 
 
 def _is_precise(points: list[Point], target: float) -> bool:
-    """Whether further processes would not help: the interval is narrow enough, or the point has no time."""
+    """Return whether further processes would not help: a narrow interval, or no time at all."""
     if points[0].status is not Status.OK:
         return True
     found = row(points, ())
@@ -49,5 +50,5 @@ def _is_precise(points: list[Point], target: float) -> bool:
 
 
 def _seconds(point: Point) -> float:
-    """The time of a point, with that until its process began to measure if it was the first one."""
+    """Return a point's time; a process's first point includes the start-up."""
     return (point.wall_seconds or 0.0) + float(point.facts.get("start_seconds") or 0.0)

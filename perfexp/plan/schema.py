@@ -1,7 +1,7 @@
-"""Schema: the typed settings of each option that selects code, generated from the signature of its `_target_`.
+"""Schema: typed settings for options that select code, generated from `_target_` signatures.
 
-Hydra refuses misspelt keys and wrong types by these classes. Signatures are read from source text: importing several
-of the targets would import torch, which takes seconds.
+Hydra uses these classes to refuse misspelt keys and wrong types. Signatures are read from source
+text: importing several targets would import torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Gpu:
 
 @dataclass(kw_only=True)
 class ClusterGpu:
-    """Requests to SLURM for one kind of GPU; those that are set replace the cluster's.
+    """SLURM requests for one GPU kind; settings here replace the cluster's.
 
     Attributes:
-        constraint: features of the node, as in `sbatch --constraint`.
-        gres: type in `--gres=TYPE:COUNT`, such as `gpu:l40s`; null for `gpu`, and an empty text for none.
+        constraint: node features, as in `sbatch --constraint`.
+        gres: type in `--gres=TYPE:COUNT`, such as `gpu:l40s`; null for `gpu`, empty for none.
     """
 
     constraint: str | None = None
@@ -60,7 +60,7 @@ class ClusterGpu:
 
 @dataclass(kw_only=True)
 class Cluster:
-    """A site's SLURM: requests of every job, and the mapping from `gpu=KIND` to the name of that GPU at the site."""
+    """A site's SLURM: requests for every job, and the site's names for `gpu=KIND`."""
 
     name: str = MISSING
     partition: str | None = None
@@ -79,7 +79,7 @@ class Cluster:
 
 @dataclass(kw_only=True)
 class ModeSettings:
-    """The measured phases, each a node with the code of its calls."""
+    """The measured phases, each a node with the code for its calls."""
 
     name: str = MISSING
     train: Any = None
@@ -88,7 +88,7 @@ class ModeSettings:
 
 @dataclass(kw_only=True)
 class FakeFaults:
-    """Faults of `perfexp.models.fake.FakeModel`, each for batches of more than this number of pixels."""
+    """Faults in `perfexp.models.fake.FakeModel`, each for batches above this number of pixels."""
 
     oom: int | None = None
     fail: int | None = None
@@ -127,37 +127,37 @@ TARGETS = {
     "sweep/sparse": "perfexp.prediction.sparse.Sparse",
     "tracking/mlflow": "perfexp.tracking.mlflow_sink.MlflowSink",
 }
-#: Arguments that need another type than the signature's: a mapping takes new keys only if their names are fixed.
+#: Arguments that need another type than the signature's: Hydra adds keys to a mapping only if their
+#: names are fixed.
 _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
-_NAMES: dict[str, Any] = {
-    **{
-        kind.__name__: kind
-        for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)
-    },
-    **{kind.__name__: kind for kind in (Backbone, ClipSize, Oom, Pipeline, Schedule, Stem)},
-    "Any": Any,
-    "Mapping": Any,
-    "Sequence": list,
+_NAMES: dict[str, Any] = {"Any": Any, "Mapping": Any, "Sequence": list}
+_NAMES |= {
+    kind.__name__: kind
+    for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)
 }
+_NAMES |= {kind.__name__: kind for kind in (Backbone, ClipSize, Oom, Pipeline, Schedule, Stem)}
 
 
 @cache
 def settings() -> dict[str, type]:
-    """Return the settings class of each schema (`gpu`, `model/timm`)."""
+    """Return the settings class for each schema, for example `gpu` or `model/timm`."""
     generated = {name: _settings_class(name, target) for name, target in TARGETS.items()}
     return {"gpu": Gpu, "cluster": Cluster, **generated}
 
 
 def with_earlier_names(name: str, node: type) -> type:
-    """Return a schema's settings class with the earlier names of its keys, too, which users' files may have."""
-    keys, group = {one.name for one in fields(node)}, name.partition("/")[0]
+    """Return a schema's settings class with earlier key names, which users' files may have."""
+    keys = {one.name for one in fields(node)}
+    group = name.partition("/")[0]
     earlier: list[Any] = []
     for old, new in old_names.NAMES.items():
         owner, _, key = old.rpartition(".")
         if owner == group and new.removeprefix(f"{owner}.") in keys:
             earlier.append((key, Any, field(default=None)))
-    return make_dataclass(node.__name__, earlier, bases=(node,), kw_only=True) if earlier else node
+    if not earlier:
+        return node
+    return make_dataclass(node.__name__, earlier, bases=(node,), kw_only=True)
 
 
 def _settings_class(name: str, target: str) -> type:
@@ -176,7 +176,10 @@ def _settings_class(name: str, target: str) -> type:
 
 
 def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type and default of a constructor's keyword-only arguments; the first one of a name counts."""
+    """Yield name, type and default for a constructor's keyword-only arguments.
+
+    If a name repeats, the first counts.
+    """
     module, _, name = target.rpartition(".")
     spec = importlib.util.find_spec(module)
     assert spec is not None
@@ -200,9 +203,11 @@ def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
         if value is None and ast.unparse(annotation).startswith("dict["):  # filled key by key
             kind, value = dict[str, Any], {}
         yield argument, kind, list(value) if isinstance(value, tuple) else value
-    if not constructors:  # a dataclass has the fields of its base, too
-        imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
-        origins = {one.name: source.module for source in imports for one in source.names}
+    if not constructors:  # a dataclass inherits its base's fields
+        origins: dict[str, str | None] = {}
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                origins |= {one.name: node.module for one in node.names}
         for base in map(ast.unparse, owner.bases):
             yield from _signature(f"{origins.get(base, module)}.{base}")
 
@@ -226,7 +231,7 @@ def _type(node: ast.expr) -> Any:
 
 
 def _value(node: ast.expr, module: str) -> Any:
-    """Evaluate a default: a literal, a member of an enum, or a constant, for which the module is imported."""
+    """Evaluate a default: a literal, an enum member, or a constant from the imported module."""
     with suppress(ValueError):
         return ast.literal_eval(node)
     owner, *names = ast.unparse(node).split(".")

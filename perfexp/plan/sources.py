@@ -1,4 +1,4 @@
-"""Sources: hashes of the user's own code that a plan runs, found without importing any of it."""
+"""Hashes of a plan's user code, found without importing it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MOST_FILES = 2000
 
 
 def hashes(names: Iterable[str], files: Iterable[Path] = ()) -> dict[str, str]:
-    """Return the SHA-256 of modules' files, of those that they import, and of other files, by path from `sys.path`.
+    """Return SHA-256 hashes by path from `sys.path`: module files, their imports, and other files.
 
-    Of a dotted name (`package.module.Class`), the parts that are modules count. Only the user's files are followed:
-    neither the standard library, nor installed packages, nor perfexp. Imports are read from the syntax, so that names
-    that are computed while the code runs are not found.
+    In a dotted name, for example `package.module.Class`, the modules count. Only the user's files
+    are followed: not the standard library, installed packages, or perfexp. Imports are read from
+    the syntax, so names computed at run time are not found.
     """
     found = {file.name: _hash(file) for file in files if file.suffix == ".py" and file.is_file()}
     waiting = sorted(names)
@@ -34,8 +34,9 @@ def hashes(names: Iterable[str], files: Iterable[Path] = ()) -> dict[str, str]:
 
 
 def _files(dotted: str) -> Iterator[tuple[str, Path]]:
-    """The user's files of the modules in a dotted name, each with its path from the folder that is searched."""
-    places, parts = None, list[str]()
+    """Yield the user's module files in a dotted name, with paths from the searched folder."""
+    places = None
+    parts: list[str] = []
     for part in dotted.split("."):
         parts.append(part)
         spec = _spec(".".join(parts), places)
@@ -50,7 +51,10 @@ def _files(dotted: str) -> Iterator[tuple[str, Path]]:
 
 
 def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
-    """Where a module is, in these folders or on the search path; unlike importlib's, it imports no package above it."""
+    """Return a module's spec, from these folders or the search path.
+
+    Unlike importlib, this does not import the packages above it.
+    """
     for finder in sys.meta_path:
         try:
             if spec := finder.find_spec(name, places):
@@ -66,16 +70,14 @@ def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
 
 
 def _is_foreign(file: Path) -> bool:
-    """Whether a file belongs to Python, an installed package, or perfexp."""
+    """Return whether a file belongs to Python, an installed package, or perfexp."""
     own = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     own += [Path(__file__).parents[1], Path(sys.prefix) / "lib"]
-    return any(part in _INSTALLED for part in file.parts) or any(
-        file.is_relative_to(folder) for folder in own
-    )
+    return not set(_INSTALLED).isdisjoint(file.parts) or any(map(file.is_relative_to, own))
 
 
 def _imports(file: Path, name: str) -> Iterator[str]:
-    """The dotted names that a file imports."""
+    """Yield the dotted names that a file imports."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -86,7 +88,7 @@ def _imports(file: Path, name: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
+            module = ".".join(filter(None, [*base, node.module]))
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 

@@ -14,20 +14,19 @@ from perfexp.speed import placing
 
 #: Modes of torch.compile.
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-#: Limits of realistic measurements; the seed's is that of torch's generators, and batches add to it.
-_MOST_SECONDS, _MOST_EPOCHS, _MOST_THREADS, _MOST_DEVICES, _MOST_SEED = (
-    1_000_000_000,
-    1_000_000,
-    4096,
-    1024,
-    2**63 - 1,
-)
+#: Limits for realistic measurements.
+_MOST_SECONDS = 1_000_000_000
+_MOST_EPOCHS = 1_000_000
+_MOST_THREADS = 4096
+_MOST_DEVICES = 1024
+#: Limit for torch's generators; batches add to the seed.
+_MOST_SEED = 2**63 - 1
 #: A percentile closer to 0 or 100 needs more samples than a point can have.
 _LEAST_PERCENTILE = 0.001
 
 
 def check(plan: config.Plan) -> None:
-    """Raise UserError for a plan with an impossible setting or combination of settings."""
+    """Raise UserError for a plan with impossible settings, alone or combined."""
     if not plan.phases:
         raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
     for phase in plan.phases:
@@ -40,14 +39,13 @@ def check(plan: config.Plan) -> None:
         raise UserError(f"epochs={plan.epochs} is for training: add mode=train.")
     if plan.epochs is not None and _is_endless(plan.data):
         raise UserError(
-            f"epochs={plan.epochs} needs data with an end, and data=synthetic has none: set the samples of an epoch "
-            "(data.num_samples=10000), or a data set (data=images, data=cifar10)."
+            f"epochs={plan.epochs} needs data with an end, and data=synthetic has none: "
+            "set the samples of an epoch (data.num_samples=10000), "
+            "or a data set (data=images, data=cifar10)."
         )
     nodes = [getattr(plan.mode, phase) for phase in plan.phases]
-    if all(node.get("batch_size") is not None for node in nodes) and plan.batch_size not in (
-        [],
-        [1],
-    ):
+    has_own = all(node.get("batch_size") is not None for node in nodes)
+    if has_own and plan.batch_size not in ([], [1]):
         sizes = ",".join(str(size or "max") for size in plan.batch_size)
         raise UserError(
             f"batch_size=[{sizes}] would be used by no phase: set mode.train.batch_size and "
@@ -64,7 +62,8 @@ def check(plan: config.Plan) -> None:
         )
     if plan.gpu_name in ("cpu", "mps") and plan.gpu.get("index"):
         raise UserError(
-            f"gpu.index={plan.gpu['index']} chooses among GPUs, and gpu={plan.gpu_name} is one: leave it out."
+            f"gpu.index={plan.gpu['index']} chooses among GPUs, and gpu={plan.gpu_name} is one: "
+            "leave it out."
         )
     if plan.speed_dir:
         placing.refuse_no_folder(Path(plan.speed_dir).expanduser(), "choose another speed_dir=DIR.")
@@ -78,10 +77,11 @@ def check(plan: config.Plan) -> None:
 
 
 def _check_numbers(plan: config.Plan) -> None:
-    """Raise UserError for numbers that cannot be measured, computed with or written; nan is never in range."""
+    """Raise UserError for numbers that cannot be measured, computed or written, such as nan."""
     if plan.processes is not None and plan.processes < 1:
         raise UserError(
-            f"processes={plan.processes}: set at least 1 process, or null for the stopping rule's number."
+            f"processes={plan.processes}: set at least 1 process, "
+            "or null for the stopping rule's number."
         )
     for percentile in plan.percentiles:
         if not _LEAST_PERCENTILE <= percentile <= 100 - _LEAST_PERCENTILE:
@@ -121,37 +121,37 @@ def _is_endless(data: Mapping[str, Any]) -> bool:
 
 
 def _check_training(plan: config.Plan) -> None:
-    """Raise UserError for settings of whole epochs without epochs, and for checkpoints of more than one training."""
+    """Raise UserError for epoch settings without epochs, and checkpoints of several trainings."""
     node = plan.mode.train
     saved = isinstance(node, Mapping) and node.get("checkpoints")
     if plan.infers_trained and not (saved and plan.epochs):
         raise UserError(
-            "mode.inference.trained=true needs the weights of a training: add mode=train_inference epochs=N "
-            "mode.train.checkpoints=true, or set mode.inference.trained=false and name a file with model.weights."
+            "mode.inference.trained=true needs the weights of a training: "
+            "add mode=train_inference epochs=N mode.train.checkpoints=true, "
+            "or set mode.inference.trained=false and name a file with model.weights."
         )
     if not isinstance(node, Mapping) or node.get("_target_") != "perfexp.modes.train.Train":
         return  # a mode of the user's, whose code belongs into the worker
     mode = config.build(node)
     if plan.model.get("optimizer") == "own" and mode.of_trainer:
         raise UserError(
-            f"{mode.of_trainer[0]}: model.optimizer=own trains by the model's own schedule; leave one of the two out."
+            f"{mode.of_trainer[0]}: model.optimizer=own trains by the model's own schedule; "
+            "leave one of the two out."
         )
     if mode.of_epochs and plan.epochs is None:
         raise UserError(f"{mode.of_epochs[0]} is for whole epochs: set epochs=N, or leave it out.")
-    saves = [
-        text
-        for text in mode.of_epochs
-        if text.startswith(("mode.train.checkpoints", "mode.train.resume"))
-    ]
-    trainings = sum(key.phase == "train" for key in plan.timed_keys()) if saves else 0
-    if trainings > 1:
-        raise UserError(
-            f"{saves[0]} is for one training, and this plan has {trainings}: one size, batch and process."
-        )
+    for text in mode.of_epochs:
+        if text.startswith(("mode.train.checkpoints", "mode.train.resume")):
+            trainings = sum(key.phase == "train" for key in plan.timed_keys())
+            if trainings > 1:
+                raise UserError(
+                    f"{text} is for one training, and this plan has {trainings}: "
+                    "one size, batch and process."
+                )
 
 
 def _check_largest_batch(plan: config.Plan) -> None:
-    """Raise UserError for a search for the largest batch that has no end, or no processes of its own."""
+    """Raise UserError if a search for the largest batch has no end, or lacks its own processes."""
     if not plan.seeks_batch:
         return
     node = plan.mode.train
@@ -168,7 +168,7 @@ def _check_largest_batch(plan: config.Plan) -> None:
 
 
 def _check_ranks(plan: config.Plan) -> None:
-    """Raise UserError for settings that need one device with several, or several with one."""
+    """Raise UserError for single-device settings with several devices, or the reverse."""
     for name, number in (("count", plan.devices), ("nodes", plan.nodes)):
         if not 1 <= number <= _MOST_DEVICES:
             of = "devices" if name == "count" else "nodes"
@@ -178,7 +178,8 @@ def _check_ranks(plan: config.Plan) -> None:
     if plan.ranks == 1:
         if plan.gpu.get("port") is not None:
             raise UserError(
-                f"gpu.port={plan.gpu['port']} is for several devices: set gpu.count=N, or leave it out."
+                f"gpu.port={plan.gpu['port']} is for several devices: "
+                "set gpu.count=N, or leave it out."
             )
         return
     port = plan.gpu.get("port")
@@ -199,11 +200,12 @@ def _check_ranks(plan: config.Plan) -> None:
         (plan.profile_keys(), f"profiler={plan.profiler_name}", "set profiler=none"),
     ):
         if is_set:
-            several = f"gpu.count={plan.devices}" + (
-                f" gpu.nodes={plan.nodes}" if plan.nodes > 1 else ""
-            )
+            several = f"gpu.count={plan.devices}"
+            if plan.nodes > 1:
+                several += f" gpu.nodes={plan.nodes}"
             raise UserError(f"{setting} is for one device, and {several}: {remedy}.")
     if plan.nodes > 1 and plan.probes.energy:
         raise UserError(
-            f"probes.energy=true is for one node, and gpu.nodes={plan.nodes}: set probes.energy=false."
+            f"probes.energy=true is for one node, and gpu.nodes={plan.nodes}: "
+            "set probes.energy=false."
         )

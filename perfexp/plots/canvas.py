@@ -73,7 +73,9 @@ def save(figure: Any, form: str = "png") -> bytes:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format=form, metadata=metadata)
     content = buffer.getvalue()
-    return content if form == "png" else _TITLED.sub(rb"<g><title>\1</title>", content)
+    if form == "png":
+        return content
+    return _TITLED.sub(rb"<g><title>\1</title>", content)
 
 
 def title_of(*words: str) -> dict[str, str]:

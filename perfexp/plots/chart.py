@@ -120,6 +120,12 @@ class Bar:
         """Return whether the time has no interval."""
         return self.value is not None and self.value.low is None
 
+    @property
+    def end(self) -> float:
+        """Return the largest value to draw, in seconds; 0 without a time."""
+        known = [one.high or one.value for one in (self.value, self.behind) if one]
+        return max(known, default=0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facet:
@@ -159,7 +165,9 @@ class Taken:
     @property
     def center(self) -> str:
         """Return the name of the statistic for all samples. Blocks are processes."""
-        return "mean of the processes' medians" if len(self.series.blocks) > 1 else "median"
+        if len(self.series.blocks) > 1:
+            return "mean of the processes' medians"
+        return "median"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +185,9 @@ class Strips:
 def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
     """Return the codes of warnings and errors as a footer; empty without any."""
     codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics if not diagnostic.is_note)
-    return f"warnings: {', '.join(codes)}" if codes else ""
+    if codes:
+        return f"warnings: {', '.join(codes)}"
+    return ""
 
 
 def spans_decades(values: Sequence[float]) -> bool:
@@ -190,7 +200,7 @@ def unit_of(unit: str, most: float) -> tuple[float, str]:
 
     In that unit the largest value is at least 1.
     """
-    return next(
-        ((factor, name) for factor, name in _SCALES.get(unit, ()) if most * factor >= 1),
-        (1.0, unit),
-    )
+    for factor, name in _SCALES.get(unit, ()):
+        if most * factor >= 1:
+            return factor, name
+    return 1.0, unit

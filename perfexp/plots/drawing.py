@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,7 +89,8 @@ def compose(plot: Chart | Bars | Strips) -> Any:
 def _chart(chart: Chart) -> Any:
     panels = [max(_PANEL, (8 - _AROUND) / len(chart.panels))] * len(chart.panels)
     figure, column = columns(panels, _AROUND, sharex=True)
-    axes, positions = column[-1], sorted(chart.ticks)
+    axes = column[-1]
+    positions = sorted(chart.ticks)
     if chart.is_doubling or spans_decades(positions):
         axes.set_xscale("log", base=2 if chart.is_doubling else 10)
         name_ticks(axes.xaxis, axes.xaxis.get_major_locator())
@@ -97,48 +100,36 @@ def _chart(chart: Chart) -> Any:
     legend(*column)
     if len(positions) <= _MOST_TICKS:
         axes.minorticks_off()
-        axes.set_xticks(positions, [chart.ticks[position] for position in positions])
+        axes.set_xticks(positions, list(map(chart.ticks.get, positions)))
     axes.set_xlabel(chart.axis, fontsize=13)
     return figure
 
 
 def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
-    values = [y.value for line in panel.lines for y in line.y]
-    factor, unit = unit_of(panel.unit, max(values, default=0.0))
-    # intervals of light lines do not set the scale
-    own = [
-        y for line in panel.lines if not line.is_light for y in (*line.y, *line.predicted.values())
-    ]
-    ends = [
-        *(y.high for y in own if y.high),
-        *(value for curve in panel.curves for value in curve.y),
-    ]
-    most = max([_HEADROOM * max(values, default=0.0), *(1.02 * end for end in ends)])
-    _vertical_scale(
-        axes,
-        [value * factor for value in values],
-        most * factor,
-        base=2 if panel.unit == "bytes" else 10,
-    )
+    values, ends = list[float](), [0.0]
+    for line in panel.lines:
+        values += [y.value for y in line.y]
+        # intervals of light lines do not set the scale
+        if not line.is_light:
+            ends += [y.high or 0.0 for y in (*line.y, *line.predicted.values())]
+    for curve in panel.curves:
+        ends += curve.y
+    most = max(values, default=0.0)
+    factor, unit = unit_of(panel.unit, most)
+    highest = max(_HEADROOM * most, 1.02 * max(ends)) * factor
+    base = 2 if panel.unit == "bytes" else 10
+    _vertical_scale(axes, [value * factor for value in values], highest, base=base)
     axes.set_ylabel(f"{panel.title} ({unit})", fontsize=12)
     style(axes)
+    dashes = {"color": DARK, "linewidth": 1.2, "linestyle": "--", "zorder": 1.5}
     for curve in panel.curves:
-        y = numpy.array(curve.y) * factor
-        axes.plot(
-            curve.x,
-            y,
-            color=DARK,
-            linewidth=1.2,
-            linestyle="--",
-            zorder=1.5,
-            label=plain(curve.label),
-        )
+        axes.plot(curve.x, numpy.array(curve.y) * factor, label=plain(curve.label), **dashes)
     for line in panel.lines:
         _line(axes, line, factor)
         for x, one in zip(line.x, line.y, strict=True):
+            value = one.value * factor
             known = [f"{end * factor:.4g}" for end in (one.low, one.high) if end is not None]
-            words = f"{one.value * factor:.4g} {unit}", " … ".join(known)
-            tip(axes, x, one.value * factor, line.label, ticks[x], *words)
+            tip(axes, x, value, line.label, ticks[x], f"{value:.4g} {unit}", " … ".join(known))
     for x, text in panel.marks.items():
         axes.axvline(x, color=DARK, linewidth=1.2, linestyle=":", label=text)
 
@@ -151,19 +142,18 @@ def _line(axes: Any, line: Line, factor: float) -> None:
     color = COLORS[line.color % len(COLORS)]
     # from the sixth line on, colors repeat with other markers
     marker = _MARKERS[(line.color + line.color // len(COLORS)) % len(_MARKERS)]
-    x, (values, low, high) = numpy.array(line.x), _scaled(line.y, factor)
-    alpha, size, width = (0.45, 4, 1.4) if line.is_light else (1.0, 6, 2.0)
-    look = {
-        "color": color,
-        "alpha": alpha,
-        "markersize": size,
-        "linewidth": 0 if line.predicted else width,
-    }
-    axes.plot(x, values, marker=marker, label=plain(line.label), **look)
-    caps = {"elinewidth": 1.5, "capsize": 0 if line.is_light else 5}
-    axes.errorbar(
-        x, values, yerr=(values - low, high - values), fmt="none", ecolor=color, alpha=alpha, **caps
-    )
+    x = numpy.array(line.x)
+    values, low, high = _scaled(line.y, factor)
+    look: dict[str, Any] = {"markersize": 6, "linewidth": 2.0}
+    caps: dict[str, Any] = {"elinewidth": 1.5, "capsize": 5, "alpha": 1.0}
+    if line.is_light:
+        look = {"markersize": 4, "linewidth": 1.4}
+        caps |= {"capsize": 0, "alpha": 0.45}
+    if line.predicted:
+        look["linewidth"] = 0
+    look |= {"color": color, "alpha": caps["alpha"], "label": plain(line.label)}
+    axes.plot(x, values, marker=marker, **look)
+    axes.errorbar(x, values, yerr=(values - low, high - values), fmt="none", ecolor=color, **caps)
     for reason in dict.fromkeys(filter(None, line.rough)):
         hollow = numpy.array(line.rough) == reason
         look = {"markersize": 6, "markerfacecolor": "white", "zorder": 2.5, "label": f"≈ {reason}"}
@@ -174,18 +164,14 @@ def _line(axes: Any, line: Line, factor: float) -> None:
         axes.fill_between(list(line.predicted), least, most, color=color, **look)
         axes.plot(list(line.predicted), predicted, color=color, linewidth=1, zorder=1.5)
     for place, text in line.odd.items():
-        at = place, values[line.x.index(place)]
+        at = (place, values[line.x.index(place)])
         axes.plot(
             *at, "o", color="black", fillstyle="none", markersize=15, markeredgewidth=1.6, zorder=5
         )
         _above(axes, text, at, 11, axes.transData, fontsize=11)
     if (is_beyond := high > axes.get_ylim()[1]).any():
-        look = {
-            "transform": axes.get_xaxis_transform(),
-            "color": DARK,
-            "markersize": 5,
-            "clip_on": False,
-        }
+        top = axes.get_xaxis_transform()
+        look = {"transform": top, "color": DARK, "markersize": 5, "clip_on": False}
         axes.plot(x[is_beyond], numpy.ones(is_beyond.sum()), "^", label="beyond the axis", **look)
 
 
@@ -204,28 +190,22 @@ def _above(
 
 
 def _gaps(axes: Any, gaps: Mapping[float, str]) -> None:
+    if not gaps:
+        return
     foot = axes.get_xaxis_transform()
-    if gaps:
-        look = {
-            "transform": foot,
-            "color": DARK,
-            "markersize": 9,
-            "markeredgewidth": 2,
-            "label": "not measured",
-        }
-        axes.plot(list(gaps), [0.04] * len(gaps), "x", **look)
+    look = {"color": DARK, "markersize": 9, "markeredgewidth": 2, "label": "not measured"}
+    axes.plot(list(gaps), [0.04] * len(gaps), "x", transform=foot, **look)
+    rotation = 90 if len(gaps) > 3 else 0
     for position, status in gaps.items():
-        _above(
-            axes, status, (position, 0.04), 9, foot, color=DARK, rotation=90 if len(gaps) > 3 else 0
-        )
+        _above(axes, status, (position, 0.04), 9, foot, color=DARK, rotation=rotation)
 
 
 def _bars(bars: Bars) -> Any:
-    rows = [
-        sum(len(group) + bool(name) for name, group in facet.groups.items())
-        for facet in bars.facets
-    ]
-    figure, column = columns([_BAR * (number + 1.5) for number in rows], _AROUND)
+    heights = []
+    for facet in bars.facets:
+        rows = sum(len(group) + bool(name) for name, group in facet.groups.items())
+        heights.append(_BAR * (rows + 1.5))
+    figure, column = columns(heights, _AROUND)
     for axes, facet in zip(column, bars.facets, strict=True):
         _facet(axes, facet)
     legend(*column)
@@ -234,24 +214,17 @@ def _bars(bars: Bars) -> Any:
 
 def _facet(axes: Any, facet: Facet) -> None:
     """Draw bars from zero with their text at the end, in groups below their names."""
-    known = [
-        one
-        for group in facet.groups.values()
-        for bar in group
-        for one in (bar.value, bar.behind)
-        if one
-    ]
-    most = max((one.high or one.value for one in known), default=1.0)
+    bars = itertools.chain.from_iterable(facet.groups.values())
+    most = max((bar.end for bar in bars if bar.end), default=1.0)
     factor, unit = unit_of("seconds", most)
     labels, headings = list[str](), list[int]()
     for name, group in facet.groups.items():
         if name:
             headings.append(len(labels))
-            labels.append(name)
+            labels.append(cut(name, LONGEST_LABEL))
         for bar in group:
             _bar(axes, bar, len(labels), factor, most * factor)
-            labels.append(bar.label)
-    labels = [cut(text, LONGEST_LABEL) for text in labels]
+            labels.append(cut(bar.label, LONGEST_LABEL))
     name_rows(axes, labels, _WORDS * most * factor, f"{facet.title} ({unit})")
     for position in headings:
         axes.get_yticklabels()[position].set_fontweight("bold")
@@ -260,30 +233,24 @@ def _facet(axes: Any, facet: Facet) -> None:
 def _bar(axes: Any, bar: Bar, position: int, factor: float, most: float) -> None:
     look = {"edgecolor": COLORS[0], "linewidth": 1.5, **title_of(bar.label, bar.text)}
     if bar.value is None:
-        end, words = _STUB * most, {"fontsize": 10, "color": DARK}
-        axes.barh(
-            position,
-            end,
-            height=0.62,
-            **look | {"color": "white", "edgecolor": GREY, "hatch": "////"},
-        )
+        end = _STUB * most
+        words = {"fontsize": 10, "color": DARK}
+        look |= {"color": "white", "edgecolor": GREY, "hatch": "////"}
+        axes.barh(position, end, height=0.62, **look)
     else:
-        end, words = (
-            factor * max(one.high or one.value for one in (bar.value, bar.behind) if one),
-            {"fontsize": 11},
-        )
+        end = factor * bar.end
+        words = {"fontsize": 11}
         if bar.behind:
             axes.barh(position, bar.behind.value * factor, height=0.8, color=COLORS[0], alpha=0.22)
             faint = {"ecolor": COLORS[0], "elinewidth": 1.2, "capsize": 2, "alpha": 0.6}
             _whisker(axes, bar.behind, position + 0.33, factor, **faint)
-        face = (
-            {"color": "white", "label": "≈ no interval"} if bar.is_hollow else {"color": COLORS[0]}
-        )
-        axes.barh(position, bar.value.value * factor, height=0.5, **look, **face)
+        look["color"] = COLORS[0]
+        if bar.is_hollow:
+            look |= {"color": "white", "label": "≈ no interval"}
+        axes.barh(position, bar.value.value * factor, height=0.5, **look)
         _whisker(axes, bar.value, position, factor, ecolor="black", elinewidth=1.5, capsize=4)
-    axes.text(
-        end + 0.012 * most, position, plain(cut(bar.text, _LONGEST_REASON)), va="center", **words
-    )
+    text = plain(cut(bar.text, _LONGEST_REASON))
+    axes.text(end + 0.012 * most, position, text, va="center", **words)
 
 
 def _whisker(axes: Any, one: Interval, position: float, factor: float, **look: Any) -> None:
@@ -294,8 +261,9 @@ def _whisker(axes: Any, one: Interval, position: float, factor: float, **look: A
 
 def _strips(strips: Strips) -> Any:
     """Draw each point's times from zero, with the representative samples over time below."""
-    counts = [len(taken) for _, taken in strips.points]
-    heights = [height for count in counts for height in (_STRIP * count + 0.5, _OVER_TIME)]
+    heights = list[float]()
+    for _, taken in strips.points:
+        heights += (_STRIP * len(taken) + 0.5, _OVER_TIME)
     figure, column = columns(heights, _AROUND_STRIPS)
     for number, (name, taken) in enumerate(strips.points):
         _strip_rows(column[2 * number], name, taken)
@@ -305,84 +273,71 @@ def _strips(strips: Strips) -> Any:
 
 def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
     """Draw a row per time: samples, their center with interval, and values at the right."""
-    ends = [
-        max(float(numpy.percentile(one.series.measured, _MOST_SHOWN)), one.time.median.value)
-        for one in taken
-    ]
-    factor, unit = unit_of("seconds", max(ends))
-    edge = 1.1 * factor * max(ends)
+    end = 0.0
+    for one in taken:
+        shown = float(numpy.percentile(one.series.measured, _MOST_SHOWN))
+        end = max(end, shown, one.time.median.value)
+    factor, unit = unit_of("seconds", end)
+    edge = 1.1 * factor * end
+    labels, centers = list[str](), dict[str, None]()
     for position, one in enumerate(taken):
-        samples, median = factor * numpy.array(one.series.measured), one.time.median
+        labels.append(f"{one.name}\n{one.meaning}")
+        centers[one.center] = None
+        samples = factor * numpy.array(one.series.measured)
+        median = one.time.median
         color = COLORS[position % len(COLORS)]
         heights = position + 0.5 * ((numpy.arange(samples.size) * _SPREAD) % 1 - 0.5)
         ends_of_center = [position - 0.36, position + 0.36]
         _dots(axes, samples, heights, color, alpha=0.45)
         if (beyond := samples > edge).any():
-            axes.plot(
-                numpy.full(beyond.sum(), edge),
-                heights[beyond],
-                ">",
-                color=color,
-                clip_on=False,
-                markersize=5,
-            )
+            place = numpy.full(beyond.sum(), edge)
+            axes.plot(place, heights[beyond], ">", color=color, clip_on=False, markersize=5)
         if median.low is not None and median.high is not None:
-            low, high = max(median.low, 0.0) * factor, min(median.high * factor, edge)
+            low = max(median.low, 0.0) * factor
+            high = min(median.high * factor, edge)
             axes.fill_betweenx(ends_of_center, low, high, color="black", alpha=0.25, linewidth=0)
+        center = median.value * factor
         dash = ":" if one.is_dotted else "-"
-        axes.plot(
-            [median.value * factor] * 2, ends_of_center, color="black", linewidth=2, linestyle=dash
-        )
-        tip(axes, median.value * factor, position, one.name, one.text, f"{samples.size} samples")
-        axes.text(
-            1.015,
-            position,
-            plain(one.text),
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=12,
-        )
-    centers = " or ".join(dict.fromkeys(one.center for one in taken))
-    dotted = "; dotted, ≈: no interval" if any(one.is_dotted for one in taken) else ""
-    prefix = f"{name}: " if name else ""
-    title = f"{prefix}time per call ({unit}); black: {centers}, shaded: its 95 % interval{dotted}"
-    name_rows(axes, [f"{one.name}\n{one.meaning}" for one in taken], edge, title)
+        axes.plot([center] * 2, ends_of_center, color="black", linewidth=2, linestyle=dash)
+        tip(axes, center, position, one.name, one.text, f"{samples.size} samples")
+        right = axes.get_yaxis_transform()
+        axes.text(1.015, position, plain(one.text), transform=right, va="center", fontsize=12)
+    title = f"time per call ({unit}); black: {' or '.join(centers)}, shaded: its 95 % interval"
+    if name:
+        title = f"{name}: {title}"
+    if any(one.is_dotted for one in taken):
+        title += "; dotted, ≈: no interval"
+    name_rows(axes, labels, edge, title)
 
 
 def _over_time(axes: Any, one: Taken) -> None:
     """Draw a time's samples as percent deviation from their center, over elapsed seconds."""
-    series, samples = one.series, numpy.array(one.series.samples)
+    series = one.series
+    samples = numpy.array(series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
     percent = (samples / one.time.median.value - 1) * 100
-    most = max(
-        _LEAST_PERCENT,
-        1.2 * float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN)),
-    )
-    start, end = float(seconds[series.warmup - 1]) if series.warmup else 0.0, float(seconds[-1])
+    shown = float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN))
+    most = max(_LEAST_PERCENT, 1.2 * shown)
+    start = float(seconds[series.warmup - 1]) if series.warmup else 0.0
+    end = float(seconds[-1])
     first = max(0.0, start - _MOST_WARMUP * (end - start))
-    is_warmup, is_shown = numpy.arange(samples.size) < series.warmup, seconds >= first
+    is_warmup = numpy.arange(samples.size) < series.warmup
+    is_shown = seconds >= first
+    within = numpy.where(numpy.abs(percent) > most, numpy.nan, percent)
     for chosen, color in ((is_warmup & is_shown, GREY), (~is_warmup, COLORS[0])):
-        _dots(
-            axes,
-            seconds[chosen],
-            numpy.where(numpy.abs(percent) > most, numpy.nan, percent)[chosen],
-            color,
-        )
+        _dots(axes, seconds[chosen], within[chosen], color)
+    dark: dict[str, Any] = {"color": DARK, "label": "beyond the axis"}
     for marker, side in (("^", 1), ("v", -1)):
         if (beyond := is_shown & (side * percent > most)).any():
             ends = numpy.full(beyond.sum(), side * most)
-            axes.plot(
-                seconds[beyond], ends, marker, color=DARK, markersize=5, label="beyond the axis"
-            )
+            axes.plot(seconds[beyond], ends, marker, markersize=5, **dark)
     if series.warmup:
         name = f"end of the {format_seconds(start, 2)} warm-up" if first else "warm-up"
-        axes.axvspan(
-            first, start, color="#d9d9d9", alpha=0.6, linewidth=0, label=f"{name}, not counted"
-        )
+        shade = {"color": "#d9d9d9", "alpha": 0.6, "linewidth": 0}
+        axes.axvspan(first, start, label=f"{name}, not counted", **shade)
+    dark |= {"linewidth": 1, "linestyle": "--", "label": "next process"}
     for block in series.blocks[1:]:
-        axes.axvline(
-            seconds[block - 1], color=DARK, linewidth=1, linestyle="--", label="next process"
-        )
+        axes.axvline(seconds[block - 1], **dark)
     axes.axhline(0, color="black", linewidth=1)
     axes.set_ylim(-1.08 * min(most, 100.0), 1.08 * most)  # times are never negative
     axes.set_xlim(first, end + 0.01 * (end - first) or None)
@@ -390,9 +345,8 @@ def _over_time(axes: Any, one: Taken) -> None:
     axes.yaxis.set_major_formatter(
         lambda value, _: f"{value:+g} %" if value else one.center.partition(" ")[0]
     )
-    axes.set_xlabel(
-        f"samples of {one.name} against the {one.center}, over the seconds that the calls took"
-    )
+    against = f"samples of {one.name} against the {one.center}"
+    axes.set_xlabel(f"{against}, over the seconds that the calls took")
     style(axes)
     legend(axes)
 
@@ -414,7 +368,5 @@ def _vertical_scale(axes: Any, values: Sequence[float], highest: float, *, base:
 
 def _scaled(intervals: Sequence[Interval], factor: float) -> Any:
     """Return values, lower and upper ends in another unit; NaN for an unknown end."""
-    return (
-        factor
-        * numpy.array([(y.value, y.low, y.high) for y in intervals], dtype=float).reshape(-1, 3).T
-    )
+    rows = list(map(operator.attrgetter("value", "low", "high"), intervals))
+    return factor * numpy.array(rows, dtype=float).reshape(-1, 3).T

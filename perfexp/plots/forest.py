@@ -35,7 +35,8 @@ _MOST_PAIRS, _LONGEST, _ROW, _AROUND = 80, 60, 0.26, 1.6
 def compose(comparison: Comparison, side: SideFacts) -> Any:
     """Return the figure with a side's ratios in document order; None if there are none."""
     known = [pair for pair in comparison.pairs if pair.side == side.name and pair.ratio is not None]
-    pairs, margin = known[:_MOST_PAIRS], 1 + comparison.margin
+    pairs = known[:_MOST_PAIRS]
+    margin = 1 + comparison.margin
     if not pairs:
         return None
     figure, (axes,) = columns([_ROW * len(pairs)], _AROUND)
@@ -48,22 +49,21 @@ def compose(comparison: Comparison, side: SideFacts) -> Any:
         words = title_of(
             pair.measure, pair.point, ratio_of(pair), verdict_of(pair), *pair.confounders
         )
-        look = {
-            "linestyle": "none",
-            "markerfacecolor": "white" if pair.verdict is Verdict.UNDECIDED else color,
-        }
-        axes.plot([pair.ratio], [position], marker, color=color, label=pair.word, **look, **words)
+        face = "white" if pair.verdict is Verdict.UNDECIDED else color
+        look = {"linestyle": "none", "markerfacecolor": face, "label": pair.word, **words}
+        axes.plot([pair.ratio], [position], marker, color=color, **look)
     labels = [cut(f"{pair.measure} · {pair.point}", _LONGEST) for pair in pairs]
     name_rows(axes, labels, margin, f"{side.name}/{comparison.sides[0].name}")
     axes.set_xscale("log")
     axes.autoscale(axis="x")
     low, high = axes.get_xlim()
-    ticker = matplotlib.ticker
-    name_ticks(
-        axes.xaxis, ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else ticker.MaxNLocator(7)
-    )
+    if high > 10 * low:
+        name_ticks(axes.xaxis, matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    else:
+        name_ticks(axes.xaxis, matplotlib.ticker.MaxNLocator(7))
     legend(axes)
     about = f"ratios with their {confidence(side.level)} intervals; the band is the margin"
-    left = f"; {len(pairs)} of {len(known)}, the table has all" if len(pairs) < len(known) else ""
-    caption_of(figure, Caption(title=title(comparison, side), subtitle=about + left, footer=""))
+    if len(pairs) < len(known):
+        about += f"; {len(pairs)} of {len(known)}, the table has all"
+    caption_of(figure, Caption(title=title(comparison, side), subtitle=about, footer=""))
     return figure

@@ -42,27 +42,26 @@ _LIGHT = 0.45
 def draw(record: Record) -> bytes | None:
     """Return the representative point's layers as PNG; None unless layers were profiled."""
     figure = compose(record)
-    return save(figure) if figure else None
+    if figure:
+        return save(figure)
+    return None
 
 
 def caption(record: Record, chosen: Point) -> Caption:
     """Return the text around a point's layers."""
-    about, key, footer = (
-        subject(record.plan, record.environment),
-        timed_key(chosen.key),
-        footer_of(chosen.doubts),
-    )
-    which, where = (
-        f"{key.phase} {key.size_label}, batch {key.batch_size}",
-        about.device or "an unknown device",
-    )
+    about = subject(record.plan, record.environment)
+    key = timed_key(chosen.key)
+    where = about.device or "an unknown device"
+    title, text = str(about), f"{key.phase} {key.size_label}, batch {key.batch_size}"
     if doubt := disagreement(chosen):
         # without the part after the parentheses
         message = doubt.message.partition(");")[0].removesuffix(")") + ")"
-        why = f"{which}: {message}, on {where}: {doubt.help or ''}".removesuffix(": ")
-        return Caption(title=f"{about} · {doubt_text(chosen)}", subtitle=why, footer=footer)
-    text = f"{which}: {format_seconds(call_seconds(chosen))} a call on {where}; medians, times are share × call"
-    return Caption(title=str(about), subtitle=text, footer=footer)
+        title += f" · {doubt_text(chosen)}"
+        text += f": {message}, on {where}: {doubt.help or ''}".removesuffix(": ")
+    else:
+        call = format_seconds(call_seconds(chosen))
+        text += f": {call} a call on {where}; medians, times are share × call"
+    return Caption(title=title, subtitle=text, footer=footer_of(chosen.doubts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +86,18 @@ class _Measure:
         Args:
             share: share to use instead of the share computed from seconds.
         """
-        percent = f"{(seconds / self.call if share is None else share) * 1e2:.1f} %"
-        return f"{format_seconds(seconds)} · {percent}" if self.has_times else percent
+        if share is None:
+            share = seconds / self.call
+        percent = f"{share * 1e2:.1f} %"
+        if self.has_times:
+            return f"{format_seconds(seconds)} · {percent}"
+        return percent
 
     def brief(self, seconds: float) -> str:
         """Return a part, for example `1.2 ms`, or its share."""
-        return format_seconds(seconds, 2) if self.has_times else self.text(seconds)
+        if self.has_times:
+            return format_seconds(seconds, 2)
+        return self.text(seconds)
 
 
 def _measure(chosen: Point) -> _Measure:
@@ -109,7 +114,8 @@ def compose(record: Record) -> Any:
     chosen = representative_point(record)
     if chosen is None or not by_kind(chosen):
         return None
-    kinds, strip, layers = by_kind(chosen), in_order(chosen), merged(chosen)[:_MOST_LAYERS]
+    kinds, strip = by_kind(chosen), in_order(chosen)
+    layers = merged(chosen)[:_MOST_LAYERS]
     heights = [_BAR * len(kinds) + 0.4, _ROW * len(strip) + 0.3, _BAR * len(layers) + 0.3]
     figure, (by_kinds, order, longest) = columns(heights, _AROUND)
     named = [kind for kind in kinds if kind not in (OTHERS, GAPS)]
@@ -132,30 +138,28 @@ def _kinds(
 
     Its passes follow each other, ever paler.
     """
-    has_passes = len({which for of_kind in kinds.values() for which in of_kind}) > 1
+    has_passes = len(set().union(*kinds.values())) > 1
+    most = 0.0
     for position, (kind, of_kind) in enumerate(kinds.items()):
         left, parts = 0.0, list[str]()
         for number, (which, seconds) in enumerate(of_kind.items()):
             alpha = _OPACITIES[min(number, len(_OPACITIES) - 1)]
-            words = title_of(kind, which, measure.text(seconds))
-            color = colors.get(kind, GREY)
-            axes.barh(
-                position,
-                seconds * measure.factor,
-                left=left,
-                height=0.7,
-                color=color,
-                alpha=alpha,
-                **words,
-            )
-            left += seconds * measure.factor
-            parts += [f"{which} {measure.brief(seconds)}"] * (seconds > 0)
-        text = measure.text(sum(of_kind.values())) + (
-            f"  ({', '.join(parts)})" if has_passes else ""
-        )
+            look = {"height": 0.7, "color": colors.get(kind, GREY), "alpha": alpha}
+            look |= title_of(kind, which, measure.text(seconds))
+            length = seconds * measure.factor
+            axes.barh(position, length, left=left, **look)
+            left += length
+            if seconds > 0:
+                parts.append(f"{which} {measure.brief(seconds)}")
+        text = measure.text(sum(of_kind.values()))
+        if has_passes:
+            text += f"  ({', '.join(parts)})"
         axes.text(left, position, f"  {plain(text)}", va="center", fontsize=11)
-    most = max(sum(of_kind.values()) for of_kind in kinds.values()) * measure.factor
-    name_rows(axes, list(kinds), (1.8 if has_passes else 1.3) * most, f"by kind ({measure.unit})")
+        most = max(most, left)
+    room = 1.3
+    if has_passes:
+        room = 1.8
+    name_rows(axes, list(kinds), room * most, f"by kind ({measure.unit})")
 
 
 def _longest(
@@ -163,15 +167,16 @@ def _longest(
 ) -> list[str]:
     """Draw a bar for each of the longest layers; return their names."""
     most = max(layer.seconds for layer in layers) * measure.factor
+    has_passes = len({layer.which for layer in layers}) > 1
+    names = []
     for position, layer in enumerate(layers):
-        length, text = layer.seconds * measure.factor, measure.text(layer.seconds, layer.share)
+        length = layer.seconds * measure.factor
+        text = measure.text(layer.seconds, layer.share)
         words = title_of(layer.label, layer.which, layer.kind, text, *layer.kernels[:_MOST_KERNELS])
         axes.barh(position, length, height=0.66, color=colors.get(layer.kind, GREY), **words)
         axes.text(length + 0.01 * most, position, f"{text}  {plain(layer.kind)}", va="center")
-    several = len({layer.which for layer in layers}) > 1
-    names = [
-        cut(layer.label, _LONGEST) + (f" · {layer.which}" if several else "") for layer in layers
-    ]
+        name = cut(layer.label, _LONGEST)
+        names.append(f"{name} · {layer.which}" if has_passes else name)
     title = f"the longest, identical layers together ({measure.unit}); % with the gaps before them"
     name_rows(axes, names, 1.3 * most, title)
     axes.tick_params(axis="y", labelsize=10)
@@ -191,37 +196,22 @@ def _strip(
     Args:
         room: width in characters.
     """
-    whole = max(stretch.start + stretch.seconds for _, row in rows for stretch in row)
+    factor = measure.factor
+    whole = max(one.start + one.seconds for _, row in rows for one in row)
     for position, (title, row) in enumerate(rows):
         for number, one in enumerate(row):
-            is_layer = title == "layer"
-            color = colors.get(one.name, GREY) if is_layer else _SHADES[number % 2]
-            look = {
-                "height": 0.92,
-                "color": color,
-                "edgecolor": "white",
-                "linewidth": 0.4 if is_layer else 1.0,
-            }
+            color, linewidth = _SHADES[number % 2], 1.0
+            if title == "layer":
+                color, linewidth = colors.get(one.name, GREY), 0.4
+            look = {"height": 0.92, "color": color, "edgecolor": "white", "linewidth": linewidth}
             look |= title_of(one.path or one.name, one.which, one.name, measure.text(one.seconds))
-            axes.barh(
-                position, one.seconds * measure.factor, left=one.start * measure.factor, **look
-            )
+            axes.barh(position, one.seconds * factor, left=one.start * factor, **look)
             if len(one.label) + 1 < room * one.seconds / whole:
-                words = {
-                    "ha": "center",
-                    "va": "center",
-                    "fontsize": 9,
-                    "clip_on": True,
-                    "color": _ink(color),
-                }
-                axes.text(
-                    (one.start + one.seconds / 2) * measure.factor,
-                    position,
-                    plain(one.label),
-                    **words,
-                )
+                words = {"ha": "center", "va": "center", "fontsize": 9, "color": _ink(color)}
+                middle = (one.start + one.seconds / 2) * factor
+                axes.text(middle, position, plain(one.label), clip_on=True, **words)
     title = f"in the order of execution ({measure.unit})"
-    name_rows(axes, [title for title, _ in rows], whole * measure.factor, title)
+    name_rows(axes, [title for title, _ in rows], whole * factor, title)
     axes.grid(False)
     axes.spines["left"].set_visible(False)
 
@@ -229,4 +219,6 @@ def _strip(
 def _ink(color: str) -> str:
     """Return black or white, whichever is readable on a color."""
     red, green, blue = matplotlib.colors.to_rgb(color)
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT else "white"
+    if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT:
+        return "black"
+    return "white"

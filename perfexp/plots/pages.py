@@ -19,15 +19,18 @@ from perfexp.summaries.subject import one_line
 
 _STYLE = """body { font: 14px sans-serif; margin: 1em auto; max-width: 1200px; padding: 0 1em }
 svg { max-width: 100%; height: auto } .wide { overflow-x: auto } table { border-collapse: collapse }
-th, td { padding: .15em .7em; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee }
-th { cursor: pointer; border-bottom: 1px solid #999 } .prose { text-align: left } p { margin: .2em 0 }
+th, td { padding: .15em .7em; text-align: right; white-space: nowrap; \
+border-bottom: 1px solid #eee }
+th { cursor: pointer; border-bottom: 1px solid #999 } .prose { text-align: left } \
+p { margin: .2em 0 }
 tr:target { background: #fff0c0 } .note { color: #5f5f5f }"""
 #: Sorts table rows by the clicked column: numbers with their units, then words.
 _SCRIPT = """
 const powers = {n: 1e-9, "µ": 1e-6, m: 1e-3, k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15};
 const factors = {min: 60, h: 3600};
 function value(cell) {
-  const found = cell.textContent.match(/^[≈!▲▼=?✕ ]*([-+−]?[\\d.]+(?:e[-+]?\\d+)?)\\s*([^\\s\\d]*)/);
+  const found = cell.textContent.match(\
+/^[≈!▲▼=?✕ ]*([-+−]?[\\d.]+(?:e[-+]?\\d+)?)\\s*([^\\s\\d]*)/);
   if (!found) return null;
   const unit = found[2], prefixed = unit.length > 1 && powers[unit[0]];
   return Number(found[1].replace("−", "-")) * (factors[unit] || prefixed || 1);
@@ -51,14 +54,14 @@ for (const head of document.querySelectorAll("th")) head.onclick = () => {
 def of_run(analysis: Analysis, sections: Sequence[Section]) -> bytes:
     """Return a run's page: its results, with plots below the headline."""
     plot = record_plots.plot(analysis)
-    figures = [drawing.compose(plot) if plot else None, layer_plot.compose(analysis.record)]
-    return _results(analysis.record.name, sections, filter(None, figures), after=1)
+    figures = [plot and drawing.compose(plot), layer_plot.compose(analysis.record)]
+    return _results(analysis.record.name, sections, figures, after=1)
 
 
 def of_sweep(whole: SweepAnalysis, sections: Sequence[Section]) -> bytes:
     """Return a sweep's page: its results, with the plot below the table of runs."""
     plot = sweep_plots.plot(whole)
-    return _results(whole.sweep.name, sections, [drawing.compose(plot)] if plot else [], after=2)
+    return _results(whole.sweep.name, sections, [plot and drawing.compose(plot)], after=2)
 
 
 def of_comparison(comparison: Comparison) -> bytes:
@@ -69,7 +72,8 @@ def of_comparison(comparison: Comparison) -> bytes:
         parts += [*_section(*title), *_section(*grid)]
         if figure := forest.compose(comparison, side):
             parts.append(_svg(figure))
-        parts += (part for section in others for part in _section(*section))
+        for section in others:
+            parts += _section(*section)
     return _page(comparison_table.conclusion(comparison), parts)
 
 
@@ -89,17 +93,19 @@ def _results(
     The first section contains the headline.
     """
     title = sections[0][0] if sections else name
-    parts = [
-        "".join(_section(heading * bool(number), lines))
-        for number, (heading, lines) in enumerate(sections)
-    ]
-    return _page(title, [*parts[:after], *map(_svg, figures), *parts[after:]])
+    parts = []
+    for number, (heading, lines) in enumerate(sections):
+        parts.append("".join(_section(heading if number else "", lines)))
+    return _page(title, [*parts[:after], *map(_svg, filter(None, figures)), *parts[after:]])
 
 
 def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
     if title:
         yield f"<h2>{text(title)}</h2>"
-    yield from [table(content)] if isinstance(content, Grid) else _lines(content)
+    if isinstance(content, Grid):
+        yield table(content)
+    else:
+        yield from _lines(content)
 
 
 def _page(title: str, parts: Iterable[str]) -> bytes:
@@ -117,20 +123,22 @@ def table(grid: Grid, ids: Sequence[str] = ()) -> str:
     Args:
         ids: row identifiers that markers link to.
     """
-    classes = [" class=prose" if column.prose else "" for column in grid.columns]
 
     def cells(tag: str, texts: Iterable[str]) -> str:
-        return "".join(
-            f"<{tag}{one}>{text(cell)}</{tag}>" for one, cell in zip(classes, texts, strict=True)
-        )
+        made = []
+        for column, cell in zip(grid.columns, texts, strict=True):
+            look = " class=prose" if column.prose else ""
+            made.append(f"<{tag}{look}>{text(cell)}</{tag}>")
+        return "".join(made)
 
-    names = [f" id='{text(name)}'" if name else "" for name in ids or [""] * len(grid.lines)]
-    rows = "".join(
-        f"<tr{name}>{cells('td', line)}</tr>" for name, line in zip(names, grid.lines, strict=True)
-    )
+    rows = ""
+    for name, line in zip(ids or [""] * len(grid.lines), grid.lines, strict=True):
+        named = f" id='{text(name)}'" if name else ""
+        rows += f"<tr{named}>{cells('td', line)}</tr>"
     head = cells("th", (column.title for column in grid.columns))
     notes = "".join(f"<p class=note>{text(note)}</p>" for note in grid.notes)
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<div class=wide>{body}</div>{notes}"
 
 
 def text(words: str) -> str:
@@ -139,7 +147,8 @@ def text(words: str) -> str:
 
 
 def _lines(lines: Iterable[str]) -> Iterator[str]:
-    return (f"<p>{text(line)}</p>" for line in lines)
+    for line in lines:
+        yield f"<p>{text(line)}</p>"
 
 
 def _svg(figure: Any) -> str:

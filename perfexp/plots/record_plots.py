@@ -35,8 +35,8 @@ _PANELS = (
     ("peak memory", PEAK_MEMORY, "bytes", ""),
     ("energy per call", ENERGY, "joules", "energy"),
 )
-#: Line names, points and predictions by phase and quantity; and with positions, by quantity.
-_Predicted = Mapping[tuple[str, str], Sequence[tuple[str, Key, Interval]]]
+#: Predictions with their quantities, line names and points; and by quantity, with positions.
+_Predicted = Sequence[tuple[str, str, Key, Interval]]
 _Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
 #: Line segments of a fitted curve.
 _CURVE_SEGMENTS = 60
@@ -72,14 +72,17 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     timed = [row for row in table if row.time]
     if not timed:
         return None
-    title = " · ".join(filter(None, (str(about), shape(row.key for row in table))))
+    keys = [row.key for row in table]
+    title = " · ".join(filter(None, (str(about), shape(keys))))
     caption = Caption(
         title=title, subtitle=subtitle(timed, about.device), footer=footer(table, [analysis.record])
     )
-    fields, axis = axes_of(table)
+    fields, axis = axes_of(keys)
     if not axis:
-        of = f"; 95 % intervals of {scope}" if (scope := wording.scope(timed)) else ""
-        where = f"all samples of all times after the warm-up{of}, on {about.device or 'an unknown device'}"
+        what = "all samples of all times after the warm-up"
+        if scope := wording.scope(timed):
+            what += f"; 95 % intervals of {scope}"
+        where = f"{what}, on {about.device or 'an unknown device'}"
         points = tuple(_strips(timed, fields))
         return Strips(caption=replace(caption, subtitle=where), points=points)
     named = [(line_name(row.key, fields, axis), row) for row in table]
@@ -92,10 +95,13 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     )
 
 
-def axes_of(table: Sequence[Row]) -> tuple[tuple[str, ...], str | None]:
+def axes_of(keys: Sequence[Key]) -> tuple[tuple[str, ...], str | None]:
     """Return the varying fields, and the field for the horizontal axis, if any."""
-    fields = varying(row.key for row in table)
-    return fields, next((name for name in NUMERIC if name in fields), None)
+    fields = varying(keys)
+    for name in NUMERIC:
+        if name in fields:
+            return fields, name
+    return fields, None
 
 
 def line_name(key: Key, fields: Sequence[str], axis: str) -> str:
@@ -105,16 +111,16 @@ def line_name(key: Key, fields: Sequence[str], axis: str) -> str:
 
 def _strips(timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, tuple[Taken, ...]]]:
     for row in timed:
-        taken = (
-            Taken(
+        taken = []
+        for name, time in row.times.items():
+            one = Taken(
                 name=time_title(name),
                 meaning=TIMES[name].caption,
                 series=row.series[name],
                 time=time,
                 text=median_text(row) if name == row.time_kind else interval_text(time.median),
             )
-            for name, time in row.times.items()
-        )
+            taken.append(one)
         yield label(row.key, fields), tuple(taken)
 
 
@@ -124,13 +130,13 @@ def _predicted(
     fields: Sequence[str],
     axis: str,
 ) -> _Predicted:
-    found: dict[tuple[str, str], list[tuple[str, Key, Interval]]] = {}
-    for curve, points in ((one.curve, one.points) for one in forecasts):
-        of_curve = found.setdefault((curve.phase, curve.quantity), [])
-        for point in points:
-            key = key_of(point.pair, curve.phase, named[0][1].key.precision)
+    found = []
+    for forecast in forecasts:
+        curve = forecast.curve
+        for point in forecast.points:
             if point.source == INTERPOLATED and point.value is not None:
-                of_curve.append((line_name(key, fields, axis), key, point.value))
+                key = key_of(point.pair, curve.phase, named[0][1].key.precision)
+                found.append((curve.quantity, line_name(key, fields, axis), key, point.value))
     return found
 
 
@@ -140,7 +146,7 @@ def chart_of(
     axis: str,
     *,
     fitted: bool = False,
-    predicted: _Predicted | None = None,
+    predicted: _Predicted = (),
 ) -> Chart:
     """Return a chart of times by phase and kind, rates, memory and energy over a numeric axis.
 
@@ -148,34 +154,40 @@ def chart_of(
         named: rows with their lines' names.
         fitted: whether times over input sizes have a scaling model.
     """
-    keys, predicted = [row.key for _, row in named], predicted or {}
-    title, place = _scale(
-        [*keys, *(key for points in predicted.values() for _, key, _ in points)], axis
-    )
-    placed = [Placed(name, place(row.key), row, row.status.value) for name, row in named]
-    panels, phases = list[Panel](), dict.fromkeys(row.key.phase for _, row in named if row.time)
-    for phase in phases:
-        own = [one for one in placed if one.row and one.row.time and one.row.key.phase == phase]
-        bands = {
-            quantity: [(name, place(key), y) for name, key, y in points]
-            for (of, quantity), points in predicted.items()
-            if of == phase
-        }
-        prefix = f"{phase}: " if len(phases) > 1 else ""
-        of_phase = _panels(own, bands, axis, fitted=fitted)
-        panels += (replace(panel, title=prefix + panel.title) for panel in of_phase)
-    ticks: dict[float, dict[str, None]] = {}
-    for key in keys:
-        ticks.setdefault(place(key), {})[
-            str(key.batch_size) if axis == "batch_size" else key.size_label
-        ] = None
+    is_batch = axis == "batch_size"
+    keys = [row.key for _, row in named]
+    keys += [key for _, _, key, _ in predicted]
+    title, place = _scale(keys, axis)
+    placed = list[Placed]()
+    ticks: dict[float, str] = {}
+    by_phase: dict[str, list[Placed]] = {}
+    for name, row in named:
+        x = place(row.key)
+        one = Placed(name, x, row, row.status.value)
+        placed.append(one)
+        text = str(row.key.batch_size) if is_batch else row.key.size_label
+        if text not in ticks.setdefault(x, text).split("\n"):
+            ticks[x] += f"\n{text}"
+        if row.time:
+            by_phase.setdefault(row.key.phase, []).append(one)
+    panels = list[Panel]()
+    for phase, own in by_phase.items():
+        bands: dict[str, list[tuple[str, float, Interval]]] = {}
+        for quantity, name, key, y in predicted:
+            if key.phase == phase:
+                bands.setdefault(quantity, []).append((name, place(key), y))
+        prefix = ""
+        if len(by_phase) > 1:
+            prefix = f"{phase}: "
+        for panel in _panels(own, bands, axis, fitted=fitted):
+            panels.append(replace(panel, title=prefix + panel.title))
     return Chart(
         caption=caption,
         axis=title,
-        ticks={x: "\n".join(names) for x, names in ticks.items()},
+        ticks=ticks,
         panels=tuple(panels),
         gaps=gaps_of(placed),
-        is_doubling=axis == "batch_size",
+        is_doubling=is_batch,
     )
 
 
@@ -192,15 +204,13 @@ def _scale(keys: Iterable[Key], axis: str) -> tuple[str, Callable[[Key], float]]
 
 
 def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool) -> Iterator[Panel]:
-    """Yield the panels of a phase."""
-    for kind in dict.fromkeys(one.row.time_kind or "" for one in placed if one.row):
-        own = [one for one in placed if one.row and one.row.time_kind == kind]
-        lines = lines_of(
-            own,
-            lambda row: row.time.median if row.time else None,
-            bands.get("time", ()),
-            is_judged=True,
-        )
+    """Yield the panels of a phase's timed points."""
+    by_kind: dict[str, list[Placed]] = {}
+    for one in placed:
+        if one.row and one.row.time_kind:
+            by_kind.setdefault(one.row.time_kind, []).append(one)
+    for kind, own in by_kind.items():
+        lines = lines_of(own, partial(_median, kind), bands.get("time", ()), is_judged=True)
         curves = _curves(own) if fitted and axis == "input_size" else ()
         title = f"{time_title(kind)} per call"
         yield Panel(
@@ -220,19 +230,17 @@ def _with_latency(placed: Sequence[Placed], lines: tuple[Line, ...], kind: str) 
     """Add latencies behind device times."""
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
-    latencies = lines_of(
-        placed, lambda row: row.times["latency"].median if "latency" in row.times else None
-    )
-    behind = (
-        replace(line, label=f"{line.label} · latency".removeprefix(" · "), is_light=True)
-        for line in latencies
-    )
-    # a single line has no name in other panels
-    return (
-        (*behind, *(replace(line, label=line.label or kind) for line in lines))
-        if latencies
-        else lines
-    )
+    latencies = lines_of(placed, partial(_median, "latency"))
+    if not latencies:
+        return lines
+    shown = []
+    for line in latencies:
+        name = f"{line.label} · latency".removeprefix(" · ")
+        shown.append(replace(line, label=name, is_light=True))
+    for line in lines:
+        # a single line has no name in other panels
+        shown.append(replace(line, label=line.label or kind))
+    return tuple(shown)
 
 
 def _knee(rates: Line) -> dict[float, str]:
@@ -241,18 +249,34 @@ def _knee(rates: Line) -> dict[float, str]:
     The last batch is returned, as still rising, if only it is near. Empty if the rate falls in
     between, or if intervals are too wide to tell.
     """
-    widths = [y.relative_half_width for y in rates.y]
-    if len(rates.x) < _LEAST_BATCHES or not all(
-        width is not None and width <= (1 - _KNEE) / 2 for width in widths
-    ):
+    if len(rates.x) < _LEAST_BATCHES:
         return {}
-    best = max(y.value for y in rates.y)
-    far = [x for x, y in zip(rates.x, rates.y, strict=True) if y.value < _KNEE * best]
-    near = [x for x in rates.x if x > max(far, default=0.0)]
+    best = 0.0
+    for y in rates.y:
+        width = y.relative_half_width
+        if width is None or width > (1 - _KNEE) / 2:
+            return {}
+        best = max(best, y.value)
+    far, near = 0, list[float]()
+    for x, y in zip(rates.x, rates.y, strict=True):
+        if y.value < _KNEE * best:
+            far += 1
+            near = []
+        else:
+            near.append(x)
     if len(near) > 1:
         return {near[0]: f"{percent(_KNEE)} of the best rate from batch {near[0]:g} on"}
-    is_rising = near and len(far) == len(rates.x) - 1
-    return {near[0]: f"still rising at batch {near[0]:g}, the largest"} if is_rising else {}
+    if near and far == len(rates.x) - 1:
+        return {near[0]: f"still rising at batch {near[0]:g}, the largest"}
+    return {}
+
+
+def _median(kind: str, row: Row) -> Interval | None:
+    """Return the median of a kind of time, if the row has it."""
+    time = row.times.get(kind)
+    if time:
+        return time.median
+    return None
 
 
 def _metric(name: str, row: Row) -> Interval | None:
@@ -264,38 +288,39 @@ def _curves(placed: Sequence[Placed]) -> tuple[Curve, ...]:
 
     Sizes are sides if all are squares.
     """
-    where = {one.row.key: one.x for one in placed if one.row}
-    models = [
-        scaling for scaling in scalings([one.row for one in placed if one.row]) if not scaling.doubt
-    ]
+    where, rows = dict[Key, float](), list[Row]()
+    for one in placed:
+        if one.row:
+            where[one.row.key] = one.x
+            rows.append(one.row)
+    models = [scaling for scaling in scalings(rows) if not scaling.doubt]
     curves = list[Curve]()
     for scaling in models:
         start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
-        power = 1 if end == scaling.key.pixels else 2
+        power = 2
+        if end == scaling.key.pixels:
+            power = 1
         x = numpy.linspace(start, end, _CURVE_SEGMENTS + 1).tolist()
         y = tuple(scaling.fit.at(position**power / scaling.key.pixels) for position in x)
-        curves.append(
-            Curve(
-                label=scaling_text(scaling) if len(models) == 1 else "scaling model",
-                x=tuple(x),
-                y=y,
-            )
-        )
+        name = "scaling model"
+        if len(models) == 1:
+            name = scaling_text(scaling)
+        curves.append(Curve(label=name, x=tuple(x), y=y))
     return tuple(curves)
 
 
 def gaps_of(placed: Sequence[Placed]) -> dict[float, str]:
     """Return the status of failed points by position, with the line name if there are several."""
-    several, failures = len({one.name for one in placed}) > 1, dict[float, list[str]]()
+    has_names = len({one.name for one in placed}) > 1
+    failures: dict[float, list[str]] = {}
     for one in placed:
         if not one.row or not one.row.time:
-            failures.setdefault(one.x, []).append(
-                f"{one.name}: {one.status}" if several else one.status
-            )
-    return {
-        position: "\n".join(texts[:3] + ["…"] * (len(texts) > 3))
-        for position, texts in failures.items()
-    }
+            text = f"{one.name}: {one.status}" if has_names else one.status
+            failures.setdefault(one.x, []).append(text)
+    for texts in failures.values():
+        if len(texts) > 3:
+            texts[3:] = ["…"]
+    return {position: "\n".join(texts) for position, texts in failures.items()}
 
 
 def lines_of(
@@ -314,25 +339,27 @@ def lines_of(
         metric: name of the metric, which may be estimated.
         is_judged: whether to ring odd sizes.
     """
+    by_name: dict[str, list[tuple[float, Row]]] = {}
+    for one in placed:
+        own = by_name.setdefault(one.name, [])
+        if one.row:
+            own.append((one.x, one.row))
     lines = []
-    for color, name in enumerate(dict.fromkeys(one.name for one in placed)):
-        own = sorted(
-            ((one.x, one.row) for one in placed if one.name == name and one.row),
-            key=lambda point: point[0],
-        )
-        points = [(x, row, known) for x, row in own if (known := value(row))]
+    for color, (name, own) in enumerate(by_name.items()):
+        own.sort(key=lambda point: point[0])
         odd = odd_sizes([row for _, row in own]) if is_judged else {}
+        points, rings = list[tuple[float, Interval, str]](), dict[float, str]()
+        for x, row in own:
+            if y := value(row):
+                points.append((x, y, _rough(row, y, metric)))
+            if row.key in odd:
+                rings[x] = _odd_text(row.key, odd[row.key])
         if points:
-            line = Line(
-                label=name,
-                x=tuple(x for x, _, _ in points),
-                y=tuple(y for _, _, y in points),
-                color=color,
-                rough=tuple(_rough(row, y, metric) for _, row, y in points),
-                odd={x: _odd_text(row.key, odd[row.key]) for x, row in own if row.key in odd},
-                predicted=dict(sorted((x, y) for label, x, y in predicted if label == name)),
+            xs, ys, rough = zip(*points, strict=True)
+            bands = dict(sorted((x, y) for label, x, y in predicted if label == name))
+            lines.append(
+                Line(label=name, x=xs, y=ys, color=color, rough=rough, odd=rings, predicted=bands)
             )
-            lines.append(line)
     return tuple(lines)
 
 
@@ -340,25 +367,38 @@ def _rough(row: Row, value: Interval, metric: str) -> str:
     """Return why a value's marker is hollow; empty if it is not."""
     if (found := row.metric(metric)) and found.estimated:
         return "estimated"
-    # a memory peak has no interval
-    return "no interval" if value.low is None and metric != PEAK_MEMORY else ""
+    if value.low is None and metric != PEAK_MEMORY:  # a memory peak has no interval
+        return "no interval"
+    return ""
 
 
 def _odd_text(key: Key, odd: Odd) -> str:
-    sign, against = "+" if odd.ratio > 1 else "−", odd.other.size_label if odd.other else "the fit"
+    sign = "−"
+    if odd.ratio > 1:
+        sign = "+"
+    against = "the fit"
+    if odd.other:
+        against = odd.other.size_label
     return f"{key.size_label}: {sign}{percent(abs(odd.ratio - 1))} against {against}"
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
     """Return the kinds of values, the scope for intervals, and the device."""
     kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
-    of = f" of {scope}" if (scope := wording.scope(table)) else ""
-    return f"{kinds} per call: medians with their 95 % interval{of}, on {device or 'an unknown device'}"
+    interval = "interval"
+    if scope := wording.scope(table):
+        interval += f" of {scope}"
+    where = device or "an unknown device"
+    return f"{kinds} per call: medians with their 95 % {interval}, on {where}"
 
 
 def footer(
     table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()
 ) -> str:
     """Return the codes of errors and warnings in records, rows and a sweep."""
-    of_records = [doubt for record in records for doubt in record.doubts]
-    return footer_of([*of_records, *(doubt for row in table for doubt in row.doubts), *of_sweep])
+    raised = list[Diagnostic]()
+    for record in records:
+        raised += record.doubts
+    for row in table:
+        raised += row.doubts
+    return footer_of([*raised, *of_sweep])

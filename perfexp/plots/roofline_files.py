@@ -31,14 +31,15 @@ def to_csv(roofline: Roofline) -> bytes:
 
 def files(stem: Path) -> dict[str, Path]:
     """Return file paths by kind, from a path without suffix."""
-    return {kind: stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "html", "csv")}
+    kinds = ("png", "svg", "html", "csv")
+    return {kind: stem.with_name(f"{stem.name}.{kind}") for kind in kinds}
 
 
 def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
     """Return the rooflines of a record's phases by file name without suffix."""
-    return {
-        f"roofline_{phase}" if len(layers) > 1 else "roofline": one for phase, one in layers.items()
-    }
+    if len(layers) == 1:
+        return {"roofline": next(iter(layers.values()))}
+    return {f"roofline_{phase}": one for phase, one in layers.items()}
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
@@ -64,9 +65,9 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
     """
     for point, _ in profile_summary.profiles(record):
         facts = point.facts["profile"]
-        if facts.get("profiler") != "ncu" or (
-            point.status is Status.UNSUPPORTED and not _has_layers(record)
-        ):
+        if facts.get("profiler") != "ncu":
+            continue
+        if point.status is Status.UNSUPPORTED and not _has_layers(record):
             # the profile's own error names the profilers that support the device
             continue
         try:
@@ -74,31 +75,27 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
                 targets = files(paths.root / stem)
                 refuse_to_overwrite(list(targets.values()), paths.root, "the roofline is not drawn")
                 paths.claim(*targets.values())
-                facts["files"] = [
-                    *(facts.get("files") or ()),
-                    *(path.name for path in write(roofline, targets)),
-                ]
+                written = [path.name for path in write(roofline, targets)]
+                facts["files"] = [*(facts.get("files") or ()), *written]
         except (ProfilerFailed, UserError) as error:
-            is_foreign_file = isinstance(error, ProfilerFailed)
-            advice = (
-                "move it away and repeat the command"
-                if is_foreign_file
-                else _advice(record, point, sheets)
-            )
+            advice = "move it away and repeat the command"
+            if isinstance(error, UserError):
+                advice = _advice(record, point, sheets)
+            reason = f"no roofline: {error}"
             point.doubts.append(
-                diagnostics.make(
-                    "profile_incomplete", reason=f"no roofline: {error}", advice=advice
-                )
+                diagnostics.make("profile_incomplete", reason=reason, advice=advice)
             )
 
 
 def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
     """Return the remedy for missing layers, counters or peaks."""
     if point.status is not Status.OK and not _has_layers(record):
-        return "repeat the command with probes.layers=true in another output_dir to draw it from layers"
+        again = "repeat the command with probes.layers=true in another output_dir"
+        return f"{again} to draw it from layers"
     peaks = _peaks(record, sheets)
     if peaks.flops_per_second and peaks.dram_bytes_per_second:
-        return "repeat the command with profiler.metrics=null, which collects the counters of a roofline"
+        again = "repeat the command with profiler.metrics=null"
+        return f"{again}, which collects the counters of a roofline"
     return "draw it later by perfexp roofline DIR --gpu NAME, or with --peak-compute and --peak-bw"
 
 
@@ -116,10 +113,8 @@ def _rooflines(
         if name.endswith("_ncu.csv"):
             path = paths.root / name
             title = f"{record.name} · {path.stem}"
-            yield (
-                f"{path.stem}_roofline",
-                of_csv(path, _peaks(record, sheets), sheets=sheets, title=title),
-            )
+            roofline = of_csv(path, _peaks(record, sheets), sheets=sheets, title=title)
+            yield f"{path.stem}_roofline", roofline
 
 
 def _peaks(record: Record, sheets: Mapping[str, GpuFile]) -> Peaks:

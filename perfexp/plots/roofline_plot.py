@@ -40,7 +40,8 @@ _PART = {"marker": "o", "markeredgecolor": "white", "markeredgewidth": 0.8, "alp
 _RANGE = {"marker": "D", "markerfacecolor": "white", "markeredgecolor": "black"}
 _TOTAL = {"marker": "*", "color": "black", "markeredgecolor": "white"}
 _BY_L2 = {"marker": "o", "markersize": 5, "markerfacecolor": "white", "markevery": [0]}
-#: Area of a marker in square points: of a part without time, on top of it for all of the time, and of other rows.
+#: Area of a marker in square points: of a part without time, on top of it for all of the time, and
+#: of other rows.
 _MIN_AREA, _FULL_AREA = 28, 2400
 _AREAS = {"range": 60, "total": 190}
 #: Maximum number of parts and ranges with a number, and the minimum time share for a number.
@@ -62,16 +63,20 @@ _AXES = (0.078, 0.125, 0.597, 0.765)
 def compose(roofline: Roofline) -> Any:
     """Return the figure, 1200 × 800 pixels."""
     figure = new_figure(8)
-    axes, parts, total = figure.add_axes(_AXES), _slowest(roofline.parts), roofline.total
+    axes = figure.add_axes(_AXES)
+    parts, total = _slowest(roofline.parts), roofline.total
     worthy = [row for row in parts if row.time_share >= _WORTH_A_NUMBER]
-    # a range of all the time has the place of the total
-    ranges = [row for row in _slowest(roofline.ranges) if row.time_share < 0.999]
-    ranges = [row for row in ranges if row.time_share >= _WORTH_A_NUMBER][:_MAX_RANGES]
+    ranges = []
+    for row in _slowest(roofline.ranges):
+        # a range of all the time has the place of the total
+        if _WORTH_A_NUMBER <= row.time_share < 0.999:
+            ranges.append(row)
+    del ranges[_MAX_RANGES:]
     numbered = [*ranges, *(worthy[:_MAX_NUMBERED] or parts[:3])]
     _scales(axes, roofline)
     _ceilings(axes, roofline)
-    for row in worthy if roofline.peaks.l2_bytes_per_second else ():
-        if row.load.l2_intensity:
+    for row in worthy:
+        if row.load.l2_intensity and roofline.peaks.l2_bytes_per_second:
             look = {"color": _COLORS[row.limit], "linewidth": 0.7, "label": "by L2 bytes", **_BY_L2}
             places = [row.load.l2_intensity, row.load.intensity]
             axes.plot(places, [row.load.flops_per_second] * 2, **look)
@@ -96,14 +101,19 @@ def _slowest(rows: Iterable[Row]) -> list[Row]:
 def _scales(axes: Any, roofline: Roofline) -> None:
     """Scale the axes to all rows, and to the ceilings in use with their ridges."""
     peaks, rows = roofline.peaks, (*roofline.parts, *roofline.ranges, roofline.total)
-    loads = [row.load for row in rows if row.has_place]
-    slopes = [rate for rate in (peaks.dram_bytes_per_second, peaks.l2_bytes_per_second) if rate]
     used = [height for _, height, is_used in _levels(roofline) if is_used]
-    x = [height / slope for height in (used[0], used[-1]) for slope in slopes]
-    x += [load.intensity or 0.0 for load in loads]
-    x += [load.l2_intensity for load in loads if load.l2_intensity and len(slopes) > 1]
-    y = [*used, used[-1] / 10, *(load.flops_per_second or 0.0 for load in loads)]
-    left, bottom = (max(min(places), max(places) / _DEPTH) / _MARGIN for places in (x, y))
+    x, y = list[float](), [*used, used[-1] / 10]
+    for slope in (peaks.dram_bytes_per_second, peaks.l2_bytes_per_second):
+        if slope:
+            x += (used[0] / slope, used[-1] / slope)
+    for row in rows:
+        if row.has_place:
+            x.append(row.load.intensity or 0.0)
+            y.append(row.load.flops_per_second or 0.0)
+            if row.load.l2_intensity and peaks.dram_bytes_per_second and peaks.l2_bytes_per_second:
+                x.append(row.load.l2_intensity)
+    left = max(min(x), max(x) / _DEPTH) / _MARGIN
+    bottom = max(min(y), max(y) / _DEPTH) / _MARGIN
     right, top = 2 * _MARGIN * max(x), _MARGIN * max(y)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     style(axes)
@@ -129,17 +139,19 @@ def _ceilings(axes: Any, roofline: Roofline) -> None:
         start = max(left, bottom / rate)
         return [(start, start * rate), (highest / rate, highest)]
 
-    lines = [
-        (name, height, "FLOP/s", used) for name, height, used in levels if used or height < top
-    ]
-    lines += [("DRAM", memory, "B/s", True), ("L2", peaks.l2_bytes_per_second or 0.0, "B/s", True)]
-    for name, rate, unit, is_used in lines:
+    for name, rate, is_used in levels:
+        if is_used or rate < top:
+            words = f"{name} {pretty(rate, 'FLOP/s', stated=True)}"
+            _ceiling(axes, words, ends(rate, "FLOP/s"), _USED if is_used else _UNUSED)
+    for name, rate in (("DRAM", memory), ("L2", peaks.l2_bytes_per_second or 0.0)):
         if rate:
-            words = f"{name} {pretty(rate, unit, stated=True)}"
-            _ceiling(axes, words, ends(rate, unit), _USED if is_used else _UNUSED)
+            words = f"{name} {pretty(rate, 'B/s', stated=True)}"
+            _ceiling(axes, words, ends(rate, "B/s"), _USED)
     for kind, rate in peaks.measured.items():
-        unit = "B/s" if kind == "dram" else "FLOP/s"
-        if not _is_equal(rate, memory if kind == "dram" else peaks.flops_per_second.get(kind)):
+        unit, stated = "FLOP/s", peaks.flops_per_second.get(kind)
+        if kind == "dram":
+            unit, stated = "B/s", memory
+        if not _is_equal(rate, stated):
             name = f"measured: {NAMES.get(kind, kind.upper())} {pretty(rate, unit, stated=True)}"
             axes.plot(*zip(*ends(rate, unit), strict=True), label=name, **_MEASURED)
     height = next(height for _, height, is_used in levels if is_used)
@@ -149,19 +161,27 @@ def _ceilings(axes: Any, roofline: Roofline) -> None:
 
 def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
     """Names, heights and use of the compute ceilings, the highest first; equal ones are merged."""
-    peaks, rows = roofline.peaks, (roofline.total, *roofline.parts)
-    work = [item for row in rows for item in (row.load.flops or {}).items()]
-    ceilings = [peaks.of(kind) for kind, amount in work if amount]
+    peaks = roofline.peaks
+    ceilings = []
+    for row in (roofline.total, *roofline.parts):
+        for kind, amount in (row.load.flops or {}).items():
+            if amount:
+                ceilings.append(peaks.of(kind))
     used = {ceiling[0] for ceiling in ceilings or [peaks.reference] if ceiling}
     merged: dict[float, list[str]] = {}
     for name, height in sorted(peaks.flops_per_second.items(), key=lambda item: -item[1]):
         if name in used or name not in _RARE:
-            equal = next((one for one in merged if _is_equal(one, height)), height)
-            merged.setdefault(equal, []).append(name)
-    return [
-        (" = ".join(NAMES[name] for name in names), height, bool(used & set(names)))
-        for height, names in merged.items()
-    ]
+            for equal, names in merged.items():
+                if _is_equal(equal, height):
+                    names.append(name)
+                    break
+            else:
+                merged[height] = [name]
+    levels = []
+    for height, names in merged.items():
+        title = " = ".join(NAMES[name] for name in names)
+        levels.append((title, height, not used.isdisjoint(names)))
+    return levels
 
 
 def _is_equal(one: float, other: float | None) -> bool:
@@ -169,14 +189,16 @@ def _is_equal(one: float, other: float | None) -> bool:
 
 
 def _ceiling(axes: Any, name: str, ends: Any, look: dict[str, Any]) -> None:
-    """Draw a line with its name above it: of a level one at the right end, of a slope at the start."""
+    """Draw a line with its name above it, at the right end if it is level, else at its start."""
     axes.plot(*zip(*ends, strict=True), zorder=2, **look)
     (x0, y0), (x1, y1) = axes.transData.transform(ends)
     angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
-    place, shift, align = (ends[0], (10, 16), "left") if angle else (ends[1], (-4, 4), "right")
-    turned = {"rotation": angle, "rotation_mode": "anchor", "ha": align, "color": look["color"]}
-    words = {"textcoords": "offset points", "fontsize": 10, "path_effects": HALO}
-    axes.annotate(name, place, shift, **turned, **words)
+    turned = {"rotation": angle, "rotation_mode": "anchor", "color": look["color"]}
+    words = {"textcoords": "offset points", "fontsize": 10, "path_effects": HALO, **turned}
+    if angle:
+        axes.annotate(name, ends[0], (10, 16), ha="left", **words)
+    else:
+        axes.annotate(name, ends[1], (-4, 4), ha="right", **words)
 
 
 def _place(axes: Any, row: Row) -> tuple[float, float]:
@@ -234,9 +256,11 @@ def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
             words = f"{roofline.noun} {limit.value}: {sum(own):.0%} of the time"
             axes.plot([], [], "o", color=color, alpha=0.7, label=words)
     for row in rows:
-        is_range = row.level == "range"
-        look = _RANGE if is_range else {**_PART, "color": _COLORS[row.limit]}
-        name = row.name.rsplit("/", 1)[-1] if is_range else row.label
+        name = row.label
+        look: dict[str, Any] = {**_PART, "color": _COLORS[row.limit]}
+        if row.level == "range":
+            name = row.name.rsplit("/", 1)[-1]
+            look = _RANGE
         share = f"{row.time_share:.0%}" if row.time_share >= 0.095 else f"{row.time_share:.1%}"
         words = f"{row.number}  {share}  {cut(one_line(name), _NAME_LENGTH)}"
         axes.plot([], [], linestyle="none", label=plain(words), **look)
@@ -245,26 +269,30 @@ def _legend(axes: Any, roofline: Roofline, rows: Sequence[Row]) -> None:
 
 def _short(note: str) -> str:
     """Return a diagnostic's code, or the beginning of another note."""
-    is_diagnostic = note.partition(":")[0] in list(Severity)
-    return (
-        note.rpartition("(")[2].rstrip(")")
-        if is_diagnostic
-        else note.partition(": ")[0].rstrip(".")
-    )
+    if note.partition(":")[0] in list(Severity):
+        return note.rpartition("(")[2].rstrip(")")
+    return note.partition(": ")[0].rstrip(".")
 
 
 def caption(roofline: Roofline) -> Caption:
     """Return title, peak sources and short caveats."""
     launches, parts = roofline.total.load.launches, len(roofline.parts)
-    count = "" if roofline.analytic else f"{launches} launch{'es' if launches > 1 else ''} of "
     noun = roofline.noun if parts > 1 else roofline.noun[:-1]
-    peaks = ", ".join(roofline.peaks.sources) or "unknown source"
-    peaks += f", another device than {roofline.peaks.foreign}" if roofline.peaks.foreign else ""
+    subtitle = f"{parts} {noun}"
+    if not roofline.analytic:
+        plural = ""
+        if launches > 1:
+            plural = "es"
+        subtitle = f"{launches} launch{plural} of {subtitle}"
     placed = sum(row.has_place for row in roofline.parts)
-    here = f" ({placed} with a place here)" if placed < parts else ""
+    if placed < parts:
+        subtitle += f" ({placed} with a place here)"
+    peaks = ", ".join(roofline.peaks.sources) or "unknown source"
+    if roofline.peaks.foreign:
+        peaks += f", another device than {roofline.peaks.foreign}"
     notes = "; ".join(dict.fromkeys(map(_short, roofline.notes)))
     return Caption(
         title=one_line(roofline.title),
-        subtitle=f"{count}{parts} {noun}{here}; peaks: {one_line(peaks)}",
+        subtitle=f"{subtitle}; peaks: {one_line(peaks)}",
         footer=f"{notes}: see the console or the CSV" if notes else "",
     )

@@ -23,17 +23,17 @@ _NAME_LENGTH = 44
 
 def lines(roofline: Roofline) -> list[Line]:
     """Return total, ranges, parts and launches in full precision, with units in column names."""
-    kinds = sorted(
-        {kind for row in (roofline.total, *roofline.parts) for kind in row.load.flops or {}}
-    )
-    ceilings = sorted({name for row in (roofline.total, *roofline.parts) for name in row.shares})
+    kinds, ceilings = set[str](), set[str]()
+    for row in (roofline.total, *roofline.parts):
+        kinds.update(row.load.flops or ())
+        ceilings.update(row.shares)
     rows = (roofline.total, *roofline.ranges, *roofline.parts, *roofline.launches)
-    return [_line(roofline, row, kinds, ceilings) for row in rows]
+    return [_line(roofline, row, sorted(kinds), sorted(ceilings)) for row in rows]
 
 
 def _line(roofline: Roofline, row: Row, kinds: Sequence[str], ceilings: Sequence[str]) -> Line:
     load = row.load
-    return {
+    line: Line = {
         "level": row.level,
         "name": row.name,
         "label": row.label,
@@ -56,29 +56,30 @@ def _line(roofline: Roofline, row: Row, kinds: Sequence[str], ceilings: Sequence
         "bytes_basis": load.bytes_basis.value,
         "meaning": meaning(roofline, row),
         "notes": " ".join(roofline.notes) if row is roofline.total else None,
-        **{f"flops_{kind.replace(' ', '_')}": (load.flops or {}).get(kind) for kind in kinds},
-        **{
-            f"roof_{name.lower().replace(' ', '_')}_percent": _percent(row.shares.get(name))
-            for name in ceilings
-        },
-        "number": row.number,
     }
+    for kind in kinds:
+        line[f"flops_{kind.replace(' ', '_')}"] = (load.flops or {}).get(kind)
+    for name in ceilings:
+        share = row.shares.get(name)
+        line[f"roof_{name.lower().replace(' ', '_')}_percent"] = _percent(share)
+    line["number"] = row.number
+    return line
 
 
 def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+    if share is None:
+        return None
+    return 100 * share
 
 
 def console_grid(roofline: Roofline) -> Grid:
     """Return the total, the first ranges and the slowest parts."""
     rows = [roofline.total, *roofline.ranges[:_MAX_RANGES], *roofline.parts[:_MAX_PARTS]]
-    left = roofline.parts[_MAX_PARTS:]
-    share = sum(row.time_share for row in left)
-    notes = (
-        [f"{len(left)} more {roofline.noun} with {share:.1%} of the time are in the CSV"]
-        if left
-        else []
-    )
+    notes = []
+    if left := roofline.parts[_MAX_PARTS:]:
+        share = sum(row.time_share for row in left)
+        more = f"{len(left)} more {roofline.noun} with {share:.1%} of the time"
+        notes.append(f"{more} are in the CSV")
     return grid(roofline, rows, notes, name_length=_NAME_LENGTH)
 
 
@@ -86,19 +87,20 @@ def grid(
     roofline: Roofline, rows: Sequence[Row], notes: Sequence[str] = (), *, name_length: int = 10_000
 ) -> Grid:
     """Return roofline rows as text; `≈` marks estimates."""
-    names = [
-        cut(one_line(f"range {row.name}" if row.level == "range" else row.label), name_length)
-        for row in rows
-    ]
+    numbers, names = list[str](), list[str]()
+    figures: dict[str, list[str]] = {}
+    for row in rows:
+        numbers.append(row.number)
+        name = f"range {row.name}" if row.level == "range" else row.label
+        names.append(cut(one_line(name), name_length))
+        for title, text in figures_of(roofline, row).items():
+            figures.setdefault(title, []).append(text)
     columns = [
-        Column("no.", [row.number for row in rows]),
+        Column("no.", numbers),
         Column(roofline.noun[:-1], names, prose=True, is_key=True),
     ]
-    figures = [figures_of(roofline, row) for row in rows]
-    columns += (
-        Column(title, [one[title] for one in figures], rank=_RANKS.get(title, 0))
-        for title in figures[0]
-    )
+    for title, texts in figures.items():
+        columns.append(Column(title, texts, rank=_RANKS.get(title, 0)))
     return Grid(columns, tuple(notes))
 
 
@@ -129,4 +131,8 @@ def _limit(row: Row) -> str:
 
 
 def _word(value: float | None, text: Callable[[float], str], is_estimated: bool) -> str:
-    return "–" if value is None else f"{'≈ ' if is_estimated else ''}{text(value)}"
+    if value is None:
+        return "–"
+    if is_estimated:
+        return f"≈ {text(value)}"
+    return text(value)

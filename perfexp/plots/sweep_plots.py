@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from perfexp.plots.record_plots import (
 from perfexp.records import units
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.quantities import time_title
-from perfexp.records.record import Key
+from perfexp.records.record import Key, Record
 from perfexp.records.summary import TIME_KINDS, Row
 from perfexp.records.sweep_record import GPU_COUNT, SweepChild
 from perfexp.records.units import digits
@@ -54,7 +54,9 @@ class _Run(NamedTuple):
     @property
     def phase(self) -> str:
         """Return the phase; empty without a row."""
-        return self.row.key.phase if self.row else ""
+        if self.row:
+            return self.row.key.phase
+        return ""
 
     @property
     def kind(self) -> str:
@@ -69,14 +71,17 @@ class _Run(NamedTuple):
     @property
     def seconds(self) -> float:
         """Return the run's time for sorting bars; infinite without a time."""
-        return self.row.time.median.value if self.row and self.row.time else float("inf")
+        if self.row and self.row.time:
+            return self.row.time.median.value
+        return float("inf")
 
     @property
     def model(self) -> str:
         """Return the model if it is a sweep axis; otherwise empty."""
-        return next(
-            (one_line(self.child.axes[name]) for name in MODEL_AXES if name in self.child.axes), ""
-        )
+        for name in MODEL_AXES:
+            if name in self.child.axes:
+                return one_line(self.child.axes[name])
+        return ""
 
 
 def plot(whole: SweepAnalysis) -> Chart | Bars | None:
@@ -84,39 +89,48 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
 
     It has lines over sizes, batches or device counts, otherwise bars.
     """
-    runs = [_Run(child, row) for child, one in whole.runs for row in (one.rows if one else [None])]
+    runs = list[_Run]()
+    for child, analysis in whole.runs:
+        for row in analysis.rows if analysis else [None]:
+            runs.append(_Run(child, row))
     runs = _by_one_time(runs)
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
-    device = ", ".join(
-        dict.fromkeys(one.about.device for one in whole.analyses if one.about.device)
+    records, devices = list[Record](), dict[str, None]()
+    for one in whole.analyses:
+        records.append(one.record)
+        if one.about.device:
+            devices[one.about.device] = None
+    device = ", ".join(devices)
+    keys = [row.key for row in table]
+    same = label(keys[0], constant(keys))
+    words = (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))
+    warnings = footer(table, records, whole.slower.values())
+    caption = Caption(
+        title=" · ".join(filter(None, words)), subtitle=subtitle(table, device), footer=warnings
     )
-    same = label(table[0].key, constant(row.key for row in table))
-    title = " · ".join(
-        filter(None, (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run")))
-    )
-    warnings = footer(table, [one.record for one in whole.analyses], whole.slower.values())
-    caption = Caption(title=title, subtitle=subtitle(table, device), footer=warnings)
-    fields, axis = axes_of(table)
+    fields, axis = axes_of(keys)
     if axis:
-        named = [
-            (_label(run.child.axes, run.row.key, fields, axis), run.row) for run in runs if run.row
-        ]
+        named = list[tuple[str, Row]]()
+        for run in runs:
+            if run.row:
+                named.append((_label(run.child.axes, run.row.key, fields, axis), run.row))
         return chart_of(caption, named, axis)
-    sharing = [run for run in runs if run.child.devices is not None]
-    if len({run.child.devices for run in sharing}) > 1:
-        of = f" of {scope}" if (scope := wording.scope(table)) else ""
-        words = f"samples/s of all devices with their 95 % interval{of}, on {device or 'unknown devices'}"
-        return _over_devices(replace(caption, subtitle=words), sharing, fields)
+    counts = {run.child.devices for run in runs}
+    if len(counts - {None}) > 1:
+        interval = "interval"
+        if scope := wording.scope(table):
+            interval += f" of {scope}"
+        where = device or "unknown devices"
+        text = f"samples/s of all devices with their 95 % {interval}, on {where}"
+        return _over_devices(replace(caption, subtitle=text), runs, fields)
     ratios = sweep_verdicts.time_ratios(whole)
-    runs = [
-        run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios) for run in runs
-    ]
-    subtitles = [caption.subtitle, *_meaning([run.ratio for run in runs if run.ratio])]
-    return Bars(
-        caption=replace(caption, subtitle="; ".join(subtitles)), facets=tuple(_facets(runs))
-    )
+    for number, run in enumerate(runs):
+        runs[number] = run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios)
+    if meaning := _meaning([run.ratio for run in runs if run.ratio]):
+        caption = replace(caption, subtitle=f"{caption.subtitle}; {meaning}")
+    return Bars(caption=caption, facets=tuple(_facets(runs)))
 
 
 def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str]) -> Chart:
@@ -125,28 +139,34 @@ def _over_devices(caption: Caption, runs: Sequence[_Run], fields: Sequence[str])
     A dashed line is proportional to the device count, from the rate with the fewest devices. Runs
     without a rate are gaps.
     """
-    placed = list[Placed]()
+    placed, ticks = list[Placed](), dict[float, str]()
+    by_phase: dict[str, list[Placed]] = {}
     for run in runs:
-        words = [
-            _axis_text(name, value) for name, value in run.child.axes.items() if name != GPU_COUNT
-        ]
-        rest = [name for name in fields if name != "phase" and name not in run.child.axes]
-        name = " · ".join(filter(None, [*words, label(run.row.key, rest) if run.row else ""]))
-        placed.append(
-            Placed(name, run.child.devices or 0, run.row, (run.row or run.child).status.value)
-        )
-    phases, panels = dict.fromkeys(one.row.key.phase for one in placed if one.row), list[Panel]()
-    for phase in phases:
-        own = [one for one in placed if one.row and one.row.key.phase == phase]
+        if run.child.devices is None:
+            continue
+        words = _axis_texts(run.child.axes, [GPU_COUNT])
+        if run.row:
+            rest = [name for name in fields if name != "phase" and name not in run.child.axes]
+            words.append(label(run.row.key, rest))
+        name = " · ".join(filter(None, words))
+        status = (run.row or run.child).status.value
+        one = Placed(name, run.child.devices or 0, run.row, status)
+        placed.append(one)
+        ticks[one.x] = f"{one.x:g}"
+        if run.row:
+            by_phase.setdefault(run.phase, []).append(one)
+    panels = list[Panel]()
+    for phase, own in by_phase.items():
         lines = lines_of(own, lambda row: row.samples_per_second)
         curves = tuple(_in_proportion(line) for line in lines if len(line.x) > 1)
-        prefix = f"{phase}: " if len(phases) > 1 else ""
-        panels.append(Panel(title=f"{prefix}throughput", lines=lines, curves=curves))
+        prefix = f"{phase}: " if len(by_phase) > 1 else ""
+        if lines:
+            panels.append(Panel(title=f"{prefix}throughput", lines=lines, curves=curves))
     return Chart(
         caption=caption,
         axis="devices, each with its own batch",
-        ticks={one.x: f"{one.x:g}" for one in placed},
-        panels=tuple(panel for panel in panels if panel.lines),
+        ticks=ticks,
+        panels=tuple(panels),
         gaps=gaps_of(placed),
     )
 
@@ -162,29 +182,36 @@ def _by_one_time(runs: Sequence[_Run]) -> list[_Run]:
 
     The first kind that all have is chosen. Otherwise the rows are unchanged.
     """
-    kinds: dict[str, str | None] = {}
-    for phase in {run.phase for run in runs if run.kind}:
-        own = [run.row for run in runs if run.row and run.kind and run.phase == phase]
-        kinds[phase] = next(
-            (kind for kind in TIME_KINDS if all(kind in row.times for row in own)), None
-        )
+    kinds: dict[str, list[str]] = {}
+    for run in runs:
+        if run.row and run.kind:
+            common = kinds.get(run.phase, TIME_KINDS)
+            kinds[run.phase] = [kind for kind in common if kind in run.row.times]
     made = []
     for run in runs:
-        kind = kinds.get(run.phase) if run.kind else None
-        made.append(run._replace(row=replace(run.row, time_kind=kind)) if run.row and kind else run)
+        if run.row and run.kind and kinds[run.phase]:
+            run = run._replace(row=replace(run.row, time_kind=kinds[run.phase][0]))
+        made.append(run)
     return made
 
 
 def _facets(runs: Sequence[_Run]) -> Iterator[Facet]:
     """Yield a facet per phase and kind of time. A run without a record is in each."""
     places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
+    first_kinds = dict(reversed(places))
     for phase, kind in places:
-        # a failed point has no kind of time, so it is shown with the first kind of its phase
-        kinds = (kind, "") if kind == dict(reversed(places))[phase] else (kind,)
-        here = [run for run in runs if not run.row or (run.phase == phase and run.kind in kinds)]
-        prefix = f"{phase}: " if len(places) > 1 else ""
-        behind = "; pale: latency" if any(map(_latency, here)) else ""
-        yield Facet(title=f"{prefix}{time_title(kind)} per call{behind}", groups=_groups(here))
+        here = []
+        for run in runs:
+            # a failed point has no kind of time, so it is shown with the first kind of its phase
+            own_kind = run.kind or first_kinds.get(run.phase)
+            if not run.row or (run.phase, own_kind) == (phase, kind):
+                here.append(run)
+        title = f"{time_title(kind)} per call"
+        if len(places) > 1:
+            title = f"{phase}: {title}"
+        if any(map(_latency, here)):
+            title += "; pale: latency"
+        yield Facet(title=title, groups=_groups(here))
 
 
 def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
@@ -193,66 +220,74 @@ def _groups(runs: Sequence[_Run]) -> dict[str, tuple[Bar, ...]]:
     Groups, and bars in a group, are sorted by time.
     """
     models = {run.model for run in runs}
-    has_groups = len(models - {""}) > 1 and len(models) < len(runs)
+    is_grouped = len(models - {""}) > 1 and len(models) < len(runs)
     groups: dict[str, tuple[Bar, ...]] = {}
     for run in sorted(runs, key=lambda run: run.seconds):
-        name = run.model if has_groups else ""
-        groups[name] = (*groups.get(name, ()), _bar(run, MODEL_AXES if has_groups else ()))
+        if is_grouped:
+            name, bar = run.model, _bar(run, MODEL_AXES)
+        else:
+            name, bar = "", _bar(run, ())
+        groups[name] = (*groups.get(name, ()), bar)
     return groups
 
 
 def _bar(run: _Run, left_out: Sequence[str]) -> Bar:
-    axes = (
-        _axis_text(name, value) for name, value in run.child.axes.items() if name not in left_out
-    )
-    name = " · ".join(axes) or one_line(run.child.name)
+    name = " · ".join(_axis_texts(run.child.axes, left_out)) or one_line(run.child.name)
     if run.row is None or run.row.time is None:
-        status, error = (run.row or run.child).status, (run.row or run.child).error
-        return Bar(
-            label=name,
-            value=None,
-            text=f"{status.value}: {one_line(error)}" if error else status.value,
-        )
-    median, ratio = run.row.time.median, " · baseline" if run.is_baseline else ""
+        ended = run.row or run.child
+        text = ended.status.value
+        if ended.error:
+            text += f": {one_line(ended.error)}"
+        return Bar(label=name, value=None, text=text)
+    median = run.row.time.median
+    text = bare(median)
+    if median.low is None:
+        text = f"≈ {text}"
     if run.ratio:
         kind = "time per sample" if run.kind == "throughput" else run.kind
-        ratio = f" · {'≈ ' * run.ratio.is_open}{digits(run.ratio.value, 3)} × {kind}"
-    text = f"{'≈ ' * (median.low is None)}{bare(median)}{ratio}"
+        about = "≈ " if run.ratio.is_open else ""
+        text += f" · {about}{digits(run.ratio.value, 3)} × {kind}"
+    elif run.is_baseline:
+        text += " · baseline"
     return Bar(label=name, value=median, text=text, behind=_latency(run))
 
 
-def _meaning(ratios: Sequence[TimeRatio]) -> list[str]:
+def _meaning(ratios: Sequence[TimeRatio]) -> str:
     """Return the meaning of ratios at bar ends, and of a leading `≈`; empty without any."""
-    words = {Verdict.UNDECIDED: "undecided", Verdict.NOT_COMPARABLE: "not comparable"}
-    of = " or ".join(
-        word for verdict, word in words.items() if any(ratio.verdict is verdict for ratio in ratios)
-    )
-    return (
-        [f"× is the ratio to the baseline{f', ≈ before it: {of}' if of else ''}"] if ratios else []
-    )
+    if not ratios:
+        return ""
+    verdicts = {ratio.verdict for ratio in ratios}
+    words = []
+    if Verdict.UNDECIDED in verdicts:
+        words.append("undecided")
+    if Verdict.NOT_COMPARABLE in verdicts:
+        words.append("not comparable")
+    text = "× is the ratio to the baseline"
+    if words:
+        return f"{text}, ≈ before it: {' or '.join(words)}"
+    return text
 
 
 def _latency(run: _Run) -> Interval | None:
     """Return a run's latency, in addition to the device time; None without both."""
-    has_both = run.row and run.kind in DEVICE_TIMES and "latency" in run.row.times
-    return run.row.times["latency"].median if run.row and has_both else None
+    if run.row and run.kind in DEVICE_TIMES and "latency" in run.row.times:
+        return run.row.times["latency"].median
+    return None
 
 
 def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:
     """Return the values of other axes, then other differences of a point except its phase."""
-    words = [
-        _axis_text(name, value) for name, value in axes.items() if name not in (*NUMERIC, "mode")
-    ]
-    rest = [
-        name
-        for name in fields
-        if name not in (axis, "phase") and (name not in axes or name in NUMERIC)
-    ]
-    return " · ".join([*words, *filter(None, [label(key, rest)])])
+    shown = set(axes) - set(NUMERIC)
+    rest = [name for name in fields if name not in (axis, "phase", *shown)]
+    words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, rest)]
+    return " · ".join(filter(None, words))
 
 
-def _axis_text(name: str, value: str) -> str:
-    """Return an axis value, with the axis name unless the value is a word."""
-    return (
-        one_line(value) if value[:1].isalpha() else one_line(f"{name.rsplit('.', 1)[-1]}={value}")
-    )
+def _axis_texts(axes: Mapping[str, str], left_out: Sequence[str]) -> list[str]:
+    """Return axis values, with the axis name unless the value is a word."""
+    words = []
+    for name, value in axes.items():
+        if name not in left_out:
+            text = value if value[:1].isalpha() else f"{name.rsplit('.', 1)[-1]}={value}"
+            words.append(one_line(text))
+    return words

@@ -61,17 +61,16 @@ def next_batch(
         return start
     if not fits:
         return fails // 2 if len(trials) == 1 or fails == SMALLEST else SMALLEST
-    is_bounded = fails <= MOST_SAMPLES
-    lowest = fits + _step(trials, fits)
-    highest = (
-        fails - max(1, round(fails * _STEP_DOWN)) * _step(trials, fails)
-        if is_bounded
-        else MOST_SAMPLES
-    )
-    guess = _crossing(trials, capacity_bytes)
-    if lowest > highest or (guess is None and is_bounded):
+    lowest, highest = fits + _step(trials, fits), MOST_SAMPLES
+    guess, middle = _crossing(trials, capacity_bytes), 2 * fits
+    if fails <= MOST_SAMPLES:
+        middle = (fits + fails) // 2
+        highest = fails - max(1, round(fails * _STEP_DOWN)) * _step(trials, fails)
+        if guess is None:
+            return middle
+    if lowest > highest:
         return (fits + fails) // 2
-    return min(max(2 * fits if guess is None else guess, lowest), highest)
+    return min(max(middle if guess is None else guess, lowest), highest)
 
 
 def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
@@ -81,9 +80,8 @@ def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
     """
     trials = list(trials)
     fails = min((one.batch_size for one in trials if not one.fits), default=MOST_SAMPLES + 1)
-    return max(
-        (one.batch_size for one in trials if one.fits and one.batch_size < fails), default=0
-    ), fails
+    fitting = [one.batch_size for one in trials if one.fits and one.batch_size < fails]
+    return max(fitting, default=0), fails
 
 
 def _step(trials: Iterable[Trial], edge: int) -> int:
@@ -93,10 +91,8 @@ def _step(trials: Iterable[Trial], edge: int) -> int:
     """
     trials = list(trials)
     outcome = next(one.fits for one in trials if one.batch_size == edge)
-    near = [
-        one for one in trials if one.fits is outcome and abs(one.batch_size - edge) <= _NEAR * edge
-    ]
-    return 1 << (len(near) - 1)
+    near = [one.batch_size for one in trials if one.fits is outcome]
+    return 1 << (sum(abs(batch - edge) <= _NEAR * edge for batch in near) - 1)
 
 
 def _crossing(trials: Iterable[Trial], capacity_bytes: float | None) -> int | None:
@@ -114,7 +110,9 @@ def _crossing(trials: Iterable[Trial], capacity_bytes: float | None) -> int | No
     if not smaller:
         return math.floor(largest * capacity_bytes / used)
     slope = (used - sizes[max(smaller)]) / (largest - max(smaller))
-    return math.floor(largest + (capacity_bytes - used) / slope) if slope > 0 else None
+    if slope <= 0:
+        return None
+    return math.floor(largest + (capacity_bytes - used) / slope)
 
 
 def resolved(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
@@ -122,21 +120,26 @@ def resolved(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
 
     `LARGEST` stays until the search is over.
     """
-    keys = list(keys)
-    found = {key: _Search(key, results).found for key in _searches(keys)}
-    of_search = (
-        key if key.batch_size != LARGEST else replace(key, batch_size=found[_search(key)])
-        for key in keys
-    )
-    return list(dict.fromkeys(of_search))
+    found: dict[Key, int] = {}
+    known: dict[Key, None] = {}
+    for key in keys:
+        if key.batch_size == LARGEST:
+            search = _search(key)
+            if search not in found:
+                found[search] = _Search(search, results).found
+            key = replace(key, batch_size=found[search])
+        known[key] = None
+    return list(known)
 
 
 def trial_keys(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
     """Return the next trial for each unfinished search; its batch is `LARGEST` before any trial."""
-    upcoming = ((key, _Search(key, results).upcoming) for key in _searches(keys))
-    return [
-        trial_key(replace(key, batch_size=batch)) for key, batch in upcoming if batch is not None
-    ]
+    trials = []
+    for key in dict.fromkeys(_search(key) for key in keys if key.batch_size == LARGEST):
+        batch = _Search(key, results).upcoming
+        if batch is not None:
+            trials.append(trial_key(replace(key, batch_size=batch)))
+    return trials
 
 
 def trials_of(key: Key, results: Collection[Point]) -> list[dict[str, Any]]:
@@ -145,7 +148,9 @@ def trials_of(key: Key, results: Collection[Point]) -> list[dict[str, Any]]:
     Empty for other batches.
     """
     search = _Search(_search(key), results)
-    return search.facts if search.found == key.batch_size else []
+    if search.found != key.batch_size:
+        return []
+    return search.facts
 
 
 def failures(keys: Iterable[Key], results: Collection[Point]) -> list[Point]:
@@ -154,34 +159,30 @@ def failures(keys: Iterable[Key], results: Collection[Point]) -> list[Point]:
     A trial failed there for another reason than too little memory.
     """
     points = []
-    for key in (key for key in keys if key.batch_size == LARGEST):
+    for key in keys:
+        if key.batch_size != LARGEST:
+            continue
         timed = replace(key, phase="inference") if key.phase == "ttfp" else timed_key(key)
         search = _Search(_search(timed), results)
         if failed := search.failed:
-            facts = {TRIALS: search.facts} if key.is_timed else {}
-            points.append(
-                Point(
-                    key=key, status=Status(failed["status"]), error=failed.get("error"), facts=facts
-                )
-            )
+            point = Point(key=key, status=Status(failed["status"]), error=failed.get("error"))
+            if key.is_timed:
+                point.facts[TRIALS] = search.facts
+            points.append(point)
     return points
 
 
 def outcomes(facts: Iterable[Mapping[str, Any]]) -> list[Trial]:
     """Return the trials that show whether their batch fits."""
-    known = filter(_is_outcome, facts)
-    return [
-        Trial(one["batch_size"], one["status"] == Status.OK, _valid_bytes(one.get("used_bytes")))
-        for one in known
-    ]
+    trials = []
+    for fact in filter(_is_outcome, facts):
+        fits, used = fact["status"] == Status.OK, _valid_bytes(fact.get("used_bytes"))
+        trials.append(Trial(fact["batch_size"], fits, used))
+    return trials
 
 
 def _search(key: Key) -> Key:
     return replace(key, batch_size=LARGEST, replicate=0)
-
-
-def _searches(keys: Iterable[Key]) -> list[Key]:
-    return list(dict.fromkeys(_search(key) for key in keys if key.batch_size == LARGEST))
 
 
 class _Search:
@@ -191,21 +192,22 @@ class _Search:
     """
 
     def __init__(self, key: Key, results: Collection[Point]) -> None:
-        tried = [one for one in results if _search(one.key) == trial_key(key)]
-        timed = [
-            one
-            for one in results
-            if _search(one.key) == key and isinstance(one.facts.get(TRIALS), list)
-        ]
-        with_batch = [one for one in timed if _is_batch(one.key.batch_size)]
-        self._measured = [one.key.batch_size for one in with_batch if one.status not in _TOO_LARGE]
-        facts = list(map(_fact, tried)) or (timed[0].facts[TRIALS] if timed else [])
-        again = [
-            _fact(one) for one in with_batch if one.status in _TOO_LARGE and not one.key.replicate
-        ]
+        tried, timed, again = list[Any](), list[Any](), list[Any]()
+        self._measured: list[int] = []
+        self._capacity: float | None = None
+        for point in results:
+            if _search(point.key) == trial_key(key):
+                tried.append(_fact(point))
+                self._capacity = self._capacity or _valid_bytes(point.facts.get("capacity_bytes"))
+            elif _search(point.key) == key and isinstance(point.facts.get(TRIALS), list):
+                timed.append(point.facts[TRIALS])
+                is_known = _is_batch(point.key.batch_size)
+                if is_known and point.status not in _TOO_LARGE:
+                    self._measured.append(point.key.batch_size)
+                elif is_known and not point.key.replicate:
+                    again.append(_fact(point))
+        facts = tried or next(iter(timed), [])
         self.facts = list(filter(_is_fact, [*facts, *again]))
-        capacities = (_valid_bytes(one.facts.get("capacity_bytes")) for one in tried)
-        self._capacity = next(filter(None, capacities), None)
 
     @cached_property
     def _trials(self) -> list[Trial]:
@@ -214,11 +216,9 @@ class _Search:
     @property
     def failed(self) -> dict[str, Any] | None:
         """Return the trial that ended the search without a batch."""
-        return (
-            None
-            if self._measured
-            else next((one for one in self.facts if not _is_outcome(one)), None)
-        )
+        if self._measured:
+            return None
+        return next((fact for fact in self.facts if not _is_outcome(fact)), None)
 
     @property
     def upcoming(self) -> int | None:
@@ -234,9 +234,9 @@ class _Search:
         """
         if self._measured:
             return self._measured[0]
-        return (
-            LARGEST if self.failed or self.upcoming is not None else bracket(self._trials)[0] or 1
-        )
+        if self.failed or self.upcoming is not None:
+            return LARGEST
+        return bracket(self._trials)[0] or 1
 
 
 def _is_batch(value: object) -> bool:
@@ -244,7 +244,9 @@ def _is_batch(value: object) -> bool:
 
 
 def _valid_bytes(value: Any) -> float | None:
-    return value if type(value) in (int, float) and 1 <= value <= _MOST_BYTES else None
+    if type(value) in (int, float) and 1 <= value <= _MOST_BYTES:
+        return value  # type: ignore[no-any-return]
+    return None
 
 
 def _is_fact(one: object) -> bool:
@@ -268,18 +270,23 @@ def _used_bytes(point: Point) -> float | None:
 
     The allocator reserves more if there is more, and releases it when a tensor needs it.
     """
-    names = (PEAK_MEMORY, RESERVED_MEMORY, DEVICE_MEMORY)
-    found = (point.metric(name) for name in names)
-    peak, reserved, device = (_valid_bytes(metric.value) if metric else None for metric in found)
-    outside = max(device - reserved, 0.0) if device and reserved else 0.0
-    return peak + outside if peak else device
+    peak = _metric_bytes(point, PEAK_MEMORY)
+    reserved = _metric_bytes(point, RESERVED_MEMORY)
+    device = _metric_bytes(point, DEVICE_MEMORY)
+    if peak and reserved and device:
+        return peak + max(device - reserved, 0.0)
+    return peak or device
+
+
+def _metric_bytes(point: Point, name: str) -> float | None:
+    metric = point.metric(name)
+    return _valid_bytes(metric.value) if metric else None
 
 
 def _fact(point: Point) -> dict[str, Any]:
-    used = _used_bytes(point) if point.status is Status.OK else None
-    return {
-        "batch_size": point.key.batch_size,
-        "status": point.status.value,
-        **({"used_bytes": used} if used else {}),
-        **({"error": point.error} if point.error else {}),
-    }
+    fact: dict[str, Any] = {"batch_size": point.key.batch_size, "status": point.status.value}
+    if point.status is Status.OK and (used := _used_bytes(point)):
+        fact["used_bytes"] = used
+    if point.error:
+        fact["error"] = point.error
+    return fact

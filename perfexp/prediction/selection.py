@@ -42,8 +42,7 @@ def initial(x: Samples, number: int = INITIAL) -> list[int]:
     across = (0.0, 1.0) if wide and high and number >= 4 else (0.0,)
     steps = np.linspace(0, 1, max(number // len(across), 1))
     targets = product(steps, across) if wide else product((0.0,), steps)
-    nearest = [int(((x - np.array(target)) ** 2).sum(axis=1).argmin()) for target in targets]
-    return sorted(set(nearest))
+    return sorted({int(((x - np.array(target)) ** 2).sum(axis=1).argmin()) for target in targets})
 
 
 def following(

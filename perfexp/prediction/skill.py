@@ -122,6 +122,7 @@ def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
     """
     errors = np.concatenate([one.errors for one in scores])
     coverages = np.array([one.is_covered.mean() for one in scores])
+    half_widths = np.concatenate([one.half_widths for one in scores])
     return {
         "median_error": float(np.median(errors)),
         "mean_error": float(errors.mean()),
@@ -129,7 +130,7 @@ def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
         "coverage": float(coverages.mean()),
         "worst_coverage": float(coverages.min()),
         "curves_above_75": float((coverages >= 0.75).mean()),
-        "half_width": float(np.median(np.concatenate([one.half_widths for one in scores]))),
+        "half_width": float(np.median(half_widths)),
         "interval_score": float(np.mean([one.interval_scores.mean() for one in scores])),
     }
 

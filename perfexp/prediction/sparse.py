@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import ge
 
 import numpy as np
 
@@ -83,18 +82,16 @@ class Sparse:
         """
         pairs = self.candidates(sizes, batch_sizes)
         places = {pair: index for index, pair in enumerate(pairs)}
-        first = {places[pair] for pair in self.points(sizes, batch_sizes)}
-        timed = [
-            one
-            for one in results
-            if one.key.is_timed and not one.key.replicate and pair_of(one) in places
-        ]
-        tried = {places[pair_of(one)] for one in timed}
-        following = self._following(pairs, places, timed, tried) if first <= tried else None
-        return [
-            pairs[index]
-            for index in sorted(first | tried | ({following} if following is not None else set()))
-        ]
+        wanted = set(map(places.__getitem__, self.points(sizes, batch_sizes)))
+        timed, tried = [], set[int]()
+        for one in results:
+            if one.key.is_timed and not one.key.replicate and pair_of(one) in places:
+                timed.append(one)
+                tried.add(places[pair_of(one)])
+        if wanted <= tried:
+            following = self._following(pairs, places, timed, tried)
+            wanted |= {following} if following is not None else set()
+        return [pairs[index] for index in sorted(wanted | tried)]
 
     def _following(
         self,
@@ -107,11 +104,14 @@ class Sparse:
             return None
         at = selection.coordinates(pairs)
         x, spans = selection.scaled(at, at), np.ptp(at, axis=0)
-        phases = dict.fromkeys(one.key.phase for one in timed)
-        medians = [medians_of([one for one in timed if one.key.phase == phase]) for phase in phases]
-        curves = [
-            curve_of(x[[places[pair] for pair in of]], spans, list(of.values())) for of in medians
-        ]
+        phases: dict[str, list[Measured]] = {}
+        for one in timed:
+            phases.setdefault(one.key.phase, []).append(one)
+        curves = []
+        for measured in phases.values():
+            medians = medians_of(measured)
+            indices = list(map(places.__getitem__, medians))
+            curves.append(curve_of(x[indices], spans, list(medians.values())))
         too_large = out_of_memory(timed)
         impossible = {index for index, pair in enumerate(pairs) if exceeds_memory(pair, too_large)}
         return selection.following(x, curves, tried, target=self.target, impossible=impossible)
@@ -129,13 +129,16 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
     """
     successful = [one for one in points if one.status is Status.OK]
     for kind in _KINDS:
-        medians = {pair_of(one): first_median_interval(one, kind) for one in successful}
-        if medians and all(medians.values()):
-            return {
-                pair: median
-                for pair, median in medians.items()
-                if median is not None and median.value > 0
-            }
+        medians = {}
+        for point in successful:
+            median = first_median_interval(point, kind)
+            if median is None:
+                break
+            if median.value > 0:
+                medians[pair_of(point)] = median
+        else:
+            if successful:
+                return medians
     return {}
 
 
@@ -152,14 +155,15 @@ def curve_of(x: Samples, spans: Samples, values: Sequence[Interval]) -> Curve:
 def standard_error(value: Interval) -> float:
     """Return the standard error of a measured value's logarithm, from its 95 % interval."""
     width = value.log_half_width
-    return _UNKNOWN_ERROR if width is None else width / _HALF_WIDTHS
+    if width is None:
+        return _UNKNOWN_ERROR
+    return width / _HALF_WIDTHS
 
 
 def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
     """Return the sizes and batch sizes that ran out of memory, or were predicted to."""
-    return frozenset(
-        pair_of(one) for one in points if one.status in (Status.OOM, Status.OOM_PREDICTED)
-    )
+    lacking = (Status.OOM, Status.OOM_PREDICTED)
+    return frozenset(pair_of(one) for one in points if one.status in lacking)
 
 
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
@@ -167,7 +171,5 @@ def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
 
     For example, 256 · batch 8 exceeds memory if 224 · batch 8 did.
     """
-    size, batch = pair
-    return any(
-        batch >= other_batch and all(map(ge, size, other)) for other, other_batch in too_large
-    )
+    (height, width), batch = pair
+    return any(height >= h and width >= w and batch >= b for (h, w), b in too_large)

@@ -120,17 +120,17 @@ class EnergyProcedure:
             return None
         tracks, plateau = self._tracks(), self.rules.plateau_seconds
         with undisturbed():
-            plateau -= 0.0 if has_rested else min(worked_seconds, _WORKED_SHARE * plateau)
+            if not has_rested:
+                plateau -= min(worked_seconds, _WORKED_SHARE * plateau)
             watch = Watch(tracks, self._now, replace(self.rules, plateau_seconds=plateau))
             feeder = Feeder(call, self.device, self.sleep)
             calls, taken = self.beside(watch, feeder)
         self._remember(tracks)
-        self._disagreed = (
-            self._disagreed + 1 if any(windows.disagrees for windows in watch.windows) else 0
-        )
-        if (
-            self._disagreed >= _MOST_DISAGREED
-        ):  # more windows did not help, and would not help later points
+        self._disagreed += 1
+        if not any(windows.disagrees for windows in watch.windows):
+            self._disagreed = 0
+        # more windows did not help, and would not help later points
+        if self._disagreed >= _MOST_DISAGREED:
             self.rules = replace(self.rules, most_seconds=0.0)
         call_seconds = Reading(None, "no call was completed in the window")
         if calls:
@@ -181,15 +181,16 @@ class EnergyProcedure:
             ]
             return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=doubts)
         power, call_seconds, idle = plateau.power, plateau.call_seconds, self._idle[-2:]
-        idle_watts = (
-            midway(idle[0].mean_watts, idle[-1].mean_watts) if len(idle) > 1 else idle[0].mean_watts
-        )
+        idle_watts = idle[0].mean_watts
+        if len(idle) > 1:
+            idle_watts = midway(idle_watts, idle[-1].mean_watts)
         metrics = _metrics(
             power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated
         )
         metrics += _of_windows(plateau)
         facts = {"meters": power.facts(), "idle": idle[0].facts()}
-        facts |= {"idle_last": idle[-1].facts()} if len(idle) > 1 else {}
+        if len(idle) > 1:
+            facts["idle_last"] = idle[-1].facts()
         others = [("idle power", item) for item in idle]
         if isinstance(queued, Plateau):
             facts["queued"] = queued.power.facts()
@@ -294,7 +295,9 @@ def _paces(plateau: Plateau, clean: Interval | None, queued: Plateau | Reading |
 def _pace(plateau: Plateau) -> str:
     joules, seconds = plateau.call_joules.value, plateau.call_seconds.value
     energy = "no energy" if joules is None else f"{joules:.4g} J"
-    return energy if seconds is None else f"{energy} at {seconds * 1e3:.4g} ms per call"
+    if seconds is None:
+        return energy
+    return f"{energy} at {seconds * 1e3:.4g} ms per call"
 
 
 def _of_windows(plateau: Plateau) -> list[Metric]:

@@ -80,11 +80,11 @@ def settle(
                 counts[collector.name] = math.ceil(_BLOCK_SECONDS / sample_seconds)
                 if collector is judged:
                     trace.times.append(float(np.median(samples)))
-                    trace.clocks += (
-                        [float(np.mean(clocks))] if (clocks := device.clock_readings()) else []
-                    )
+                    if clocks := device.clock_readings():
+                        trace.clocks.append(float(np.mean(clocks)))
             celsius = device.conditions().temperature
-            trace.temperatures += [] if celsius is None else [celsius]
+            if celsius is not None:
+                trace.temperatures.append(celsius)
             seconds = (device.now_ns() - start_ns) * 1e-9
             trace.ends.append(seconds)
             changes = trace.changes() if seconds >= min(_LEAST_SECONDS, most_seconds) else []

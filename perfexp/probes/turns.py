@@ -51,9 +51,9 @@ class Turn:
             by_clock(1)
             rough = max(float(by_clock(1)[0]), 1e-9)
             return max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough))), by_clock
-        fits = (
-            _MOST_SAMPLES if is_short else depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
-        )
+        fits = _MOST_SAMPLES
+        if not is_short:
+            fits = depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
         if not fits:  # thousands of launches exceed the queue: time them as the host issues them
             self._held = queue.Hold(starved=1)
             return 2, queue.Loop(call, device)

@@ -72,8 +72,8 @@ def add_work_metrics(
     ]
     if peaks is not None:
         reason = (
-            f"no file of conf/gpu has this device's peak in {' or '.join(dict.fromkeys(formats))}; set "
-            "probes.ceilings=true to measure what it reaches"
+            f"no file of conf/gpu has this device's peak in {' or '.join(dict.fromkeys(formats))}; "
+            "set probes.ceilings=true to measure what it reaches"
         )
         point.metrics.append(_part(point, _least_seconds(work, formats, peaks), MFU, reason))
     if ceilings:
@@ -102,7 +102,10 @@ def add_work_metrics(
         )
     for metric in shares:
         if metric.value is not None and metric.value > _IMPOSSIBLE and not work.is_random:
-            reason = f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do the model's work"
+            reason = (
+                f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do "
+                "the model's work"
+            )
             point.status, point.error = Status.FAILED, reason
     point.doubts += [*_worth_of_tf32(work, formats, peaks or {}), *_doubts(work)]
 
@@ -151,10 +154,9 @@ def _doubts(work: Work) -> Iterator[Diagnostic]:
 
 def _rate(point: Point, work: Work) -> Metric:
     seconds = first_median(point, *DEVICE_TIMES, "latency", "throughput")
-    value, reason = (
-        (None, "nothing was timed") if seconds is None else (work.flops_model / seconds, None)
-    )
-    return Metric.of(WORK_RATE, value, reason=reason)
+    if seconds is None:
+        return Metric.of(WORK_RATE, None, reason="nothing was timed")
+    return Metric.of(WORK_RATE, work.flops_model / seconds)
 
 
 def _seconds_by_kind(
@@ -162,17 +164,22 @@ def _seconds_by_kind(
 ) -> tuple[float | None, float | None]:
     """Return the minimum times of matrix products and convolutions; None if a rate is unknown."""
     amounts = (work.contraction_flops - work.convolution_flops, work.convolution_flops)
-    found = []
+    found: list[float | None] = []
     for amount, name in zip(amounts, formats, strict=True):
         rate = rates.get(name)
-        found.append(amount / rate if rate else None if amount else 0.0)
+        if rate:
+            found.append(amount / rate)
+        else:
+            found.append(None if amount else 0.0)
     return found[0], found[1]
 
 
 def _least_seconds(work: Work, formats: Formats, rates: Mapping[str, float | None]) -> float | None:
     """Return the minimum time of the contractions; None if a rate is unknown."""
     products, convolutions = _seconds_by_kind(work, formats, rates)
-    return None if products is None or convolutions is None else products + convolutions
+    if products is None or convolutions is None:
+        return None
+    return products + convolutions
 
 
 def _worth_of_tf32(
@@ -186,13 +193,15 @@ def _worth_of_tf32(
     for kind, least in zip(formats, _seconds_by_kind(work, formats, peaks), strict=True):
         seconds[kind] += least or 0.0
     is_most = seconds.get("fp32", 0.0) > sum(seconds.values()) / 2
-    return [diagnostics.make("tf32_ceiling", ratio=tf32 / fp32)] if is_most else []
+    if not is_most:
+        return []
+    return [diagnostics.make("tf32_ceiling", ratio=tf32 / fp32)]
 
 
 def _part(point: Point, least_seconds: float | None, name: str, reason: str = "") -> Metric:
     call = loop_interval(point)
-    if least_seconds is None or call is None:
-        return Metric.of(
-            name, None, reason=reason if least_seconds is None else "nothing was timed"
-        )
+    if least_seconds is None:
+        return Metric.of(name, None, reason=reason)
+    if call is None:
+        return Metric.of(name, None, reason="nothing was timed")
     return Metric.of(name, least_seconds / call.value)

@@ -89,10 +89,11 @@ class Workspaces:
 
     def of(self, calls: Collection[OperatorCall]) -> Found:
         """Return the workspaces of distinct calls; calls that fail on the device stay unknown."""
-        cached = (
-            {call: self._cache.find(self._key(call)) for call in calls} if self.device_name else {}
-        )
-        sizes = {call: size for call, size in cached.items() if type(size) is int}
+        sizes: dict[OperatorCall, int] = {}
+        for call in calls if self.device_name else ():
+            size = self._cache.find(self._key(call))
+            if type(size) is int:
+                sizes[call] = size
         missing, reason = [call for call in calls if call not in sizes], None
         if self._device is not None and missing:
             measured, reason = self._measured(missing, self._device)
@@ -124,7 +125,7 @@ class Workspaces:
                     sizes[call] = workspace_bytes(call.with_dtypes(self._dtypes), device)
                 except (PerfexpError, RuntimeError, ValueError, TypeError, MemoryError) as error:
                     reasons.append(_line(error))
-        return sizes, reasons[0] if reasons else None
+        return sizes, next(iter(reasons), None)
 
     def _key(self, call: OperatorCall) -> str:
         return f"{self.device_name}{_SEPARATOR}{call.with_dtypes(self._dtypes)}"

@@ -23,7 +23,10 @@ from perfexp.records.record import Key
 
 _PROFILE = "_profile"
 #: Advice for a profile with fewer kernels in the backward pass than in the forward pass.
-_LOST_BACKWARD = "check the timeline for another stream or process, and profile again; if it persists, please report it"
+_LOST_BACKWARD = (
+    "check the timeline for another stream or process, and profile again; if it persists, please "
+    "report it"
+)
 #: The range around a whole call, by its phase.
 WHOLE = {"train": "train_step", "inference": "inference"}
 
@@ -83,14 +86,14 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> Place:
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
     """Raise `ProfilerFailed` if a file exists that the folder's manifest does not list."""
     claimed = RunPaths(folder).claimed()
-    unclaimed = [
-        path.name
-        for path in files
-        if path.name not in claimed and (path.is_symlink() or path.exists())
-    ]
+    unclaimed = []
+    for path in files:
+        if path.name not in claimed and (path.is_symlink() or path.exists()):
+            unclaimed.append(path.name)
     if unclaimed:
         raise ProfilerFailed(
-            f"{', '.join(unclaimed)} would be overwritten, and no manifest says that a run left it: {way_out}"
+            f"{', '.join(unclaimed)} would be overwritten, and no manifest says that a run left "
+            f"it: {way_out}"
         )
 
 
@@ -147,7 +150,10 @@ class Found:
     def compare_passes(self, tool: str, forward: float, backward: float) -> None:
         """Report a backward pass with fewer kernels than the forward pass."""
         if backward < forward:
-            lost = f"{tool} saw {forward:g} kernels of the forward pass, but only {backward:g} of the backward pass"
+            lost = (
+                f"{tool} saw {forward:g} kernels of the forward pass, but only {backward:g} of "
+                "the backward pass"
+            )
             self.doubt(lost, _LOST_BACKWARD)
 
 

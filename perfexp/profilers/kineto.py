@@ -52,19 +52,18 @@ class Torch(Profiler):
     _found = Found()
 
     def outputs(self, place: Place) -> list[Path]:
-        return [
-            place.file(ending)
-            for ending in (_TRACE, _OPERATORS, *([_MEMORY] if self.memory else []))
-        ]
+        files = [place.file(_TRACE), place.file(_OPERATORS)]
+        if self.memory:
+            files.append(place.file(_MEMORY))
+        return files
 
     @contextmanager
     def watching(self, place: Place, device: Any) -> Iterator[Marks]:
         from torch.profiler import ProfilerActivity, profile, record_function
 
-        activities = [
-            ProfilerActivity.CPU,
-            *([ProfilerActivity.CUDA] if device.kind == "cuda" else []),
-        ]
+        activities = [ProfilerActivity.CPU]
+        if device.kind == "cuda":
+            activities.append(ProfilerActivity.CUDA)
         device.synchronize()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Profiler clears events")
@@ -79,16 +78,18 @@ class Torch(Profiler):
                 yield Marks(range=record_function)
                 device.synchronize()
             profiler.export_chrome_trace(str(place.file(_TRACE)))
-            averages = [
-                _row(average)
-                for average in profiler.key_averages()
-                if not (getattr(average, "is_user_annotation", False) or is_own(str(average.key)))
-            ]
-        self._finish(place, averages)
+            kernels, operators = list[dict[str, Any]](), list[dict[str, Any]]()
+            for average in profiler.key_averages():
+                if getattr(average, "is_user_annotation", False) or is_own(str(average.key)):
+                    continue
+                row = _row(average)
+                rows = kernels if row["on_device"] else operators
+                rows.append(row)
+        self._finish(place, kernels, operators)
 
-    def _finish(self, place: Place, averages: list[dict[str, Any]]) -> None:
-        kernels = [row for row in averages if row["on_device"]]
-        operators = [row for row in averages if not row["on_device"]]
+    def _finish(
+        self, place: Place, kernels: list[dict[str, Any]], operators: list[dict[str, Any]]
+    ) -> None:
         which = "self_device_seconds" if kernels else "self_cpu_seconds"
         operators.sort(key=lambda row: -row[which])
         write_atomically(place.file(_OPERATORS), to_csv(operators, _COLUMNS))
@@ -139,10 +140,8 @@ def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
     """
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    samples = sorted(
-        (event for event in events if event.get("name") == "[memory]"),
-        key=lambda event: event["ts"],
-    )
+    samples = [event for event in events if event.get("name") == "[memory]"]
+    samples.sort(key=lambda event: event["ts"])
     for event in samples:
         about = event["args"]
         kind = "cpu" if about.get("Device Type") == 0 else f"device {about.get('Device Id')}"

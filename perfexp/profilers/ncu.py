@@ -32,18 +32,22 @@ from perfexp.records.paths import RunPaths
 from perfexp.roofline import listing
 
 _NOT_PERMITTED = (
-    "this user may not read the GPU's counters (ERR_NVGPUCTRPERM). The administrator of the machine can permit it: "
-    "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of /etc/modprobe.d, then load the driver again; or "
-    "run as root, or in a container with --cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). "
-    "See https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+    "this user may not read the GPU's counters (ERR_NVGPUCTRPERM). The administrator of the "
+    "machine can permit it: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of "
+    "/etc/modprobe.d, then load the driver again; or run as root, or in a container with "
+    "--cap-add=SYS_ADMIN (from driver 565 on CAP_PERFMON is enough). See "
+    "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 )
 #: Patterns of ncu's error messages, and their meaning.
 _FAILURES = {
     "ERR_NVGPUCTRPERM": _NOT_PERMITTED,
     "driver resource was unavailable": (
-        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: dcgmi profile --pause"
+        "another tool reads the GPU's counters (DCGM, another profiler). End it, or pause it: "
+        "dcgmi profile --pause"
     ),
-    "no kernels were profiled": "it saw no kernel between cudaProfilerStart and Stop; see details/run.log",
+    "no kernels were profiled": (
+        "it saw no kernel between cudaProfilerStart and Stop; see details/run.log"
+    ),
     "unsupported gpu|not supported on this device|driver version is (?:too old|not supported)": (
         "this version of ncu does not know the GPU or its driver: install a newer Nsight Compute"
     ),
@@ -62,11 +66,15 @@ _DURATION = "gpu__time_duration.sum"
 #: Counters for every chip. An entry lists alternatives; the first available counter is used.
 _WANTED: tuple[tuple[str, ...], ...] = (
     (_DURATION,),
-    *(
-        (f"smsp__sass_thread_inst_executed_op_{k}{do}_pred_on.sum",)
-        for k in "fhd"
-        for do in ("add", "mul", "fma")
-    ),
+    ("smsp__sass_thread_inst_executed_op_fadd_pred_on.sum",),
+    ("smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",),
+    ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",),
+    ("smsp__sass_thread_inst_executed_op_hadd_pred_on.sum",),
+    ("smsp__sass_thread_inst_executed_op_hmul_pred_on.sum",),
+    ("smsp__sass_thread_inst_executed_op_hfma_pred_on.sum",),
+    ("smsp__sass_thread_inst_executed_op_dadd_pred_on.sum",),
+    ("smsp__sass_thread_inst_executed_op_dmul_pred_on.sum",),
+    ("smsp__sass_thread_inst_executed_op_dfma_pred_on.sum",),
     ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
     ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
     ("dram__bytes.sum",),
@@ -78,12 +86,14 @@ _WANTED: tuple[tuple[str, ...], ...] = (
         "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     ),
     ("lts__t_bytes.sum.pct_of_peak_sustained_elapsed",),
-    *((f"{name}.sum.peak_sustained",) for name in ("dram__bytes", "lts__t_bytes")),
-    *(
-        (f"sm__sass_thread_inst_executed_op_{kind}fma_pred_on.sum.peak_sustained",)
-        for kind in "fhd"
-    ),
-    *((f"{unit}__cycles_elapsed.avg.per_second",) for unit in ("dram", "lts", "sm")),
+    ("dram__bytes.sum.peak_sustained",),
+    ("lts__t_bytes.sum.peak_sustained",),
+    ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained",),
+    ("sm__sass_thread_inst_executed_op_hfma_pred_on.sum.peak_sustained",),
+    ("sm__sass_thread_inst_executed_op_dfma_pred_on.sum.peak_sustained",),
+    ("dram__cycles_elapsed.avg.per_second",),
+    ("lts__cycles_elapsed.avg.per_second",),
+    ("sm__cycles_elapsed.avg.per_second",),
 )
 #: Tensor core operations by type, sparse and dense together. Integer operations are not FLOPs.
 _OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
@@ -126,7 +136,8 @@ class Ncu(Profiler):
         for metric in self.metrics or ():
             if not _METRIC.fullmatch(metric):
                 raise UserError(
-                    f"profiler.metrics: '{metric}' is not a counter of ncu; see ncu --query-metrics."
+                    f"profiler.metrics: '{metric}' is not a counter of ncu; see ncu "
+                    "--query-metrics."
                 )
 
     def outputs(self, place: Place) -> list[Path]:
@@ -135,23 +146,14 @@ class Ncu(Profiler):
     def command(self, place: Place, about: About) -> list[str]:
         super().command(place, about)
         tool = tools.find("ncu", self.tool)
-        counters = list(self.metrics or ()) or roofline_counters(
-            available_counters(
-                tool, about.device.get("compute_capability"), about.device.get("index") or 0
-            )
-        )
-        counting = [
-            f"--metrics={','.join(counters)}",
-            *(f"--section={section}" for section in self.sections),
-        ]
-        counting += [f"--cache-control={self.cache_control}", "--nvtx", "--force-overwrite"]
-        return [
-            tool.path,
-            *_OPTIONS,
-            *counting,
-            f"--export={tools.escaped(place.file())}",
-            *self.options,
-        ]
+        counters = list(self.metrics or ())
+        if not counters:
+            capability, index = about.device.get("compute_capability"), about.device.get("index")
+            counters = roofline_counters(available_counters(tool, capability, index or 0))
+        command = [tool.path, *_OPTIONS, f"--metrics={','.join(counters)}"]
+        command += [f"--section={section}" for section in self.sections]
+        command += [f"--cache-control={self.cache_control}", "--nvtx", "--force-overwrite"]
+        return [*command, f"--export={tools.escaped(place.file())}", *self.options]
 
     def collect(
         self, place: Place, about: About, said: str, observations: Mapping[str, Any]
@@ -165,31 +167,25 @@ class Ncu(Profiler):
         content = exported(tool, report)
         write_atomically(table, content)
         try:
-            launches = listing.parse(
-                content.decode(), str(table), lambda name: name == _DURATION
-            ).launches
+            listed = listing.parse(content.decode(), str(table), lambda name: name == _DURATION)
         except UserError as error:
-            raise ProfilerFailed(
-                f"ncu's table of {report.name} can't be used: {error}", files
-            ) from error
+            why = f"ncu's table of {report.name} can't be used: {error}"
+            raise ProfilerFailed(why, files) from error
+        launches = listed.launches
         results = Found(files=files)
-        kernels = tools.ranked(
-            (launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches
-        )
-        within = {
-            name: sum(_is_in(launch, name) for launch in launches)
-            for name in observations.get("marked", ())
-        }
-        results.add_kernels(kernels, self.top)
+        times = ((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
+        results.add_kernels(tools.ranked(times), self.top)
+        within: dict[str, int] = {}
+        for name in observations.get("marked", ()):
+            within[name] = sum(_is_in(launch, name) for launch in launches)
         results.facts |= {"version": tool.version, "launches": len(launches), "kernels_in": within}
         results.facts["cache_control"] = self.cache_control
         if about.phase == "train" and within.get("backward"):
             results.compare_passes("ncu", within.get("forward", 0), within["backward"])
-        is_named = any(_is_in(launch, WHOLE[about.phase]) for launch in launches)
-        is_permitted = "ERR_NVGPUCTRPERM" not in said
-        if not (is_permitted and is_named):
-            why = "ncu named no range, so kernels have no phase" if is_permitted else _NOT_PERMITTED
-            results.doubt(why)
+        if "ERR_NVGPUCTRPERM" in said:
+            results.doubt(_NOT_PERMITTED)
+        elif not any(_is_in(launch, WHOLE[about.phase]) for launch in launches):
+            results.doubt("ncu named no range, so kernels have no phase")
         return results
 
 
@@ -198,23 +194,16 @@ def exported(tool: tools.Tool, report: Path) -> bytes:
 
     Raises `ProfilerFailed` if there are no kernels.
     """
-    command = [
-        tool.path,
-        "--import",
-        str(report),
-        "--csv",
-        "--page",
-        "raw",
-        "--print-units",
-        "base",
-    ]
-    answer = tools.ask(command, _IMPORT_SECONDS)
-    lines = [line for line in answer.out.splitlines() if not line.startswith("==")]
-    begin = next((number for number, line in enumerate(lines) if "Kernel Name" in line), None)
-    if begin is None or len(lines) < begin + 3:  # names, units, a kernel
+    page = ("--csv", "--page", "raw", "--print-units", "base")
+    answer = tools.ask([tool.path, "--import", str(report), *page], _IMPORT_SECONDS)
+    lines = list[str]()
+    for line in answer.out.splitlines():
+        if not line.startswith("==") and (lines or "Kernel Name" in line):
+            lines.append(f"{line}\n")
+    if len(lines) < 3:  # names, units, a kernel
         why = tools.reason(answer.text, ("error", "warning")) or "it is empty"
         raise ProfilerFailed(f"ncu can't read {report.name}: {why}", [report.name])
-    return ("\n".join(lines[begin:]) + "\n").encode()
+    return "".join(lines).encode()
 
 
 def _is_in(launch: listing.Launch, name: str) -> bool:
@@ -226,13 +215,14 @@ def _is_in(launch: listing.Launch, name: str) -> bool:
 
 
 def _why(said: str) -> str:
-    meanings = (
-        text for pattern, text in _FAILURES.items() if re.search(pattern, said, re.IGNORECASE)
-    )
-    meaning = next(meanings, None) or tools.missing_library(said)
-    lines = "\n".join(line for line in said.splitlines() if line.startswith("=="))
+    for pattern, meaning in _FAILURES.items():
+        if re.search(pattern, said, re.IGNORECASE):
+            return meaning
+    if library := tools.missing_library(said):
+        return library
+    lines = "\n".join(re.findall("^==.*", said, re.MULTILINE))
     message = tools.first_line_with(lines, ("error",)) or tools.reason(said)
-    return meaning or (f"{message}; see details/run.log" if message else "without a message")
+    return f"{message}; see details/run.log" if message else "without a message"
 
 
 def available_counters(tool: tools.Tool, capability: str | None, index: int = 0) -> frozenset[str]:
@@ -240,11 +230,12 @@ def available_counters(tool: tools.Tool, capability: str | None, index: int = 0)
 
     Without a compute capability, for example `9.0`, ncu queries the device.
     """
-    chip = _CHIPS.get(capability or "")
-    by_chip = [[tool.path, "--query-metrics", "--chips", chip]] if chip else []
+    queries = [("--devices", str(index))]
+    if chip := _CHIPS.get(capability or ""):
+        queries.insert(0, ("--chips", chip))
     output = ""
-    for command in (*by_chip, [tool.path, "--query-metrics", "--devices", str(index)]):
-        answer = tools.ask(command, _QUERY_SECONDS)
+    for query in queries:
+        answer = tools.ask([tool.path, "--query-metrics", *query], _QUERY_SECONDS)
         output += answer.text
         if names := frozenset(_NAME.findall(answer.out)):
             return names
@@ -259,12 +250,10 @@ def available_counters(tool: tools.Tool, capability: str | None, index: int = 0)
 def roofline_counters(there: Iterable[str]) -> list[str]:
     """Return the roofline counters among available counters without suffixes."""
     names = frozenset(there)
-    wanted = [
-        next((counter for counter in alternatives if counter.partition(".")[0] in names), None)
-        for alternatives in _WANTED
-    ]
-    operations = sorted(
-        name for name in names if _OPERATIONS.fullmatch(name) and "_sparsity_" not in name
-    )
-    tensor = operations or sorted(name for name in names if _INSTRUCTIONS.fullmatch(name))
-    return [*(name for name in wanted if name), *(f"{name}.sum" for name in tensor)]
+    wanted = []
+    for alternatives in _WANTED:
+        wanted += [name for name in alternatives if name.partition(".")[0] in names][:1]
+    dense = (name for name in names if "_sparsity_" not in name)
+    tensor = list(filter(_OPERATIONS.fullmatch, dense))
+    tensor = tensor or list(filter(_INSTRUCTIONS.fullmatch, names))
+    return wanted + [f"{name}.sum" for name in sorted(tensor)]

@@ -6,6 +6,7 @@ https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -70,10 +71,8 @@ class Nsys(Profiler):
         self.reports = check(self.reports)
 
     def outputs(self, place: Place) -> list[Path]:
-        return [
-            *(place.file(ending) for ending in (*ENDINGS, ".qdstrm")),
-            *evaluated(place, self.reports),
-        ]
+        recorded = map(place.file, (*ENDINGS, ".qdstrm"))
+        return [*recorded, *evaluated(place, self.reports)]
 
     def command(self, place: Place, about: About) -> list[str]:
         """See `Profiler`.
@@ -90,10 +89,7 @@ class Nsys(Profiler):
         self, place: Place, about: About, said: str, observations: Mapping[str, Any]
     ) -> Found:
         tool = tools.find("nsys", self.tool)
-        profile = next(
-            (place.file(ending) for ending in ENDINGS if tools.has_content(place.file(ending))),
-            None,
-        )
+        profile = next(filter(tools.has_content, map(place.file, ENDINGS)), None)
         if profile is None:
             raise _no_profile(place, said)
         claim = RunPaths(place.folder).claim
@@ -129,11 +125,8 @@ def recording_command(
 
 def evaluated(place: Place, wanted: Sequence[str]) -> list[Path]:
     """Return the files that `evaluate` may write."""
-    return [
-        place.file(DATABASE),
-        place.file(_RANGES),
-        *(stats.file_of(place, report) for report in wanted),
-    ]
+    files = [stats.file_of(place, report) for report in wanted]
+    return [place.file(DATABASE), place.file(_RANGES), *files]
 
 
 def evaluate(
@@ -160,7 +153,11 @@ def evaluate(
         claim(database)
         problem = stats.export(tool, profile, database)
     sheets, problems = stats.write(tool, profile if problem else database, wanted, place, claim)
-    results.files += [stats.file_of(place, report).name for report in sheets]
+    written = {}
+    for report, sheet in sheets.items():
+        name = stats.file_of(place, report).name
+        results.files.append(name)
+        written[report] = {"file": name, "rows": len(sheet.rows)}
     ranges: list[dict[str, Any]] = []
     work: list[Work] = []
     if not problem:
@@ -172,28 +169,30 @@ def evaluate(
         claim(path)
         write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
         results.files.append(path.name)
-    kernels = stats.kernels(sheets) or tools.ranked(
-        (one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9)
-        for one in work
-        if one.kernel is not None
-    )
-    has_no_copies = bool(work) and all(activity.kernel is not None for activity in work)
-    empty = [report for report, why in problems.items() if has_no_copies and stats.NO_COPIES in why]
-    problems = {report: why for report, why in problems.items() if report not in empty}
-    problems |= {"sqlite": problem} if problem else {}
-    results.add_kernels(kernels, top)
+    launches = list[tuple[str, int, float]]()
+    for one in work:
+        if one.kernel is not None:
+            launches.append((one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9))
+    results.add_kernels(stats.kernels(sheets) or tools.ranked(launches), top)
+    empty: dict[str, str] = {}
+    for report, why in list(problems.items()):
+        if work and len(launches) == len(work) and stats.NO_COPIES in why:
+            empty[report] = "nothing was copied or filled"
+            del problems[report]
+    if problem:
+        problems["sqlite"] = problem
     results.facts |= {
         "ranges": ranges[:top],
-        "reports": {
-            report: {"file": stats.file_of(place, report).name, "rows": len(s.rows)}
-            for report, s in sheets.items()
-        },
-        "empty": dict.fromkeys(empty, "nothing was copied or filled"),
+        "reports": written,
+        "empty": empty,
         "problems": problems,
     }
     if problems:
         failed = "; ".join(f"{report}: {why}" for report, why in problems.items())
-        advice = "choose others with profiler.reports, or create them later with perfexp nsys-stats DIR -r REPORT"
+        advice = (
+            "choose others with profiler.reports, or create them later with perfexp nsys-stats "
+            "DIR -r REPORT"
+        )
         results.doubt(f"nsys created no {failed}", advice)
     in_range = {entry["name"]: entry["kernels"] for entry in ranges}
     if whole == WHOLE["train"] and "backward" in in_range:
@@ -210,8 +209,8 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
     importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
     if not importers:
         raise ProfilerFailed(
-            f"{stream.name} was recorded but not imported, and there is no QdstrmImporter beside {tool.path}: "
-            "open it with the user interface of Nsight Systems, which imports it."
+            f"{stream.name} was recorded but not imported, and there is no QdstrmImporter beside "
+            f"{tool.path}: open it with the user interface of Nsight Systems, which imports it."
         )
     target = stream.with_suffix(ENDINGS[0])
     if target.is_symlink():  # the importer would follow it
@@ -227,22 +226,15 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
 def _no_profile(place: Place, said: str) -> ProfilerFailed:
     stream = place.file(".qdstrm")
     if tools.has_content(stream):
-        why = (
-            tools.missing_library(said)
-            or _libdw()
-            or tools.first_line_with(said, ("importer", "import failed"))
-        )
+        why = tools.missing_library(said) or _libdw()
+        why = why or tools.first_line_with(said, ("importer", "import failed"))
         why = why or "without a message"
         return ProfilerFailed(
-            f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without measuring again: "
-            f"perfexp nsys-stats {place.folder.parent}",
+            f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without "
+            f"measuring again: perfexp nsys-stats {place.folder.parent}",
             files=[stream.name],
         )
-    if (
-        "capture range" in said.lower()
-        or "no data was collected" in said.lower()
-        or "not collected" in said.lower()
-    ):
+    if re.search("capture range|no data was collected|not collected", said, re.IGNORECASE):
         return ProfilerFailed(
             "nsys saw no cudaProfilerStart: nothing was recorded; see details/run.log."
         )

@@ -62,7 +62,8 @@ def _outline(procedure: Procedure, step: Step) -> Outline:
     session: Any = procedure.session
     if procedure.graph or not hasattr(session, "module"):
         raise UserError(
-            "profiler.modules=true needs a torch model that is called part by part, not as a CUDA graph."
+            "profiler.modules=true needs a torch model that is called part by part, not as a CUDA "
+            "graph."
         )
     try:
         return outline_of(lambda: [part() for _, part in step.segments], session.module)

@@ -73,25 +73,28 @@ def _summarized(ranges: list[tuple[str, int, int]], work: list[Work]) -> Iterato
     issued = [activity.issued_ns for activity in work]
     by_name: dict[str, list[list[Work]]] = {}
     for name, start, end in sorted(ranges, key=lambda each: (each[1], -each[2])):
-        by_name.setdefault(name, []).append(
-            work[bisect_left(issued, start) : bisect_right(issued, end)]
-        )
+        inside = work[bisect_left(issued, start) : bisect_right(issued, end)]
+        by_name.setdefault(name, []).append(inside)
     for name, instances in by_name.items():
         yield {
             "name": name,
             "count": len(instances),
-            "launches": median(len(inside) for inside in instances),
-            "kernels": median(
-                sum(one.kernel is not None for one in inside) for inside in instances
-            ),
+            "launches": median(map(len, instances)),
+            "kernels": median(map(_num_kernels, instances)),
             "busy_seconds": median(map(_busy_seconds, instances)),
-            "span_seconds": median(
-                (max(one.end_ns for one in inside) - min(one.start_ns for one in inside)) * 1e-9
-                if inside
-                else 0.0
-                for inside in instances
-            ),
+            "span_seconds": median(map(_span_seconds, instances)),
         }
+
+
+def _num_kernels(work: list[Work]) -> int:
+    return sum(one.kernel is not None for one in work)
+
+
+def _span_seconds(work: list[Work]) -> float:
+    if not work:
+        return 0.0
+    first = min(one.start_ns for one in work)
+    return (max(one.end_ns for one in work) - first) * 1e-9
 
 
 def _busy_seconds(work: list[Work]) -> float:
@@ -121,11 +124,16 @@ def _ranges(connection: sqlite3.Connection) -> Iterator[tuple[str, int, int]]:
     columns = _columns(connection, "NVTX_EVENTS")
     if not columns:
         return
-    texts = ["text"] if "text" in columns else []
-    texts += ["(SELECT value FROM StringIds WHERE id = textId)"] if "textId" in columns else []
+    texts = []
+    if "text" in columns:
+        texts.append("text")
+    if "textId" in columns:
+        texts.append("(SELECT value FROM StringIds WHERE id = textId)")
     name = f"COALESCE({', '.join(texts)}, '')"
     query = f"SELECT {name}, start, end FROM NVTX_EVENTS WHERE eventType = ? AND end IS NOT NULL"
-    yield from (row for row in connection.execute(query, (_START_END,)) if row[0])
+    for row in connection.execute(query, (_START_END,)):
+        if row[0]:
+            yield row
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> set[str]:

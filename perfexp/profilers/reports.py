@@ -27,15 +27,18 @@ from perfexp.roofline.numbers import factor, number
 DEFAULT = ("cuda_api_gpu_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "nvtx_gpu_proj_sum")
 #: Report names since 2023.1, and before.
 _NAMES = """
-    cuda_api_gpu_sum=apigpusum cuda_api_sum=cudaapisum cuda_api_trace=cudaapitrace cuda_gpu_kern_gb_sum=gpukerngbsum
-    cuda_gpu_kern_sum=gpukernsum cuda_gpu_mem_size_sum=gpumemsizesum cuda_gpu_mem_time_sum=gpumemtimesum
-    cuda_gpu_sum=gpusum cuda_gpu_trace=gputrace cuda_kern_exec_sum=kernexecsum cuda_kern_exec_trace=kernexectrace
+    cuda_api_gpu_sum=apigpusum cuda_api_sum=cudaapisum cuda_api_trace=cudaapitrace
+    cuda_gpu_kern_gb_sum=gpukerngbsum cuda_gpu_kern_sum=gpukernsum
+    cuda_gpu_mem_size_sum=gpumemsizesum cuda_gpu_mem_time_sum=gpumemtimesum
+    cuda_gpu_sum=gpusum cuda_gpu_trace=gputrace
+    cuda_kern_exec_sum=kernexecsum cuda_kern_exec_trace=kernexectrace
     nvtx_gpu_proj_trace=nvtxgpuproj nvtx_gpu_proj_sum=nvtxgpuproj nvtx_kern_sum=nvtxkernsum
-    nvtx_pushpop_sum=nvtxppsum nvtx_pushpop_trace=nvtxpptrace nvtx_startend_sum=nvtxsesum nvtx_sum=nvtxsum
-    openacc_sum=openaccsum openmp_sum=openmpevtsum osrt_sum=osrtsum um_cpu_page_faults_sum=umcpupagefaults
-    um_sum=unifiedmemory um_total_sum=unifiedmemorytotals
+    nvtx_pushpop_sum=nvtxppsum nvtx_pushpop_trace=nvtxpptrace
+    nvtx_startend_sum=nvtxsesum nvtx_sum=nvtxsum
+    openacc_sum=openaccsum openmp_sum=openmpevtsum osrt_sum=osrtsum
+    um_cpu_page_faults_sum=umcpupagefaults um_sum=unifiedmemory um_total_sum=unifiedmemorytotals
 """
-_RENAMED = [pair.split("=") for pair in _NAMES.split()]
+_RENAMED = re.findall(r"(\w+)=(\w+)", _NAMES)
 #: A name with the report's arguments; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
@@ -76,7 +79,7 @@ def check(reports: Iterable[str]) -> list[str]:
 
     A text may contain several names, separated by commas.
     """
-    names = [name.strip() for text in reports for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in ",".join(reports).split(",") if name.strip()]
     for name in names:
         if not _REPORT.fullmatch(name):
             raise UserError(
@@ -97,11 +100,14 @@ def names_of(report: str, those: frozenset[str]) -> list[str]:
     These are the installed version's names, or all names if its reports are unknown.
     """
     base, _, arguments = report.partition(":")
-    others = [new for new, old in _RENAMED if old == base] + [
-        old for new, old in _RENAMED if new == base
-    ]
-    names = [name for name in (base, *others) if not those or name in those]
-    return [f"{name}:{arguments}" if arguments else name for name in names]
+    newer, older = [base], list[str]()
+    for new, old in _RENAMED:
+        if old == base:
+            newer.append(new)
+        if new == base:
+            older.append(old)
+    names = [name for name in newer + older if not those or name in those]
+    return [f"{name}:{arguments}" for name in names] if arguments else names
 
 
 def export(tool: Tool, source: Path, target: Path) -> str | None:
@@ -111,15 +117,8 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
     """
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
         made = Path(folder) / target.name  # next to the target, which survives a failure
-        command = [
-            tool.path,
-            "export",
-            "--type=sqlite",
-            "--force-overwrite=true",
-            f"--output={made}",
-            str(source),
-        ]
-        answer = ask(command, _SECONDS)
+        options = ("--type=sqlite", "--force-overwrite=true", f"--output={made}")
+        answer = ask([tool.path, "export", *options, str(source)], _SECONDS)
         if has_content(made):
             made.replace(target)
             return None
@@ -133,30 +132,22 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
         near = nearest(report.partition(":")[0], those)
         hint = f"; it has {' and '.join(near)}" if near else ""
         raise ProfilerFailed(
-            f"nsys {tool.version or ''} has no such report{hint}: nsys stats --help-reports lists them"
+            f"nsys {tool.version or ''} has no such report{hint}: nsys stats --help-reports lists "
+            "them"
         )
     why = ""
     for name in names:
         with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-            command = [
-                tool.path,
-                "stats",
-                f"--report={name}",
-                "--format=csv",
-                f"--output={Path(folder) / 'report'}",
-            ]
-            answer = ask(
-                [*command, "--force-overwrite=true", str(source.absolute())], _SECONDS, Path(folder)
-            )
-            texts = [
-                file.read_text(errors="replace") for file in sorted(Path(folder).glob("report*"))
-            ]
+            path = Path(folder)
+            options = (f"--report={name}", "--format=csv", f"--output={path / 'report'}")
+            command = [tool.path, "stats", *options, "--force-overwrite=true"]
+            answer = ask([*command, str(source.absolute())], _SECONDS, path)
+            texts = [file.read_text(errors="replace") for file in sorted(path.glob("report*"))]
         for text in (*texts, answer.out):
             if (sheet := read(text)) is not None:
                 return sheet
-        output = "\n".join(
-            line for line in answer.text.splitlines() if not line.startswith(_NO_NEWS)
-        )
+        lines = answer.text.splitlines()
+        output = "\n".join(line for line in lines if not line.startswith(_NO_NEWS))
         why = reason(output, _REFUSALS) or "it has no rows"
     raise ProfilerFailed(why)
 
@@ -165,12 +156,12 @@ def read(text: str) -> Sheet | None:
     """Return the CSV table in a report file or nsys output; None without rows."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
-        if line.count(",") < 2 or line.startswith(
-            (*_NO_NEWS, "SKIPPED", "NOTICE", "WARNING", "ERROR")
-        ):
+        no_table = (*_NO_NEWS, "SKIPPED", "NOTICE", "WARNING", "ERROR")
+        if line.count(",") < 2 or line.startswith(no_table):
             continue
-        table = [tuple(row) for row in csv.reader(io.StringIO("\n".join(lines[index:]))) if row]
-        header, rows = table[0], tuple(row for row in table[1:] if len(row) == len(table[0]))
+        table = filter(None, csv.reader(io.StringIO("\n".join(lines[index:]))))
+        header = tuple(next(table))
+        rows = tuple(tuple(row) for row in table if len(row) == len(header))
         if not rows or any(number(cell) is not None for cell in header):
             return None
         content = io.StringIO()
@@ -216,15 +207,15 @@ def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
         if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
             names, counts = sheet.column("Name"), sheet.column("Instances", "Count")
             times = sheet.column("Total Time")
-            unit = next(
-                (match[1] for name in sheet.header if (match := _TOTAL_TIME.match(name))), None
-            )
+            matches = filter(None, map(_TOTAL_TIME.match, sheet.header))
+            unit = next((match[1] for match in matches), None)
             unit_seconds = factor(unit or "ns")
             if names and counts and times and unit_seconds:
-                return ranked(
-                    (name, int(number(count) or 0), (number(time) or 0.0) * unit_seconds)
-                    for name, count, time in zip(names, counts, times, strict=True)
-                )
+                rows = []
+                for name, count, time in zip(names, counts, times, strict=True):
+                    seconds = (number(time) or 0.0) * unit_seconds
+                    rows.append((name, int(number(count) or 0), seconds))
+                return ranked(rows)
     return []
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from perfexp.diagnosis import environment
 from perfexp.host import interrupts
-from perfexp.host.untrusted import printable, spreadsheet_text
+from perfexp.host.foreign import printable, spreadsheet_text
 from perfexp.profilers import ProfilerFailed
 
 #: Default time limit for a tool.
@@ -72,7 +72,8 @@ def find(name: str, given: str | None = None) -> Tool:
     path = given or (environment.tool(name) or {}).get("path")
     if path is None:
         raise ProfilerFailed(
-            f"{name} is not installed, neither on the PATH nor where its installer puts it: {source}"
+            f"{name} is not installed, neither on the PATH nor where its installer puts it: "
+            f"{source}"
         )
     # a relative path would fail in another working directory
     path = str(Path(path).absolute())
@@ -164,8 +165,11 @@ def missing_library(text: str) -> str | None:
     match = _LIBRARY.search(text)
     if match is None:
         return None
-    package = next((where for name, where in _PACKAGES.items() if match[1].startswith(name)), None)
-    return f"the library {match[1]} is missing" + (f": install {package}" if package else "")
+    missing = f"the library {match[1]} is missing"
+    for name, package in _PACKAGES.items():
+        if match[1].startswith(name):
+            return f"{missing}: install {package}"
+    return missing
 
 
 def has_content(path: Path) -> bool:
@@ -175,9 +179,8 @@ def has_content(path: Path) -> bool:
 
 def first_line_with(text: str, words: Sequence[str]) -> str | None:
     """Return the first line that contains any of the lower-case words, or None."""
-    matching = (
-        line.strip() for line in text.splitlines() if any(word in line.lower() for word in words)
-    )
+    pattern = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+    matching = (line.strip() for line in text.splitlines() if pattern.search(line))
     return next(matching, None)
 
 
@@ -207,15 +210,11 @@ def ranked(kernels: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
         counts[name] += count
         totals[name] = totals.get(name, 0.0) + seconds
     whole = sum(totals.values())
-    return [
-        {
-            "name": name,
-            "count": counts[name],
-            "seconds": seconds,
-            "share": seconds / whole if whole else 0.0,
-        }
-        for name, seconds in sorted(totals.items(), key=lambda item: -item[1])
-    ]
+    ordered = list[dict[str, Any]]()
+    for name, seconds in sorted(totals.items(), key=lambda item: -item[1]):
+        share = seconds / whole if whole else 0.0
+        ordered.append({"name": name, "count": counts[name], "seconds": seconds, "share": share})
+    return ordered
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bytes:

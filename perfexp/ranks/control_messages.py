@@ -73,18 +73,13 @@ class Member:
             end = device.now_ns() if works else start
         results = self.group.gather((start, end, error))
         per_host = self.place.per_host
-        begins = [
-            min(part[0] for part in results[host : host + per_host])
-            for host in range(0, len(results), per_host)
-        ]
-        return [
-            Burst(
-                start_ns=first - begins[rank // per_host],
-                end_ns=last - begins[rank // per_host],
-                error=why,
-            )
-            for rank, (first, last, why) in enumerate(results)
-        ]
+        bursts = []
+        for host in range(0, len(results), per_host):
+            parts = results[host : host + per_host]
+            begin = min(first for first, _, _ in parts)
+            for first, last, why in parts:
+                bursts.append(Burst(start_ns=first - begin, end_ns=last - begin, error=why))
+        return bursts
 
 
 class Leader(ProcessGroup):

@@ -40,9 +40,9 @@ class TorchGroup:
     def __init__(self, place: Place, device: Device, threads: int | None) -> None:
         self.backend = "nccl" if device.kind == "cuda" else "gloo"
         if sys.platform.startswith("linux"):
-            interface = (
-                _LOOPBACK if place.size == place.per_host else _interface(os.environ["MASTER_ADDR"])
-            )
+            interface = _LOOPBACK
+            if place.size != place.per_host:
+                interface = _interface(os.environ["MASTER_ADDR"])
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if device.kind == "cpu" and threads is None:
             torch.set_num_threads(max(1, torch.get_num_threads() // place.per_host))
@@ -79,9 +79,7 @@ def _interface(host: str) -> str:
     ) as probe:
         probe.connect((host, 9))  # sends nothing
         own = probe.getsockname()[0]
-    names = (
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if own in {one.address for one in addresses}
-    )
-    return next(names, _LOOPBACK)
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in {one.address for one in addresses}:
+            return str(name)
+    return _LOOPBACK

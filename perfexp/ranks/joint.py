@@ -57,9 +57,8 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     if step_by_step is None or step_by_step.value <= 0:
         raise Unsupported("the call was not timed")
     seconds = step_by_step.value
-    enough, most = (
-        math.ceil(round(limit / seconds, 6)) for limit in (_BURST_SECONDS, _LONGEST_SECONDS)
-    )
+    enough = math.ceil(round(_BURST_SECONDS / seconds, 6))
+    most = math.ceil(round(_LONGEST_SECONDS / seconds, 6))
     calls = max(enough, min(_CALLS, most))
     wanted = {
         Sharing.all: True,
@@ -77,13 +76,10 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
                 reason = f"one rank by itself can't make the call: {error}"
                 point.metrics.append(Metric.of(_FIGURES[kind], None, reason=reason))
     for kind, rounds in rounds_of.items():
-        samples = [
-            _seconds(bursts[:1] if kind is Sharing.alone else bursts) / calls for bursts in rounds
-        ]
-        stop = Stop(
-            reason="fixed",
-            achieved=estimators.median_interval(samples[_WARMUP:]).relative_half_width,
-        )
+        num_ranks = 1 if kind is Sharing.alone else group.size
+        samples = [_seconds(bursts[:num_ranks]) / calls for bursts in rounds]
+        achieved = estimators.median_interval(samples[_WARMUP:]).relative_half_width
+        stop = Stop(reason="fixed", achieved=achieved)
         name = f"ranks/{kind.value}"
         point.series.append(
             Series(name=name, samples=samples, warmup=_WARMUP, calls_per_sample=calls, stop=stop)
@@ -96,7 +92,9 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
 
 def _of(point: Point, sharing: Sharing) -> list[float]:
     series = point.find_series(f"ranks/{sharing.value}")
-    return series.measured if series else []
+    if series:
+        return series.measured
+    return []
 
 
 def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, size: int) -> None:
@@ -106,10 +104,10 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
         own = [_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
         rates[member(RANK_RATE, number)] = batch / fmean(own)
     point.metrics += [Metric.of(name, rate) for name, rate in rates.items()]
-    parts = {
-        kind: [part / whole for part, whole in zip(_of(point, kind), of_all, strict=False)]
-        for kind in Sharing
-    }
+    parts = {}
+    for kind in Sharing:
+        pairs = zip(_of(point, kind), of_all, strict=False)
+        parts[kind] = [part / whole for part, whole in pairs]
     shares = {
         EFFICIENCY: parts[Sharing.alone],
         COMMUNICATION: [1 - part for part in parts[Sharing.no_gradients]],
@@ -138,4 +136,5 @@ def _differences(longer: Sequence[float], shorter: Sequence[float]) -> list[floa
 
 
 def _seconds(bursts: Sequence[Burst]) -> float:
-    return (max(burst.end_ns for burst in bursts) - min(burst.start_ns for burst in bursts)) * 1e-9
+    start = min(burst.start_ns for burst in bursts)
+    return (max(burst.end_ns for burst in bursts) - start) * 1e-9

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.host.files import write_atomically
 from perfexp.ranks import Place
 
@@ -98,7 +98,7 @@ def from_leader(place: Place) -> BinaryIO:
 def _meeting(place: Place) -> Meeting | None:
     if not _file(place.folder).exists():
         return None
-    return msgspec.json.decode(untrusted.read_bytes(_file(place.folder)), type=Meeting)
+    return msgspec.json.decode(foreign.read_bytes(_file(place.folder)), type=Meeting)
 
 
 def _file(folder: Path) -> Path:
@@ -129,6 +129,8 @@ def _greeting(connection: socket.socket, secret: str, deadline: float) -> int | 
                 break
             received += data
         has_secret = hmac.compare_digest(received[: len(secret)], secret.encode())
-        return int(received[len(secret) :]) if has_secret else None
+        if has_secret:
+            return int(received[len(secret) :])
+        return None
     except (OSError, ValueError):
         return None

@@ -149,7 +149,9 @@ def main() -> int:
         print(json.dumps({"rank": rank, "end": end._replace(node=scheduler.node())}), flush=True)
     if failures:
         time.sleep(_REPORT_SECONDS)
-    return 1 if failures else 0
+    if failures:
+        return 1
+    return 0
 
 
 def _launch(

@@ -43,7 +43,9 @@ class Ended(NamedTuple):
 
     def __str__(self) -> str:
         """Return, for example, `(process 7 on n1) was terminated by SIGKILL`."""
-        place = f" on {self.node}" if self.node else ""
+        place = ""
+        if self.node:
+            place = f" on {self.node}"
         return (
             f"(process {self.pid}{place}) was terminated by {signal.Signals(-self.exitcode).name}"
         )
@@ -128,17 +130,21 @@ def launch(
 
 def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
     """Send the final event, naming the ranks that failed first, and return the exit code."""
-    first = failures[0].exitcode if 0 in failures else 0
+    first = 0
+    if 0 in failures:
+        first = failures[0].exitcode
     if first in REPORTED:
         return first
     if not failures or first == OUT_OF_STEP:
         emit("finished")
         return 0
     # the launcher sends SIGTERM to the others, and the first rank leaves if another is lost
-    consequences = ((0, RANK_LOST), *((rank, -signal.SIGTERM) for rank in failures))
-    causes = {
-        rank: end for rank, end in failures.items() if (rank, end.exitcode) not in consequences
-    } or failures
+    causes = {}
+    for rank, end in failures.items():
+        is_consequence = end.exitcode == -signal.SIGTERM or (rank, end.exitcode) == (0, RANK_LOST)
+        if not is_consequence:
+            causes[rank] = end
+    causes = causes or dict(failures)
     killed = {rank: end for rank, end in causes.items() if end.exitcode < 0}
     # a library aborts when its peer is gone, so any other signal came first
     killed = {
@@ -146,16 +152,19 @@ def report(failures: Mapping[int, Ended], size: int, emit: Events) -> int:
     } or killed
     if killed:
         is_memory = any(end.exitcode == -signal.SIGKILL for end in killed.values())
-        hint = "; the system may have run out of memory" if is_memory else ""
+        hint = ""
+        if is_memory:
+            hint = "; the system may have run out of memory"
         who = " and ".join(f"rank {rank} of {size} {end}" for rank, end in killed.items())
         emit("failed", message=f"{who}{hint}; see details/run.log", status="killed")
     elif errors := [end.error for end in failures.values() if end.error and "status" in end.error]:
         error = min(errors, key=itemgetter("timestamp"))
         emit("failed", message=error["message"], status=error["status"])
     else:
-        codes = " and ".join(
+        texts = [
             f"rank {rank} of {size} ended with code {causes[rank].exitcode}" for rank in causes
-        )
+        ]
+        codes = " and ".join(texts)
         emit("failed", message=f"{codes}; see details/run.log")
     return 1
 
@@ -168,5 +177,6 @@ def refuse_busy(port: int, host: str = "127.0.0.1") -> None:
             probe.bind((host, port))
         except OSError as error:
             raise UserError(
-                f"gpu.port={port} can't be used: {error.strerror}. Leave gpu.port out to take a free port."
+                f"gpu.port={port} can't be used: {error.strerror}. Leave gpu.port out to take a "
+                "free port."
             ) from error

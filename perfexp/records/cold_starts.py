@@ -48,16 +48,15 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
             groups.setdefault((point.key.input_size, point.key.batch_size), []).append(point)
     found = []
     for points in groups.values():
-        names = [series.name for series in points[0].series]
-        parts = {
-            name.removeprefix("ttfp/"): statistics.median(
-                sample for point in points for sample in series_of(point, name).samples
-            )
-            for name in names
-        }
-        totals = (
-            sum(series.samples[0] for series in point.series if series.name != AFTERWARDS)
-            for point in points
-        )
+        parts: dict[str, float] = {}
+        for series in points[0].series:
+            samples = list[float]()
+            for point in points:
+                samples += series_of(point, series.name).samples
+            parts[series.name.removeprefix("ttfp/")] = statistics.median(samples)
+        totals = []
+        for point in points:
+            own = (series.samples[0] for series in point.series if series.name != AFTERWARDS)
+            totals.append(sum(own))
         found.append(FirstPrediction(key=points[0].key, parts=parts, totals=tuple(totals)))
     return found

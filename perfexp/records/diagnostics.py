@@ -63,7 +63,8 @@ DIAGNOSTICS: dict[str, Rule] = {
         "scripted device: every time in this record is simulated", "select a real device: gpu=auto"
     ),
     "in_process": _note(
-        "measured in the caller's process: its threads, memory and settings of torch are part of the figures",
+        "measured in the caller's process: its threads, memory and settings of torch are part of "
+        "the figures",
         "measure in a process of its own: perfexp.measure('module:name')",
     ),
     # The figure is named after a precision that did not run.
@@ -79,7 +80,8 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "not_finite": _warning(
         "{what}: the arithmetic was timed, but its result is useless",
-        "choose a precision with more range (precision=bf16, precision=fp32), or check weights and learning rate",
+        "choose a precision with more range (precision=bf16, precision=fp32), or check weights "
+        "and learning rate",
     ),
     "not_quantized": _warning(
         "{model} is prepared for quantization, but runs in floating point",
@@ -87,27 +89,32 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "settings_changed": _warning(
         "torch's settings are not those that were requested: {changes}",
-        "set them by execution.…, so that the record has those of all calls, or measure in a separate process",
+        "set them by execution.…, so that the record has those of all calls, or measure in a "
+        "separate process",
     ),
     "inputs_changed": _warning(
-        "the model changes its inputs in place: each call works on a copy of them, and its time includes the copying",
+        "the model changes its inputs in place: each call works on a copy of them, and its time "
+        "includes the copying",
         "clone the inputs in the model, or use operations that are not in place",
     ),
     "data_incomplete": _warning("{what}", "{advice}"),
     "mixed_devices": _warning(
         "the run used different {what}: {changes}",
-        "select devices and nodes of one kind (CUDA_VISIBLE_DEVICES, gpu.index, cluster.options), then measure again",
+        "select devices and nodes of one kind (CUDA_VISIBLE_DEVICES, gpu.index, cluster.options), "
+        "then measure again",
     ),
     "algorithm_fallback": _warning(
-        "{share:.1%} of the convolutions' FLOPs ran as requested ({algorithm}); exceptions: {layers}",
-        "read the time as that of a mix, set these layers by algorithm.layers, or refuse such a model by "
-        "algorithm.on_unsupported=error",
+        "{share:.1%} of the convolutions' FLOPs ran as requested ({algorithm}); exceptions: "
+        "{layers}",
+        "read the time as that of a mix, set these layers by algorithm.layers, or refuse such a "
+        "model by algorithm.on_unsupported=error",
         by="share:.1%",
         badness=operator.neg,
     ),
     "algorithm_unproven": _warning(
         "no full proof that cuDNN ran {algorithm}: {why}",
-        "run `perfexp calibrate kernels` on this device, then measure again; or trust cuDNN's report",
+        "run `perfexp calibrate kernels` on this device, then measure again; or trust cuDNN's "
+        "report",
     ),
     # --- other work, and the clock of the device ---
     "shared_device": _warning(
@@ -126,54 +133,62 @@ DIAGNOSTICS: dict[str, Rule] = {
         shared=True,
     ),
     "pace_changed": _warning(
-        "a call takes {pipelined_ms:.3g} ms in the pipelined loop, but {waiting_ms:.3g} ms if the host waits for each: "
-        "the host's pace changed in between",
-        "read samples/s and latency as those of two states of the host, and measure in several processes (processes=3)",
+        "a call takes {pipelined_ms:.3g} ms in the pipelined loop, but {waiting_ms:.3g} ms if the "
+        "host waits for each: the host's pace changed in between",
+        "read samples/s and latency as those of two states of the host, and measure in several "
+        "processes (processes=3)",
         disturbs=True,
     ),
     "throttled": _warning(
         "the driver throttled the device for {share:.0%} of the time of `{series}`: {reasons}",
-        "let the device cool, or read the figure as one under this limit; perfexp changes no limits",
+        "let the device cool, or read the figure as one under this limit; perfexp changes no "
+        "limits",
         by="share:.0%",
     ),
     "clock_moved": _warning(
         "the device's clock differed by {change:.1%} between the blocks of `device`: {states}",
-        "use a longer warm-up (stopping.steady=thermal); compare cycles_per_call, which does not depend on the clock",
+        "use a longer warm-up (stopping.steady=thermal); compare cycles_per_call, which does not "
+        "depend on the clock",
         by="change:.1%",
     ),
     # --- the samples ---
     "drift": _warning(
         "{changes}",
-        "use a longer warm-up (stopping.steady=thermal, stopping=publish), and check what else changes on the machine",
+        "use a longer warm-up (stopping.steady=thermal, stopping=publish), and check what else "
+        "changes on the machine",
         by="relative:+.1%",
     ),
     "process_apart": _warning(
-        "a process took {ratio:.3g} times as long as the others: {median} per call in process {number}, {others} in "
-        "the others; time and interval include it",
-        "stop other work on this machine, then measure again; of more processes (processes=N) each weighs less",
+        "a process took {ratio:.3g} times as long as the others: {median} per call in process "
+        "{number}, {others} in the others; time and interval include it",
+        "stop other work on this machine, then measure again; of more processes (processes=N) "
+        "each weighs less",
         by="ratio:.3g",
         badness=_apart,
     ),
     "processes_differ": _note(
-        "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard deviation), which their "
-        "calls do not show; the interval includes it",
+        "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard "
+        "deviation), which their calls do not show; the interval includes it",
         "use more processes (processes=N) for a narrower interval",
     ),
     "too_few_samples": _note(
         "{n} samples ({effective} effective): {reached}", "{advice}", by="width:.1%"
     ),
     "below_resolution": _note(
-        "calls of {call_us:.3g} µs are timed one by one (cache=flush), including {overhead_us:.2g} µs for the timer",
+        "calls of {call_us:.3g} µs are timed one by one (cache=flush), including "
+        "{overhead_us:.2g} µs for the timer",
         "use a larger batch, or cache=rotate, which does not time calls one by one",
     ),
     "scaling_unexpected": _note(
         "the time is {ratio:.2f} times that of {reference}{evidence}",
-        "measure this size again, on a GPU also with algorithm=benchmark, by which cuDNN compares its algorithms",
+        "measure this size again, on a GPU also with algorithm=benchmark, by which cuDNN compares "
+        "its algorithms",
         by="ratio:.2f",
         badness=_apart,
     ),
     "stairs": _note(
-        "{curve}: {where}, as if other kernels ran; predictions between measured points are uncertain there",
+        "{curve}: {where}, as if other kernels ran; predictions between measured points are "
+        "uncertain there",
         "measure more points (sweep.measured), or look at the kernels (probes.layers=true)",
     ),
     "corpus_unfit": _warning(
@@ -194,9 +209,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         shared=True,
     ),
     "device_of_graph": _note(
-        "a call does not fit the launch queue; {what} captured as a CUDA graph, whose kernels may follow each other "
-        "more closely",
-        "compare such times with each other; execution.cuda_graph=true captures every call that does not synchronize",
+        "a call does not fit the launch queue; {what} captured as a CUDA graph, whose kernels may "
+        "follow each other more closely",
+        "compare such times with each other; execution.cuda_graph=true captures every call that "
+        "does not synchronize",
     ),
     # --- what limits the rate ---
     "rate_falls": _warning(
@@ -207,13 +223,16 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "multi_gpu_slower": _warning(
         "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}{scope}",
-        "use a larger batch_size per device; probes.scaling=true shows what the difference is lost to",
+        "use a larger batch_size per device; probes.scaling=true shows what the difference is "
+        "lost to",
         by="ratio:.2f",
         badness=operator.neg,
     ),
     "ranks_disagree": _warning(
-        "a call takes {ratio:.3f} of its timed duration in bursts without control messages between the ranks",
-        "stop other work on this machine; for short calls, read ranks/samples_per_second, the rate without messages",
+        "a call takes {ratio:.3f} of its timed duration in bursts without control messages "
+        "between the ranks",
+        "stop other work on this machine; for short calls, read ranks/samples_per_second, the "
+        "rate without messages",
         by="ratio:.3f",
         badness=_apart,
     ),
@@ -230,10 +249,10 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     # --- work and algorithms ---
     "not_faster": _warning(
-        "{algorithm} takes {ratio:.3f} of the time of {baseline} end to end (95 % interval {low:.3f} to {high:.3f}), "
-        "{how}: it is not clearly faster",
-        "report no gain, or use {baseline}; for a narrower interval measure when nothing else runs, with "
-        "algorithm.reuse=false",
+        "{algorithm} takes {ratio:.3f} of the time of {baseline} end to end (95 % interval "
+        "{low:.3f} to {high:.3f}), {how}: it is not clearly faster",
+        "report no gain, or use {baseline}; for a narrower interval measure when nothing else "
+        "runs, with algorithm.reuse=false",
         by="ratio:.3f",
     ),
     "work_uncounted": _warning(
@@ -241,18 +260,21 @@ DIAGNOSTICS: dict[str, Rule] = {
         "compare these figures only between runs of the same model",
     ),
     "above_the_ceiling": _warning(
-        "{metric} is {share:.0%}: the model's analytic work exceeds what the device can do in that time",
-        "an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the ceiling is of another precision, "
-        "or the count is wrong: please report it",
+        "{metric} is {share:.0%}: the model's analytic work exceeds what the device can do in "
+        "that time",
+        "an algorithm that multiplies less (Winograd, FFT) explains it; otherwise the ceiling is "
+        "of another precision, or the count is wrong: please report it",
         by="share:.0%",
     ),
     "tf32_ceiling": _note(
-        "by the device's data sheet, TF32 computes matrix products {ratio:.1f} times as fast as fp32 at most",
+        "by the device's data sheet, TF32 computes matrix products {ratio:.1f} times as fast as "
+        "fp32 at most",
         "precision=tf32 uses it, with 10 bits of mantissa; probes.correctness=true shows the error",
     ),
     # --- layers, phases, energy and profiles ---
     "layers_disagree": _warning(
-        "a call takes {profiled_ms:.4g} ms {how}, {clean_ms:.4g} ms without profiling ({difference:+.1%}{details})",
+        "a call takes {profiled_ms:.4g} ms {how}, {clean_ms:.4g} ms without profiling "
+        "({difference:+.1%}{details})",
         "{advice}",
         by="difference:+.1%",
         leaves_shares=True,
@@ -267,8 +289,8 @@ DIAGNOSTICS: dict[str, Rule] = {
     # Either the counter is broken or one of two readings is wrong; which of them is unknown.
     "meter_fault": _error(
         "{meter}: {fault}: no energy",
-        "measure again; `perfexp doctor` shows whether the counter moves and agrees with the power, another driver may "
-        "help",
+        "measure again; `perfexp doctor` shows whether the counter moves and agrees with the "
+        "power, another driver may help",
     ),
     "meter_missing": _warning(
         "no energy was measured, {reason}",
@@ -279,8 +301,8 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "meter_limited": _note(
         "{meter}: {limit}",
-        "the interval includes what can be known; an NVIDIA board since Volta, with a driver of 530 or "
-        "later and a larger batch, is read most exactly",
+        "the interval includes what can be known; an NVIDIA board since Volta, with a driver of "
+        "530 or later and a larger batch, is read most exactly",
     ),
     "untested": _warning(
         "perfexp was not tried on {what}, and follows its documentation",
@@ -385,7 +407,9 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             None if this code is not ranked, or an earlier version stored the diagnostic.
         """
         value = self.fields.get(self.rule.by.partition(":")[0]) if self.fields else None
-        return value if isinstance(value, int | float) else None
+        if isinstance(value, int | float):
+            return value
+        return None
 
 
 def make(code: str, /, **fields: object) -> Diagnostic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -36,7 +37,8 @@ def judge(
 
 def judge_pace(point: Point) -> list[Diagnostic]:
     """Return `pace_changed` if the pipelined loop is slower than waiting for each call."""
-    pipelined, waiting = (first_median(point, name) for name in ("throughput", "latency"))
+    pipelined = first_median(point, "throughput")
+    waiting = first_median(point, "latency")
     if pipelined is None or waiting is None or pipelined <= _LOOP_TOLERANCE * waiting:
         return []
     return [
@@ -46,8 +48,9 @@ def judge_pace(point: Point) -> list[Diagnostic]:
 
 def confirmed(point: Point) -> list[Diagnostic]:
     """Return the stored diagnostics, without a `clock_moved` that the readings do not confirm."""
-    is_disproved = point.facts.get("clock_hertz") and not judge_clocks([point.facts])
-    return diagnostics.without(point.doubts, "clock_moved") if is_disproved else list(point.doubts)
+    if point.facts.get("clock_hertz") and not judge_clocks([point.facts]):
+        return diagnostics.without(point.doubts, "clock_moved")
+    return list(point.doubts)
 
 
 def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
@@ -57,63 +60,50 @@ def judge_clocks(processes: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
         processes: a point's facts from each process that measured it (see
             `perfexp.probes.conditions`).
     """
-    clocks = [
-        clock
-        for facts in processes
-        for series in facts.get("clock_hertz", {}).values()
-        for clock in series
-    ]
-    noise = max(
-        (noise for facts in processes for noise in facts.get("clock_noise", {}).values()),
-        default=0.0,
-    )
+    clocks, noise = list[float](), 0.0
+    for facts in processes:
+        clocks += itertools.chain.from_iterable(facts.get("clock_hertz", {}).values())
+        noise = max([noise, *facts.get("clock_noise", {}).values()])
+    tolerance = _CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise
     states: list[list[float]] = []
     for clock in sorted(clocks, reverse=True):
-        if (
-            not states
-            or states[-1][0] - clock > (_CLOCK_TOLERANCE + _NOISE_TOLERANCE * noise) * states[-1][0]
-        ):
+        if not states or states[-1][0] - clock > tolerance * states[-1][0]:
             states.append([])
         states[-1].append(clock)
     if len(states) < 2:
         return []
     named = sorted(states, key=len, reverse=True)[:_NAMED_STATES]
     texts = [f"{median(state) / 1e6:.0f} MHz after {len(state)}" for state in named]
-    others = ", others after the rest" if len(states) > _NAMED_STATES else ""
+    text = f"{', '.join(texts)} of {len(clocks)} blocks"
+    if len(states) > _NAMED_STATES:
+        text += ", others after the rest"
     change = 1 - min(clocks) / max(clocks)
-    return [
-        diagnostics.make(
-            "clock_moved",
-            change=change,
-            states=f"{', '.join(texts)} of {len(clocks)} blocks{others}",
-        )
-    ]
+    return [diagnostics.make("clock_moved", change=change, states=text)]
 
 
 def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:
     """Return `throttled` for the series with the largest throttled share of its time."""
-    by_series = {
-        name: reasons for name, reasons in facts.get("throttled_share", {}).items() if reasons
-    }
-    if not by_series:
-        return []
-    series, reasons = max(by_series.items(), key=lambda item: max(item[1].values()))
-    share = max(reasons.values())  # several reasons may hold at the same time
-    if share <= _THROTTLE_TOLERANCE:
-        return []
-    ordered = sorted(reasons, key=lambda reason: -reasons[reason])
-    return [diagnostics.make("throttled", share=share, series=series, reasons=", ".join(ordered))]
+    most, found = _THROTTLE_TOLERANCE, list[Diagnostic]()
+    for series, reasons in facts.get("throttled_share", {}).items():
+        # several reasons may hold at the same time
+        if reasons and max(reasons.values()) > most:
+            most = max(reasons.values())
+            ordered = ", ".join(sorted(reasons, key=lambda reason: -reasons[reason]))
+            found = [diagnostics.make("throttled", share=most, series=series, reasons=ordered)]
+    return found
 
 
 def _sharing(*states: Mapping[str, Any]) -> list[str]:
     others = max(state.get("processes") or 1 for state in states) - 1
-    clocks = [(state.get("canary_hertz"), state.get("sm_clock_hertz")) for state in states]
-    slowest = min(
-        (reached / nominal for reached, nominal in clocks if reached and nominal), default=1.0
-    )
-    evidence = [f"other processes on the device: {others}"] if others > 0 else []
+    slowest = 1.0
+    for state in states:
+        reached, nominal = state.get("canary_hertz"), state.get("sm_clock_hertz")
+        if reached and nominal:
+            slowest = min(slowest, reached / nominal)
+    evidence = []
+    if others > 0:
+        evidence.append(f"other processes on the device: {others}")
     if slowest < _LEAST_CLOCK_SHARE:
-        evidence.append(
-            f"a calibration kernel ran at {slowest:.0%} of the clock that the driver reports"
-        )
+        speed = f"{slowest:.0%} of the clock that the driver reports"
+        evidence.append(f"a calibration kernel ran at {speed}")
     return evidence

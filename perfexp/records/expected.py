@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records.record import Key
 
 
@@ -34,8 +34,8 @@ class Expected(msgspec.Struct, kw_only=True):
             UserError: the file cannot be read.
         """
         try:
-            return untrusted.from_json(untrusted.read_bytes(path), cls)
+            return foreign.from_json(foreign.read_bytes(path), cls)
         except FileNotFoundError:
             return None
-        except (OSError, *untrusted.DECODING_ERRORS) as error:
+        except (OSError, *foreign.DECODING_ERRORS) as error:
             raise UserError(f"{path.name} cannot be read: {error}.") from error

@@ -40,22 +40,18 @@ def below(
         except OSError as error:
             refused(error)
             continue
-        inner = sorted(
-            name for name, entry in children.items() if name not in _SKIPPED and entry.is_dir()
-        )
-        yield from (
-            parent / name for name in names if name in children and not children[name].is_dir()
-        )
+        inner = []
+        for name in sorted(children, reverse=True):
+            if name not in _SKIPPED and children[name].is_dir():
+                inner.append((parent / name, depth + 1))
+        for name in names:
+            if name in children and not children[name].is_dir():
+                yield parent / name
         if inner and depth >= deepest:
-            refused(
-                OSError(
-                    errno.ELOOP,
-                    f"more than {deepest} nested folders; deeper ones are skipped",
-                    str(parent),
-                )
-            )
+            message = f"more than {deepest} nested folders; deeper ones are skipped"
+            refused(OSError(errno.ELOOP, message, str(parent)))
             continue
-        waiting += [(parent / name, depth + 1) for name in reversed(inner)]
+        waiting += inner
 
 
 def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]:

@@ -77,37 +77,46 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
     """Return scaling models for groups of rows with at least four sizes."""
     found = []
     for group in _over_sizes(known):
-        if len({each.key.pixels for each in group}) >= scaling.LEAST_SIZES:
-            medians = [_median(each) for each in group]
-            widths = [median.relative_half_width for median in medians]
-            largest = group[-1].key.pixels
-            fit = scaling.fit_scaling(
-                [each.key.pixels / largest for each in group],
-                [median.value for median in medians],
-                [_ERROR_UNKNOWN if width is None else width for width in widths],
+        keys = tuple(row.key for row in group)
+        num_sizes = len({key.pixels for key in keys})
+        if num_sizes < scaling.LEAST_SIZES:
+            continue
+        largest = keys[-1].pixels
+        x, y, errors = list[float](), list[float](), list[float]()
+        wide = unknown = 0
+        for row in group:
+            median = _median(row)
+            width = median.relative_half_width
+            if width is None:
+                width = _ERROR_UNKNOWN
+                unknown += 1
+            elif width > _SCATTER_MOST:
+                wide += 1
+            x.append(row.key.pixels / largest)
+            y.append(median.value)
+            errors.append(width)
+        fit = scaling.fit_scaling(x, y, errors)
+        # why the medians do not show how the time grows
+        doubts, of = list[str](), f"of {len(group)} medians"
+        if num_sizes < _LEAST_SIZES:
+            doubts.append(f"{num_sizes} sizes are too few ({_LEAST_SIZES} at least)")
+        if unknown + wide > len(group) / 2:
+            if unknown:
+                doubts.append(f"{unknown} {of} have no interval")
+            if wide:
+                doubts.append(f"{wide} {of} are uncertain by more than {_SCATTER_MOST:.0%}")
+        if fit.scatter > _SCATTER_MOST:
+            doubts.append(f"the times scatter by {fit.scatter:.0%}")
+        found.append(
+            Scaling(
+                key=keys[-1],
+                keys=keys,
+                time_kind=group[0].time_kind or "",
+                fit=fit,
+                doubt=", ".join(doubts),
             )
-            keys = tuple(each.key for each in group)
-            kind, doubt = group[0].time_kind or "", _doubt(group, fit.scatter)
-            found.append(Scaling(key=keys[-1], keys=keys, time_kind=kind, fit=fit, doubt=doubt))
+        )
     return found
-
-
-def _doubt(group: Sequence[Row], scatter: float) -> str:
-    """Return why the medians do not show how the time grows; empty if they do."""
-    sizes, widths = (
-        len({row.key.pixels for row in group}),
-        [_median(row).relative_half_width for row in group],
-    )
-    wide, unknown = (
-        sum(width > _SCATTER_MOST for width in widths if width is not None),
-        widths.count(None),
-    )
-    of = f"of {len(group)} medians"
-    parts = [f"{unknown} {of} have no interval"] * bool(unknown)
-    parts += [f"{wide} {of} are uncertain by more than {_SCATTER_MOST:.0%}"] * bool(wide)
-    few = [f"{sizes} sizes are too few ({_LEAST_SIZES} at least)"] * (sizes < _LEAST_SIZES)
-    scattered = [f"the times scatter by {scatter:.0%}"] * (scatter > _SCATTER_MOST)
-    return ", ".join([*few, *(parts if unknown + wide > len(group) / 2 else ()), *scattered])
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
@@ -118,12 +127,8 @@ def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
     found: dict[Key, Odd] = {}
     for grown in scalings(known):
         for index in grown.fit.far:
-            reference = (
-                f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
-            )
-            found[grown.keys[index]] = Odd(
-                ratio=1 + grown.fit.deviations[index], reference=reference
-            )
+            of = f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
+            found[grown.keys[index]] = Odd(ratio=1 + grown.fit.deviations[index], reference=of)
     # a time far above the fit is suspect itself: other times are not compared with it
     for group in _over_sizes(known):
         found |= _falling([row for row in group if row.key not in found])
@@ -133,10 +138,12 @@ def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
 def kernels_of(record: Record) -> dict[Key, list[str]]:
     """Return each timed point's kernels in execution order, if its layers were profiled."""
     kernels: dict[Key, list[str]] = {}
-    for point in (point for point in record.points if is_layers(point.key)):
-        lines = point.facts.get("layers", {}).get("lines", ())
-        names = dict.fromkeys(name for line in lines for name in line["kernels"])
-        kernels[without_replicate(timed_key(point.key))] = list(names)
+    for point in record.points:
+        if is_layers(point.key):
+            names: dict[str, None] = {}
+            for line in point.facts.get("layers", {}).get("lines", ()):
+                names |= dict.fromkeys(line["kernels"])
+            kernels[without_replicate(timed_key(point.key))] = list(names)
     return kernels
 
 
@@ -149,16 +156,20 @@ def judge(
     for group in _over_sizes(known):
         usual = [row for row in group if row.key not in odd]
         pixels = [row.key.pixels for row in usual]
-        for row in (row for row in group if row.key in odd):
-            below, above = bisect_left(pixels, row.key.pixels), bisect_right(pixels, row.key.pixels)
-            beside = [
-                *usual[below - 1 : below],
-                *usual[above : above + 1],
-            ]  # the adjacent sizes, if they exist
-            again = f"measured by {row.processes} processes" if row.processes > 1 else ""
-            texts = (again, _memory_evidence(row, beside), _kernel_evidence(row, beside, kernels))
-            seen = [text for text in texts if text]
-            one, evidence = odd[row.key], f": {', '.join(seen)}" if seen else ""
+        for row in group:
+            one = odd.get(row.key)
+            if one is None:
+                continue
+            below = bisect_left(pixels, row.key.pixels)
+            above = bisect_right(pixels, row.key.pixels)
+            # the adjacent sizes, if they exist
+            beside = [*usual[below - 1 : below], *usual[above : above + 1]]
+            texts = [_memory_evidence(row, beside), _kernel_evidence(row, beside, kernels)]
+            if row.processes > 1:
+                texts.insert(0, f"measured by {row.processes} processes")
+            evidence = ", ".join(filter(None, texts))
+            if evidence:
+                evidence = f": {evidence}"
             found = diagnostics.make(
                 "scaling_unexpected", ratio=one.ratio, reference=one.reference, evidence=evidence
             )
@@ -209,10 +220,9 @@ def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.boo
 
     The difference must exceed both intervals and the tolerance.
     """
-    lows, highs = (
-        np.array([getattr(_median(row), end) for row in group], dtype=float)
-        for end in ("low", "high")
-    )
+    known = [_median(row) for row in group]
+    lows = np.array([median.low for median in known], dtype=float)
+    highs = np.array([median.high for median in known], dtype=float)
     pixels = np.array([row.key.pixels for row in group])
     is_less = (highs < lows[:, None]) & (medians < ((1 - _FALL_TOLERANCE) * medians)[:, None])
     return is_less & (pixels > pixels[:, None])
@@ -220,11 +230,14 @@ def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.boo
 
 def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
     """Describe a peak memory far above both neighbors, a sign of another cuDNN algorithm."""
-    peaks = [peak for other in neighbors if (peak := other.value(PEAK_MEMORY))]
-    own, most = row.value(PEAK_MEMORY), max(peaks, default=None)
+    own = row.value(PEAK_MEMORY)
+    most = max((other.value(PEAK_MEMORY) or 0 for other in neighbors), default=0)
     if not own or not most or own < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
         return ""
-    return f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for another workspace"
+    return (
+        f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for "
+        "another workspace"
+    )
 
 
 def _kernel_evidence(
@@ -232,12 +245,16 @@ def _kernel_evidence(
 ) -> str:
     """Describe the first kernel that no neighbor launches; empty if there is none to report."""
     profiled = [kernels[other.key] for other in neighbors if other.key in kernels]
-    own = kernels.get(row.key, ()) if profiled else ()
-    foreign = [name for name in own if not any(name in other for other in profiled)]
+    if not profiled:
+        return ""
+    shared = set().union(*profiled)
+    foreign = [name for name in kernels.get(row.key, ()) if name not in shared]
     if not foreign:
         return ""
-    more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-    return f"it launches kernels that its neighbors do not: {foreign[0][:_LONGEST_NAME]}{more}"
+    first = f"it launches kernels that its neighbors do not: {foreign[0][:_LONGEST_NAME]}"
+    if len(foreign) > 1:
+        return f"{first} and {len(foreign) - 1} more"
+    return first
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
@@ -245,23 +262,25 @@ def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
     for group in _grouped(
         known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)
     ):
-        rated = [
-            (row, rate)
-            for row in group
-            if (rate := row.own_interval("samples_per_second")) and rate.low is not None
-        ]
-        fastest = max(rated, key=lambda other: other[1].value)[0].key.batch_size if rated else 0
-        for row, rate in rated:
-            smaller = [other for other in rated if other[0].key.batch_size < row.key.batch_size]
+        rated = list[tuple[Key, estimators.Interval]]()
+        for row in group:
+            rate = row.own_interval("samples_per_second")
+            if rate and rate.low is not None:
+                rated.append((row.key, rate))
+        for key, rate in rated:
+            smaller = [other for other in rated if other[0].batch_size < key.batch_size]
             if not smaller:
                 continue
             below, most = max(smaller, key=lambda other: other[1].value)
             if is_clearly_below(rate, most) and rate.value < (1 - _RATE_TOLERANCE) * most.value:
-                ratio, batch = rate.value / most.value, below.key.batch_size
-                yield (
-                    row.key,
-                    diagnostics.make("rate_falls", ratio=ratio, batch=batch, fastest=fastest),
+                fastest, _ = max(rated, key=lambda other: other[1].value)
+                found = diagnostics.make(
+                    "rate_falls",
+                    ratio=rate.value / most.value,
+                    batch=below.batch_size,
+                    fastest=fastest.batch_size,
                 )
+                yield key, found
 
 
 def _median(row: Row) -> estimators.Interval:

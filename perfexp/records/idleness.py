@@ -55,28 +55,32 @@ def _of_mean(point: Point, busy_seconds: float, wall_seconds: float) -> str:
 
 
 def _cause(point: Point, wall_seconds: float) -> tuple[str, str]:
-    loading, host = (_value(point, name) for name in (DATA_SHARE, HOST_SECONDS))
+    loading, host = _value(point, DATA_SHARE), _value(point, HOST_SECONDS)
     if loading is not None and loading >= _LOADING:
         return f"loading takes {loading:.0%} of a call", _FASTER_LOADING
     if host is None:
         return "the host's time to issue the calls is unknown", _FASTER_LAUNCHES
     share = host / wall_seconds
-    pace = "it sets the pace" if share >= _HOST_BOUND else "neither sets the pace alone"
-    return f"{_issuing(share)}: {pace}" if share <= _HOST_CHANGED else _issuing(
-        share
-    ), _FASTER_LAUNCHES
+    cause = _issuing(share)
+    if _HOST_BOUND <= share <= _HOST_CHANGED:
+        cause += ": it sets the pace"
+    elif share <= _HOST_CHANGED:
+        cause += ": neither sets the pace alone"
+    return cause, _FASTER_LAUNCHES
 
 
 def _issuing(share: float) -> str:
     """Describe the host time to issue the calls, as a share of the loop."""
     if share > _HOST_CHANGED:
         return (
-            f"issuing the calls took {share:.1f} times the loop's time when it was measured alone, so the pace of the "
-            "host changed in between"
+            f"issuing the calls took {share:.1f} times the loop's time when it was measured "
+            "alone, so the pace of the host changed in between"
         )
     return f"the host needs {min(share, 1.0):.0%} to issue the calls"
 
 
 def _value(point: Point, name: str) -> float | None:
     metric = point.metric(name)
-    return metric.value if metric else None
+    if metric:
+        return metric.value
+    return None

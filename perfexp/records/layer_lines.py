@@ -14,8 +14,11 @@ READABLE = 0.25
 
 def disagreement(*points: Point) -> Diagnostic | None:
     """Return the diagnostic that reduces layer times to shares; None if the times are reliable."""
-    doubts = (doubt for point in points for doubt in point.doubts)
-    return next((doubt for doubt in doubts if doubt.rule.leaves_shares), None)
+    for point in points:
+        for doubt in point.doubts:
+            if doubt.rule.leaves_shares:
+                return doubt
+    return None
 
 
 def seconds_of(line: Mapping[str, Any]) -> float:
@@ -30,11 +33,16 @@ def gap_of(line: Mapping[str, Any]) -> float:
 
 def pass_of(line: Mapping[str, Any]) -> str:
     """Return a line's pass, for example `forward`; `unattributed` outside of modules."""
-    return str(line["key"]["which"]) if isinstance(line["key"], Mapping) else "unattributed"
+    if isinstance(line["key"], Mapping):
+        return str(line["key"]["which"])
+    return "unattributed"
 
 
 def name_of(line: Mapping[str, Any]) -> str:
     """Return the module path, followed by the operation if the line is one call in its code."""
-    key = line["key"] if isinstance(line["key"], Mapping) else {}
-    operation = line["kind"] if key.get("operation") is not None else None
-    return ".".join(str(part) for part in (key.get("path"), operation) if part) or str(line["kind"])
+    kind, key = str(line["kind"]), line["key"]
+    if not isinstance(key, Mapping) or not key.get("path"):
+        return kind
+    if key.get("operation") is not None:
+        return f"{key['path']}.{kind}"
+    return str(key["path"])

@@ -16,6 +16,11 @@ def metric(name: str, value: float | None, unit: str = "1") -> None:
     Without a point, nothing happens. A later value with the same name replaces the earlier value.
     Call it from a probe if you can: code in a model's forward pass is timed.
 
+    >>> with collecting() as metrics:
+    ...     metric("queue_seconds", 0.25, "s")
+    >>> metrics["queue_seconds"].value
+    0.25
+
     Args:
         name: metric name that ends in its unit, if it has one (`gradient_norm`, `queue_seconds`).
         unit: SI unit; `1` for a ratio.

@@ -34,7 +34,8 @@ class Formats(NamedTuple):
     @classmethod
     def of_flags(cls, flags: tuple[bool, bool]) -> Formats:
         """Return float32's number formats, given torch's flags for products and convolutions."""
-        return cls(*("tf32" if is_allowed else "fp32" for is_allowed in flags))
+        products, convolutions = ("tf32" if is_allowed else "fp32" for is_allowed in flags)
+        return cls(products, convolutions)
 
 
 def tf32_flags(environment: Mapping[str, Any]) -> tuple[bool, bool] | None:
@@ -42,15 +43,12 @@ def tf32_flags(environment: Mapping[str, Any]) -> tuple[bool, bool] | None:
     device, session = environment.get("device"), environment.get("session")
     if not isinstance(device, Mapping) or not isinstance(session, Mapping):
         return None
-    matmul, cudnn = (session.get(f"{part}_allow_tf32") for part in ("matmul", "cudnn"))
+    if device.get("kind") != "cuda" or device.get("rocm"):
+        return None
     known = str(device.get("compute_capability") or "").partition(".")[0]
-    has_none = (
-        device.get("kind") != "cuda"
-        or device.get("rocm")
-        or (known.isdecimal() and int(known) < _FIRST_TF32)
-    )
-    return (
-        (matmul, cudnn)
-        if isinstance(matmul, bool) and isinstance(cudnn, bool) and not has_none
-        else None
-    )
+    if known.isdecimal() and int(known) < _FIRST_TF32:
+        return None
+    matmul, cudnn = session.get("matmul_allow_tf32"), session.get("cudnn_allow_tf32")
+    if isinstance(matmul, bool) and isinstance(cudnn, bool):
+        return matmul, cudnn
+    return None

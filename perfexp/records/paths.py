@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign, signature
 from perfexp.host.files import safe_name, write_atomically
+from perfexp.records.sweep_record import Sweep
 
 #: Limit on a manifest.json, which only holds file names.
 _MOST_MANIFEST_BYTES = 8 << 20
@@ -50,7 +51,7 @@ def append_line(path: Path, line: bytes) -> None:
     Raises:
         OSError: the path is not a regular file, or cannot be written.
     """
-    with untrusted.open_append(path) as file:
+    with foreign.open_append(path) as file:
         size = file.seek(0, os.SEEK_END)
         if size:
             file.seek(size - 1)
@@ -70,7 +71,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 def _is_json(text: bytes) -> bool:
     try:
-        untrusted.json_data(text)
+        foreign.json_data(text)
     except ValueError:
         return False
     return True
@@ -220,7 +221,7 @@ class _Folder:
 
     def _manifest(self) -> dict[str, Any]:
         try:
-            content = untrusted.json_data(untrusted.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
+            content = foreign.json_data(foreign.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
@@ -239,7 +240,7 @@ class _Folder:
             UserError: another process holds the lock, or the lock file cannot be written.
         """
         try:
-            opened = untrusted.open_append(self.lock)
+            opened = foreign.open_append(self.lock)
         except OSError as error:
             raise UserError(
                 f"{self.lock} can't be written ({error}): remove it, or choose another folder."
@@ -265,7 +266,7 @@ class _Folder:
     def in_use(self) -> bool:
         """Return whether a process is measuring here (see `locked`), without changing anything."""
         try:
-            with os.fdopen(untrusted.open_regular(self.lock, os.O_RDONLY), "rb") as file:
+            with os.fdopen(foreign.open_regular(self.lock, os.O_RDONLY), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -315,7 +316,7 @@ class RunPaths(_Folder):
         crash.
         """
         inner = self.replacement()
-        if not untrusted.is_regular(inner.record):
+        if not foreign.is_regular(inner.record):
             return
         for name in (CHECKPOINTS, DETAILS):
             refuse_link(inner.root / name)
@@ -342,7 +343,7 @@ class RunPaths(_Folder):
     def results(self) -> list[Path]:
         """Return the regular files here that the manifest names and that a run leaves behind."""
         names = filter(self._is_result, self.claimed())
-        return [self.root / name for name in names if untrusted.is_regular(self.root / name)]
+        return [self.root / name for name in names if foreign.is_regular(self.root / name)]
 
     def _is_result(self, name: str) -> bool:
         """Return whether a run leaves a file with this name; its log is excluded as its lock."""
@@ -379,6 +380,19 @@ class SweepPaths(_Folder):
         self.job_logs = self.details / _JOB_LOGS
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
 
+    def sign(self, sweep: Sweep) -> None:
+        """Enter in the manifest that this user gave the sweep's command, in the current folder."""
+        place = str(Path.cwd())
+        mark = signature.of(_signed(sweep, place))
+        self._write({**self._manifest(), "begun_in": place, "signature": mark})
+
+    def begun_in(self, sweep: Sweep) -> str | None:
+        """Return the folder where this user gave the sweep's command; None if somebody else did."""
+        manifest = self._manifest()
+        place, mark = manifest.get("begun_in"), manifest.get("signature")
+        is_own = isinstance(place, str) and signature.is_of(mark, _signed(sweep, place))
+        return place if is_own else None
+
     def make_job_logs(self) -> None:
         """Create the folder for job output.
 
@@ -387,3 +401,7 @@ class SweepPaths(_Folder):
         """
         refuse_link(self.job_logs)
         self.job_logs.mkdir(parents=True, exist_ok=True)
+
+
+def _signed(sweep: Sweep, place: str) -> bytes:
+    return json.dumps(["sweep", sweep.uid, place, *sweep.command]).encode()

@@ -41,13 +41,17 @@ def is_of_gpu(point: Point) -> bool:
 def first_median_interval(point: Point, *names: str) -> estimators.Interval | None:
     """Return the median seconds per call from the first named series that has samples, or None."""
     series = first_series(point, *names)
-    return blockwise.block_median(blocks_of(series)) if series else None
+    if series:
+        return blockwise.block_median(blocks_of(series))
+    return None
 
 
 def first_median(point: Point, *names: str) -> float | None:
     """Return the value of `first_median_interval`, without its interval."""
     found = first_median_interval(point, *names)
-    return found.value if found else None
+    if found:
+        return found.value
+    return None
 
 
 def interval_of(metric: Metric | None) -> estimators.Interval | None:
@@ -63,7 +67,9 @@ def loop_interval(point: Point) -> estimators.Interval | None:
     Data loaders may deliver batches in bursts. The mean includes these, the median hides them.
     """
     series = first_series(point, "throughput", "latency")
-    return blockwise.block_mean(blocks_of(series)) if series else None
+    if series:
+        return blockwise.block_mean(blocks_of(series))
+    return None
 
 
 def first_series(point: Point, *names: str) -> Series | None:

@@ -36,7 +36,9 @@ def class_of(figure: str, bound_by: str | None) -> str:
         return known
     if bound_by != "gpu":
         return HOST_BOUND
-    return "rate" if figure in _RATES else "latency"
+    if figure in _RATES:
+        return "rate"
+    return "latency"
 
 
 @cache
@@ -63,7 +65,7 @@ def of_record(record: Record) -> dict[str, Prior]:
     """
     device = record.environment.get("device")
     kind = device.get("kind") if isinstance(device, dict) else None
-    return record.priors or of_any(kind if isinstance(kind, str) else None)
+    return record.priors or of_any("cpu" if kind == "cpu" else None)
 
 
 def free_cores(record: Record) -> int:
@@ -74,7 +76,9 @@ def free_cores(record: Record) -> int:
     threads, affinity, cores = session.get("threads"), cpu.get("affinity"), cpu.get("logical_cores")
     if isinstance(affinity, list) and affinity:
         cores = len(affinity)
-    return max(cores - threads, 0) if isinstance(cores, int) and isinstance(threads, int) else 0
+    if not isinstance(cores, int) or not isinstance(threads, int):
+        return 0
+    return max(cores - threads, 0)
 
 
 def find(
@@ -90,9 +94,7 @@ def find(
     """
     first = points[0]
     name = class_of(figure, first.facts.get("bound_by"))
-    prior = priors.get(name) or (
-        priors.get("device") if name == "latency" else priors.get(HOST_BOUND)
-    )
+    prior = priors.get(name) or priors.get("device" if name == "latency" else HOST_BOUND)
     if prior is None:
         return None
     shared = prior.server if is_forked(first) else 0.0

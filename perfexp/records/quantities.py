@@ -101,7 +101,9 @@ TIMES = {
 
 def time_title(kind: str | None) -> str:
     """Return a time's name for tables, texts and plots; empty for None."""
-    return TIMES[kind].title if kind in TIMES else kind or ""
+    if kind in TIMES:
+        return TIMES[kind].title
+    return kind or ""
 
 
 #: Units that end a name.
@@ -135,7 +137,8 @@ PHASES = _quantity(
 HOST_SECONDS = _quantity("loop/host_seconds", "Host time to launch a call", pooled=Pooled.MEDIAN)
 CYCLES = _quantity(
     "device/cycles_per_call",
-    "`device` times an NVIDIA board's SM clock under load; a lasting clock change does not affect it (estimated)",
+    "`device` times an NVIDIA board's SM clock under load; a lasting clock change does not affect "
+    "it (estimated)",
     is_charted=False,
     pooled=Pooled.GEOMETRIC_MEAN,
 )
@@ -162,7 +165,8 @@ CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time for writing che
 
 PEAK_MEMORY = _quantity(
     "memory/peak_bytes",
-    "Peak during the timed calls. CPU: the process's resident memory. CUDA: peak allocated by torch",
+    "Peak during the timed calls. CPU: the process's resident memory. CUDA: peak allocated by "
+    "torch",
     is_apart=True,
 )
 FIRST_MEMORY = _quantity(
@@ -219,8 +223,9 @@ WORK_RATE = _quantity(
 )
 MFU = _quantity(
     "mfu",
-    "Contractions' FLOP/s in the pipelined loop, over the data sheet's peak for the precision: 2 per MAC, 6 in a "
-    "training step. With `precision=torch` convolutions and products have peaks of their own",
+    "Contractions' FLOP/s in the pipelined loop, over the data sheet's peak for the precision: 2 "
+    "per MAC, 6 in a training step. With `precision=torch` convolutions and products have peaks "
+    "of their own",
     heading="MFU at samples/s",
     is_share=True,
     pooled=Pooled.BY_RATE,
@@ -235,7 +240,8 @@ TOKENS_RATE = _quantity(
 CACHE_BYTES = _quantity("memory/cache_bytes", "`mode=decode`: keys and values of all contexts")
 MBU = _quantity(
     "mbu",
-    "`mode=decode`: bytes of parameters and cache over time (`device/graph` if there is one) and `ceiling/bytes_per_second`",
+    "`mode=decode`: bytes of parameters and cache over time (`device/graph` first) and "
+    "`ceiling/bytes_per_second`",
     heading="MBU at {time}",
     is_share=True,
     pooled=Pooled.BY_TIME,
@@ -335,8 +341,9 @@ COVERAGE = _quantity(
 )
 PROVEN = _quantity(
     "algorithm/proven_share",
-    "The part of it that is proven: by an algorithm that perfexp composed, or by cuDNN kernels that it checked. "
-    "torch's own choice (`algorithm=fastest`, or a layer with `default`) is not: its algorithm was not observed.",
+    "The part of it that is proven: by an algorithm that perfexp composed, or by cuDNN kernels "
+    "that it checked. torch's own choice (`algorithm=fastest`, or a layer with `default`) is not: "
+    "its algorithm was not observed.",
     is_share=True,
     is_apart=True,
 )
@@ -354,7 +361,8 @@ ALGORITHM_ERROR = _quantity(
 )
 SPEEDUP = _quantity(
     "algorithm/speedup_over_*",
-    "`fastest` only: whole model against `default` and `benchmark`, all launched kernel by kernel, with interval",
+    "`fastest` only: whole model against `default` and `benchmark`, all launched kernel by "
+    "kernel, with interval",
     pooled=Pooled.SPEEDUP,
 )
 CAPTURED_SPEEDUP = _quantity(
@@ -364,8 +372,8 @@ CAPTURED_SPEEDUP = _quantity(
 )
 PROMISED_SPEEDUP = _quantity(
     "algorithm/promised_speedup_over_*",
-    "The same for the convolutions, each timed alone, with interval; the mean over processes, unless choices were "
-    "cached",
+    "The same for the convolutions, each timed alone, with interval; the mean over processes, "
+    "unless choices were cached",
     pooled=Pooled.SPEEDUP,
 )
 
@@ -387,7 +395,8 @@ COMMUNICATION = _quantity(
 )
 STATISTICS = _quantity(
     "ranks/statistics_share",
-    "Share of a step for SyncBatchNorm, the model's other collective operations, and DistributedDataParallel itself",
+    "Share of a step for SyncBatchNorm, the model's other collective operations, and "
+    "DistributedDataParallel itself",
     heading="other communication",
     is_apart=True,
 )

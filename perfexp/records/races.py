@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from perfexp.statistics.estimators import Interval
 #: Engines that stand for torch's own, unobserved choice; the chosen engines are compared with them.
 BASELINES = ("default", "benchmark")
 #: Name parts of engines that multiply less than a direct convolution.
-_MULTIPLY_LESS = ("winograd", "fft")
+_MULTIPLY_LESS = re.compile("winograd|fft")
 
 #: Layer and pass.
 LayerPass = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -29,7 +30,7 @@ def passes(point: Point) -> Iterator[LayerPass]:
 def saving_engines(point: Point) -> list[str]:
     """Return a point's engines that multiply less than a direct convolution."""
     engines = dict.fromkeys(str(one_pass["selected"]) for _, one_pass in passes(point))
-    return [name for name in engines if any(kind in name for kind in _MULTIPLY_LESS)]
+    return list(filter(_MULTIPLY_LESS.search, engines))
 
 
 def is_own_choice(selected: object, status: object) -> bool:
@@ -50,14 +51,15 @@ def proven_share(point: Point) -> float | None:
 
 
 def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> float | None:
-    every = [one_pass for _, one_pass in passes(point)]
-    total = sum(one_pass.get("flops") or 0 for one_pass in every)
-    known = [
-        one_pass
-        for one_pass in every
-        if condition(one_pass.get("selected"), one_pass.get("status"))
-    ]
-    return sum(one_pass.get("flops") or 0 for one_pass in known) / total if total else None
+    total = known = 0
+    for _, one_pass in passes(point):
+        flops = one_pass.get("flops") or 0
+        total += flops
+        if condition(one_pass.get("selected"), one_pass.get("status")):
+            known += flops
+    if total:
+        return known / total
+    return None
 
 
 def timed_passes(point: Point) -> list[LayerPass]:
@@ -78,8 +80,10 @@ def seconds_of(
         return Interval(
             value=raced["seconds"], low=raced["seconds_low"], high=raced["seconds_high"]
         )
-    value = None if launching else one_pass["seconds"].get(engine)
-    return None if value is None else Interval(value=value, low=None, high=None)
+    value = one_pass["seconds"].get(engine)
+    if launching or value is None:
+        return None
+    return Interval(value=value, low=None, high=None)
 
 
 def sums(timed: Iterable[LayerPass]) -> dict[str, Interval]:
@@ -90,11 +94,16 @@ def sums(timed: Iterable[LayerPass]) -> dict[str, Interval]:
     """
     totals, races = {}, _distinct(timed)
     for name in ("chosen", *BASELINES):
-        times = [(calls, seconds_of(race, _engine(race, name))) for calls, race in races]
-        known = [(calls, time) for calls, time in times if time is not None]
-        if known and len(known) == len(times):
-            value = sum(calls * time.value for calls, time in known)
-            totals[name] = _around(value, [calls * _error(time) for calls, time in known])
+        value, errors = 0.0, []
+        for calls, race in races:
+            time = seconds_of(race, _engine(race, name))
+            if time is None:
+                break
+            value += calls * time.value
+            errors.append(calls * _error(time))
+        else:
+            if races:
+                totals[name] = _around(value, errors)
     return totals
 
 
@@ -102,18 +111,18 @@ def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
     """Return each baseline's time divided by the chosen engines' time, from `sums`."""
     layers = list(timed)
     totals, ratios = sums(layers), {}
-    for baseline in (name for name in BASELINES if name in totals):
+    for baseline in BASELINES:
+        if baseline not in totals:
+            continue
         chosen = totals["chosen"].value
         ratio, errors = totals[baseline].value / chosen, []
         for calls, race in _distinct(layers):
-            own, other = (seconds_of(race, _engine(race, name)) for name in ("chosen", baseline))
+            own = seconds_of(race, _engine(race, "chosen"))
+            other = seconds_of(race, baseline)
             assert own is not None and other is not None  # both have a sum
-            is_same = race["selected"] == baseline  # then both have the same error
-            error = (
-                (1 - ratio) * _error(own)
-                if is_same
-                else math.hypot(_error(other), ratio * _error(own))
-            )
+            error = math.hypot(_error(other), ratio * _error(own))
+            if race["selected"] == baseline:  # then both have the same error
+                error = (1 - ratio) * _error(own)
             errors.append(calls * error / chosen)
         ratios[baseline] = _around(ratio, errors)
     return ratios
@@ -131,21 +140,20 @@ def _distinct(timed: Iterable[LayerPass]) -> list[tuple[int, Mapping[str, Any]]]
 
 
 def _engine(race: Mapping[str, Any], name: str) -> str:
-    return str(race["selected"]) if name == "chosen" else name
+    if name == "chosen":
+        return str(race["selected"])
+    return name
 
 
 def _error(interval: Interval) -> float:
     """Return half the width of an interval; NaN without an interval."""
-    return (
-        math.nan
-        if interval.low is None or interval.high is None
-        else (interval.high - interval.low) / 2
-    )
+    if interval.low is None or interval.high is None:
+        return math.nan
+    return (interval.high - interval.low) / 2
 
 
 def _around(value: float, errors: list[float]) -> Interval:
     half = math.hypot(*errors)
-    is_known = not math.isnan(half)
-    return Interval(
-        value=value, low=value - half if is_known else None, high=value + half if is_known else None
-    )
+    if math.isnan(half):
+        return Interval(value=value, low=None, high=None)
+    return Interval(value=value, low=value - half, high=value + half)

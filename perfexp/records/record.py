@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records import old_names, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.statistics.prior import Prior
@@ -446,16 +446,17 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             UserError: the text is not a record, or its version is newer.
         """
         try:
-            version = untrusted.from_json(text, _Version).schema_version
+            version = foreign.from_json(text, _Version).schema_version
             if version > SCHEMA_VERSION:
                 raise UserError(
-                    f"{source} has schema version {version}; this perfexp reads up to {SCHEMA_VERSION}. Update perfexp."
+                    f"{source} has schema version {version}; this perfexp reads up to "
+                    f"{SCHEMA_VERSION}. Update perfexp."
                 )
-            record = untrusted.from_json(text, cls)
+            record = foreign.from_json(text, cls)
             _check(record.points)
             _check_points(record.points)
             record.plan = old_names.plan_of_today(record.plan)
-        except untrusted.DECODING_ERRORS as error:
+        except foreign.DECODING_ERRORS as error:
             raise UserError(f"{source} is not a perfexp record: {error}.") from error
         return record
 
@@ -468,10 +469,11 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """
         file = path / "record.json" if path.is_dir() else path
         try:
-            return cls.from_json(untrusted.read_bytes(file), source=str(file))
+            return cls.from_json(foreign.read_bytes(file), source=str(file))
         except OSError as error:
             raise UserError(
-                f"No record can be read at {file}: {error.strerror}. Name a run's folder or its record.json."
+                f"No record can be read at {file}: {error.strerror}. Name a run's folder or its "
+                "record.json."
             ) from error
 
 
@@ -527,9 +529,9 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     try:
         points = [decoder.decode(line) for line in complete if line.strip()]
         _check(points)
-    except untrusted.DECODING_ERRORS as error:
+    except foreign.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
-    with suppress(*untrusted.DECODING_ERRORS):  # the last line may be empty or truncated by a crash
+    with suppress(*foreign.DECODING_ERRORS):  # the last line may be empty or truncated by a crash
         points.append(decoder.decode(rest))
     return points
 
@@ -541,7 +543,7 @@ def read_points(path: Path) -> list[Point]:
         UserError: the file cannot be read.
     """
     try:
-        return points_from_lines(untrusted.read_bytes(path))
+        return points_from_lines(foreign.read_bytes(path))
     except FileNotFoundError:
         return []
     except OSError as error:

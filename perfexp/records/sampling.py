@@ -23,7 +23,9 @@ _TREND_PROCESSES, _TREND_FLOOR = 5, 0.005
 _PROCESS_APART = 1.5
 #: How to get more samples, by the reason why a block ended.
 _MORE_SAMPLES = {
-    "fixed": "use more calls (stopping.measure=N; ITERATIONS of perfexp train-speed) or stopping=normal",
+    "fixed": (
+        "use more calls (stopping.measure=N; ITERATIONS of perfexp train-speed) or stopping=normal"
+    ),
     "max_seconds": "use more time (stopping.max_seconds=N)",
     "max_calls": "use more calls (stopping.max_calls=N)",
     "epochs": "use more epochs, or more data",
@@ -39,25 +41,24 @@ def judge(point: Point, kind: str | None) -> list[Diagnostic]:
     found = []
     if time.drift is not None:
         found.append(_moved(time.drift.relative, "from the first third of the samples to the last"))
-    target, achieved = series.stop.target if series.stop else None, time.median.relative_half_width
-    effective, reason = time.n / time.tau, series.stop.reason if series.stop else None
-    narrow = (
-        estimators.FEW_TOO_NARROW if effective < estimators.FEW and reason != "precision" else 1.0
-    )
+    target, reason = None, ""
+    if series.stop:
+        target, reason = series.stop.target, series.stop.reason
+    achieved = time.median.relative_half_width
+    effective = time.n / time.tau
+    narrow = 1.0
+    if effective < estimators.FEW and reason != "precision":
+        narrow = estimators.FEW_TOO_NARROW
     if achieved is None or (target is not None and narrow * achieved > target):
-        reached = _reached(achieved, target)
-        advice = _MORE_SAMPLES.get(
-            reason or "", "use more time or calls (stopping.max_seconds, stopping.measure)"
-        )
-        whole = int(effective)
+        more = "use more time or calls (stopping.max_seconds, stopping.measure)"
         found.append(
             diagnostics.make(
                 "too_few_samples",
                 n=time.n,
-                effective=whole,
+                effective=int(effective),
                 width=achieved,
-                reached=reached,
-                advice=advice,
+                reached=_reached(achieved, target),
+                advice=_MORE_SAMPLES.get(reason, more),
             )
         )
     return found
@@ -72,14 +73,9 @@ def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
 
 
 def _trend(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
-    medians = [
-        first_median(point, kind) or 0.0
-        for point in sorted(processes, key=lambda point: point.key.replicate)
-    ]
-    steps = {
-        math.copysign(1, later - earlier) if later != earlier else 0
-        for earlier, later in pairwise(medians)
-    }
+    in_order = sorted(processes, key=lambda point: point.key.replicate)
+    medians = [first_median(point, kind) or 0.0 for point in in_order]
+    steps = {(later > earlier) - (later < earlier) for earlier, later in pairwise(medians)}
     if len(medians) < _TREND_PROCESSES or not min(medians) or steps not in ({1}, {-1}):
         return []
     relative = medians[-1] / medians[0] - 1
@@ -95,45 +91,35 @@ def _moved(relative: float, between: str) -> Diagnostic:
 
 
 def _differences(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
-    found = {point.key.replicate: first_median_interval(point, kind) for point in processes}
-    intervals = {
-        number: interval for number, interval in found.items() if interval and interval.value > 0
-    }
-    values = {number: interval.value for number, interval in intervals.items()}
+    values, within = dict[int, float](), 0.0
+    for point in processes:
+        interval = first_median_interval(point, kind)
+        if interval and interval.value > 0:
+            values[point.key.replicate] = interval.value
+            within = max(within, interval.relative_half_width or 0.0)
     component = Repeats(values=tuple(values.values())).own if values else None
-    within = [interval.relative_half_width or 0.0 for interval in intervals.values()]
-    if component is None or component.spread <= max(
-        _PROCESSES_DIFFER * max(within), _PROCESSES_FLOOR
-    ):
+    if component is None or component.spread <= max(_PROCESSES_DIFFER * within, _PROCESSES_FLOOR):
         return []
-    others = {
-        number: median(value for other, value in values.items() if other != number)
-        for number in values
-    }
-    number = max(
-        values,
-        key=lambda number: (
-            round(abs(math.log(values[number] / others[number])), 9),
-            values[number],
-        ),
-    )
-    ratio = values[number] / others[number]
-    rest = [value for other, value in values.items() if other != number]
+    apart = list[tuple[float, float, int, list[float]]]()
+    for number, value in values.items():
+        rest = [other for replicate, other in values.items() if replicate != number]
+        apart.append((round(abs(math.log(value / median(rest))), 9), value, number, rest))
+    _, value, number, rest = max(apart, key=lambda process: process[:2])
+    ratio = value / median(rest)
     if max(ratio, 1 / ratio) >= _PROCESS_APART > max(rest) / min(rest):
-        own, typical = (
-            units.format_seconds(seconds, 3) for seconds in (values[number], others[number])
+        found = diagnostics.make(
+            "process_apart",
+            ratio=ratio,
+            median=units.format_seconds(value, 3),
+            number=number + 1,
+            others=units.format_seconds(median(rest), 3),
         )
-        return [
-            diagnostics.make(
-                "process_apart", ratio=ratio, median=own, number=number + 1, others=typical
-            )
-        ]
-    medians = ", ".join(units.format_seconds(value, 3) for value in values.values())
-    return [
-        diagnostics.make(
+    else:
+        medians = ", ".join(units.format_seconds(value, 3) for value in values.values())
+        found = diagnostics.make(
             "processes_differ", processes=len(values), medians=medians, spread=component.spread
         )
-    ]
+    return [found]
 
 
 def _reached(achieved: float | None, target: float | None) -> str:

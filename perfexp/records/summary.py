@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from statistics import fmean, geometric_mean, median, variance
 
 import msgspec
@@ -27,6 +26,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
     DEVICE_TIMES,
     first_median,
+    first_series,
     interval_of,
     is_of_gpu,
     loop_interval,
@@ -36,6 +36,7 @@ from perfexp.records.point_times import (
 )
 from perfexp.records.quantities import ACCURACY, CYCLES, IMAGE_ENERGY, PEAK_MEMORY, Pooled
 from perfexp.records.record import (
+    Epoch,
     Key,
     Metric,
     Point,
@@ -114,43 +115,59 @@ class Row:
     def value(self, name: str) -> float | None:
         """Return the value of the metric with this name; None without a value."""
         metric = self.metric(name)
-        return metric.value if metric else None
+        if metric:
+            return metric.value
+        return None
 
     def basis(self, metric: Metric) -> estimators.Interval | None:
         """Return the time or rate that a metric is computed from; None for independent metrics."""
         pooled = quantities.of(metric).pooled
         if pooled is Pooled.BY_TIME:
-            return self.time.median if self.time else None
-        return self.samples_per_second if pooled is Pooled.BY_RATE else None
+            if self.time:
+                return self.time.median
+            return None
+        if pooled is Pooled.BY_RATE:
+            return self.samples_per_second
+        return None
 
     def marked(self, metric: Metric) -> Metric:
         """Return the metric, marked as estimated if its basis has no interval."""
         basis = self.basis(metric)
         is_estimate = metric.value is not None and basis is not None and basis.low is None
-        return msgspec.structs.replace(metric, estimated=True) if is_estimate else metric
+        if is_estimate:
+            return msgspec.structs.replace(metric, estimated=True)
+        return metric
 
     @property
     def service_kind(self) -> str | None:
         """Return the name of the time that a caller experiences: the latency if it was measured."""
-        return "latency" if "latency" in self.times else self.time_kind
+        if "latency" in self.times:
+            return "latency"
+        return self.time_kind
 
     def percentile(self, number: float) -> estimators.Interval | None:
         """Return a requested percentile of `service_kind`; for 50, the median with its interval."""
         if self.service_kind is None:
             return None
         time = self.times[self.service_kind]
-        return time.median if number == 50 else time.percentiles[number]
+        if number == 50:
+            return time.median
+        return time.percentiles[number]
 
     @property
     def time(self) -> blockwise.Summary | None:
         """Return the statistics of the representative time, in seconds per call."""
-        return self.times[self.time_kind] if self.time_kind else None
+        if self.time_kind:
+            return self.times[self.time_kind]
+        return None
 
     @property
     def spread(self) -> float | None:
         """Return the relative standard deviation between process medians; None for one process."""
         own = self.figures[self.time_kind].own if self.time_kind in self.figures else None
-        return own.spread if own else None
+        if own:
+            return own.spread
+        return None
 
     def own_interval(self, figure: str) -> estimators.Interval | None:
         """Return a figure for comparisons within the record; None if it was not measured.
@@ -170,11 +187,9 @@ class Row:
     def samples_per_second(self) -> estimators.Interval | None:
         """Return all ranks' samples per second of mean pipelined time; None for a time of 0."""
         pipelined = self.times.get("throughput") or self.times.get("latency")
-        return (
-            _rate(pipelined.mean, self.samples_per_call)
-            if pipelined and pipelined.mean.value > 0
-            else None
-        )
+        if pipelined and pipelined.mean.value > 0:
+            return _rate(pipelined.mean, self.samples_per_call)
+        return None
 
 
 def rows(record: Record) -> list[Row]:
@@ -185,23 +200,24 @@ def rows(record: Record) -> list[Row]:
     raised = growth.judge(known, growth.kernels_of(record))
     unfinished = interrupted(record)
     in_turn = record.sweep is not None and record.sweep.level is not None
-    return [
-        replace(
+    for number, each in enumerate(known):
+        known[number] = replace(
             each,
             unfinished=unfinished[each.key],
             in_turn=in_turn,
             metrics=tuple(map(each.marked, each.metrics)),
             doubts=(*each.doubts, *raised.get(each.key, ())),
         )
-        for each in known
-    ]
+    return known
 
 
 def requested_percentiles(record: Record) -> tuple[float, ...]:
     """Return the percentiles that the plan requests."""
-    asked = record.plan.get("percentiles")
-    numbers = [p for p in asked if isinstance(p, int | float)] if isinstance(asked, list) else []
-    return tuple(float(p) for p in numbers if 0 < p < 100 > 100 - p) or (50.0, 95.0, 99.0)
+    asked, numbers = record.plan.get("percentiles"), []
+    for number in asked if isinstance(asked, list) else ():
+        if isinstance(number, int | float) and 0 < number < 100 > 100 - number:
+            numbers.append(float(number))
+    return tuple(numbers) or (50.0, 95.0, 99.0)
 
 
 def row(
@@ -222,18 +238,16 @@ def row(
     if known is None:
         known = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
     prior = partial(priors.find, known, points, free=free)
-    times, figures, joined = (
-        dict[str, blockwise.Summary](),
-        dict[str, Repeats](),
-        dict[str, Series](),
-    )
+    times, joined = dict[str, blockwise.Summary](), dict[str, Series]()
+    figures = dict[str, Repeats]()
     for name in TIME_KINDS:
         if measured := comparable(points, name):
             series = [series_of(point, name) for point in measured]
             joined[name] = _joined(series)
+            samples_of = [np.asarray(one.measured) for one in series]
             together = combined(
                 [summary_of(one, percentiles) for one in series],
-                [np.asarray(one.measured) for one in series],
+                samples_of,
                 time=prior(name),
                 rate=prior("samples_per_second"),
             )
@@ -244,6 +258,10 @@ def row(
             if name not in DEVICE_TIMES and together.means.mean:
                 rates = tuple(samples / value for value in together.means.values)
                 figures["samples_per_second"] = replace(together.means, values=rates)
+    phases = dict[str, float]()
+    for part in first.series:
+        if part.name.startswith("phase/") and part.measured:
+            phases[part.name.removeprefix("phase/")] = summary_of(part, (50.0,)).median.value
     kind = next(iter(times), None)
     return Row(
         key=without_replicate(first.key),
@@ -255,11 +273,7 @@ def row(
         processes=len(figures[kind].values) if kind else 0,
         figures=figures | single_figures(points, prior) | epoch_figures(points, prior),
         bound_by=bound_by,
-        phases={
-            part.name.removeprefix("phase/"): summary_of(part, (50.0,)).median.value
-            for part in first.series
-            if part.name.startswith("phase/") and part.measured
-        },
+        phases=phases,
         samples_per_call=samples,
         own_choice=races.own_choice_share(first),
         metrics=pooled_metrics(points, times, kind),
@@ -308,20 +322,19 @@ def by_point(record: Record) -> dict[Key, list[Point]]:
         if point.key.is_timed:
             groups.setdefault(without_replicate(point.key), []).append(point)
     # an interrupted run uses the processes that finished the point, whichever these are
-    return {
-        key: [one for one in of if one.status is not Status.INTERRUPTED] or of
-        for key, of in groups.items()
-    }
+    for key, points in groups.items():
+        ended = [point for point in points if point.status is not Status.INTERRUPTED]
+        groups[key] = ended or points
+    return groups
 
 
 def interrupted(record: Record) -> Counter[Key]:
     """Return, by timed point, how many processes were interrupted before they had measured it."""
-    unfinished = (
-        point.key
-        for point in record.points
-        if point.status is Status.INTERRUPTED and point.key.is_timed
-    )
-    return Counter(map(without_replicate, unfinished))
+    unfinished = Counter[Key]()
+    for point in record.points:
+        if point.status is Status.INTERRUPTED and point.key.is_timed:
+            unfinished[without_replicate(point.key)] += 1
+    return unfinished
 
 
 def single_figures(
@@ -333,15 +346,12 @@ def single_figures(
     """
     found = {}
     for name, of in SINGLES.items():
-        known = [
-            metric for point in points if point.status is Status.OK and (metric := point.metric(of))
-        ]
+        known = [point.metric(of) for point in points if point.status is Status.OK]
         if figures := list(filter(None, map(interval_of, known))):
             one = Repeats.of(figures, None if name == "accuracy" else prior(name))
+            is_estimate = any(metric.estimated for metric in known if metric)
             within = one.within if name == "energy" else 0.0
-            found[name] = replace(
-                one, within=within, is_estimate=any(metric.estimated for metric in known)
-            )
+            found[name] = replace(one, within=within, is_estimate=is_estimate)
     return found
 
 
@@ -353,20 +363,19 @@ def epoch_figures(
     `epoch` is the mean pass over the training data. `runtime` is all passes with evaluations and
     checkpoints. A single pass counts as exact, because it has many calls.
     """
-    epochs = next(
-        (point.epochs for point in points if point.status is Status.OK and point.epochs), []
-    )
+    epochs = list[Epoch]()
+    for point in points:
+        if point.status is Status.OK and not epochs:
+            epochs = point.epochs
     passes = [epoch.seconds for epoch in epochs]
-    whole = [
-        epoch.seconds + epoch.evaluation_seconds + epoch.checkpoint_seconds for epoch in epochs
-    ]
+    whole = [epoch.total_seconds for epoch in epochs]
     found = {}
     for name, seconds, of in (("epoch", passes, fmean), ("runtime", whole, sum)):
         if seconds:
-            relative = (
-                variance(seconds) / len(seconds) / fmean(seconds) ** 2 if len(seconds) > 1 else 0.0
-            )
-            found[name] = Repeats(values=(of(seconds),), within=relative, prior=prior(name))
+            within = 0.0
+            if len(seconds) > 1:
+                within = variance(seconds) / len(seconds) / fmean(seconds) ** 2
+            found[name] = Repeats(values=(of(seconds),), within=within, prior=prior(name))
     return found
 
 
@@ -389,7 +398,9 @@ def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | 
     """
     finished = _finished(points)
     speedups = [one for point in finished if (one := _speedup(point, name)) and one.value > 0]
-    return Repeats.of(speedups).interval if len(speedups) == len(finished) > 1 else None
+    if len(speedups) == len(finished) > 1:
+        return Repeats.of(speedups).interval
+    return None
 
 
 def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
@@ -400,21 +411,18 @@ def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, fl
     if combine := _POOLED.get(pooled):
         found = [one.metric(metric.name) for one in _finished(points)]
         values = [own.value for own in found if own and own.value and own.value > 0]
-        return (
-            msgspec.structs.replace(metric, value=combine(values), reason=None)
-            if values
-            else metric
-        )
+        if not values:
+            return metric
+        return msgspec.structs.replace(metric, value=combine(values), reason=None)
     if metric.value is None:
         return metric
     if pooled is Pooled.SPEEDUP and (speedup := pooled_speedup(points, metric.name)):
         return msgspec.structs.replace(
             metric, value=speedup.value, low=speedup.low, high=speedup.high
         )
-    factor = factors.get(pooled)
-    return (
-        metric if factor is None else msgspec.structs.replace(metric, value=metric.value * factor)
-    )
+    if pooled not in factors:
+        return metric
+    return msgspec.structs.replace(metric, value=metric.value * factors[pooled])
 
 
 def _finished(points: Sequence[Point]) -> list[Point]:
@@ -431,7 +439,9 @@ def _speedup(point: Point, name: str) -> estimators.Interval | None:
     if name.startswith(promised := quantities.member(quantities.PROMISED_SPEEDUP, "")):
         timed = races.timed_passes(point)
         is_cached = any(one_pass.get("kept_since") for _, one_pass in timed)
-        return None if is_cached else races.promised(timed).get(name.removeprefix(promised))
+        if is_cached:
+            return None
+        return races.promised(timed).get(name.removeprefix(promised))
     return interval_of(point.metric(name))
 
 
@@ -450,16 +460,16 @@ def _rate_factors(
 def _joined(processes: Sequence[Series]) -> Series:
     """Join samples: the first process, then the others without their warm-up. Each is a block."""
     first, *others = processes
-    lengths = [len(first.samples), *(len(other.measured) for other in others)]
-    samples = [*first.samples, *(sample for other in others for sample in other.measured)]
-    return msgspec.structs.replace(first, samples=samples, blocks=[0, *accumulate(lengths[:-1])])
+    samples, blocks = list(first.samples), [0]
+    for other in others:
+        blocks.append(len(samples))
+        samples += other.measured
+    return msgspec.structs.replace(first, samples=samples, blocks=blocks)
 
 
 def comparable(points: Sequence[Point], name: str) -> list[Point]:
     """Return the processes that measured this time successfully; none if the first did not."""
-    measured = [
-        point
-        for point in _finished(points)
-        if (series := point.find_series(name)) and series.measured
-    ]
-    return measured if points[0] in measured else []
+    measured = [point for point in _finished(points) if first_series(point, name)]
+    if points[0] in measured:
+        return measured
+    return []

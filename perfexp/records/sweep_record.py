@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records.record import SCHEMA_VERSION, Count, CountFromOne, Record, Seconds, Status
 
 #: Sweep axis for the number of devices.
@@ -103,8 +103,13 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def continuation(self, folder: Path) -> str:
         """Return the command that completes the sweep, for example `perfexp resume=DIR`."""
-        words = [*self.command, f"output_dir={folder}"] if self.in_turn else [f"resume={folder}"]
-        return shlex.join(["perfexp", *words])
+        if self.in_turn and (line := self.command_line(folder)):
+            return line
+        return shlex.join(["perfexp", f"resume={folder}"])
+
+    def command_line(self, folder: Path) -> str | None:
+        """Return the command that measures into a folder; None if it can't be shown."""
+        return foreign.command_line([*self.command, f"output_dir={folder}"])
 
     def record_of(self, child: SweepChild, folder: Path) -> Record | None:
         """Read a run's record; None without a record.
@@ -153,13 +158,13 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """
         file = path / "sweep.json" if path.is_dir() else path
         try:
-            sweep = untrusted.from_json(untrusted.read_bytes(file, _MOST_BYTES), cls)
+            sweep = foreign.from_json(foreign.read_bytes(file, _MOST_BYTES), cls)
             _check_folders(sweep.children)
             _check_folders(sweep.planned)
             return sweep
         except OSError as error:
             raise UserError(f"No sweep can be read at {file}: {error.strerror}.") from error
-        except untrusted.DECODING_ERRORS as error:
+        except foreign.DECODING_ERRORS as error:
             raise UserError(f"{file} is not a perfexp sweep: {error}.") from error
 
 
@@ -171,4 +176,4 @@ def _check_folders(children: Sequence[SweepChild | PlannedRun]) -> None:
         longest = max(map(len, content.split(b"/")))
         if runs > 1 or b"\0" in content or len(content) > _MOST_OF_PATH or longest > _MOST_OF_NAME:
             why = f"{runs} runs have the folder" if runs > 1 else "no folder can be"
-            raise msgspec.ValidationError(f"{why} {untrusted.printable(folder[:_SHOWN])}")
+            raise msgspec.ValidationError(f"{why} {foreign.printable(folder[:_SHOWN])}")

@@ -31,7 +31,9 @@ def format_seconds(seconds: float, significant: int = 3) -> str:
         return str(seconds)
     if seconds >= 100:
         hours, rest = divmod(round(seconds), 3600)
-        return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"
+        if hours:
+            return f"{hours} h {rest // 60:02d} min"
+        return f"{rest // 60} min {rest % 60:02d} s"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= factor:
             return f"{digits(seconds / factor, significant)} {unit}"

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from perfexp.host.credentials import mask
-from perfexp.host.untrusted import printable
+from perfexp.host.foreign import printable
 from perfexp.records import units
 from perfexp.records.quantities import time_title
 from perfexp.records.record import Key
@@ -72,10 +72,11 @@ class Console:
         self._headed: str | None = None
         terminal = out.isatty() and os.environ.get("TERM") != "dumb"
         self.plain = quiet or not terminal or bool(os.environ.get("NO_COLOR"))
-        self._out = _stream(out, plain=self.plain, width=width if width or terminal else _ENDLESS)
-        self._err = _stream(
-            err, plain=bool(os.environ.get("NO_COLOR")), width=None if err.isatty() else _ENDLESS
-        )
+        if not terminal:
+            width = width or _ENDLESS
+        self._out = _stream(out, plain=self.plain, width=width)
+        err_width = None if err.isatty() else _ENDLESS
+        self._err = _stream(err, plain=bool(os.environ.get("NO_COLOR")), width=err_width)
 
     def header(
         self,
@@ -106,7 +107,9 @@ class Console:
         """
         if not self.quiet:
             self._line(f"sweep over {one_line(sweep.name)}", style="bold")
-            runs = units.counted(sweep.jobs, "run") if sweep.jobs else "runs"
+            runs = "runs"
+            if sweep.jobs:
+                runs = units.counted(sweep.jobs, "run")
             self._line(f"{runs} of {points}, {_how_long(seconds)}", indent=2)
 
     def note(self, message: str) -> None:
@@ -141,9 +144,9 @@ class Console:
         if self._verbose or self.quiet:
             self.show(analysis, folder)
         else:
-            self._line(
-                f"[{number}{f'/{runs}' if runs else ''}] {one_line(name)}: {sweep_summary.in_a_line(analysis)}"
-            )
+            place = f"{number}/{runs}" if runs else str(number)
+            result = sweep_summary.in_a_line(analysis)
+            self._line(f"[{place}] {one_line(name)}: {result}")
 
     def results(self, analysis: Analysis) -> int:
         """Print a run's results with its errors, warnings and failures.
@@ -210,7 +213,8 @@ class Console:
     def show_sections(self, parts: Iterable[Section]) -> None:
         """Print sections. The first title is left out if a header has already printed it."""
         for number, (title, content) in enumerate(parts):
-            title = "" if not number and title == self._headed else title
+            if not number and title == self._headed:
+                title = ""
             if isinstance(content, Commands):
                 self._line(title, style="bold")
                 for line in content:  # not broken, so that a terminal copies it whole
@@ -220,9 +224,10 @@ class Console:
                     self._line(title, style="bold")
                 self._grid(content)
             else:
-                self.show_lines(
-                    title, content or [""], style="red" if title == NOT_MEASURED else ""
-                )
+                style = ""
+                if title == NOT_MEASURED:
+                    style = "red"
+                self.show_lines(title, content or [""], style=style)
 
     def _result_lines(self, rows: Sequence[Row]) -> None:
         fields = distinguishing(row.key for row in rows)
@@ -238,16 +243,25 @@ class Console:
         Returns:
             Number of warnings left out.
         """
-        shown = [raised for raised in diagnostics if not raised.worst.is_note]
-        errors = sum(raised.worst.severity == "error" for raised in shown)
-        most = len(shown) if self.quiet or self._verbose else errors + 1
-        self.show_lines("", [line for raised in shown[:most] for line in raised.lines], indent=0)
-        return len(shown[most:])
+        errors, warnings = list[Raised](), list[Raised]()
+        for raised in diagnostics:
+            if raised.worst.severity == "error":
+                errors.append(raised)
+            elif not raised.worst.is_note:
+                warnings.append(raised)
+        most = 1
+        if self.quiet or self._verbose:
+            most = len(warnings)
+        for raised in (*errors, *warnings[:most]):
+            self.show_lines("", raised.lines, indent=0)
+        return len(warnings[most:])
 
     def _grid(self, grid: Grid) -> None:
         width = self._out.width - 2
         for part in grid.parts(width):
-            for line in part.text(width) if part.columns else ():
+            if not part.columns:
+                continue
+            for line in part.text(width):
                 line.plain = printable(line.plain)
                 self._out.print(Padding(line, (0, 0, 0, 2), expand=False))
         for note in grid.notes:
@@ -263,9 +277,12 @@ class Console:
         Lines are not broken, so that a terminal copies them whole.
         """
         place = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
-        warnings = f" ({units.counted(more, 'more warning')})" if more else ""
-        hint = "" if self.quiet or self._verbose else f"perfexp show -v{warnings}"
-        for line in [f"{place}{os.sep}  {hint}", *map(one_line, (tracking or "").splitlines())]:
+        place += os.sep
+        if not (self.quiet or self._verbose):
+            place += "  perfexp show -v"
+            if more:
+                place += f" ({units.counted(more, 'more warning')})"
+        for line in [place, *map(one_line, (tracking or "").splitlines())]:
             self._out.print(Text(printable(line).rstrip()), soft_wrap=True)
 
 
@@ -289,12 +306,7 @@ def _stream(stream: TextIO, *, plain: bool, width: int | None) -> rich.console.C
     """Return a rich console that leaves texts unchanged. Unencodable characters become `?`."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
-    return rich.console.Console(
-        file=stream,
-        width=width,
-        color_system=None if plain else "auto",
-        force_terminal=False if plain else None,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
+    look: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
+    if plain:
+        look |= {"color_system": None, "force_terminal": False}
+    return rich.console.Console(file=stream, width=width, **look)

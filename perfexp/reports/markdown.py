@@ -25,14 +25,11 @@ def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
     """
     (title, content), *others = sections(analysis, is_whole=True)
     parts = map(section, others)
-    images = "".join(
-        f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n" for name in plots
-    )
-    return "\n".join(
-        filter(
-            None, (f"# {escape_markdown(title)}\n", section(Section("", content)), images, *parts)
-        )
-    )
+    images = ""
+    for name in plots:
+        images += f"![{escape_markdown(name.partition('.')[0])}]({quote(name)})\n"
+    above = (f"# {escape_markdown(title)}\n", section(Section("", content)), images)
+    return "\n".join(filter(None, (*above, *parts)))
 
 
 def comparison(compared: Comparison) -> str:
@@ -44,12 +41,13 @@ def comparison(compared: Comparison) -> str:
 def section(part: Section) -> str:
     """Return a section as Markdown, with a final line break."""
     title = escape_markdown(part.title[:1].upper() + part.title[1:])
-    heading = f"## {title}\n\n" if title else ""
     if isinstance(part.content, Grid):
-        return f"{heading}{part.content.markdown()}"
-    if isinstance(part.content, Commands):
-        return f"{heading}{''.join(map(code, part.content))}"
-    return f"{heading}{_list(part.content)}"
+        text = part.content.markdown()
+    elif isinstance(part.content, Commands):
+        text = "".join(map(code, part.content))
+    else:
+        text = _list(part.content)
+    return f"## {title}\n\n{text}" if title else text
 
 
 def _list(lines: Iterable[str]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -47,24 +49,22 @@ _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 def brief_points(rows: Sequence[Row]) -> Grid:
     """Return a row per point: time, throughput, memory, and how it ended."""
+    columns = key_columns(rows)
     kinds = wording.time_kinds(rows)
-    columns = [
-        *key_columns(rows),
-        Column(CAPTIONS[kinds[0]] if len(kinds) == 1 else "time", map(wording.median_text, rows)),
-        Column(
-            "of", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)
-        ),
-        *_common_columns(rows),
-        Column("remarks", map(remarks, rows), prose=True),
-    ]
+    if len(kinds) == 1:
+        columns.append(Column(CAPTIONS[kinds[0]], map(wording.median_text, rows)))
+    else:
+        columns.append(Column("time", map(wording.median_text, rows)))
+        columns.append(Column("of", [quantities.time_title(row.time_kind) for row in rows]))
+    columns += _common_columns(rows)
+    columns.append(Column("remarks", map(remarks, rows), prose=True))
     return Grid(columns).without_empty()
 
 
 def _common_columns(rows: Sequence[Row]) -> Iterator[Column]:
     yield Column("samples/s", map(wording.row_rate_text, rows), rank=1)
-    yield Column(
-        "memory", (wording.figure_text(row, quantities.PEAK_MEMORY) for row in rows), rank=20
-    )
+    memory = [wording.figure_text(row, quantities.PEAK_MEMORY) for row in rows]
+    yield Column("memory", memory, rank=20)
 
 
 def points(analysis: Analysis) -> Grid:
@@ -75,129 +75,137 @@ def points(analysis: Analysis) -> Grid:
     rows = analysis.rows
     kinds = wording.time_kinds(rows)
     services = _distinct(row.service_kind for row in rows)
-    prefix = (
-        "" if services == kinds or len(services) != 1 else f"{quantities.time_title(services[0])} "
-    )
-    asked = {f"{prefix}p{number:g}": number for number in analysis.percentiles if number != 50}
-    spreads = ("" if row.spread is None else wording.percent(row.spread) for row in rows)
-    columns = [
-        *key_columns(rows),
-        Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)),
-        Column(
-            "time", (quantities.time_title(row.time_kind) if len(kinds) > 1 else "" for row in rows)
-        ),
-        Column(f"{GRAPH} p50", (_other_time(row, GRAPH) for row in rows), rank=40),
-        Column("latency p50 ± CI95", (_other_time(row, "latency") for row in rows), rank=10),
-    ]
-    for rank, (title, number) in enumerate(asked.items(), 30):
-        columns.append(
-            Column(
-                title,
-                [wording.interval_or_about(row.percentile(number)) for row in rows],
-                rank=rank,
-            )
-        )
+    prefix = ""
+    if services != kinds and len(services) == 1:
+        prefix = f"{quantities.time_title(services[0])} "
+    columns = key_columns(rows)
+    columns.append(Column(f"{wording.median_title(kinds)} ± CI95", map(wording.median_text, rows)))
+    if len(kinds) > 1:
+        columns.append(Column("time", [quantities.time_title(row.time_kind) for row in rows]))
     columns += [
-        *_common_columns(rows),
+        Column(f"{GRAPH} p50", map(partial(_other_time, GRAPH), rows), rank=40),
+        Column("latency p50 ± CI95", map(partial(_other_time, "latency"), rows), rank=10),
+    ]
+    notes, names = wording.scope_notes(rows), list[str]()
+    for number in dict.fromkeys(analysis.percentiles):
+        if number != 50:
+            texts = [wording.interval_or_about(row.percentile(number)) for row in rows]
+            title = f"{prefix}p{number:g}"
+            columns.append(Column(title, texts, rank=30 + len(names)))
+            notes += _shortages(rows, number, title)
+            names.append(f"p{number:g}")
+    columns += _common_columns(rows)
+    spreads, processes = list[str](), list[str]()
+    for row in rows:
+        spreads.append("" if row.spread is None else wording.percent(row.spread))
+        processes.append(str(row.processes) if row.processes > 1 else "")
+    columns += [
         Column("spread", spreads, rank=50),
-        Column(
-            "processes", (str(row.processes) if row.processes > 1 else "" for row in rows), rank=51
-        ),
+        Column("processes", processes, rank=51),
         Column("remarks", map(remarks, rows), prose=True),
     ]
-    notes = wording.scope_notes(rows)
-    notes += [note for title, number in asked.items() for note in _shortages(rows, number, title)]
-    if asked and any(row.processes > 1 for row in rows):
-        names = ", ".join(f"p{number:g}" for number in asked.values())
-        notes.append(
-            f"{names} pool the calls of all processes; p50 is the geometric mean of their medians"
-        )
+    if names and any(processes):
+        pooled = f"{', '.join(names)} pool the calls of all processes"
+        notes.append(f"{pooled}; p50 is the geometric mean of their medians")
         notes.append("spread is the standard deviation between the processes' medians")
     return Grid(columns, [*notes, *wording.rate_notes(rows)]).without_empty()
 
 
-def _other_time(row: Row, name: str) -> str:
+def _other_time(name: str, row: Row) -> str:
     """Return a time with its interval, unless it is the row's main time."""
     time = row.times.get(name)
-    return wording.interval_or_about(time.median) if time and row.time_kind != name else ""
+    if time and row.time_kind != name:
+        return wording.interval_or_about(time.median)
+    return ""
 
 
 def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
     """Yield why a percentile has no interval at some points."""
-    intervals = [(row, interval) for row in rows if (interval := row.percentile(number))]
-    missing = [
-        row.times[row.service_kind or ""] for row, interval in intervals if interval.low is None
-    ]
+    measured, missing = 0, []
+    for row in rows:
+        if interval := row.percentile(number):
+            measured += 1
+            if interval.low is None:
+                missing.append(row.times[row.service_kind or ""])
     if missing:
-        where = (
-            ""
-            if len(missing) == len(intervals) == 1
-            else f" at {len(missing)} of {len(intervals)} points"
-        )
+        where = ""
+        if measured > 1:
+            where = f" at {len(missing)} of {measured} points"
         yield f"≈ {title}{where} without an interval: {wording.shortage(missing, number)}"
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
     """Return the time per phase of a call; None if no call was split into two or more phases."""
-    split = [row for row in rows if len(row.phases) > 1]
+    split, names, shares = list[Row](), dict[str, float](), list[str]()
+    for row in rows:
+        if len(row.phases) > 1:
+            split.append(row)
+            names |= row.phases
+            shares.append(wording.figure_text(row, quantities.DATA_SHARE))
     if not split:
         return None
     columns = key_columns(split)
-    for rank, name in enumerate(_distinct(name for row in split for name in row.phases)):
-        columns.append(Column(name, [_phase_text(row, name) for row in split], rank=rank))
-    shares = (wording.figure_text(row, quantities.DATA_SHARE) for row in split)
+    for rank, name in enumerate(names):
+        columns.append(Column(name, map(partial(_phase_text, name), split), rank=rank))
+    columns.append(Column("data share of means", shares, rank=len(columns)))
     note = "medians of a pass of their own, one phase after the other"
-    return Grid(
-        [*columns, Column("data share of means", shares, rank=len(columns))], [note]
-    ).without_empty()
+    return Grid(columns, [note]).without_empty()
 
 
-def _phase_text(row: Row, name: str) -> str:
-    seconds = row.phases.get(name)
-    return (
-        ""
-        if seconds is None
-        else wording.bare(estimators.Interval(value=seconds, low=None, high=None))
-    )
+def _phase_text(name: str, row: Row) -> str:
+    if name not in row.phases:
+        return ""
+    return wording.bare(estimators.Interval(value=row.phases[name], low=None, high=None))
 
 
 def epochs(record: Record) -> Grid | None:
     """Return figures for each training epoch; None without epochs."""
-    trained = [(point.key, epoch) for point in record.points for epoch in point.epochs]
-    if not trained:
+    keys, every, titles = list[Key](), list[Epoch](), dict(_OF_EPOCH)
+    numbers, times = list[str](), list[str]()
+    for point in record.points:
+        for epoch in point.epochs:
+            keys.append(point.key)
+            every.append(epoch)
+            numbers.append(str(epoch.number))
+            times.append(units.format_seconds(epoch.seconds))
+            for metric in epoch.metrics:
+                titles[metric.name] = metric.name
+    if not every:
         return None
-    keys, every = zip(*trained, strict=True)
-    columns = [
-        *_columns_of(keys, varying(keys)),
-        Column("epoch", (str(one.number) for one in every), is_key=True),
-    ]
-    columns.append(Column("time", (units.format_seconds(one.seconds) for one in every)))
-    custom = _distinct(metric.name for one in every for metric in one.metrics)
-    for rank, (name, title) in enumerate(
-        (_OF_EPOCH | dict(zip(custom, custom, strict=True))).items()
-    ):
-        columns.append(Column(title, [_epoch_text(one, name) for one in every], rank=rank))
+    columns = _columns_of(keys, varying(keys))
+    columns += [Column("epoch", numbers, is_key=True), Column("time", times)]
+    for rank, (name, title) in enumerate(titles.items()):
+        columns.append(Column(title, map(partial(_epoch_text, name), every), rank=rank))
     return Grid(columns).without_empty()
 
 
-def _epoch_text(epoch: Epoch, name: str) -> str:
+def _epoch_text(name: str, epoch: Epoch) -> str:
     value = epoch.figures.get(name)
-    return "" if value is None else units.digits(value, 4)
+    if value is None:
+        return ""
+    return units.digits(value, 4)
 
 
 def metrics(analysis: Analysis) -> Grid:
     """Return the other metrics, with notes. The grid has no columns if there are no metrics."""
     rows, kinds = analysis.rows, wording.time_kinds(analysis.rows)
-    others = [
-        metric for row in rows for metric in row.metrics if not quantities.of(metric).is_apart
-    ]
-    shown = [metric for metric in others if metric.value is not None]
-    titles = {metric.name: wording.metric_title(metric, kinds) for metric in shown}
-    having = [row for row in rows if any(row.value(name) is not None for name in titles)]
+    names, titles = set[str](), dict[str, str]()
+    shown, having = list[Metric](), list[Row]()
+    for row in rows:
+        before = len(shown)
+        for metric in row.metrics:
+            if quantities.of(metric).is_apart:
+                continue
+            names.add(metric.name)
+            if metric.value is not None:
+                shown.append(metric)
+                titles[metric.name] = wording.metric_title(metric, kinds)
+        if len(shown) > before:
+            having.append(row)
     columns = key_columns(having) if titles else []
     for rank, (name, title) in enumerate(titles.items()):
         columns.append(Column(title, [wording.figure_text(row, name) for row in having], rank=rank))
-    notes = _reasons(rows, {metric.name for metric in others})
+    notes = _reasons(rows, names)
     if quantities.COVERAGE in titles:
         notes += convolutions.coverage(analysis.record)
     notes += metric_notes.peaks(analysis, shown)
@@ -214,25 +222,25 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
 
     Reasons that a warning already gives are left out.
     """
-    warned = {
-        reason
-        for row in rows
-        for one in row.doubts
-        if not one.is_note
-        for reason in (one.fields or {}).values()
-    }
-    asked = [metric for row in rows for metric in row.metrics if metric.name in names]
-    points, lacking = Counter(metric.name for metric in asked), dict[str, list[Metric]]()
-    for metric in asked:
-        if metric.reason and metric.reason not in warned:
-            lacking.setdefault(metric.reason, []).append(metric)
+    warned = list[str | int | float]()
+    points, lacking = Counter[str](), dict[str, list[Metric]]()
+    for row in rows:
+        for one in row.doubts:
+            if not one.is_note:
+                warned += (one.fields or {}).values()
+        for metric in row.metrics:
+            if metric.name in names:
+                points[metric.name] += 1
+                if metric.reason:
+                    lacking.setdefault(metric.reason, []).append(metric)
     found = []
     for reason, missing in lacking.items():
-        [(name, count)] = Counter(metric.name for metric in missing).most_common(1)
-        where = f" at {count} of {points[name]} points" if count < points[name] else ""
-        found.append(
-            f"no {', '.join(_distinct(map(wording.metric_title, missing)))}{where}: {reason}"
-        )
+        if reason not in warned:
+            text = f"no {', '.join(_distinct(map(wording.metric_title, missing)))}"
+            name, count = Counter(metric.name for metric in missing).most_common(1)[0]
+            if count < points[name]:
+                text += f" at {count} of {points[name]} points"
+            found.append(f"{text}: {reason}")
     return found
 
 
@@ -245,31 +253,33 @@ def loads(record: Record) -> list[str]:
     for point in record.points:
         for fact in _LOADS:
             for series, readings in point.facts.get(fact, {}).items():
-                known = pooled.setdefault((without_replicate(point.key), series), {}).setdefault(
-                    fact, []
-                )
-                if (
-                    fact != "loaded_power_watts"
-                    or _busy_seconds(point, series) >= _AVERAGED_SECONDS
-                ):
+                facts = pooled.setdefault((without_replicate(point.key), series), {})
+                known = facts.setdefault(fact, [])
+                if fact != "loaded_power_watts" or _is_long(point, series):
                     known += readings
     fields = distinguishing(key for key, _ in pooled)
-    return [
-        f"{label(key, fields)} · {series}: {', '.join(_load_text(fact, readings[fact]) for fact in readings)}"
-        for (key, series), readings in pooled.items()
-    ]
+    lines = []
+    for (key, series), facts in pooled.items():
+        texts = itertools.starmap(_load_text, facts.items())
+        lines.append(f"{label(key, fields)} · {series}: {', '.join(texts)}")
+    return lines
 
 
 def _load_text(fact: str, readings: Sequence[float]) -> str:
     title, factor, unit = _LOADS[fact]
     if not readings:
-        return f"no {title}, since the device worked for less than {_AVERAGED_SECONDS:g} s, over which a board averages"
-    return f"{title} {median(readings) * factor:.0f} {unit} ({units.counted(len(readings), 'reading')})"
+        short = f"the device worked for less than {_AVERAGED_SECONDS:g} s"
+        return f"no {title}, since {short}, over which a board averages"
+    number = units.counted(len(readings), "reading")
+    return f"{title} {median(readings) * factor:.0f} {unit} ({number})"
 
 
-def _busy_seconds(point: Point, name: str) -> float:
+def _is_long(point: Point, name: str) -> bool:
+    """Return whether a series kept the device busy for as long as a board averages its power."""
     series = point.find_series(name)
-    return sum(series.samples) * series.calls_per_sample if series else 0.0
+    if series is None:
+        return False
+    return sum(series.samples) * series.calls_per_sample >= _AVERAGED_SECONDS
 
 
 def ranks(record: Record) -> list[str]:
@@ -279,69 +289,55 @@ def ranks(record: Record) -> list[str]:
     """
     if "ranks" not in record.environment:
         return []
-    points = [
-        point
-        for point in record.points
-        if any(metric.name.startswith(_RANKS) for metric in point.metrics)
-    ]
+    points = list(filter(_rank_metrics, record.points))
     fields = varying(point.key for point in points)
     words = {name: quantities.QUANTITIES[name].title for name in _SHARES}
     if norms := (record.environment["ranks"] or {}).get("sync_batch_norms"):
         layers = units.counted(norms, "layer")
         words[quantities.STATISTICS] = f"SyncBatchNorm ({layers}, in each of which the host waits)"
-    of = "batch, times and memory are of one rank; samples/s, power and energy of all"
-    sentences = (
-        f"{label(point.key, fields)}: {', '.join(_rank_parts(point, words))}" for point in points
-    )
-    return [of, *(sentence.removeprefix(": ") for sentence in sentences)]
+    sentences = ["batch, times and memory are of one rank; samples/s, power and energy of all"]
+    for point in points:
+        sentence = f"{label(point.key, fields)}: {', '.join(_rank_parts(point, words))}"
+        sentences.append(sentence.removeprefix(": "))
+    return sentences
+
+
+def _rank_metrics(point: Point) -> dict[str, Metric]:
+    return {metric.name: metric for metric in point.metrics if metric.name.startswith(_RANKS)}
 
 
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
-    metrics = {metric.name: metric for metric in point.metrics if metric.name.startswith(_RANKS)}
+    metrics = _rank_metrics(point)
     together = metrics.pop(quantities.RANKS_RATE, None)
-    own = [
-        metric.value
-        for name, metric in metrics.items()
-        if name not in _SHARES and metric.value is not None
-    ]
+    own, shares = list[float](), dict[str, float]()
+    for name, metric in metrics.items():
+        if metric.value is not None:
+            if name in _SHARES:
+                shares[name] = metric.value
+            else:
+                own.append(metric.value)
     if together is not None:
-        rate = (
-            f"{units.digits(together.value, 3)} samples/s"
-            if together.value is not None
-            else together.reason or ""
-        )
-        least, most = (
-            units.digits(value, 3) for value in (min(own, default=0.0), max(own, default=0.0))
-        )
-        each = (
-            f", each {least if least == most else f'{least} … {most}'} while all work"
-            if own
-            else ""
-        )
+        rate = together.reason or ""
+        if together.value is not None:
+            rate = f"{units.digits(together.value, 3)} samples/s"
+        if own:
+            ends = dict.fromkeys((units.digits(min(own), 3), units.digits(max(own), 3)))
+            rate += f", each {' … '.join(ends)} while all work"
         alone = point.find_series("ranks/alone")
-        by_itself = ""
         if alone and alone.measured:
             rate_alone = point.key.batch_size * len(alone.measured) / sum(alone.measured)
-            by_itself = f"; one rank alone {units.digits(rate_alone, 3)} samples/s"
-        yield f"check by bursts: together {rate}{each}{by_itself}"
+            rate += f"; one rank alone {units.digits(rate_alone, 3)} samples/s"
+        yield f"check by bursts: together {rate}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
-    values = {
-        name: value
-        for name in words_of
-        if name in metrics and (value := metrics[name].value) is not None
-    }
-    for name, value in sorted(
-        values.items(), key=lambda item: (item[0] in _LOSSES, -item[1])
-    ):  # largest loss first
-        low, high = (
-            (intervals.get(name.removeprefix(_RANKS)) or {}).get(end) for end in ("low", "high")
-        )
-        ends = (
-            "no interval"
-            if low is None or high is None
-            else f"{wording.percent(low)} … {wording.percent(high)}"
-        )
-        yield f"{words_of[name]} {wording.percent(value)} ({ends})"
+    known = [name for name in _SHARES if name in shares]
+    # efficiency, then the largest loss first
+    for name in sorted(known, key=lambda name: (name in _LOSSES, -shares[name])):
+        interval = intervals.get(name.removeprefix(_RANKS)) or {}
+        low, high = interval.get("low"), interval.get("high")
+        text = "no interval"
+        if low is not None and high is not None:
+            text = f"{wording.percent(low)} … {wording.percent(high)}"
+        yield f"{words_of[name]} {wording.percent(shares[name])} ({text})"
 
 
 def key_columns(rows: Iterable[Row]) -> list[Column]:
@@ -352,15 +348,16 @@ def key_columns(rows: Iterable[Row]) -> list[Column]:
 
 def remarks(row: Row) -> str:
     """Return the codes of a point's errors and warnings, behind its status if it failed."""
-    ending = [] if row.status is Status.OK else [row.status.value]
-    return ", ".join([*ending, *wording.codes(row.doubts)])
+    words = wording.codes(row.doubts)
+    return ", ".join(words if row.status is Status.OK else [row.status.value, *words])
 
 
 def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
-    return [
-        Column(_TITLES.get(name, name), [field_text(key, name) for key in keys], is_key=True)
-        for name in fields
-    ]
+    columns = []
+    for name in fields:
+        texts = [field_text(key, name) for key in keys]
+        columns.append(Column(_TITLES.get(name, name), texts, is_key=True))
+    return columns
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:

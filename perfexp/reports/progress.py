@@ -58,14 +58,17 @@ class Whole:
     @property
     def text(self) -> str:
         """Return the current run's position and name, e.g. `run 3 of 110: NAME`."""
-        return (
-            f"{self._noun} {self.number}{f' of {self.total}' if self.total else ''}: {self._name}"
-        )
+        position = f"{self._noun} {self.number}"
+        if self.total:
+            position += f" of {self.total}"
+        return f"{position}: {self._name}"
 
     @property
     def left_text(self) -> str:
         """Return the estimated remaining time; empty if unknown."""
-        seconds = sum(self.seconds) / len(self.seconds) if self.seconds else self.estimated_seconds
+        seconds = self.estimated_seconds
+        if self.seconds:
+            seconds = sum(self.seconds) / len(self.seconds)
         if self.total is None or seconds is None:
             return ""
         under_way = max(seconds - (self._clock() - self._start), 0.0)
@@ -145,9 +148,7 @@ class Progress:
         """
         if self._epochs is None:
             self._epochs = self._bar.add_task("", total=total, what="", left="")
-        self._update(
-            self._epochs, total, done, figures, "" if left_seconds is None else _left(left_seconds)
-        )
+        self._update(self._epochs, total, done, figures, _left(left_seconds or 0.0))
 
     def block(self, text: str) -> None:
         """Show what is timed next within the current point."""
@@ -176,22 +177,21 @@ class Progress:
             self._bar.remove_task(self._epochs)
             self._epochs = None
         self._draw(self._key)
-        is_all_of_a_run = (
-            self._whole is not None and self._whole.counts_runs and self._total == 1
-        )  # has its own line
-        if self._quiet or not (self._plain or status != Status.OK) or is_all_of_a_run:
+        if self._whole is not None and self._whole.counts_runs and self._total == 1:
+            return  # the run has its own line
+        if status != Status.OK:
+            result = status
+        elif not self._plain:
             return
-        ending = result if status == Status.OK else ""
-        self._print(f"[{self._finished}/{self._total}] {self._key}: {ending or status}")
+        if not self._quiet:
+            self._print(f"[{self._finished}/{self._total}] {self._key}: {result or status}")
 
     @property
     def left_text(self) -> str:
         """Return the run's estimated remaining time; empty if unknown or exceeded."""
-        return (
-            ""
-            if self._left_seconds is None
-            else _left(self._left_seconds - (self._clock() - self._updated))
-        )
+        if self._left_seconds is None:
+            return ""
+        return _left(self._left_seconds - (self._clock() - self._updated))
 
     def _draw(self, what: str) -> None:
         if self._whole and self._of_whole is not None:
@@ -211,11 +211,14 @@ class Progress:
         self._bar.update(task, total=total, completed=completed, what=one_line(what), left=left)
 
     def _print(self, line: str) -> None:
-        (self._err if self._quiet else self._console).print(Text(one_line(line)), soft_wrap=True)
+        console = self._err if self._quiet else self._console
+        console.print(Text(one_line(line)), soft_wrap=True)
 
 
 def _left(seconds: float) -> str:
-    return f"about {units.format_seconds(seconds, 2)} left" if seconds > 0 else ""
+    if seconds > 0:
+        return f"about {units.format_seconds(seconds, 2)} left"
+    return ""
 
 
 def _bar(

@@ -74,15 +74,16 @@ def _contents(
         paths.plot("time"): _png(record_plots.plot(analysis, forecasts)),
         paths.plot("layers"): _layers_png(record),
     }
+    drawn = []
     for path, content in plots.items():
         yield path, "plots", content
-    drawn = [path.name for path, content in plots.items() if content is not None]
-    rooflines = [name for name in profile_summary.files(record) if name.endswith("_roofline.png")]
-    yield (
-        paths.report,
-        "report",
-        markdown.markdown(analysis, [*drawn, *rooflines]).encode("utf-8", errors="replace"),
-    )
+        if content is not None:
+            drawn.append(path.name)
+    for name in profile_summary.files(record):
+        if name.endswith("_roofline.png"):
+            drawn.append(name)
+    report = markdown.markdown(analysis, drawn).encode("utf-8", errors="replace")
+    yield paths.report, "report", report
     if vendor_file.is_wanted(record):
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(analysis)
 
@@ -97,16 +98,16 @@ def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
     write_atomically(paths.table, csv_tables.to_csv(flat.sweep(whole)))
     if png := _png(sweep_plots.plot(whole)):
         write_atomically(paths.plot, png)
-    return _artifacts(
-        {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}, paths.root
-    )
+    kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
+    return _artifacts(kinds, paths.root)
 
 
 def _artifacts(kinds: Mapping[Path, str], root: Path) -> list[Artifact]:
-    files = {
-        path.relative_to(root).as_posix(): kind for path, kind in kinds.items() if path.is_file()
-    }
-    return [Artifact(path=name, kind=kind) for name, kind in files.items()]
+    artifacts = []
+    for path, kind in kinds.items():
+        if path.is_file():
+            artifacts.append(Artifact(path=path.relative_to(root).as_posix(), kind=kind))
+    return artifacts
 
 
 def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
@@ -114,12 +115,8 @@ def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
 
     A record is data, so only files in the manifest count.
     """
-    claimed = set(paths.claimed())
-    return [
-        paths.root / name
-        for name in profile_summary.files(record)
-        if name in claimed and Path(name).name == name
-    ]
+    claimed = {name for name in paths.claimed() if Path(name).name == name}
+    return [paths.root / name for name in profile_summary.files(record) if name in claimed]
 
 
 def _png(plot: Chart | Bars | Strips | None) -> bytes | None:

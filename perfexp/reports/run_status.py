@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.profilers import is_profile
 from perfexp.records import units
 from perfexp.records.record import (
@@ -44,16 +44,18 @@ class Result(msgspec.Struct, kw_only=True):
 
 def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
     """Return the wall time of each timed point that succeeded."""
-    return [
-        result.wall_seconds
-        for result in results
-        if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None
-    ]
+    seconds = []
+    for result in results:
+        if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None:
+            seconds.append(result.wall_seconds)
+    return seconds
 
 
 def median_seconds(seconds: Sequence[float]) -> float | None:
     """Return the median, or None for an empty sequence."""
-    return statistics.median(seconds) if seconds else None
+    if seconds:
+        return statistics.median(seconds)
+    return None
 
 
 def counted_points(*runs: Iterable[Key]) -> str:
@@ -61,18 +63,17 @@ def counted_points(*runs: Iterable[Key]) -> str:
 
     For example `1 point in 3 processes` or `10 points, 3 of them in 3 processes`.
     """
-    processes = Counter(
-        (run, without_replicate(key))
-        for run, keys in enumerate(runs)
-        for key in keys
-        if key.is_timed
-    )
-    several = [number for number in processes.values() if number > 1]
-    points = units.counted(len(processes), "point")
+    processes = list[int]()
+    for keys in runs:
+        points = Counter(without_replicate(key) for key in keys if key.is_timed)
+        processes += points.values()
+    text = units.counted(len(processes), "point")
+    several = sum(number > 1 for number in processes)
     if not several:
-        return points
-    some = "" if len(several) == len(processes) else f", {len(several)} of them"
-    return f"{points}{some} in {max(several)} processes"
+        return text
+    if several < len(processes):
+        text += f", {several} of them"
+    return f"{text} in {max(processes)} processes"
 
 
 def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | None:
@@ -86,18 +87,18 @@ def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | 
         Seconds; None if unknown.
     """
     timed = [key for key in left if key.is_timed]
-    layers = [key for key in left if is_layers(key)]
+    layers = list(filter(is_layers, left))
     num_profiles = sum(map(is_profile, left))
     if timed and point_seconds is None:
         return None
-    workers = len({key.replicate for key in timed}) + len({key.replicate for key in layers})
-    return (
-        (_IMPORT_SECONDS + workers * _START_SECONDS if workers else 0.0)
-        + len(timed) * (point_seconds or 0.0)
-        + (len(left) - len(timed) - len(layers) - num_profiles) * _COLD_START_SECONDS
-        + len(layers) * _LAYERS_SECONDS
-        + num_profiles * _PROFILE_SECONDS
-    )
+    # a worker measures the points, another one the layers of a replicate
+    workers = {(key.replicate, is_layers(key)) for key in (*timed, *layers)}
+    seconds = len(timed) * (point_seconds or 0.0)
+    if workers:
+        seconds += _IMPORT_SECONDS + len(workers) * _START_SECONDS
+    num_cold_starts = len(left) - len(timed) - len(layers) - num_profiles
+    seconds += num_cold_starts * _COLD_START_SECONDS + len(layers) * _LAYERS_SECONDS
+    return seconds + num_profiles * _PROFILE_SECONDS
 
 
 _TIMED, _COLD_START, _LAYERS, _PROFILE = "timed", "first prediction", "layers", "profile"
@@ -133,7 +134,8 @@ class Run:
     def gpu(self) -> str:
         """Return the configured device's name."""
         node = self.plan.get("gpu")
-        return one_line(str((node.get("name") if isinstance(node, Mapping) else node) or "unknown"))
+        name = node.get("name") if isinstance(node, Mapping) else node
+        return one_line(str(name or "unknown"))
 
 
 @dataclass(kw_only=True)
@@ -154,8 +156,10 @@ class Tally:
 
     def add_seconds(self, seconds: float | None) -> None:
         """Add a run's estimated time. The sum becomes unknown as soon as a summand is."""
-        is_known = self.left_seconds is not None and seconds is not None
-        self.left_seconds = (self.left_seconds or 0.0) + (seconds or 0.0) if is_known else None
+        if self.left_seconds is None or seconds is None:
+            self.left_seconds = None
+        else:
+            self.left_seconds += seconds
 
     @property
     def complete(self) -> bool:
@@ -170,27 +174,27 @@ class Tally:
 
     def __str__(self) -> str:
         """Return the tally in words, e.g. `97/100 done, 2 oom, 1 missing, ~3 min 20 s left`."""
-        main = (
-            self.points[_TIMED]
-            if self.points[_TIMED] or not self.is_known
-            else self.points[_PROFILE]
-        )
-        done = (
-            f"{main[Status.OK]}/{main.total()} done"
-            if self.is_known
-            else f"{main[Status.OK]} done, total unknown"
-        )
-        parts = [done] if main or not self.refused else []
-        parts += [f"{count} {name}" for name, count in _failures(self.points[_TIMED])]
+        timed = self.points[_TIMED]
+        main = timed
+        if self.is_known and not timed:
+            main = self.points[_PROFILE]
+        parts = list[str]()
+        if main or not self.refused:
+            total = " done, total unknown"
+            if self.is_known:
+                total = f"/{main.total()} done"
+            parts.append(f"{main[Status.OK]}{total}")
+        parts += [f"{count} {name}" for name, count in _failures(timed)]
         for kind in (_COLD_START, _LAYERS, _PROFILE):
             for name, count in _failures(self.points[kind]):
-                if (
-                    name != "missing" or not self.points[_TIMED][None]
-                ):  # implied by missing timed points
-                    parts.append(f"{kind} {name}" + (f" ({count})" if count > 1 else ""))
-        parts += [f"{units.counted(self.refused, 'run')} refused"] if self.refused else []
-        parts += ["running"] if self.running else []
-        if any(counter[None] for counter in self.points.values()) and self.left_seconds is not None:
+                if name == "missing" and timed[None]:
+                    continue  # implied by missing timed points
+                parts.append(f"{kind} {name} ({count})" if count > 1 else f"{kind} {name}")
+        if self.refused:
+            parts.append(f"{units.counted(self.refused, 'run')} refused")
+        if self.running:
+            parts.append("running")
+        if "missing" in self.by_status() and self.left_seconds is not None:
             parts.append(f"~{units.format_seconds(self.left_seconds, 2)} left")
         return ", ".join(parts)
 
@@ -210,7 +214,7 @@ def refusal(path: Path) -> str | None:
     None if it did not refuse.
     """
     try:
-        return one_line(untrusted.read_bytes(path).decode(errors="replace").strip()) or None
+        return one_line(foreign.read_bytes(path).decode(errors="replace").strip()) or None
     except OSError:
         return None
 
@@ -240,11 +244,12 @@ class Pace:
         candidates = (
             median_seconds(measured_seconds(run.results.values())),
             run.point_seconds,
-            *(self._medians.get(kind) for kind in ((run.about, run.gpu), None)),
+            self._medians.get((run.about, run.gpu)),
         )
-        return seconds_left(
-            left, next((seconds for seconds in candidates if seconds is not None), None)
-        )
+        for seconds in candidates:
+            if seconds is not None:
+                return seconds_left(left, seconds)
+        return seconds_left(left, self._medians.get(None))
 
 
 def tally(runs: Sequence[Run], pace: Pace) -> Tally:
@@ -276,26 +281,22 @@ def matrix(runs: Sequence[Run], pace: Pace) -> Grid:
     Precision, mode and device appear only if they vary.
     """
     rows: dict[tuple[str, ...], dict[str, list[Run]]] = {}
-    fields = [
-        name
-        for name in ("precision", "mode")
-        if len({getattr(run.about, name) for run in runs}) > 1
-    ]
+    fields = ["model"]
+    for name in ("precision", "mode"):
+        if len({getattr(run.about, name) for run in runs}) > 1:
+            fields.append(name)
     has_devices = len({run.gpu for run in runs}) > 1
     for run in runs:
-        row = (run.about.model, *(getattr(run.about, name) for name in fields))
+        row = tuple(getattr(run.about, name) for name in fields)
         column = f"{run.about.algorithm} · {run.gpu}" if has_devices else run.about.algorithm
         rows.setdefault(row, {}).setdefault(column, []).append(run)
-    order = sorted(rows)
-    columns = [
-        Column(title, [row[index] for row in order], prose=True)
-        for index, title in enumerate(("model", *fields))
-    ]
-    for title in sorted({column for row in rows.values() for column in row}):
-        cells = (rows[row].get(title) for row in order)
-        columns.append(
-            Column(title, [str(tally(cell, pace)) if cell else "" for cell in cells], prose=True)
-        )
+    names, cells = zip(*sorted(rows.items()), strict=True)
+    columns = []
+    for title, words in zip(fields, zip(*names, strict=True), strict=True):
+        columns.append(Column(title, words, prose=True))
+    for title in sorted(set().union(*cells)):
+        texts = [str(tally(row[title], pace)) if title in row else "" for row in cells]
+        columns.append(Column(title, texts, prose=True))
     return Grid(columns)
 
 
@@ -305,10 +306,11 @@ def points_by_kind(keys: Iterable[Key]) -> Counter[str]:
 
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
-    failures = {status.value: counter[status] for status in Status if status is not Status.OK}
-    return [
-        (name, count) for name, count in (failures | {"missing": counter[None]}).items() if count
-    ]
+    failures = []
+    for status in (*Status, None):
+        if status is not Status.OK and counter[status]:
+            failures.append((status.value if status else "missing", counter[status]))
+    return failures
 
 
 def _kind(key: Key) -> str:
@@ -316,4 +318,6 @@ def _kind(key: Key) -> str:
         return _PROFILE
     if is_layers(key):
         return _LAYERS
-    return _TIMED if key.is_timed else _COLD_START
+    if key.is_timed:
+        return _TIMED
+    return _COLD_START

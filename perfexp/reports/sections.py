@@ -39,24 +39,30 @@ NOT_MEASURED = "not measured"
 def brief(analysis: Analysis) -> list[Section]:
     """Return the short answer: figures for one point or a row per point, and extra results."""
     table, record = analysis.rows, analysis.record
-    figures = (
-        _figures(table[0], analysis.percentiles)
-        if len(table) == 1
-        else overview.brief_points(table)
-    )
+    figures: Grid | list[str]
+    if len(table) == 1:
+        figures = _figures(table[0], analysis.percentiles)
+        shown = "".join(figures)
+    else:
+        figures = overview.brief_points(table)
+        shown = figures.markdown()
     below = [sweep_summary.best(_batches(table)), *_asked(analysis), *overview.ranks(record)]
     if any(row.time for row in table):
-        continues = f"; {again} continues" if (again := wording.continuation(table)) else ""
-        shown = figures.markdown() if isinstance(figures, Grid) else "".join(figures)
-        scope = f"± 95 % interval over {of}" if (of := wording.scope(table)) else ""
-        signs = "; ".join(filter(None, [scope, "≈ no useful one" if "≈" in shown else ""]))
-        below.append(
-            f"{signs} (perfexp help ±){continues}" if signs else continues.removeprefix("; ")
-        )
+        signs = []
+        if scope := wording.scope(table):
+            signs.append(f"± 95 % interval over {scope}")
+        if "≈" in shown:
+            signs.append("≈ no useful one")
+        words = [f"{'; '.join(signs)} (perfexp help ±)"] if signs else []
+        if again := wording.continuation(table):
+            words.append(f"{again} continues")
+        below.append("; ".join(words))
     answer = [Section(analysis.headline, figures), Section("", list(filter(None, below)))]
-    return [
-        section for section in (*answer, *_layers(record), *_profile(record)) if section.content
-    ]
+    return _without_empty([*answer, *_layers(record), *_profile(record)])
+
+
+def _without_empty(parts: Iterable[Section]) -> list[Section]:
+    return [part for part in parts if part.content]
 
 
 def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
@@ -75,19 +81,22 @@ def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
         parts.setdefault("throughput", []).append(f"memory {text}")
     if text := wording.figure_text(row, quantities.ENERGY):
         parts["energy"] = [f"{text} per call"]
-    titles = {name: overview.CAPTIONS.get(name, name) for name in parts}
-    width = max(map(len, titles.values()), default=0)
-    return [f"{titles[name]:<{width}}  {'   '.join(texts)}" for name, texts in parts.items()]
+    titles = [overview.CAPTIONS.get(name, name) for name in parts]
+    width = max(map(len, titles), default=0)
+    lines = []
+    for title, texts in zip(titles, parts.values(), strict=True):
+        lines.append(f"{title:<{width}}  {'   '.join(texts)}")
+    return lines
 
 
 def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
     """Return the rows as candidates if they differ in batch size only, otherwise nothing."""
-    if varying(row.key for row in table) != ("batch_size",):
-        return []
-    return [
-        sweep_summary.Candidate(f"batch {row.key.batch_size}", row.key.batch_size, row)
-        for row in table
-    ]
+    candidates = []
+    if varying(row.key for row in table) == ("batch_size",):
+        for row in table:
+            batch = row.key.batch_size
+            candidates.append(sweep_summary.Candidate(f"batch {batch}", batch, row))
+    return candidates
 
 
 def _asked(analysis: Analysis) -> Iterator[str]:
@@ -111,12 +120,13 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
         is_whole: whether to include ceilings, environment and command.
     """
     table, record, title = analysis.rows, analysis.record, analysis.headline
-    parts = [
-        *(
-            _shown(title, overview.points(analysis))
-            if table
-            else [Section(title, ["nothing was measured"])]
-        ),
+    parts = [Section(title, ["nothing was measured"])]
+    if table:
+        parts = list(_shown(title, overview.points(analysis)))
+    diagnostics = list[str]()
+    for raised in raised_diagnostics(analysis):
+        diagnostics += raised.lines
+    parts += [
         Section("scaling with the input size", scaling_lines(analysis)),
         Section("convolutions", convolutions.sentences(record)),
         Section("ranks", overview.ranks(record)),
@@ -127,10 +137,7 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
         *_profile(record),
         *_shown("other metrics", overview.metrics(analysis), is_split=True),
         Section("clock and power under load", overview.loads(record)),
-        Section(
-            "diagnostics",
-            [line for raised in raised_diagnostics(analysis) for line in raised.lines],
-        ),
+        Section("diagnostics", diagnostics),
         Section(NOT_MEASURED, failures(record)),
     ]
     if is_whole:
@@ -139,7 +146,7 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
             Section("environment", _environment(record)),
             *_again(record),
         ]
-    return [part for part in parts if part.content]
+    return _without_empty(parts)
 
 
 def of_sweep(whole: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
@@ -165,19 +172,27 @@ def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator
     """
     if grid is None:
         return
-    lines, rest = grid.common() if is_split or len(grid.lines) == 1 else ([], grid)
-    yield Section(title, lines if rest.columns else [*lines, *grid.notes])
-    if rest.columns:
-        yield Section("" if lines else title, rest)
+    lines, rest = list[str](), grid
+    if is_split or len(grid.lines) == 1:
+        lines, rest = grid.common()
+    if not rest.columns:
+        yield Section(title, [*lines, *grid.notes])
+    elif lines:
+        yield Section(title, lines)
+        yield Section("", rest)
+    else:
+        yield Section(title, rest)
 
 
 def _cold_starts(analysis: Analysis) -> list[str]:
     firsts = analysis.cold_starts
     shapes = {(row.key.input_size, row.key.batch_size) for row in analysis.rows}
-    texts = [(label(first.key), wording.first_prediction_text(first)) for first in firsts]
-    return [
-        text if len(shapes) < 2 and len(firsts) == 1 else f"{name}: {text}" for name, text in texts
-    ]
+    texts = []
+    for first in firsts:
+        text = wording.first_prediction_text(first)
+        is_alone = len(shapes) < 2 and len(firsts) == 1
+        texts.append(text if is_alone else f"{label(first.key)}: {text}")
+    return texts
 
 
 def _layers(record: Record) -> Iterator[Section]:
@@ -221,35 +236,40 @@ def _environment(record: Record) -> list[str]:
         if isinstance(value, str | int | float):
             facts[f"device {name.replace('_', ' ')}"] = value
     if ranks := _mapping(environment.get("ranks")):
-        facts["ranks"] = (
-            f"{len(ranks.get('devices') or [])} by {ranks.get('backend')}, batch per rank"
-        )
-        names = (_mapping(host) for host in ranks.get("hosts") or ())
-        facts["nodes"] = (
-            ", ".join(str(host.get("node") or host.get("host")) for host in names) or None
-        )
-    facts |= {
-        name: environment.get(name) for name in ("os", "kernel", "container", "host", "python")
-    }
+        number = len(ranks.get("devices") or [])
+        facts["ranks"] = f"{number} by {ranks.get('backend')}, batch per rank"
+        names = []
+        for host in map(_mapping, ranks.get("hosts") or ()):
+            names.append(str(host.get("node") or host.get("host")))
+        facts["nodes"] = ", ".join(names) or None
+    for name in ("os", "kernel", "container", "host", "python"):
+        facts[name] = environment.get(name)
     git = _mapping(environment.get("git"))
     if git.get("commit"):
-        facts["git"] = f"{git['commit']}{' with uncommitted changes' if git.get('dirty') else ''}"
+        facts["git"] = git["commit"]
+        if git.get("dirty"):
+            facts["git"] = f"{git['commit']} with uncommitted changes"
     packages = _mapping(environment.get("packages"))
-    facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items()) or None
+    versions = [f"{name} {version}" for name, version in packages.items()]
+    facts["packages"] = ", ".join(versions) or None
     facts |= {"perfexp": record.perfexp_version, "plan": record.plan_hash, "run": record.uid}
     return [f"{name}: {one_line(str(value))}" for name, value in facts.items() if value is not None]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def _again(record: Record) -> Iterator[Section]:
     """Yield the command that measures this run alone, into a new folder."""
-    overrides = [
-        text for text in record.command if text.lstrip("+").partition("=")[0] != "output_dir"
-    ]
-    alone = ["hydra.mode=RUN"] if record.sweep else []  # an experiment file may set a sweep
-    elsewhere = ["stage=null"] if record.plan.get("stage") else []
-    command = shlex.join(["python", "-m", "perfexp", *overrides, *alone, *elsewhere])
-    yield Section("to measure it again", Commands([command]))
+    words = ["python", "-m", "perfexp"]
+    for override in record.command:
+        if override.lstrip("+").partition("=")[0] != "output_dir":
+            words.append(override)
+    if record.sweep:
+        words.append("hydra.mode=RUN")  # an experiment file may set a sweep
+    if record.plan.get("stage"):
+        words.append("stage=null")
+    yield Section("to measure it again", Commands([shlex.join(words)]))

@@ -17,8 +17,6 @@ NOT = "–"
 _PASSES = {"forward": "fwd", "backward_data": "data", "backward_filter": "filter"}
 #: Layers named per reason; the rest is counted.
 _NAMED = 3
-#: Columns before the algorithm columns.
-_ABOUT = 3
 
 
 def subject(survey: Survey) -> str:
@@ -41,16 +39,17 @@ def table(survey: Survey) -> Grid:
         for support, which in _alike(layer["algorithms"]).items():
             rows.append((*about, _passes_text(which), *support))
             about = ("", "")
-    titles = ["layer", "shape", "pass", *survey["algorithms"]]
-    columns = []
-    for index, title in enumerate(titles):
-        is_key = index < _ABOUT
-        cells = [row[index] for row in rows]
-        columns.append(
-            Column(title, cells, rank=0 if is_key else index - _ABOUT, prose=is_key, is_key=is_key)
-        )
-    shown = [column for column in columns if column.title != "pass" or _trains(survey)]
-    return Grid(shown, list(_notes(survey)))
+    columns_of_rows = list(zip(*rows, strict=True)) or [()] * (3 + len(survey["algorithms"]))
+    layers, shapes, passes, *cells = columns_of_rows
+    columns = [
+        Column("layer", layers, prose=True, is_key=True),
+        Column("shape", shapes, prose=True, is_key=True),
+    ]
+    if _trains(survey):
+        columns.append(Column("pass", passes, prose=True, is_key=True))
+    for rank, (title, texts) in enumerate(zip(survey["algorithms"], cells, strict=True)):
+        columns.append(Column(title, texts, rank=rank))
+    return Grid(columns, list(_notes(survey)))
 
 
 def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
@@ -75,8 +74,10 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
             if answer["reason"] is not None:
                 reasons.setdefault(answer["reason"], []).append(which)
         for reason, passes in reasons.items():
-            where = "" if len(passes) == len(answers) else f" ({_passes_text(passes)})"
-            found.append((f"{algorithm}{where}", reason, _layer_name(layer)))
+            name = algorithm
+            if len(passes) < len(answers):
+                name += f" ({_passes_text(passes)})"
+            found.append((name, reason, _layer_name(layer)))
     return _reasons(found, every=every)
 
 
@@ -85,8 +86,9 @@ def passed_over(survey: Survey) -> Grid:
     found = []
     for layer, algorithm, answers in _answers(survey):
         for backend, reason in answers["forward"]["passed_over"].items():
-            text = reason if backend in reason.lower() else f"{backend}: {reason}"
-            found.append((algorithm, text, _layer_name(layer)))
+            if backend not in reason.lower():
+                reason = f"{backend}: {reason}"
+            found.append((algorithm, reason, _layer_name(layer)))
     return _reasons(found, every=True)
 
 
@@ -105,8 +107,9 @@ def _cell(algorithm: str, answer: Mapping[str, Any]) -> str:
         return NOT
     if algorithm == "guess":
         return str(answer["engine"].rpartition(".")[2])
-    size = f" {format_bytes(answer['workspace_bytes'])}" if answer["workspace_bytes"] else ""
-    return f"{answer['backend']}{size}"
+    if answer["workspace_bytes"]:
+        return f"{answer['backend']} {format_bytes(answer['workspace_bytes'])}"
+    return str(answer["backend"])
 
 
 def shape_text(layer: Mapping[str, Any]) -> str:
@@ -120,18 +123,23 @@ def shape_text(layer: Mapping[str, Any]) -> str:
     for letter, (down, across) in (("s", how["stride"]), ("d", how["dilation"])):
         if (down, across) != (1, 1):
             words.append(f"{letter}{down}" if down == across else f"{letter}{down}×{across}")
-    words += [f"g{how['groups']}"] if how["groups"] > 1 else []
+    if how["groups"] > 1:
+        words.append(f"g{how['groups']}")
     return " ".join([*words, "×".join(map(str, layer["input_shape"][2:]))])
 
 
 def _layer_name(layer: Mapping[str, Any]) -> str:
     first, *others = layer["names"]
     name = first or "the model"  # is a convolution itself
-    return f"{name} (+{len(others)})" if others else str(name)
+    if others:
+        return f"{name} (+{len(others)})"
+    return str(name)
 
 
 def _passes_text(passes: Sequence[str]) -> str:
-    return "all" if len(passes) == len(_PASSES) else "+".join(_PASSES[which] for which in passes)
+    if len(passes) == len(_PASSES):
+        return "all"
+    return "+".join(_PASSES[which] for which in passes)
 
 
 def _notes(survey: Survey) -> Iterator[str]:
@@ -142,7 +150,10 @@ def _notes(survey: Survey) -> Iterator[str]:
     if survey["inputs"] > 1:
         yield f"the first of the plan's {survey['inputs']} input and batch sizes"
     if _trains(survey):
-        yield "pass: fwd computes the outputs, data the gradient of the inputs, filter that of the weights"
+        yield (
+            "pass: fwd computes the outputs, data the gradient of the inputs, filter that of the "
+            "weights"
+        )
     if survey["unused"]:
         yield f"not used in {survey['phase']}: {', '.join(survey['unused'])}"
     for diagnostic in survey["doubts"]:
@@ -161,16 +172,16 @@ def _reasons(found: Iterable[tuple[str, str, str]], *, every: bool) -> Grid:
     lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (algorithm, reason), layers in grouped.items():
         lines.setdefault((reason, tuple(layers)), []).append(algorithm)
-    most = None if every else _NAMED
+    why, named = list[str](), list[str]()
+    for reason, shared in lines:
+        why.append(one_line(reason))
+        if every or len(shared) <= _NAMED + 1:
+            named.append(", ".join(shared))
+        else:
+            named.append(f"{', '.join(shared[:_NAMED])}, {len(shared) - _NAMED} more")
     columns = [
         Column("algorithm", map(", ".join, lines.values()), prose=True),
-        Column("why not", (one_line(reason) for reason, _ in lines), prose=True),
-        Column("layers", (_listed(layers, most) for _, layers in lines), prose=True),
+        Column("why not", why, prose=True),
+        Column("layers", named, prose=True),
     ]
     return Grid(columns)
-
-
-def _listed(layers: Sequence[str], most: int | None) -> str:
-    if most is None or len(layers) <= most + 1:
-        return ", ".join(layers)
-    return f"{', '.join(layers[:most])}, {len(layers) - most} more"

@@ -1,6 +1,7 @@
-"""How near kernels and layers come to the peaks of a device, by ncu's counters or by the definition of the layers.
+"""How near kernels and layers come to device peaks, from ncu counters or layer definitions.
 
-`of_csv` reads ncu's output, `of_record` a run's layers; `perfexp.plots.roofline_files` draws and writes.
+`of_csv` reads ncu's output, `of_record` a run's layers; `perfexp.plots.roofline_files` draws and
+writes.
 """
 
 from perfexp.roofline.assemble import of_csv, of_record

@@ -1,10 +1,11 @@
-"""Rooflines of the launches in a file of ncu and of the layers in a record."""
+"""Rooflines from the launches in an ncu file or the layers in a record."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median_high
 from typing import Any
@@ -39,13 +40,13 @@ from perfexp.roofline.placement import (
 
 #: What a run can do for a device without a data sheet.
 _MEASURE_CEILINGS = (
-    "Or repeat the run with probes.ceilings=true in another output_dir: it measures what a matrix product and a copy "
-    "reach on the device, which become the ceilings."
+    "Or repeat the run with probes.ceilings=true in another output_dir: it measures what a "
+    "matrix product and a copy reach on the device, which become the ceilings."
 )
 #: Passes with known bytes; data and kernels without a row occur in every pass.
 _FORWARD = ("forward", "data", "unattributed")
 _MAX_NAMED = 3
-#: Algorithms of a plan by whose name nobody knows what computed a convolution.
+#: Plan algorithms that leave the choice for each convolution to others.
 _CHOSEN_BY_OTHERS = ("default", "fastest", "benchmark", "guess", "onednn")
 
 
@@ -57,13 +58,16 @@ def of_csv(
     sheets: Mapping[str, GpuFile] | None = None,
     title: str | None = None,
 ) -> Roofline:
-    """The roofline of a CSV of ncu; raises `UserError` if it can't be read, or metrics or peaks are missing.
+    """Return the roofline of an ncu CSV.
 
     Args:
-        peaks: peaks that take precedence over those in the file.
-        text: contents of the CSV, where `path` is the report that it was exported from.
+        peaks: peaks that take precedence over the file's own.
+        text: CSV contents, if `path` is the report it was exported from.
         sheets: data sheets to search for the GPU in the file.
-        title: title of the plot; by default the file's name.
+        title: plot title; by default the file name.
+
+    Raises:
+        UserError: the file cannot be read, or metrics or peaks are missing.
     """
     table = listing.read(path, wanted) if text is None else listing.parse(text, str(path), wanted)
     own, product = recorded(table)
@@ -78,10 +82,13 @@ def of_record(
     sheets: Mapping[str, GpuFile] | None = None,
     title: str | None = None,
 ) -> dict[str, Roofline]:
-    """The rooflines of a record's layers, by phase (`inference`, `train`): the largest point of each.
+    """Return the rooflines of a record's layers by phase, for example `inference` or `train`.
 
-    It raises `UserError` if the record has no layers, or peaks are missing. The arguments are those of `of_csv`; the
-    plots have by default the title of the run and the point.
+    Each phase shows its largest point. The arguments are the same as for `of_csv`. The default
+    title names the run and the point.
+
+    Raises:
+        UserError: the record has no layers, or peaks are missing.
     """
     phases: dict[str, list[Point]] = {}
     for point in sorted(record.points, key=lambda point: (point.key.pixels, point.key.batch_size)):
@@ -89,81 +96,86 @@ def of_record(
             phases.setdefault(point.key.phase.removesuffix("_layers"), []).append(point)
     if not phases:
         raise UserError(
-            f"The run {record.name} has no layers: measure it with probes.layers=true, or name a CSV of:\n  {COLLECT}"
+            f"The run {record.name} has no layers: measure it with probes.layers=true, "
+            f"or name a CSV of:\n  {COLLECT}"
         )
-    (product, _), rooflines = device_of(record), {}
+    product, _ = device_of(record)
+    rooflines = {}
     for phase, (*smaller, point) in phases.items():
         own = of_layers(record, point)
-        known = (
-            (peaks or Peaks())
-            .or_else(own)
-            .or_else(matching(product, sheets or {}))
-            .or_else(from_measured(own))
-        )
-        name = (
-            title or f"{record.name} · {phase} {point.key.size_label}, batch {point.key.batch_size}"
-        )
+        known = (peaks or Peaks()).or_else(own).or_else(matching(product, sheets or {}))
+        known = known.or_else(from_measured(own))
+        about = f"{phase} {point.key.size_label}, batch {point.key.batch_size}"
+        name = title or f"{record.name} · {about}"
         roofline = _of_point(record, point, known.compared_with(product), name)
         rooflines[phase] = replace(roofline, notes=(*roofline.notes, *_not_drawn(smaller, point)))
     return rooflines
 
 
 def _not_drawn(smaller: Sequence[Point], largest: Point) -> Iterator[str]:
-    if smaller:
-        names = ", ".join(
-            f"{point.key.size_label} batch {point.key.batch_size}"
-            for point in smaller[-_MAX_NAMED:]
-        )
-        more = f" and {len(smaller) - _MAX_NAMED} smaller ones" if len(smaller) > _MAX_NAMED else ""
-        yield (
-            f"Only the largest of {len(smaller) + 1} points with layers is drawn, {largest.key.size_label} batch "
-            f"{largest.key.batch_size}: for {names}{more} measure a run of their own."
-        )
+    if not smaller:
+        return
+    keys = [point.key for point in smaller[-_MAX_NAMED:]]
+    names = ", ".join(f"{key.size_label} batch {key.batch_size}" for key in keys)
+    if len(smaller) > _MAX_NAMED:
+        names += f" and {len(smaller) - _MAX_NAMED} smaller ones"
+    yield (
+        f"Only the largest of {len(smaller) + 1} points with layers is drawn, "
+        f"{largest.key.size_label} batch {largest.key.batch_size}: for {names} "
+        "measure a run of their own."
+    )
 
 
 def recorded(table: Listing) -> tuple[Peaks, str]:
-    """The peaks that ncu recorded in a file (medians over launches), and its name of the GPU."""
+    """Return the peaks that ncu recorded (medians over launches), and its GPU name."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for launch in table.launches:
         for name, value in recorded_peaks(launch).items():
             values[name].append(value)
     peaks = {name: median_high(several) for name, several in values.items()}
-    dram, l2 = peaks.pop("dram", None), peaks.pop("l2", None)
-    return from_source("ncu's own, at its clocks", peaks, dram, l2), table.product
+    memory = peaks.pop("dram", None), peaks.pop("l2", None)
+    return from_source("ncu's own, at its clocks", peaks, *memory), table.product
 
 
 def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
-    """The roofline of a parsed file of ncu; raises `UserError` if metrics or peaks are missing."""
-    counted = [count(launch) for launch in table.launches]
+    """Return the roofline of a parsed ncu file.
+
+    Raises:
+        UserError: metrics or peaks are missing.
+    """
+    counted = list(map(count, table.launches))
     _check_metrics(table, counted)
     _check_peaks(table, peaks)
-    works = zip(table.launches, counted, strict=True)
-    complete = [(launch, work, load) for launch, work in works if (load := _load(work, peaks))]
-    if not complete:
-        raise UserError(
-            f"{table.source}: no launch has its time, its FLOPs and its bytes. Is the file complete?"
-        )
     kernels: defaultdict[str, list[Load]] = defaultdict(list)
     ranges: defaultdict[tuple[str, str], list[Load]] = defaultdict(list)
-    for launch, _, load in complete:
+    launches: list[tuple[str, str, Load]] = []
+    complete: list[Counted] = []
+    for launch, work in zip(table.launches, counted, strict=True):
+        load = _load(work, peaks)
+        if load is None:
+            continue
+        complete.append(work)
+        launches.append((launch.kernel, "/".join((*launch.stack, *launch.spans)), load))
         kernels[launch.kernel].append(load)
-        for depth in range(len(launch.stack)):
-            ranges["/".join(launch.stack[: depth + 1]), THREAD].append(load)
+        for path in accumulate(launch.stack, "{}/{}".format):
+            ranges[path, THREAD].append(load)
         for span in dict.fromkeys(launch.spans):
             ranges[span, PROCESS].append(load)
+    if not complete:
+        raise UserError(
+            f"{table.source}: no launch has its time, its FLOPs and its bytes. "
+            "Is the file complete?"
+        )
     parts = [(name, "", together(loads)) for name, loads in kernels.items()]
     roofline = _roofline(
         title,
         peaks,
-        together(load for *_, load in complete),
+        together(load for *_, load in launches),
         sorted(parts, key=lambda part: (-part[2].seconds, part[0])),
         [(path, owner, together(loads)) for (path, owner), loads in ranges.items()],
-        [
-            (launch.kernel, "/".join((*launch.stack, *launch.spans)), load)
-            for launch, _, load in complete
-        ],
+        launches,
     )
-    notes = caveats.of_counters(roofline, [work for _, work, _ in complete], len(counted))
+    notes = caveats.of_counters(roofline, complete, len(counted))
     return replace(roofline, notes=(*table.notes, *notes))
 
 
@@ -177,12 +189,16 @@ def _roofline(
     *,
     is_analytic: bool = False,
 ) -> Roofline:
-    """A roofline without notes.
+    """Return a roofline without notes.
 
-    Parts have name, place and load, the slowest first; ranges name, owner, load; launches kernel, ranges, load.
+    Args:
+        parts: name, place and load of each part, slowest first.
+        ranges: name, owner and load of each range.
+        launches: kernel, ranges and load of each launch.
     """
 
-    def row(level: str, number: str, label: str, name: str, where: str, load: Load) -> Row:
+    def row(level: str, number: str, label: str, part: tuple[str, str, Load]) -> Row:
+        name, where, load = part
         return Row(
             level=level,
             number=number,
@@ -194,28 +210,28 @@ def _roofline(
             time_share=load.seconds / total.seconds,
         )
 
-    level, short = ("layer", str) if is_analytic else ("kernel", kernel_names.short)
-    labels = kernel_names.numbered(short(name) for name, *_ in parts)
-    rows = tuple(
-        row(level, str(n), label, *part)
-        for n, (label, part) in enumerate(zip(labels, parts, strict=True), 1)
-    )
-    part_of = {row.name: row for row in rows}
+    level, names = "layer", [name for name, *_ in parts]
+    if not is_analytic:
+        level, names = "kernel", list(map(kernel_names.short, names))
+    rows: list[Row] = []
+    part_of: dict[str, tuple[str, str]] = {}
+    for label, part in zip(kernel_names.numbered(names), parts, strict=True):
+        own = row(level, str(len(rows) + 1), label, part)
+        rows.append(own)
+        part_of[own.name] = own.number, own.label
     return Roofline(
         title=title,
         peaks=peaks,
-        parts=rows,
-        ranges=tuple(row("range", f"R{n}", one[0], *one) for n, one in enumerate(ranges, 1)),
-        total=row("total", "", "total", "total", "", total),
-        launches=tuple(
-            row("launch", part_of[one[0]].number, part_of[one[0]].label, *one) for one in launches
-        ),
+        parts=tuple(rows),
+        ranges=tuple(row("range", f"R{n}", one[0], one) for n, one in enumerate(ranges, 1)),
+        total=row("total", "", "total", ("total", "", total)),
+        launches=tuple(row("launch", *part_of[one[0]], one) for one in launches),
         analytic=is_analytic,
     )
 
 
 def _load(work: Counted, peaks: Peaks) -> Load | None:
-    """The work of a launch, shares of a peak as rates; None where a quantity is missing."""
+    """Return a launch's work, with peak shares as rates; None if a quantity is missing."""
     seconds, flops, moved = work.seconds, work.flops, work.dram_bytes
     if not seconds:
         return None
@@ -243,62 +259,72 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
     missing = [] if any(work.seconds for work in counted) else ["gpu__time_duration.sum"]
     if all(work.flops is None and work.sm_share is None for work in counted):
         unsized = sorted({name for work in counted for name in work.lacking})
-        missing += unsized[:1] or [
-            "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"
-        ]
+        usual = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"
+        missing += unsized[:1] or [usual]
     if all(work.dram_bytes is None and work.dram_share is None for work in counted):
         missing.append(
-            "dram__bytes.sum (or dram__bytes_read.sum and dram__bytes_write.sum, or dram__bytes_op_read.sum and …)"
+            "dram__bytes.sum (or dram__bytes_read.sum and dram__bytes_write.sum, "
+            "or dram__bytes_op_read.sum and …)"
         )
     if not missing and any(
         work.seconds and (work.flops or work.sm_share is not None) for work in counted
     ):
         return
-    names, unavailable = sorted(table.names), sorted(table.unavailable)[:4]
-    remarks = [f"ncu could not measure {', '.join(unavailable)} (n/a)."] if unavailable else []
-    lacks = " ".join([f"{table.source} lacks {'; '.join(missing)}.", *remarks, *table.notes])
+    unavailable = sorted(table.unavailable)[:4]
+    lacks = f"{table.source} lacks {'; '.join(missing)}."
+    if unavailable:
+        lacks += f" ncu could not measure {', '.join(unavailable)} (n/a)."
+    lacks = " ".join([lacks, *table.notes])
     without_dram = all(name.startswith("dram__") for name in missing)
     if without_dram and (
         any(work.l2_bytes for work in counted) or any("dram__" in name for name in unavailable)
     ):
         raise UserError(
-            f"{lacks} Integrated GPUs (Jetson, GB10) have no DRAM counters. Draw the layers of a run on such a chip: "
-            "measure it with probes.layers=true."
+            f"{lacks} Integrated GPUs (Jetson, GB10) have no DRAM counters. "
+            "Draw the layers of a run on such a chip: measure it with probes.layers=true."
         )
+    names = sorted(table.names)
+    if len(names) > 6:
+        names[6:] = ["…"]
     raise UserError(
-        f"{lacks} It has: {', '.join(names[:6] + ['…'] * (len(names) > 6)) or 'none'}. Collect what is needed with:\n"
-        f"  {COLLECT}"
+        f"{lacks} It has: {', '.join(names) or 'none'}. Collect what is needed with:\n  {COLLECT}"
     )
 
 
 def _check_peaks(table: Listing, peaks: Peaks) -> None:
     if not peaks.flops_per_second or not peaks.dram_bytes_per_second:
+        device = table.product or "an unnamed GPU"
         capability = next((launch.capability for launch in table.launches if launch.capability), "")
-        device = table.product or (
-            f"a GPU of compute capability {capability}" if capability else "an unnamed GPU"
-        )
+        if capability and not table.product:
+            device = f"a GPU of compute capability {capability}"
         raise UserError(f"{table.source}: {_unknown_peaks(device, peaks)}")
 
 
 def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
-    missing = [] if peaks.flops_per_second else ["FLOP/s"]
-    missing += [] if peaks.dram_bytes_per_second else ["memory bandwidth"]
-    reason = f"it was measured on {device}, whose peak {' and '.join(missing or ['in this precision'])} is unknown"
+    missing = []
+    if not peaks.flops_per_second:
+        missing.append("FLOP/s")
+    if not peaks.dram_bytes_per_second:
+        missing.append("memory bandwidth")
+    names = " and ".join(missing) or "in this precision"
+    reason = f"it was measured on {device}, whose peak {names} is unknown"
     if not is_gpu:
-        return f"{reason}: there are data sheets of GPUs only. Give --peak-compute TFLOP/s and --peak-bw GB/s."
+        return (
+            f"{reason}: there are data sheets of GPUs only. "
+            "Give --peak-compute TFLOP/s and --peak-bw GB/s."
+        )
     return (
-        f"{reason}. Name the GPU (--gpu t4, h100, …), give --peak-compute TFLOP/s and --peak-bw GB/s, or "
-        f"add {ADD} and use --gpu NAME."
+        f"{reason}. Name the GPU (--gpu t4, h100, …), give --peak-compute TFLOP/s and "
+        f"--peak-bw GB/s, or add {ADD} and use --gpu NAME."
     )
 
 
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
-    formats, lines = _formats(record, point), point.facts["layers"]["lines"]
+    formats = _formats(record, point)
+    lines = point.facts["layers"]["lines"]
     algorithm = _algorithm_of_all(record)
-    timed = sorted(
-        (line for line in lines if seconds_of(line) > 0),
-        key=lambda line: (-seconds_of(line), _layer(line)),
-    )
+    timed = [line for line in lines if seconds_of(line) > 0]
+    timed.sort(key=lambda line: (-seconds_of(line), _layer(line)))
     if not timed:
         raise UserError(f"{record.name}, {point.key}: no layer took measurable time.")
     if not (all(map(peaks.of, formats)) and peaks.dram_bytes_per_second):
@@ -327,23 +353,26 @@ def _formats(record: Record, point: Point) -> Formats:
 
 
 def _analytic(lines: Sequence[Mapping[str, Any]], formats: Formats, algorithm: str) -> Load:
-    """The work of some lines: those with known work cover the whole call, so the others add nothing.
+    """Return the work in some lines.
 
-    Lines without time count too, since one operator may do the work of several. Only forward passes have known bytes.
+    Lines with known work cover the whole call, so other lines add nothing. Lines without time
+    count too: one operator may do the work for several layers. Only forward passes have known
+    bytes.
     """
     timed = [line for line in lines if seconds_of(line) > 0]
-    flops = Counter[str]()
+    flops: defaultdict[str, float] = defaultdict(float)
+    moved = []
     for line in lines:
         if line["flops"] is not None:
-            flops[formats.convolutions if line.get("convolution") else formats.products] += line[
-                "flops"
-            ]
-    moved = [line["bytes_min"] for line in lines if line["bytes_min"] is not None]
+            kind = formats.convolutions if line.get("convolution") else formats.products
+            flops[kind] += line["flops"]
+        if line["bytes_min"] is not None:
+            moved.append(line["bytes_min"])
     has_bytes = moved and all(pass_of(line) in _FORWARD for line in timed)
     return Load(
         seconds=sum(map(seconds_of, lines)),
         launches=len(timed),
-        flops={kind: float(amount) for kind, amount in flops.items()} or None,
+        flops=dict(flops) or None,
         dram_bytes=float(sum(moved)) if has_bytes else None,
         flops_basis=Basis.analytic,
         bytes_basis=Basis.analytic,
@@ -352,23 +381,26 @@ def _analytic(lines: Sequence[Mapping[str, Any]], formats: Formats, algorithm: s
 
 
 def _algorithm_of_all(record: Record) -> str:
-    """The algorithm that a plan requests for every convolution; empty where torch or a race chooses, or for several."""
+    """Return the algorithm that a plan requests for every convolution.
+
+    Empty if torch or a race chooses, or if there are several.
+    """
     node = record.plan.get("algorithm")
-    name = str(node.get("name", "")) if isinstance(node, Mapping) and not node.get("layers") else ""
+    if not isinstance(node, Mapping) or node.get("layers"):
+        return ""
+    name = str(node.get("name", ""))
     return "" if name in _CHOSEN_BY_OTHERS else name
 
 
 def _may_multiply_less(line: Mapping[str, Any], algorithm: str) -> bool:
-    """Whether a layer's convolution ran Winograd or FFT, or nobody observed what it ran."""
+    """Return whether a layer's convolution ran Winograd or FFT, or an unknown algorithm."""
     ran = str(line.get("ran") or algorithm)
     return bool(line.get("convolution")) and (not ran or "winograd" in ran or "fft" in ran)
 
 
 def _layer(line: Mapping[str, Any]) -> str:
-    """Name of a line, with the pass unless it is the forward pass."""
+    """Return a line's name, with the pass unless it is the forward pass."""
     name, which = name_of(line), pass_of(line)
-    return (
-        name
-        if not isinstance(line["key"], Mapping) or which in ("forward", name)
-        else f"{name} ({which})"
-    )
+    if not isinstance(line["key"], Mapping) or which in ("forward", name):
+        return name
+    return f"{name} ({which})"

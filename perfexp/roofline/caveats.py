@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.roofline.counters import Counted
 from perfexp.roofline.placement import PROCESS, THREAD, Basis, Roofline
 from perfexp.roofline.sentences import pretty
 
-#: Share of the memory's peak from which a launch shows that peak.
+#: Smallest share of the memory peak at which a launch shows that peak.
 _BUSY = 0.2
-#: Largest relative difference between a memory ceiling and the peak behind the file's own percentages.
+#: Largest relative difference between a memory ceiling and the peak behind the file's percentages.
 _CONTRADICTION = 0.1
 #: Share of the time from which a gap is reported.
 _WORTH_A_NOTE = 0.005
 _FORWARD = re.compile(r"forward|fwd", re.IGNORECASE)
 _BACKWARD = re.compile(r"backward|bwd", re.IGNORECASE)
 _TRAINING = re.compile(r"train|backward|bwd|optimi[sz]er", re.IGNORECASE)
-#: A backward pass has about twice the kernels of its forward pass; one with less than half of them is incomplete.
+#: A backward pass has about twice as many kernels as its forward pass. With less than half as many
+#: it is incomplete.
 _MIN_BACKWARD = 0.5
 #: Fewer forward kernels are inconclusive.
 _MIN_FORWARD = 5
 
 
 def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -> Iterator[str]:
-    """The caveats of a file of ncu with some launches, of which the complete ones were counted."""
+    """Yield the caveats about an ncu file.
+
+    Args:
+        counted: the complete launches.
+        launches: number of all launches.
+    """
     yield from _foreign(roofline)
     yield from _contradictions(roofline, counted)
     # ranges of the process include other threads, so they decide where there are any
@@ -37,40 +44,51 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -
     if roofline.percentages:
         peak = pretty((roofline.peaks.reference or ("", 0.0))[1], "FLOP/s")
         yield (
-            "FLOPs are estimates: the file has percentages of peak only, and sm__throughput is the busiest part of the "
-            f"SM (any pipe, also loads and stores), not FLOPs; the estimate is its share of {peak}."
+            "FLOPs are estimates: the file has percentages of peak only, and sm__throughput is "
+            "the busiest part of the SM (any pipe, also loads and stores), not FLOPs; "
+            f"the estimate is its share of {peak}."
         )
     if any(row.load.bytes_basis is Basis.percentage for row in roofline.launches):
         yield "Bytes are estimates: dram__throughput × peak bandwidth × time."
     if any(work.estimated for work in counted):
         yield (
-            "FLOPs of the tensor cores are estimates: counted instructions times their usual size on this chip; "
-            "sm__ops_path_tensor_src_*.sum counts operations."
+            "FLOPs of the tensor cores are estimates: counted instructions times their usual size "
+            "on this chip; sm__ops_path_tensor_src_*.sum counts operations."
         )
     if roofline.estimated:
         yield "≈ marks estimates and figures derived from them; times are measured."
-    if lacking := sorted({name for work in counted for name in work.lacking}):
-        yield f"FLOPs are too low: {', '.join(lacking[:4])} {'is' if len(lacking) == 1 else 'are'} not in the file."
+    if lacking := sorted(set(chain.from_iterable(work.lacking for work in counted))):
+        verb = "is" if len(lacking) == 1 else "are"
+        yield f"FLOPs are too low: {', '.join(lacking[:4])} {verb} not in the file."
     if moves := sum(work.moves for work in counted):
-        flops = pretty(moves, "FLOP")
-        yield f"{flops} of half precision in kernels of single precision are left out: they move constants."
+        yield (
+            f"{pretty(moves, 'FLOP')} of half precision in kernels of single precision are left "
+            "out: they move constants."
+        )
     if left := launches - len(counted):
-        yield f"{left} of {launches} launches lack metrics that others have, and are left out. Is the file complete?"
+        yield (
+            f"{left} of {launches} launches lack metrics that others have, and are left out. "
+            "Is the file complete?"
+        )
     yield from _without_ceiling(roofline)
 
 
 def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Iterator[str]:
-    """The caveats of a record's layers, among them the diagnostics about their times."""
+    """Yield the caveats about a record's layers, with the diagnostics about their times."""
     yield from _foreign(roofline)
     yield from map(str, diagnostics)
     yield (
-        "FLOPs and bytes are analytic: the definition of each layer (direct convolution, each operand moved once), not "
-        "counts; ≈ marks them and figures derived from them. Times are measured. Winograd and FFT need fewer FLOPs and "
-        "may lie above a ceiling: this is not an error."
+        "FLOPs and bytes are analytic: the definition of each layer (direct convolution, each "
+        "operand moved once), not counts; ≈ marks them and figures derived from them. Times are "
+        "measured. Winograd and FFT need fewer FLOPs and may lie above a ceiling: "
+        "this is not an error."
     )
     unknown = sum(row.time_share for row in roofline.parts if row.binds is None)
     if unknown >= _WORTH_A_NOTE:
-        yield f"{unknown:.0%} of the time is in rows without analytic FLOPs or bytes, such as backward passes."
+        yield (
+            f"{unknown:.0%} of the time is in rows without analytic FLOPs or bytes, "
+            "such as backward passes."
+        )
     yield from _without_ceiling(roofline)
 
 
@@ -78,69 +96,78 @@ def _foreign(roofline: Roofline) -> Iterator[str]:
     peaks = roofline.peaks
     if peaks.foreign:
         yield (
-            f"The peaks belong to another device than the measured one: {', '.join(peaks.sources)}; measured on "
-            f"{peaks.foreign}. Shares of a ceiling are shares of that device's, not the utilization of this one."
+            "The peaks belong to another device than the measured one: "
+            f"{', '.join(peaks.sources)}; measured on {peaks.foreign}. Shares of a ceiling are "
+            "shares of that device's, not the utilization of this one."
         )
 
 
 def _contradictions(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[str]:
-    """A memory ceiling that differs from the peak behind ncu's percentages.
+    """Yield a caveat if a memory ceiling differs from the peak behind ncu's percentages.
 
-    `dram__throughput` is the utilization of the busiest part of the memory. A launch's bandwidth divided by it is a
-    lower bound of the peak, so the largest of them is compared.
+    `dram__throughput` is the utilization of the busiest memory part. A launch's bandwidth divided
+    by it is a lower bound for the peak, so the largest quotient is compared.
     """
-    stated, sources = roofline.peaks.dram_bytes_per_second, ", ".join(roofline.peaks.sources)
-    implied = [
-        work.dram_bytes / work.seconds / work.dram_share
-        for work in counted
-        if work.dram_bytes and work.seconds and work.dram_share and work.dram_share >= _BUSY
-    ]
-    if stated and implied and abs(max(implied) / stated - 1) > _CONTRADICTION:
+    implied = 0.0
+    for work in counted:
+        share = work.dram_share or 0.0
+        if work.dram_bytes and work.seconds and share >= _BUSY:
+            implied = max(implied, work.dram_bytes / work.seconds / share)
+    stated = roofline.peaks.dram_bytes_per_second
+    if stated and implied and abs(implied / stated - 1) > _CONTRADICTION:
+        sources = ", ".join(roofline.peaks.sources)
         yield (
-            f"The memory ceiling ({pretty(stated, 'B/s')}, {sources}) contradicts the file: its bytes and "
-            f"percentages imply a peak of {pretty(max(implied), 'B/s')}. Is --gpu the device that was profiled?"
+            f"The memory ceiling ({pretty(stated, 'B/s')}, {sources}) contradicts the file: "
+            f"its bytes and percentages imply a peak of {pretty(implied, 'B/s')}. "
+            "Is --gpu the device that was profiled?"
         )
 
 
 def _without_ceiling(roofline: Roofline) -> Iterator[str]:
     flops = roofline.total.load.flops or {}
     if kinds := [kind for kind, amount in flops.items() if amount and not roofline.peaks.of(kind)]:
-        yield f"No peak is known for {', '.join(kinds)}: these FLOPs are counted and have no ceiling."
-    without = sum(
-        row.time_share
-        for row in roofline.parts
-        if row.load.flops is not None and not row.load.total_flops
-    )
+        yield (
+            f"No peak is known for {', '.join(kinds)}: these FLOPs are counted and have no ceiling."
+        )
+    without = sum(row.time_share for row in roofline.parts if row.load.total_flops == 0)
     if without >= _WORTH_A_NOTE:
-        yield f"{without:.0%} of the time is in {roofline.noun} without a FLOP, which have no place in the plot."
+        yield (
+            f"{without:.0%} of the time is in {roofline.noun} without a FLOP, "
+            "which have no place in the plot."
+        )
 
 
 def missing_backward(launches: Mapping[str, int]) -> str | None:
-    """A warning about a training step without its backward pass, by the number of kernels in each range; None if fine.
+    """Return a warning if a training step lacks its backward pass; None if it is complete.
 
-    NVTX push/pop ranges belong to the thread that pushed them (NVIDIA, NVTX C API, "Push/Pop ranges"), and autograd
-    launches the backward pass from a thread of its own for each device (PyTorch, "Autograd mechanics").
+    NVTX push/pop ranges belong to the thread that pushed them (NVTX C API, "Push/Pop ranges").
+    Autograd launches the backward pass from its own thread per device (PyTorch, "Autograd
+    mechanics").
+
+    Args:
+        launches: number of kernels in each range.
     """
     if not any(_TRAINING.search(path) for path in launches):
         return None
-    forward, backward = _launches_in(launches, _FORWARD), _launches_in(launches, _BACKWARD)
+    forward = _launches_in(launches, _FORWARD)
+    backward = _launches_in(launches, _BACKWARD)
     if forward < _MIN_FORWARD or backward >= _MIN_BACKWARD * forward:
         return None
     seen = "1 kernel" if backward == 1 else f"{backward or 'no'} kernels"
     return (
-        f"This training step looks incomplete: {forward} kernels in its forward pass and {seen} in its backward one, "
-        "which should have more. Autograd launches the backward pass from another thread, and push/pop ranges belong "
-        "to the thread that pushed them, so a filter on such a range leaves it out. Use ranges of the process "
-        "(torch.cuda.nvtx.range_start and range_end) or cudaProfilerStart/Stop with ncu --profile-from-start off."
+        f"This training step looks incomplete: {forward} kernels in its forward pass and {seen} "
+        "in its backward one, which should have more. Autograd launches the backward pass from "
+        "another thread, and push/pop ranges belong to the thread that pushed them, so a filter "
+        "on such a range leaves it out. Use ranges of the process (torch.cuda.nvtx.range_start "
+        "and range_end) or cudaProfilerStart/Stop with ncu --profile-from-start off."
     )
 
 
 def _launches_in(launches: Mapping[str, int], name: re.Pattern[str]) -> int:
-    """Kernels in the outermost ranges with a name."""
-    split = (path.rpartition("/") for path in launches)
-    outermost = (
-        parent + slash + own
-        for parent, slash, own in split
-        if name.search(own) and not name.search(parent)
-    )
-    return sum(launches[path] for path in outermost)
+    """Return the kernel count in the outermost ranges with a name."""
+    total = 0
+    for path, count in launches.items():
+        parent, _, own = path.rpartition("/")
+        if name.search(own) and not name.search(parent):
+            total += count
+    return total

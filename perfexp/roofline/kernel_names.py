@@ -19,7 +19,10 @@ _GENERAL = (
 
 
 def short(kernel: str) -> str:
-    """A kernel's name without its types, after the functor that specializes a general kernel of torch."""
+    """Return a kernel name without its types.
+
+    A general torch kernel is preceded by the functor that specializes it.
+    """
     bare = _outside(_outside(_ANONYMOUS.sub("", kernel), "(", ")"), "<", ">").strip()
     name = bare.split(" ")[-1].rsplit("::", 1)[-1] or kernel.strip()
     if not name.endswith(("elementwise_kernel", "apply_kernel", "reduce_kernel")):
@@ -31,7 +34,7 @@ def short(kernel: str) -> str:
 
 
 def _outside(text: str, opening: str, closing: str) -> str:
-    """A text without its brackets, nested ones included, and their contents."""
+    """Return a text without its brackets and their contents, nested or not."""
     outside, depth = "", 0
     for character in text:
         depth += character == opening
@@ -41,16 +44,18 @@ def _outside(text: str, opening: str, closing: str) -> str:
 
 
 def numbered(texts: Iterable[str]) -> list[str]:
-    """The same texts, repetitions with a number: `conv1`, `conv1 #2`."""
+    """Return the texts, with numbers for repetitions: `conv1`, `conv1 #2`."""
     counts = Counter[str]()
     result = []
     for text in texts:
         counts[text] += 1
-        result.append(f"{text} #{counts[text]}" if counts[text] > 1 else text)
+        if counts[text] > 1:
+            text = f"{text} #{counts[text]}"
+        result.append(text)
     return result
 
 
 def cut(label: str, length: int) -> str:
-    """A label without its middle if it is too long, since both ends distinguish it."""
+    """Return a label without its middle if it is too long, since both ends distinguish it."""
     half = (length - 1) // 2
     return label if len(label) <= length else f"{label[: length - 1 - half]}…{label[-half:]}"

@@ -1,7 +1,8 @@
 """ncu's CSV in any of its forms, parsed into kernel launches with their metrics in SI.
 
-The forms of `ncu --csv` are long (`--page details`, a line for each metric, its unit in a column) and wide
-(`--page raw`, a line for each launch, units in the second line). Source: Nsight Compute CLI, "Console Output",
+The forms of `ncu --csv` are long (`--page details`, a line per metric, units in a column) and wide
+(`--page raw`, a line per launch, units in the second line). Source: Nsight Compute CLI, "Console
+Output",
 https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.roofline.numbers import factor, is_of_locale, number
 
 #: Metrics that the "details" page shows under a label.
@@ -30,7 +31,8 @@ _LABELS = {
     **dict.fromkeys(("SOL DRAM", "SOL FB"), "dram__throughput.avg.pct_of_peak_sustained_elapsed"),
 }
 _SECOND = "[nuµμm]?s(?:ec(?:onds?)?)?"
-#: Units by a part of a metric's name; the first part in a name counts. Other metrics are counts, which may have none.
+#: Units by part of a metric name; the first part in a name counts. Other metrics are counts, which
+#: need no unit.
 _UNITS = {
     ".pct_of_peak": "%|percent",
     ".per_second": rf".+/{_SECOND}|[kmgt]?(?:hz|hertz)",
@@ -59,13 +61,13 @@ _AGAIN = f"Export it again, with its units: {EXPORT}"
 
 @dataclass(kw_only=True)
 class Launch:
-    """One launch of a kernel.
+    """One kernel launch.
 
     Attributes:
-        stack: push/pop ranges of the launching thread, the outermost first.
-        spans: start/end ranges of the process that were open.
-        capability: compute capability, `7.5`.
-        metrics: values in SI by ncu's names, percentages as fractions.
+        stack: the launching thread's push/pop ranges, outermost first.
+        spans: the process's open start/end ranges.
+        capability: compute capability, for example `7.5`.
+        metrics: SI values by ncu name, percentages as fractions.
     """
 
     kernel: str
@@ -77,11 +79,12 @@ class Launch:
 
 @dataclass(kw_only=True)
 class Listing:
-    """The contents of a file, whose name in messages is `source`.
+    """The contents of a file.
 
     Attributes:
-        product: name of the GPU; empty where the file has none.
-        names: names of all metrics, unwanted ones included.
+        source: file name for messages.
+        product: GPU name; empty if the file has none.
+        names: all metric names, including unwanted metrics.
         unavailable: metrics that ncu could not measure (`n/a`).
         notes: caveats about the file.
     """
@@ -95,12 +98,14 @@ class Listing:
 
 
 def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
-    """Read the wanted metrics of a file, which may not be a link.
+    """Read the wanted metrics from a file, which may not be a link.
 
-    It raises `UserError` if the file is missing, empty, cut off, of another tool, or in an unknown encoding or unit.
+    Raises:
+        UserError: the file is missing, empty, cut off, from another tool, or in an unknown encoding
+            or unit.
     """
     try:
-        content = untrusted.read_bytes(path, _MAX_BYTES)
+        content = foreign.read_bytes(path, _MAX_BYTES)
     except OSError as error:
         raise UserError(
             f"{path} can't be read: {error.strerror}. Name a CSV that ncu wrote, or a run's folder."
@@ -109,7 +114,7 @@ def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
 
 
 def is_listing(path: Path) -> bool:
-    """Whether a file has ncu's columns."""
+    """Return whether a file has ncu's columns."""
     try:
         with path.open("rb") as file:
             text = _decode(file.read(2**16), str(path), is_whole=False)
@@ -119,7 +124,7 @@ def is_listing(path: Path) -> bool:
 
 
 def _decode(content: bytes, source: str, *, is_whole: bool = True) -> str:
-    """Decode UTF-8 with or without its byte order mark, or UTF-16, which PowerShell's `>` writes."""
+    """Decode UTF-8 with or without a byte order mark, or UTF-16, which PowerShell's `>` writes."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif content[:200].count(0) > len(content[:200]) // 4:
@@ -130,12 +135,14 @@ def _decode(content: bytes, source: str, *, is_whole: bool = True) -> str:
         text = codecs.getincrementaldecoder(encoding)().decode(content, final=is_whole)
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{source} is neither UTF-8 nor UTF-16 text (byte {error.start}). If it is a report, export it: {EXPORT}. "
+            f"{source} is neither UTF-8 nor UTF-16 text (byte {error.start}). "
+            f"If it is a report, export it: {EXPORT}. "
             f"Text in another encoding: iconv -f ENCODING -t UTF-8 {source}"
         ) from error
     if "\0" in text:
         raise UserError(
-            f"{source} is not text. If it is a report of ncu, name it .ncu-rep or export it: {EXPORT}"
+            f"{source} is not text. If it is a report of ncu, name it .ncu-rep or export it: "
+            f"{EXPORT}"
         )
     return text
 
@@ -144,11 +151,14 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
     """Parse a CSV; see `read`."""
     if not text.strip():
         raise UserError(
-            f"{source} is empty. ncu leaves such a file after a failure; read its messages on the console."
+            f"{source} is empty. ncu leaves such a file after a failure; "
+            "read its messages on the console."
         )
     lines = list(io.StringIO(text, newline=""))
     start, delimiter, header = _header(lines, source)
-    listing, tables, negative = Listing(source=source), 0, list[str]()
+    listing = Listing(source=source)
+    tables = 0
+    negative: list[str] = []
     for rows in _tables(lines[start + 1 :], delimiter, header, source, first=start + 2):
         cells = list(_long(rows) if _VALUE in header else _wide(header, rows))
         names = {cell.name for cell in cells} - {""}
@@ -160,24 +170,31 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
             f"{source} has a header and no kernel: the range or filter of ncu matched none."
         )
     if tables > 1:
-        note = f"The file holds {tables} tables with the same header: the launches of all of them are counted."
-        listing.notes.append(note)
+        listing.notes.append(
+            f"The file holds {tables} tables with the same header: "
+            "the launches of all of them are counted."
+        )
     if negative:
-        more = len(negative) - _MAX_NAMED
-        values = ", ".join(negative[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-        note = f"Values below zero are left out, since no counter has one: {values}. Is the file damaged?"
-        listing.notes.append(note)
+        values = ", ".join(negative[:_MAX_NAMED])
+        if len(negative) > _MAX_NAMED:
+            values += f" and {len(negative) - _MAX_NAMED} more"
+        listing.notes.append(
+            f"Values below zero are left out, since no counter has one: {values}. "
+            "Is the file damaged?"
+        )
     return listing
 
 
 def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str]) -> list[str]:
-    """Add the launches of a table, and return its values below zero with their places."""
-    if other := next((one for one in cells if "__" in one.name and is_of_locale(one.text)), None):
-        raise UserError(
-            f"{_place(listing, other)} is '{other.text.strip()}': a decimal comma, or groups of another locale. Export "
-            f"it again with LC_ALL=C: {EXPORT}"
-        )
-    launches, negative = dict[tuple[str, ...], Launch](), list[str]()
+    """Add a table's launches, and return its values below zero with their places."""
+    for cell in cells:
+        if "__" in cell.name and is_of_locale(cell.text):
+            raise UserError(
+                f"{_place(listing, cell)} is '{cell.text.strip()}': a decimal comma, "
+                f"or groups of another locale. Export it again with LC_ALL=C: {EXPORT}"
+            )
+    launches: dict[tuple[str, ...], Launch] = {}
+    negative: list[str] = []
     for cell in cells:
         if cell.launch not in launches:
             launches[cell.launch] = Launch(
@@ -191,14 +208,14 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str]) -> l
         if cell.name not in needed:
             continue
         value, scale = number(cell.text), factor(cell.unit)
-        if value is None and cell.text.strip()[:1].isdigit():
-            raise UserError(
-                f"{_place(listing, cell)} is '{cell.text.strip()}', not a number. {_AGAIN}"
-            )
+        text = cell.text.strip()
         if value is None:
-            listing.unavailable |= {cell.name} if cell.text.strip() else set()
+            if text[:1].isdigit():
+                raise UserError(f"{_place(listing, cell)} is '{text}', not a number. {_AGAIN}")
+            if text:
+                listing.unavailable.add(cell.name)
         elif value < 0:
-            negative.append(f"{cell.name} at line {cell.line} ({cell.text.strip()})")
+            negative.append(f"{cell.name} at line {cell.line} ({text})")
         elif scale is None or not _is_unit(cell):
             unit = f"is in '{cell.unit}', an unknown unit" if cell.unit.strip() else "has no unit"
             raise UserError(f"{_place(listing, cell)} {unit}. {_AGAIN}")
@@ -218,37 +235,42 @@ def _is_unit(cell: _Cell) -> bool:
 
 
 def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
-    """The index of the header, the delimiter of its columns, and the columns."""
+    """Return the header's index, its delimiter, and the columns."""
     for index, line in enumerate(lines):
         if line.startswith("==") or not line.strip():
             continue
         for delimiter in (",", ";", "\t"):
-            cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
+            cells = list(map(str.strip, next(csv.reader([line], delimiter=delimiter), [])))
             if _is_header(cells):
                 return index, delimiter, cells
             if {_NAME, "Average"} <= set(cells):
                 raise UserError(
-                    f"{source} is a summary of ncu (--print-summary), with means over launches instead of each launch. "
-                    f"Leave --print-summary out: {EXPORT}"
+                    f"{source} is a summary of ncu (--print-summary), with means over launches "
+                    f"instead of each launch. Leave --print-summary out: {EXPORT}"
                 )
-            if tool := next((_OTHER_TOOLS[cell] for cell in cells if cell in _OTHER_TOOLS), None):
+            if tool := next(filter(None, map(_OTHER_TOOLS.get, cells)), None):
                 raise UserError(
-                    f"{source} is a table of {tool}, which has times but neither FLOPs nor bytes. A roofline needs the "
-                    f"counters of Nsight Compute: profile with ncu, then {EXPORT}"
+                    f"{source} is a table of {tool}, which has times but neither FLOPs nor bytes. "
+                    f"A roofline needs the counters of Nsight Compute: profile with ncu, "
+                    f"then {EXPORT}"
                 )
-    texts = [line.strip() for line in lines if line.strip()]
+    texts = list(filter(None, map(str.strip, lines)))
     if all(line.startswith("==") for line in texts):
         reason = next((line for line in texts if "ERROR" in line or "WARNING" in line), texts[-1])
         raise UserError(f"{source} holds no kernel, only messages of ncu: {reason}")
     raise UserError(
-        f"{source} is not a table of ncu: no line has the columns ID and {_KERNEL}. Make one with: {EXPORT}"
+        f"{source} is not a table of ncu: no line has the columns ID and {_KERNEL}. "
+        f"Make one with: {EXPORT}"
     )
 
 
 def _tables(
     lines: Sequence[str], delimiter: str, header: Sequence[str], source: str, *, first: int
 ) -> list[list[tuple[int, dict[str, str]]]]:
-    """The rows below the header with their lines; another table begins where the header is repeated."""
+    """Return the rows below the header with their lines.
+
+    A repeated header begins another table.
+    """
     tables: list[list[tuple[int, dict[str, str]]]] = [[]]
     # columns behind the value in the long form belong to rules and may be missing
     least = header.index(_VALUE) + 1 if _VALUE in header else len(header)
@@ -257,11 +279,11 @@ def _tables(
     try:
         for cells in filter(any, reader):
             line = first + reader.line_num - 1
-            if _is_header(names := [cell.strip() for cell in cells]):
+            if _is_header(names := list(map(str.strip, cells))):
                 if names != list(header):
                     raise UserError(
-                        f"{source}: another table begins at line {line}, with other columns than the first. "
-                        "Write each table to its own file."
+                        f"{source}: another table begins at line {line}, with other columns than "
+                        "the first. Write each table to its own file."
                     )
                 tables.append([])
             elif len(cells) < least:
@@ -275,8 +297,8 @@ def _tables(
 
 def _cut_off(source: str, line: int, reason: str) -> UserError:
     return UserError(
-        f"{source} is cut off or damaged at line {line} ({reason}). Check that the disk is not full, and export it "
-        f"again: {EXPORT}"
+        f"{source} is cut off or damaged at line {line} ({reason}). "
+        f"Check that the disk is not full, and export it again: {EXPORT}"
     )
 
 
@@ -285,7 +307,7 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 class _Cell(NamedTuple):
-    """A metric of a launch; nameless for a launch without metrics."""
+    """One launch metric; nameless for a launch without metrics."""
 
     line: int
     launch: tuple[str, ...]
@@ -297,17 +319,17 @@ class _Cell(NamedTuple):
 
 def _long(rows: Iterable[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
     for line, row in rows:
-        (name, unit), launch = (
-            _named(row.get(_NAME) or ""),
-            (row.get("Process ID", ""), row.get("ID", "")),
-        )
+        name, unit = _named(row.get(_NAME) or "")
+        launch = row.get("Process ID", ""), row.get("ID", "")
         yield _Cell(line, launch, row, name, row.get(_UNIT) or unit, row[_VALUE])
 
 
 def _named(label: str) -> tuple[str, str]:
-    """The name of a metric, and its unit if it stands behind the name or label (`Duration [ns]`)."""
+    """Return a metric name, and its unit if that follows the name or label (`Duration [ns]`)."""
     match = _NAME_AND_UNIT.fullmatch(label.strip())
-    return (_LABELS.get(match[1], match[1]), match[2] or "") if match else ("", "")
+    if match is None:
+        return "", ""
+    return _LABELS.get(match[1], match[1]), match[2] or ""
 
 
 def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
@@ -316,23 +338,26 @@ def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> 
         (_, units), *rows = rows
     metrics = [(column, *_named(column)) for column in header]
     for line, row in rows:
-        yield _Cell(line, (str(line),), row)  # a launch without metrics is a launch too
+        launch = (str(line),)
+        yield _Cell(line, launch, row)  # a launch without metrics is a launch too
         for column, name, unit in metrics:
             if "__" in name:
-                yield _Cell(
-                    line, (str(line),), row, name, unit or units.get(column, ""), row[column]
-                )
+                yield _Cell(line, launch, row, name, unit or units.get(column, ""), row[column])
 
 
 def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:
-    """The names of a launch's NVTX ranges: `4713 "<default domain>:step:none:…" "<default domain>:forward:none:…"`."""
+    """Return the names of a launch's NVTX ranges.
+
+    For example: `4713 "<default domain>:step:none:…" "<default domain>:forward:none:…"`.
+    """
     cell = next((cell for column, cell in columns.items() if kind in column), "").strip()
-    entries = re.findall(r'"([^"]*)"', cell) or ([cell] if cell else [])
-    return tuple(filter(None, (_range_name(_RANGE_NUMBER.sub("", entry)) for entry in entries)))
+    entries = re.findall(r'"([^"]*)"', cell) or [cell]
+    names = (_range_name(_RANGE_NUMBER.sub("", entry)) for entry in entries)
+    return tuple(filter(None, names))
 
 
 def _range_name(entry: str) -> str:
-    """The name between the domain and six fields of payload, color and message."""
+    """Return the name between the domain and six fields with payload, color and message."""
     rest = entry.partition(":")[2] or entry
     parts = rest.rsplit(":", 6)
     return (parts[0] if len(parts) == 7 else rest).strip()

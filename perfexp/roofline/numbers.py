@@ -1,4 +1,4 @@
-"""Numbers and units as ncu writes them, converted to SI; a decimal comma is recognized, never guessed."""
+"""ncu's numbers and units, converted to SI; a decimal comma is recognized, never guessed."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import re
 
 #: A number with a decimal point, with or without commas between groups of three digits.
 _NUMBER = re.compile(r"[+-]?(?=\.?\d)(?:[1-9]\d{0,2}(?:,\d{3})+|\d*)(?:\.\d*)?(?:[eE][+-]?\d+)?")
-#: A number of another locale: `27,90`, `1.234,5`, `1 234`, `1'234`.
+#: A number in another locale: `27,90`, `1.234,5`, `1 234`, `1'234`.
 _OF_LOCALE = re.compile(r"[+-]?\d[\d\s.'\u2019]*(?:,\d+|[\s'\u2019]\d{3}(?:\.\d+)?)")
 _UNIT = re.compile(
     r"(?P<seconds>[nuµμm]?)(?:seconds?|sec|s)|(?P<bytes>(?:[kmgtp]i?)?)(?:bytes?|b)"
     r"|(?P<count>[kmgtp]?)(?:hertz|hz|instructions|inst|flops?|ops?|cycles?)"
 )
 _SMALL = {"": 1.0, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3}
-_LARGE = {"": 1.0, **{prefix: 1000.0**power for power, prefix in enumerate("kmgtp", start=1)}}
-_LARGE |= {f"{prefix}i": 1024.0**power for power, prefix in enumerate("kmgtp", start=1)}
+_LARGE = {"": 1.0}
+for _power, _prefix in enumerate("kmgtp", start=1):
+    _LARGE |= {_prefix: 1000.0**_power, f"{_prefix}i": 1024.0**_power}
 _PLAIN = {"": 1.0, "1": 1.0, "#": 1.0, "%": 0.01, "percent": 0.01}
 
 
 def number(cell: str) -> float | None:
-    """Parse a number, with or without commas between its groups of digits; None for any other text."""
+    """Return a number, with or without commas between digit groups; None for any other text."""
     text = cell.strip()
     return float(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
 
 
 def is_of_locale(cell: str) -> bool:
-    """Whether a text is a number with a decimal comma, or with other signs between its groups of digits."""
+    """Return whether a text is a number in another locale, such as one with a decimal comma."""
     return number(cell) is None and _OF_LOCALE.fullmatch(cell.strip()) is not None
 
 
 def factor(unit: str) -> float | None:
-    """The factor from a unit (`usecond`, `us`, `Mbyte`, `GB/s`, `cycle/nsecond`, …) to SI; None for an unknown one.
+    """Return the factor from a unit to SI, for example `us`, `Mbyte` or `cycle/nsecond`.
 
-    ncu's `Kbyte` has 1000 bytes (a block's shared memory of 16384 bytes is shown as 16.38 Kbyte), `KiB` 1024. A
-    percentage becomes a fraction. Units of counters (`inst`, `cycle`) are 1.
+    An unknown unit gives None. ncu's `Kbyte` has 1000 bytes (it shows 16384 bytes as 16.38 Kbyte),
+    `KiB` has 1024. A percentage becomes a fraction. Counter units (`inst`, `cycle`) are 1.
     """
     above, *below = [_single(part.strip().lower()) for part in unit.split("/")]
     for part in below:
@@ -47,8 +48,6 @@ def _single(word: str) -> float | None:
     match = _UNIT.fullmatch(word)
     if match is None:
         return None
-    return (
-        _SMALL[match["seconds"]]
-        if match.lastgroup == "seconds"
-        else _LARGE[match[str(match.lastgroup)]]
-    )
+    if match.lastgroup == "seconds":
+        return _SMALL[match["seconds"]]
+    return _LARGE[match[str(match.lastgroup)]]

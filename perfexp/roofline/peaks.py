@@ -15,7 +15,7 @@ from perfexp.host.gpu_sheets import GpuFacts, GpuFile
 from perfexp.records.quantities import BYTES_CEILING, FLOPS_CEILING
 from perfexp.records.record import Point, Record, is_layers, timed_key
 
-#: Names of ceilings. A data sheet's FP64, FP16 and TF32 peaks are those of matrix units, where there are any.
+#: Ceiling names. A data sheet's FP64, FP16 and TF32 peaks belong to matrix units, if it has any.
 NAMES = {
     "peak": "compute",
     "fp64": "FP64 tensor",
@@ -27,7 +27,7 @@ NAMES = {
     "bf16": "BF16 tensor",
     "fp8": "FP8 tensor",
 }
-#: Peaks for FLOPs of a data type whose peak has another name.
+#: Peak names by data type, if they differ from it.
 _FALLBACKS = {
     "fp64": ("fp64_vector", "fp64"),
     "half": ("half", "fp16"),
@@ -40,14 +40,14 @@ ADD = "gpu/NAME.yaml (as conf/gpu/t4.yaml) to a folder of your own, name it with
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """Ceilings of a device.
+    """Device ceilings.
 
     Attributes:
-        flops_per_second: peaks by data type; `peak` alone where the user passed one figure for all.
-        l2_bytes_per_second: bandwidth of the L2 cache, which data sheets do not give.
+        flops_per_second: peaks by data type; only `peak` if the user passed a single figure.
+        l2_bytes_per_second: L2 cache bandwidth, which data sheets do not give.
         measured: rates that the device reached in the run, by data type and for `dram`.
-        match: regular expression for names of devices with these peaks; None where the device is unknown.
-        foreign: the measured device, where the peaks are those of another.
+        match: regular expression for device names with these peaks; None if unknown.
+        foreign: the measured device, if the peaks belong to another.
     """
 
     flops_per_second: Mapping[str, float] = field(default_factory=dict)
@@ -59,45 +59,38 @@ class Peaks:
     foreign: str = ""
 
     def of(self, kind: str) -> tuple[str, float] | None:
-        """The name and the height of the ceiling for FLOPs of a data type; None where it is unknown."""
-        names = (
-            ("peak",)
-            if "peak" in self.flops_per_second
-            else _FALLBACKS.get(kind, (kind.removeprefix("tensor "),))
-        )
-        return next(
-            (
-                (name, self.flops_per_second[name])
-                for name in names
-                if name in self.flops_per_second
-            ),
-            None,
-        )
+        """Return the name and height of a data type's ceiling; None if it is unknown."""
+        known = self.flops_per_second
+        for name in ("peak", *_FALLBACKS.get(kind, (kind.removeprefix("tensor "),))):
+            if name in known:
+                return name, known[name]
+        return None
 
     @property
     def reference(self) -> tuple[str, float] | None:
-        """The ceiling of percentages without a data type: the user's, or that of FP32."""
+        """Return the ceiling for percentages without a data type: the user's, or FP32."""
         return self.of("fp32")
 
     def or_else(self, other: Peaks) -> Peaks:
-        """These peaks, and another's where these are unknown."""
-        compute = self.flops_per_second or other.flops_per_second
-        memory = self.dram_bytes_per_second or other.dram_bytes_per_second
-        used = (not self.flops_per_second and compute) or (
-            not self.dram_bytes_per_second and memory
-        )
+        """Return these peaks, with unknown peaks taken from another source."""
+        sources, match = self.sources, self.match
+        if (not self.flops_per_second and other.flops_per_second) or (
+            not self.dram_bytes_per_second and other.dram_bytes_per_second
+        ):
+            sources += other.sources
+            match = match or other.match
         return replace(
             self,
-            flops_per_second=compute,
-            dram_bytes_per_second=memory,
+            flops_per_second=self.flops_per_second or other.flops_per_second,
+            dram_bytes_per_second=self.dram_bytes_per_second or other.dram_bytes_per_second,
             l2_bytes_per_second=self.l2_bytes_per_second or other.l2_bytes_per_second,
             measured=self.measured or other.measured,
-            sources=(*self.sources, *(other.sources if used else ())),
-            match=self.match or (other.match if used else None),
+            sources=sources,
+            match=match,
         )
 
     def compared_with(self, product: str) -> Peaks:
-        """The same peaks, marked as foreign unless they belong to the measured device, or its name is empty."""
+        """Return the same peaks, marked as foreign if the measured device is known to differ."""
         is_own = not (self.match and product) or re.search(self.match, product, re.IGNORECASE)
         return self if is_own else replace(self, foreign=product)
 
@@ -108,7 +101,7 @@ def from_source(
     dram_bytes: float | None,
     l2_bytes: float | None = None,
 ) -> Peaks:
-    """The peaks per second that one source knows: those above zero."""
+    """Return the peaks per second from one source, without zeros."""
     known = {name: peak for name, peak in flops.items() if peak}
     sources = (source,) if known or dram_bytes else ()
     return Peaks(
@@ -120,19 +113,23 @@ def from_source(
 
 
 def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
-    """Peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second; `UserError` if one is not above zero."""
+    """Return peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second.
+
+    Raises:
+        UserError: a peak is not above zero.
+    """
     for option, value in (("--peak-compute", compute_tflops), ("--peak-bw", memory_gigabytes)):
         if value is not None and not 0 < value < float("inf"):
             raise UserError(
-                f"{option} {value:g}: a peak is above zero. Leave it out to use the data sheet's (--gpu NAME)."
+                f"{option} {value:g}: a peak is above zero. "
+                "Leave it out to use the data sheet's (--gpu NAME)."
             )
-    return from_source(
-        "given by hand", {"peak": (compute_tflops or 0) * 1e12}, (memory_gigabytes or 0) * 1e9
-    )
+    compute = {"peak": (compute_tflops or 0) * 1e12}
+    return from_source("given by hand", compute, (memory_gigabytes or 0) * 1e9)
 
 
 def of_sheet(facts: GpuFacts) -> Peaks:
-    """Peaks of a data sheet."""
+    """Return a data sheet's peaks."""
     compute = {name: peak for name, peak in facts.peak_flops_per_second.items() if name in NAMES}
     return from_source(
         f"data sheet of {facts.product or 'the device'}", compute, facts.memory_bytes_per_second
@@ -140,25 +137,29 @@ def of_sheet(facts: GpuFacts) -> Peaks:
 
 
 def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
-    """Peaks of the data sheet with a name (`t4`, `h200`, …); `UserError` if there is none, or none with peaks."""
+    """Return the peaks from a named data sheet, for example `t4` or `h200`.
+
+    Raises:
+        UserError: no data sheet with peaks has the name.
+    """
     sheets = {stem: file for stem, file in sheets.items() if of_sheet(file.facts).sources}
     sheet = sheets.get(name) or sheets.get(name.lower())
     if sheet is None:
         raise UserError(
-            f"There is no data sheet of a GPU '{name}'. {did_you_mean(name.lower(), sheets)} For another, add {ADD} "
-            "or give --peak-compute TFLOP/s and --peak-bw GB/s."
+            f"There is no data sheet of a GPU '{name}'. {did_you_mean(name.lower(), sheets)} "
+            f"For another, add {ADD} or give --peak-compute TFLOP/s and --peak-bw GB/s."
         )
     return replace(of_sheet(sheet.facts), match=sheet.match)
 
 
 def matching(product: str, sheets: Mapping[str, GpuFile]) -> Peaks:
-    """Peaks of the one data sheet that matches the name that a driver reports; otherwise none."""
+    """Return the peaks of the only data sheet that matches a driver's GPU name; otherwise none."""
     name = gpu_sheets.matching(sheets, product)
     return of_sheet(sheets[name].facts) if name else Peaks()
 
 
 def of_plan(plan: Mapping[str, Any]) -> Peaks:
-    """Peaks of the data sheet in a resolved configuration; none if its facts have other types."""
+    """Return the data-sheet peaks in a resolved configuration; none if the types are wrong."""
     node = plan.get("gpu")
     facts = GpuFacts.of_node(node.get("facts") if isinstance(node, Mapping) else None)
     try:
@@ -168,34 +169,34 @@ def of_plan(plan: Mapping[str, Any]) -> Peaks:
 
 
 def device_of(record: Record) -> tuple[str, str]:
-    """The name and the kind (`cuda`, `cpu`, …) of a record's device; empty where they are unknown."""
+    """Return the name and kind of a record's device, such as `cuda`; empty if unknown."""
     device = record.environment.get("device")
     facts = device if isinstance(device, Mapping) else {}
     return str(facts.get("name") or ""), str(facts.get("kind") or "")
 
 
 def of_layers(record: Record, point: Point) -> Peaks:
-    """Peaks of the data sheet in a record's plan, and the rates that the device reached at a point with layers."""
-    timed = next(
-        (
-            one
-            for one in record.points
-            if one.key == timed_key(point.key) and not is_layers(one.key)
-        ),
-        None,
-    )
+    """Return the data-sheet peaks in a record's plan, and the rates reached at a layer point."""
+    peaks = of_plan(record.plan)
+    key = timed_key(point.key)
+    same = (one for one in record.points if one.key == key)
+    timed = next((one for one in same if not is_layers(one.key)), None)
+    if timed is None:
+        return peaks
+    measured: dict[str, float] = {}
+    if rates := timed.facts.get("ceilings"):  # by number format
+        for kind, rate in rates.items():
+            measured["dram" if kind == "bytes_per_second" else kind] = rate
+        return replace(peaks, measured=measured)
     names = {point.key.precision.removeprefix("amp_"): FLOPS_CEILING, "dram": BYTES_CEILING}
-    metrics = {kind: timed.metric(name) if timed else None for kind, name in names.items()}
-    measured = {kind: metric.value for kind, metric in metrics.items() if metric and metric.value}
-    if timed is not None and (rates := timed.facts.get("ceilings")):  # by number format
-        measured = {
-            "dram" if kind == "bytes_per_second" else kind: rate for kind, rate in rates.items()
-        }
-    return replace(of_plan(record.plan), measured=measured)
+    for kind, name in names.items():
+        if (metric := timed.metric(name)) and metric.value:
+            measured[kind] = metric.value
+    return replace(peaks, measured=measured)
 
 
 def from_measured(peaks: Peaks) -> Peaks:
-    """The rates that the device reached, as its peaks."""
+    """Return the rates that the device reached, as its peaks."""
     compute = {name: value for name, value in peaks.measured.items() if name != "dram"}
     return from_source(
         "a matrix product and a copy, measured in the run", compute, peaks.measured.get("dram")

@@ -1,14 +1,14 @@
-"""The data of a roofline: the work of kernels, ranges or layers, and the share of each ceiling that it reaches.
+"""Roofline data: work in kernels, ranges or layers, and the share of each ceiling it reaches.
 
-The model is that of Williams, Waterman and Patterson, Roofline (CACM 52:4, 2009): attainable FLOP/s are the smaller of
-peak FLOP/s and intensity × bandwidth. Each data type has a compute ceiling of its own, since the pipes run side by
-side, and the fullest pipe counts.
+The model follows Williams, Waterman and Patterson, Roofline (CACM 52:4, 2009). Attainable FLOP/s
+are the smaller value among peak FLOP/s and intensity × bandwidth. Each data type has its own
+compute ceiling, since the pipes run side by side, and the fullest pipe counts.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -17,14 +17,14 @@ from perfexp.roofline.peaks import NAMES, Peaks
 DRAM, L2 = "DRAM", "L2"
 #: Owners of a range: push/pop ranges belong to a thread, start/end ranges to the process.
 THREAD, PROCESS = "of a thread", "of the process"
-#: From this share of a ceiling on, the ceiling is the limit; below it, none is. ncu's rules draw the line there.
+#: Smallest share at which a ceiling is the limit, as in ncu's rules.
 NEAR = 0.6
 #: Share of a ceiling that clocks and rounding do not explain.
 ABOVE = 1.02
 
 
 class Basis(StrEnum):
-    """Where a number of FLOPs or bytes comes from; times are always measured."""
+    """The source for FLOPs or bytes; times are always measured."""
 
     counted = "counted"
     instructions = "instructions"  # counted, times their usual size
@@ -34,7 +34,7 @@ class Basis(StrEnum):
 
 
 class Limit(Enum):
-    """The kind of ceiling that limits a row."""
+    """The kind of limit on a row."""
 
     memory = "near a memory ceiling"
     cached = "above the memory ceiling"
@@ -45,10 +45,11 @@ class Limit(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Work, with FLOPs by data type (`fp32`, `half`, `tensor fp16`, …), and its duration; None where unknown.
+    """Work and its duration; None if unknown.
 
     Attributes:
-        may_be_less: whether fewer FLOPs than these may have been computed, as by Winograd.
+        flops: FLOPs by data type, for example `fp32`, `half` or `tensor fp16`.
+        may_be_less: whether fewer FLOPs may have been computed, for example by Winograd.
     """
 
     seconds: float
@@ -62,61 +63,68 @@ class Load:
 
     @property
     def total_flops(self) -> float | None:
-        """FLOPs of all data types."""
+        """Return the FLOPs over all data types."""
         return None if self.flops is None else sum(self.flops.values())
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs per byte of DRAM; None where nothing was moved."""
+        """Return FLOPs per DRAM byte; None if nothing was moved."""
         return ratio(self.total_flops, self.dram_bytes)
 
     @property
     def l2_intensity(self) -> float | None:
-        """FLOPs per byte of L2; None where nothing was moved."""
+        """Return FLOPs per L2 byte; None if nothing was moved."""
         return ratio(self.total_flops, self.l2_bytes)
 
     @property
     def flops_per_second(self) -> float | None:
-        """Achieved rate of all data types together."""
+        """Return the achieved rate over all data types."""
         return ratio(self.total_flops, self.seconds)
 
 
 def together(loads: Iterable[Load]) -> Load:
-    """The sum of at least one load; a quantity that is unknown in one is unknown in the sum."""
+    """Return the sum of at least one load; a quantity unknown in one load is unknown in the sum."""
     parts = list(loads)
-    flops: defaultdict[str, float] = defaultdict(float)
-    for kind, amount in (item for part in parts for item in (part.flops or {}).items()):
-        flops[kind] += amount
+    total: Counter[str] | None = Counter()
+    seconds = []
+    dram = []
+    l2 = []
+    flops_bases = set()
+    bytes_bases = set()
+    for part in parts:
+        seconds.append(part.seconds)
+        dram.append(part.dram_bytes)
+        l2.append(part.l2_bytes)
+        flops_bases.add(part.flops_basis)
+        bytes_bases.add(part.bytes_basis)
+        if total is not None and part.flops is not None:
+            total.update(part.flops)
+        else:
+            total = None
     return Load(
-        seconds=sum(part.seconds for part in parts),
+        seconds=sum(seconds),
         launches=sum(part.launches for part in parts),
-        flops=None if any(part.flops is None for part in parts) else dict(flops),
-        dram_bytes=_sum(part.dram_bytes for part in parts),
-        l2_bytes=_sum(part.l2_bytes for part in parts),
-        flops_basis=_basis(part.flops_basis for part in parts),
-        bytes_basis=_basis(part.bytes_basis for part in parts),
+        flops=None if total is None else dict(total),
+        dram_bytes=_sum(dram),
+        l2_bytes=_sum(l2),
+        flops_basis=flops_bases.pop() if len(flops_bases) == 1 else Basis.mixed,
+        bytes_basis=bytes_bases.pop() if len(bytes_bases) == 1 else Basis.mixed,
         may_be_less=any(part.may_be_less for part in parts),
     )
 
 
-def _basis(bases: Iterable[Basis]) -> Basis:
-    distinct = set(bases)
-    return distinct.pop() if len(distinct) == 1 else Basis.mixed
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    amounts = list(values)
+def _sum(amounts: Sequence[float | None]) -> float | None:
     known = [amount for amount in amounts if amount is not None]
     return sum(known, 0.0) if len(known) == len(amounts) else None
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
-    """A quotient; None where one figure is unknown or the divisor is 0."""
+    """Return a quotient; None if a figure is unknown or the divisor is 0."""
     return None if above is None or not below else above / below
 
 
 def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
-    """The achieved rates of a load over their peaks, by the name of the ceiling (`DRAM`, `L2`, `FP32`, …)."""
+    """Return a load's achieved rates over their peaks, by ceiling name, for example `DRAM`."""
     memory = {
         DRAM: ratio(ratio(load.dram_bytes, load.seconds), peaks.dram_bytes_per_second),
         L2: ratio(ratio(load.l2_bytes, load.seconds), peaks.l2_bytes_per_second),
@@ -137,9 +145,10 @@ class Row:
 
     Attributes:
         level: `kernel`, `launch`, `range`, `layer` or `total`.
-        name: whole name of a kernel or layer, or path of a range (`train_step/forward`).
-        where: ranges of a launch, owner of a range, or pass of a layer.
-        number: number in plot and tables: `1` for the slowest kernel or layer, `R1` for the first range.
+        name: full kernel or layer name, or range path (`train_step/forward`).
+        where: a launch's ranges, a range's owner, or a layer's pass.
+        number: number in plot and tables, for example `1` for the slowest kernel or layer and `R1`
+            for the first range.
     """
 
     level: str
@@ -153,75 +162,79 @@ class Row:
 
     @property
     def memory_share(self) -> float | None:
-        """Share of the peak bandwidth of DRAM."""
+        """Return the share of DRAM's peak bandwidth."""
         return self.shares.get(DRAM)
 
     @property
     def fullest_pipe(self) -> str:
-        """The compute ceiling with the largest share; empty where there is none."""
+        """Return the compute ceiling with the largest share; empty if there is none."""
         pipes = [name for name in self.shares if name not in (DRAM, L2)]
-        return max(pipes, key=lambda name: self.shares[name], default="")
+        return max(pipes, key=self.shares.__getitem__, default="")
 
     @property
     def compute_share(self) -> float | None:
-        """Share of the peak of the fullest pipe."""
+        """Return the share of the fullest pipe's peak."""
         return self.shares.get(self.fullest_pipe)
 
     @property
     def binds(self) -> str | None:
-        """The ceiling that would be hit first if everything went faster; None where FLOPs or bytes are unknown."""
+        """Return the ceiling that would be hit first if everything went faster.
+
+        None if FLOPs or bytes are unknown.
+        """
         if self.memory_share is None or self.compute_share is None:
             return None
-        return max(self.shares, key=lambda name: self.shares[name])
+        return max(self.shares, key=self.shares.__getitem__)
 
     @property
     def share(self) -> float | None:
-        """Share of the ceiling that binds."""
+        """Return the share of the binding ceiling."""
         return self.shares[self.binds] if self.binds else None
 
     @property
     def limit(self) -> Limit:
-        """The kind of the ceiling that is near."""
+        """Return the kind of the ceiling that is near."""
         if self.share is None or self.share < NEAR:
             return Limit.neither
         if self.binds in (DRAM, L2):
-            return (
-                Limit.cached
-                if self.share > ABOVE and self.load.bytes_basis is Basis.analytic
-                else Limit.memory
-            )
+            if self.share > ABOVE and self.load.bytes_basis is Basis.analytic:
+                return Limit.cached
+            return Limit.memory
         return Limit.unclear if self.load.may_be_less else Limit.compute
 
     @property
     def has_place(self) -> bool:
-        """Whether the row is a point in the plane of intensity and rate."""
+        """Return whether the row has both intensity and rate, so that it can be drawn."""
         return bool(self.load.intensity and self.load.flops_per_second)
 
     @property
     def flops_are_estimated(self) -> bool:
-        """Whether the FLOPs rest on something else than counters."""
+        """Return whether the FLOPs do not come from counters."""
         return self.load.flops_basis is not Basis.counted
 
     @property
     def bytes_are_estimated(self) -> bool:
-        """Whether the bytes rest on something else than counters."""
+        """Return whether the bytes do not come from counters."""
         return self.load.bytes_basis is not Basis.counted
 
     def is_estimated(self, ceiling: str) -> bool:
-        """Whether the share of a ceiling is an estimate; a measured percentage is not, and L2 is always counted."""
+        """Return whether a ceiling's share is an estimate.
+
+        A measured percentage is not an estimate, and L2 is always counted.
+        """
         basis = self.load.bytes_basis if ceiling == DRAM else self.load.flops_basis
         return ceiling != L2 and basis not in (Basis.counted, Basis.percentage)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """The data of a plot, its tables and sentences.
+    """The data for a plot, its tables and sentences.
 
     Attributes:
-        parts: kernels by name, or layers by pass; the slowest first.
-        ranges: ranges by path, in the order in which they began; passes of a record.
+        parts: kernels by name, or layers by pass; slowest first.
+        ranges: ranges by path, in the order they began; for a record, its passes.
         launches: single launches in their order; empty for a record.
-        analytic: whether FLOPs and bytes come from the definition of the layers.
+        analytic: whether FLOPs and bytes come from layer definitions.
     """
 
     title: str
@@ -235,15 +248,15 @@ class Roofline:
 
     @property
     def noun(self) -> str:
-        """The plural noun for the parts."""
+        """Return the plural noun for the parts."""
         return "layers" if self.analytic else "kernels"
 
     @property
     def percentages(self) -> bool:
-        """Whether FLOPs are shares of peak of the busiest part of the SM."""
+        """Return whether FLOPs are peak shares from the busiest SM part."""
         return any(row.load.flops_basis is Basis.percentage for row in self.launches)
 
     @property
     def estimated(self) -> bool:
-        """Whether FLOPs or bytes of a launch are estimates."""
+        """Return whether any launch has estimated FLOPs or bytes."""
         return any(row.flops_are_estimated or row.bytes_are_estimated for row in self.launches)

@@ -18,62 +18,75 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def pretty(value: float, unit: str, *, stated: bool = False, significant: int = 3) -> str:
-    """A quantity with a decimal prefix: `8.10 TFLOP/s`.
+    """Return a quantity with a decimal prefix, for example `8.10 TFLOP/s`.
 
-    A data sheet's figure (`stated`) has its own digits, up to four, and no trailing zeros; others are rounded to a
-    number of significant digits.
+    Args:
+        stated: whether this is a data sheet's figure, which keeps its own digits, up to four.
+        significant: significant digits for other figures.
     """
-    value = value if stated else float(f"{value:.{significant - 1}e}")
-    factor, prefix = next(
-        (scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995), (1.0, "")
-    )
+    if not stated:
+        value = float(f"{value:.{significant - 1}e}")
+    scales = (scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995)
+    factor, prefix = next(scales, (1.0, ""))
     number = value / factor
-    return f"{f'{number:.4g}' if stated else digits(number, significant)} {prefix}{unit}"
+    text = f"{number:.4g}" if stated else digits(number, significant)
+    return f"{text} {prefix}{unit}"
 
 
 def meaning(roofline: Roofline, row: Row) -> str:
-    """One sentence on the limit of a row of a roofline."""
+    """Return a sentence on the limit of a roofline row."""
     if row is roofline.total:
         return _summary(roofline)
     binds, share = row.binds, row.share
     if binds is None or share is None:
         return _without_place(row)
     seconds = row.load.seconds / row.load.launches
-    memory, compute, reached = (_percent(row, name) for name in (DRAM, row.fullest_pipe, binds))
+    memory = _percent(row, DRAM)
+    compute = _percent(row, row.fullest_pipe)
+    reached = _percent(row, binds)
     if share > ABOVE:
         return f"It lies above the ceiling ({reached} of {binds}){_reason_above(roofline, binds)}"
     if share < NEAR and seconds < _SHORT_SECONDS:
         return (
-            f"A launch takes {format_seconds(seconds)}: too short to fill the device, so neither ceiling matters; use "
-            "fewer, larger kernels (fusion, a graph)."
+            f"A launch takes {format_seconds(seconds)}: too short to fill the device, "
+            "so neither ceiling matters; use fewer, larger kernels (fusion, a graph)."
         )
     if share < NEAR:
         reached = f"{memory} of DRAM, {compute} of compute"
         if row.level == "range":
-            return f"As a whole it is near neither ceiling ({reached}): its parts differ, or wait; see them instead."
+            return (
+                f"As a whole it is near neither ceiling ({reached}): "
+                "its parts differ, or wait; see them instead."
+            )
         if roofline.analytic:
             return (
-                f"It reaches {reached} by its analytic work; only the counters of a profiler show what it waits for "
-                "(profiler=ncu)."
+                f"It reaches {reached} by its analytic work; "
+                "only the counters of a profiler show what it waits for (profiler=ncu)."
             )
         return (
-            f"Neither ceiling limits it ({reached}): latency does, as with too few threads, dependent instructions or "
-            "scattered access."
+            f"Neither ceiling limits it ({reached}): latency does, as with too few threads, "
+            "dependent instructions or scattered access."
         )
     if binds == DRAM:
-        return f"Memory limits it ({memory} of DRAM's bandwidth): only moving fewer bytes makes it faster."
+        return (
+            f"Memory limits it ({memory} of DRAM's bandwidth): "
+            "only moving fewer bytes makes it faster."
+        )
     if binds == L2:
         return f"The L2 cache limits it ({reached} of its bandwidth): reuse data in shared memory."
     if row.limit is Limit.unclear:
         return (
-            f"It reaches {compute} of {binds} by the FLOPs of direct convolution; Winograd and FFT multiply less: only "
-            "the counters of a profiler show what limits it (profiler=ncu)."
+            f"It reaches {compute} of {binds} by the FLOPs of direct convolution; Winograd and "
+            "FFT multiply less: only the counters of a profiler show what limits it (profiler=ncu)."
         )
     if roofline.percentages:
         return (
             f"The SM limits it: its busiest part, which may not compute FLOPs, is {compute} used."
         )
-    return f"Compute limits it ({compute} of {binds}): only fewer or cheaper operations make it faster."
+    return (
+        f"Compute limits it ({compute} of {binds}): "
+        "only fewer or cheaper operations make it faster."
+    )
 
 
 def _reason_above(roofline: Roofline, ceiling: str) -> str:
@@ -81,7 +94,10 @@ def _reason_above(roofline: Roofline, ceiling: str) -> str:
         return ": the peak is another device's or clock's."
     if ceiling in (DRAM, L2):
         return ": its data stays in a cache."
-    return ", counted in FLOPs of direct convolution: Winograd and FFT need fewer, so this is not an error."
+    return (
+        ", counted in FLOPs of direct convolution: "
+        "Winograd and FFT need fewer, so this is not an error."
+    )
 
 
 def _without_place(row: Row) -> str:
@@ -95,29 +111,28 @@ def _without_place(row: Row) -> str:
 
 
 def _summary(roofline: Roofline) -> str:
-    total, kinds = roofline.total, defaultdict[str, float](float)
+    total = roofline.total
+    kinds: defaultdict[str, float] = defaultdict(float)
     for part in roofline.parts:
         kinds["without both figures" if part.share is None else part.limit.value] += part.time_share
-    order = (*(limit.value for limit in Limit), "without both figures")
-    spent = ", ".join(
-        f"{kinds[kind]:.0%} are {kind}{_WHY.get(kind, '')}"
-        for kind in order
-        if round(100 * kinds[kind]) > 0
-    )
+    spent = []
+    for kind in (*(limit.value for limit in Limit), "without both figures"):
+        if round(100 * kinds[kind]) > 0:
+            spent.append(f"{kinds[kind]:.0%} are {kind}{_WHY.get(kind, '')}")
     names = {DRAM: "memory ceiling", total.fullest_pipe: "compute ceiling"}
     if roofline.percentages:
         names[total.fullest_pipe] += " by the SM's busiest part"
-    reached = [
-        f"{_percent(total, name)} of the {words}"
-        for name, words in names.items()
-        if name in total.shares
-    ]
+    reached = []
+    for name, words in names.items():
+        if name in total.shares:
+            reached.append(f"{_percent(total, name)} of the {words}")
     overall = f"; as a whole it reaches {' and '.join(reached)}" if reached else ""
-    return f"Of {format_seconds(total.load.seconds)} in {roofline.noun}, {spent}{overall}."
+    seconds = format_seconds(total.load.seconds)
+    return f"Of {seconds} in {roofline.noun}, {', '.join(spent)}{overall}."
 
 
 def _percent(row: Row, ceiling: str) -> str:
-    """The share of a ceiling, after `≈` if it is an estimate."""
+    """Return a ceiling's share, after `≈` if it is an estimate."""
     share = row.shares.get(ceiling)
     if share is None:
         return "–"

@@ -8,6 +8,7 @@ head. In mmsegmentation 0.x on mmcv 0.x and 1.x it comes from `tools/train.py` a
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +20,15 @@ LARGEST = 1_000_000
 _LONGEST_STATEMENT = 200_000
 #: Settings that contain facts.
 _WANTED = {
-    *("data", "train_dataloader", "gpu_ids", "gpus", "work_dir"),
-    *("optim_wrapper", "optimizer", "optimizer_config", "fp16"),
+    "data",
+    "train_dataloader",
+    "gpu_ids",
+    "gpus",
+    "work_dir",
+    "optim_wrapper",
+    "optimizer",
+    "optimizer_config",
+    "fp16",
 }
 _STATEMENT = re.compile(r"^(?=[A-Za-z_]\w*\s*=[^=])", re.MULTILINE)
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*=")
@@ -48,9 +56,8 @@ class Facts:
 
     def or_else(self, other: Facts) -> Facts:
         """Return these facts, with unknown facts taken from others about the same training."""
-        return replace(
-            other, **{name: value for name, value in asdict(self).items() if value is not None}
-        )
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(other, **known)
 
 
 @dataclass(kw_only=True)
@@ -74,7 +81,8 @@ class Head:
     def take_meta(self, values: Mapping[str, Any]) -> None:
         """Add the facts at the head of mmcv's JSON."""
         self.config = str(values.get("config") or self.config)
-        self.experiment = str(values["exp_name"]) if values.get("exp_name") else self.experiment
+        if values.get("exp_name"):
+            self.experiment = str(values["exp_name"])
 
     def facts(self) -> Facts:
         """Return the facts from all lines so far."""
@@ -105,20 +113,23 @@ def _value(node: ast.expr) -> Any:
         case ast.Constant(value=value):
             return value
         case ast.Dict(keys=keys, values=values):
-            names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
-            return {
-                str(name): _value(value)
-                for name, value in zip(names, values, strict=True)
-                if name is not None
-            }
+            settings = {}
+            for key, element in zip(keys, values, strict=True):
+                if isinstance(key, ast.Constant) and key.value is not None:
+                    settings[str(key.value)] = _value(element)
+            return settings
         case ast.Call(func=ast.Name(id="dict"), keywords=keywords):
             return {keyword.arg: _value(keyword.value) for keyword in keywords if keyword.arg}
         case ast.Call(func=ast.Name(id="range"), args=bounds):
-            numbers = [bound.value for bound in bounds if isinstance(bound, ast.Constant)]
-            limits = [
-                number for number in numbers if isinstance(number, int) and 0 <= number <= LARGEST
-            ]
-            return range(*limits) if len(limits) == len(bounds) and len(limits) in (1, 2) else None
+            limits = []
+            for bound in bounds:
+                number = bound.value if isinstance(bound, ast.Constant) else None
+                if not isinstance(number, int) or not 0 <= number <= LARGEST:
+                    return None
+                limits.append(number)
+            if len(limits) in (1, 2):
+                return range(*limits)
+            return None
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [_value(element) for element in elements]
     return None
@@ -136,16 +147,13 @@ def _batch_size(config: Mapping[str, Any]) -> int | None:
 
     The setting is `batch_size` in mmengine, `samples_per_gpu` in mmcv, `imgs_per_gpu` in mmcv 0.x.
     """
-    paths = (
-        *(("train_dataloader", "batch_size"), ("train_dataloader", "batch_sampler", "batch_size")),
-        *(
-            ("data", "train_dataloader", "samples_per_gpu"),
-            ("data", "samples_per_gpu"),
-            ("data", "imgs_per_gpu"),
-        ),
+    return (
+        _count(_get(config, "train_dataloader", "batch_size"))
+        or _count(_get(config, "train_dataloader", "batch_sampler", "batch_size"))
+        or _count(_get(config, "data", "train_dataloader", "samples_per_gpu"))
+        or _count(_get(config, "data", "samples_per_gpu"))
+        or _count(_get(config, "data", "imgs_per_gpu"))
     )
-    sizes = (_count(_get(config, *path)) for path in paths)
-    return next((size for size in sizes if size is not None), None)
 
 
 def _num_gpus(config: Mapping[str, Any], distributed: bool | None) -> int | None:
@@ -155,13 +163,14 @@ def _num_gpus(config: Mapping[str, Any], distributed: bool | None) -> int | None
     write `range(0, 1)` for any number of GPUs, so the number is unknown.
     """
     ids = config.get("gpu_ids")
-    named = (
-        len(ids) if isinstance(ids, Sequence) and not isinstance(ids, str) else config.get("gpus")
-    )
-    num_gpus = _count(named)
+    num_gpus = _count(config.get("gpus"))
+    if isinstance(ids, Sequence) and not isinstance(ids, str):
+        num_gpus = _count(len(ids))
     if distributed is False:
         return num_gpus or 1
-    return num_gpus if num_gpus and num_gpus > 1 else None
+    if num_gpus and num_gpus > 1:
+        return num_gpus
+    return None
 
 
 def _precision(config: Mapping[str, Any], text: str) -> str | None:
@@ -176,13 +185,17 @@ def _precision(config: Mapping[str, Any], text: str) -> str | None:
             return {"None": "amp_fp16", "float16": "amp_fp16", "bfloat16": "amp_bf16"}.get(
                 str(wrapper.get("dtype"))
             )
-        return "fp32" if kind == "OptimWrapper" else None
+        if kind == "OptimWrapper":
+            return "fp32"
+        return None
     names = {name[1] for name in map(_NAME.match, _STATEMENT.split(text)) if name}
     unparsed = names & {"optim_wrapper", "optimizer_config", "fp16"} - config.keys()
     if not names or unparsed or "optim_wrapper" in config:
         return None
     hook = str(_get(config, "optimizer_config", "type") or "")
-    return "fp16" if config.get("fp16") is not None or "Fp16" in hook else "fp32"
+    if config.get("fp16") is not None or "Fp16" in hook:
+        return "fp16"
+    return "fp32"
 
 
 def _model(experiment: str | None, work_dir: object) -> str | None:
@@ -195,16 +208,21 @@ def _model(experiment: str | None, work_dir: object) -> str | None:
         stem = _TIMESTAMP.sub("", experiment.removesuffix(".py"))
         if stem and stem != "default":
             return _before_schedule(stem) or None
-    folder = PurePosixPath(work_dir.replace("\\", "/")).name if isinstance(work_dir, str) else ""
+    folder = ""
+    if isinstance(work_dir, str):
+        folder = PurePosixPath(work_dir.replace("\\", "/")).name
     name = _before_schedule(folder)
-    return name if name and name != folder else None
+    if name and name != folder:
+        return name
+    return None
 
 
 def _before_schedule(name: str) -> str:
-    parts = name.split("_")
-    end = next((index for index, part in enumerate(parts) if _SCHEDULE.fullmatch(part)), len(parts))
-    return "_".join(parts[:end])
+    parts = itertools.takewhile(lambda part: not _SCHEDULE.fullmatch(part), name.split("_"))
+    return "_".join(parts)
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and 1 <= value <= LARGEST else None
+    if type(value) is int and 1 <= value <= LARGEST:
+        return value
+    return None

@@ -35,7 +35,8 @@ _POSITION = re.compile(
     r"\[\s*(?P<iteration>\d{1,12})(?P<total>/\s*\d{1,12})?\]"
 )
 TIME = re.compile(
-    rf"(?<![\w./])time:\s*({_NUMBER})(?![.,]?\d|\s*(?:m?s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)"
+    rf"(?<![\w./])time:\s*({_NUMBER})"
+    r"(?![.,]?\d|\s*(?:m?s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)"
 )
 _LOSS = re.compile(rf"(?<![\w./-])[\w./-]*loss[\w./-]*:\s*({_NUMBER})", re.IGNORECASE)
 #: Validation metrics, for example mIoU, aAcc, mDice or bbox_mAP.
@@ -52,7 +53,8 @@ _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b"
 #: Lines unique to mmengine, mmcv and packages based on them. Their other lines could come from any
 #: logger.
 OWN = re.compile(
-    rf"{DATED.pattern}(?:,\d{{1,3}})? - (?:mm\w+ - {_LEVEL}|(?:[\w.-]+ - )?{_LEVEL} - (?:Environment info:|"
+    rf"{DATED.pattern}(?:,\d{{1,3}})? - (?:mm\w+ - {_LEVEL}|(?:[\w.-]+ - )?{_LEVEL} - "
+    r"(?:Environment info:|"
     r"Distributed training:|Start running, host:))|System environment:\s*$"
 )
 #: Last line of a traceback.
@@ -157,9 +159,13 @@ def of_json(line: str) -> Parsed | None:
             if not values.keys() & {"lr", "base_lr", "train/lr", "train/base_lr"}:
                 return Mark.PAUSE
             return _step_of_json(values, _whole(values["step"]))
-        return values if values.keys() & {"env_info", "config", "exp_name"} else None
+        if values.keys() & {"env_info", "config", "exp_name"}:
+            return values
+        return None
     if mode not in (None, "train"):
-        return Mark.TEST if mode == "test" else Mark.PAUSE
+        if mode == "test":
+            return Mark.TEST
+        return Mark.PAUSE
     if (
         mode == "train"
         and "time" not in values
@@ -198,12 +204,13 @@ def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed |
     if not whole and not (time and text[time.end() :].strip(".,")):
         return None  # the time may be cut off
     losses = [_number(match[1]) for match in _LOSS.finditer(text, position.end())]
+    seconds = _number(time[1]) if time else math.nan
     if not time and not losses and _METRIC.search(text, position.end()):
         return Mark.PAUSE
     return Step(
         epoch=int(position["epoch"]) if position["epoch"] else None,
         iteration=int(position["iteration"]),
-        seconds=_number(time[1]) if time else math.nan,
+        seconds=seconds,
         finite=all(math.isfinite(loss) for loss in losses),
     )
 
@@ -214,7 +221,9 @@ def _number(text: str) -> float:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return None
 
 
 def _real(value: object) -> float | None:

@@ -81,7 +81,9 @@ def of_log(
     if not failure and left.seconds is None:
         raise UserError(f"{path}: --skip {skip} leaves no usable line of {len(run.steps)}.")
     rate = batch_size * num_gpus / left.seconds if left.seconds else math.inf
-    why = failure or ("" if math.isfinite(rate) else "the time of its steps is zero")
+    why = failure
+    if not why and not math.isfinite(rate):
+        why = "the time of its steps is zero"
     return Speed(
         log_file=str(path.resolve()),
         model=model,
@@ -105,12 +107,10 @@ def _why_unknown(run: Run, *, is_own: bool) -> str:
     has_failed = run.failures or not run.steps or not all(step.finite for step in run.steps)
     if (has_failed and (is_own or not run.steps)) or steady(run.steps, skip=0).seconds is not None:
         return ""
-    wrapped = (
-        " (its lines are wrapped: write the log to a file, or to a wider terminal)"
-        if run.times_apart
-        else ""
-    )
-    return f"no line about its steps has a usable time{wrapped}"
+    why = "no line about its steps has a usable time"
+    if run.times_apart:
+        why += " (its lines are wrapped: write the log to a file, or to a wider terminal)"
+    return why
 
 
 def _why_failed(run: Run) -> str:
@@ -118,14 +118,19 @@ def _why_failed(run: Run) -> str:
         if failures := [failure for failure in run.failures if failure.what == what]:
             return f"{what}: {failures[-1].text}"
     if diverged := [step for step in run.steps if not step.finite]:
-        epoch = "" if diverged[0].epoch is None else f"epoch {diverged[0].epoch}, "
-        return f"the loss is not finite, first at {epoch}iteration {diverged[0].iteration}"
-    return "" if run.steps else "no steps of a training in it"
+        where = f"iteration {diverged[0].iteration}"
+        if diverged[0].epoch is not None:
+            where = f"epoch {diverged[0].epoch}, {where}"
+        return f"the loss is not finite, first at {where}"
+    if run.steps:
+        return ""
+    return "no steps of a training in it"
 
 
 def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
     parts = [
-        f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × {num_gpus} images"
+        f"mean of {left.windows} lines, {left.seconds:.4g} s for a step of {batch_size} × "
+        f"{num_gpus} images"
     ]
     if left.skipped:
         parts.append(f"the first {left.skipped} skipped")
@@ -140,7 +145,10 @@ def _how(left: Steady, batch_size: int, num_gpus: int) -> str:
 
 def _omitted(log: Log) -> Iterator[str]:
     if log.is_json and log.unreadable:
-        yield f"{log.unreadable} line{'s' if log.unreadable > 1 else ''} left out that can't be read as JSON"
+        lines = "line"
+        if log.unreadable > 1:
+            lines = "lines"
+        yield f"{log.unreadable} {lines} left out that can't be read as JSON"
     if others := log.num_trainings - bool(log.last_training.steps):
         yield f"the last of {others + 1} trainings in the log"
 
@@ -159,16 +167,18 @@ def steady(
     later lines' median by more than 3.5 standard errors. With fewer than four lines the first is
     skipped, because it contains the warm-up, unless it is the only line.
     """
-    timed = [
-        index
-        for index, step in enumerate(steps)
-        if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0)
-    ]
+    timed = []
+    for index, step in enumerate(steps):
+        if 0 <= step.seconds < _LONGEST_SECONDS and index >= (skip or 0):
+            timed.append(index)
     used = [index for index in timed if index not in interrupted] or timed
     times = [steps[index].seconds for index in used]
-    cut = _cut(times) if skip is None else 0
+    cut = 0
+    if skip is None:
+        cut = _cut(times)
+    seconds = math.fsum(times[cut:]) / len(times[cut:]) if times else None
     return Steady(
-        seconds=math.fsum(times[cut:]) / len(times[cut:]) if times else None,
+        seconds=seconds,
         windows=len(times) - cut,
         skipped=cut if skip is None else min(skip, len(steps)),
         interrupted=len(timed) - len(used),
@@ -182,7 +192,9 @@ def _cut(times: Sequence[float]) -> int:
     before, after = times[:cut], np.asarray(times[cut:], dtype=np.float64)
     limits = estimators.transient_limits(np.arange(1, cut + 1), after)
     differs = np.abs(_running_medians(before) - np.median(after)) > limits
-    return int(np.flatnonzero(differs)[-1]) + 1 if differs.any() else 0
+    if differs.any():
+        return int(np.flatnonzero(differs)[-1]) + 1
+    return 0
 
 
 def _running_medians(values: Sequence[float]) -> estimators.Samples:

@@ -26,7 +26,9 @@ def default_folder() -> str:
 
     A container mounts `outputs`. Its current folder is not writable, or is lost when it ends.
     """
-    return str(_MOUNTED) if _MOUNTED.is_mount() or not os.access(Path(), os.W_OK) else "."
+    if _MOUNTED.is_mount() or not os.access(Path(), os.W_OK):
+        return str(_MOUNTED)
+    return "."
 
 
 def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
@@ -61,9 +63,9 @@ def whose(path: Path) -> str | None:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return (
-        str(values["log_file"]) if isinstance(values, dict) and values.keys() == set(KEYS) else None
-    )
+    if isinstance(values, dict) and values.keys() == set(KEYS):
+        return str(values["log_file"])
+    return None
 
 
 def numbered(speed: Speed) -> Iterator[Speed]:
@@ -76,7 +78,9 @@ def numbered(speed: Speed) -> Iterator[Speed]:
 def refuse_no_folder(folder: Path, remedy: str) -> None:
     """Raise `UserError`, with a remedy, if a folder does not exist or is not writable."""
     if not folder.is_dir():
-        what = f"{folder} is not a folder" if folder.exists() else f"There is no folder {folder}"
+        what = f"There is no folder {folder}"
+        if folder.exists():
+            what = f"{folder} is not a folder"
         raise UserError(f"{what}. Create it, or {remedy}")
     try:
         with tempfile.TemporaryFile(dir=folder):

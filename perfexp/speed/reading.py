@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.speed.facts import Facts, Head
 from perfexp.speed.lines import (
     DATED,
@@ -83,8 +83,9 @@ def read(path: Path) -> Log:
         raise UserError(f"{path} can't be read: {error.strerror or error}.") from error
     if not log.is_log:
         raise UserError(
-            f"{path} is not a training log of mmengine or mmcv: no line has the time of a step. Pass "
-            "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json, or the folder of a perfexp run."
+            f"{path} is not a training log of mmengine or mmcv: no line has the time of a step. "
+            "Pass TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json, or the folder of a "
+            "perfexp run."
         )
     return log
 
@@ -127,7 +128,9 @@ class Log:
     @property
     def last_training(self) -> Run:
         """Return the last run that is not a test, or the last run if all are tests."""
-        return self._trained if self._trained and self.run.only_tests else self.run
+        if self._trained and self.run.only_tests:
+            return self._trained
+        return self.run
 
     @property
     def num_trainings(self) -> int:
@@ -210,7 +213,8 @@ class Log:
         self._paused = self._in_traceback = False
         if self.run != Run():
             self._ended += bool(self.run.steps)
-            self._trained = self._trained if self.run.only_tests else self.run
+            if not self.run.only_tests:
+                self._trained = self.run
             self.run = Run()
 
     def end(self) -> None:
@@ -227,7 +231,9 @@ def _lines(path: Path) -> Iterator[str]:
     Raises `UserError` for a folder, pipe or device.
     """
     if not path.is_file():
-        raise UserError(f"{path} is not a file." if path.exists() else f"{path} does not exist.")
+        if path.exists():
+            raise UserError(f"{path} is not a file.")
+        raise UserError(f"{path} does not exist.")
     with path.open("rb") as file:
         start = file.read(2)
     wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # PowerShell redirects like this
@@ -240,12 +246,12 @@ def _neighboring_facts(path: Path) -> Iterator[Facts]:
     here = path.absolute().parent
     if here.name == "vis_data":
         with suppress(OSError):
-            config = untrusted.read_bytes(here / "config.py")[:_LONGEST]
+            config = foreign.read_bytes(here / "config.py")[:_LONGEST]
             yield Head(config=config.decode(errors="replace")).facts()
         texts = [here.parent / f"{here.parent.name}.log"]
     else:
         texts = [path.with_suffix("")] if path.name.endswith(".log.json") else []
     for file in texts:
-        if untrusted.is_regular(file):
+        if foreign.is_regular(file):
             with suppress(UserError):
                 yield facts_of(read(file), file)

@@ -34,9 +34,8 @@ def of_record(record: Record, folder: Path) -> list[Speed]:
     together: dict[Key, list[Point]] = defaultdict(list)
     for point in record.points:
         if point.key.phase == _PHASE:
-            together[
-                point.key if record.plan.get("processes") else without_replicate(point.key)
-            ].append(point)
+            key = point.key if record.plan.get("processes") else without_replicate(point.key)
+            together[key].append(point)
     speeds = [(key, _of_point(points, record, log_file)) for key, points in together.items()]
     alike: dict[str, list[Key]] = defaultdict(list)
     for key, speed in speeds:
@@ -47,17 +46,22 @@ def of_record(record: Record, folder: Path) -> list[Speed]:
 def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Speed:
     point, plan = processes[0], record.plan
     num_gpus = _num_gpus(point.facts, plan)
-    times = [
-        time
-        for one in processes
-        if one.status is Status.OK and (time := loop_interval(one)) and time.value > 0
-    ]
+    times = list[estimators.Interval]()
+    for one in processes:
+        time = loop_interval(one)
+        if time and time.value > 0 and one.status is Status.OK:
+            times.append(time)
     prior = priors.find(priors.of_record(record), processes, "samples_per_second")
-    time = Repeats.of(times, prior).interval if times and point.status is Status.OK else None
-    rate = _rate(time, point.key.batch_size * num_gpus) if time else None
+    time = rate = None
+    if times and point.status is Status.OK:
+        time = Repeats.of(times, prior).interval
+        rate = _rate(time, point.key.batch_size * num_gpus)
     if time is None or rate is None:
-        remark = str(point.status) if point.status is not Status.OK else "no time was measured"
-        remark += f": {point.error}" if point.error else ""
+        remark = "no time was measured"
+        if point.status is not Status.OK:
+            remark = str(point.status)
+        if point.error:
+            remark += f": {point.error}"
     else:
         remark = f"mean {time.value:.4g} s for a step of {point.key.batch_size} × {num_gpus} images"
     return Speed(

@@ -32,7 +32,9 @@ class Mode(StrEnum):
     @classmethod
     def of(cls, num_gpus: int) -> Mode:
         """Return the mode for this number of GPUs."""
-        return cls.mp if num_gpus > 1 else cls.sp
+        if num_gpus > 1:
+            return cls.mp
+        return cls.sp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,9 @@ class Speed:
     def file_name(self) -> str:
         """Return `MODEL_RUNMODE_bsN_PRECISION_GPUS_speed.json`, with the label after the model."""
         model = safe_name(self.model)[:_LONGEST_NAME]
-        named = f"{model}_{safe_name(self.label)}" if self.label else model
+        named = model
+        if self.label:
+            named += f"_{safe_name(self.label)}"
         precision = safe_name(self.precision)[:_LONGEST_NAME]
         return f"{named}_{self.mode}_bs{self.batch_size}_{precision}_{self.num_gpus}_speed.json"
 

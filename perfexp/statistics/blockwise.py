@@ -115,7 +115,8 @@ def _widened(within: Interval, blocks: Sequence[Samples], center: Callable[..., 
     if within.low is None or within.high is None or len(blocks) < 3:
         return within
     centers = _centers(blocks, center)
-    weights = np.array([block.size for block in blocks]) / sum(block.size for block in blocks)
+    sizes = np.array(list(map(len, blocks)))
+    weights = sizes / sizes.sum()
     count = 1 / float((weights**2).sum())  # effective number of equal-sized blocks
     if count < 2:  # nearly all samples are in one block
         return within
@@ -146,7 +147,9 @@ def _with_half(interval: Interval, half: float) -> Interval:
         return interval
     value = interval.value
     low, high = min(interval.low, value - half), max(interval.high, value + half)
-    return Interval(value=value, low=value**2 / high if low <= 0 < value else low, high=high)
+    if low <= 0 < value:
+        low = value**2 / high
+    return Interval(value=value, low=low, high=high)
 
 
 def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float | None:
@@ -155,7 +158,9 @@ def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float 
     See `split` for the arguments.
     """
     blocks = split(samples, starts, warmup)
-    return block_median(blocks).relative_half_width if blocks else None
+    if not blocks:
+        return None
+    return block_median(blocks).relative_half_width
 
 
 def summarise(

@@ -101,18 +101,19 @@ class Repeats:
             effective: effective samples of a single process; the interval is widened if there are
                 few.
         """
-        errors = [
-            None if (width := one.log_half_width) is None else (width / Z95) ** 2 for one in figures
-        ]
-        if len(figures) == 1 and effective < FEW:
-            errors = [None if one is None else FEW_TOO_NARROW**2 * one for one in errors]
-        errors = [
-            _of_few(of) if one is None else one
-            for one, of in zip_longest(errors, samples, fillvalue=None)
-        ]
-        known = [one for one in errors if one is not None]
+        errors = []
+        for figure, of_process in zip_longest(figures, samples[: len(figures)]):
+            width = figure.log_half_width
+            if width is None:
+                errors.append(_of_few(of_process))
+                continue
+            error = (width / Z95) ** 2
+            if len(figures) == 1 and effective < FEW:
+                error *= FEW_TOO_NARROW**2
+            errors.append(error)
+        known = [error for error in errors if error is not None]
         within = sum(known) / len(known) if len(known) == len(errors) else None
-        return cls(values=tuple(one.value for one in figures), within=within, prior=prior)
+        return cls(values=tuple(figure.value for figure in figures), within=within, prior=prior)
 
     def without_server(self) -> Repeats:
         """Return the same figure without server variance.
@@ -128,7 +129,9 @@ class Repeats:
         """Return the geometric mean over processes; 0 if any figure is 0."""
         if len(self.values) == 1:
             return self.values[0]
-        return math.exp(float(np.mean(np.log(self.values)))) if min(self.values) > 0 else 0.0
+        if min(self.values) <= 0:
+            return 0.0
+        return math.exp(float(np.mean(np.log(self.values))))
 
     @property
     def own(self) -> Component | None:
@@ -142,16 +145,16 @@ class Repeats:
     @property
     def component(self) -> Component | None:
         """Return the variance between processes, prior and measured combined; None if unknown."""
+        own = self.own
         if self.prior is None or self.within is None:
-            return self.own
+            return own
         # the prior already includes sample scatter at the usual number of samples
         variance, degrees = self.prior.variance, self.prior.degrees
         if self.within > variance:  # more scatter than the prior expects: its size is known better
             degrees = min(degrees * (self.within / variance) ** 2, max(degrees, _MOST_OF_SAMPLES))
             variance = self.within
-        return pooled(
-            [Component(variance=variance, degrees=degrees), *([self.own] if self.own else [])]
-        )
+        typical = Component(variance=variance, degrees=degrees)
+        return pooled([typical, own] if own else [typical])
 
     @property
     def error(self) -> Component | None:
@@ -162,10 +165,8 @@ class Repeats:
         """Return `error` for a mean over another number of similar processes."""
         if (one := self.component) is None or min(self.values) <= 0:
             return None
-        degrees, own = (
-            one.degrees + processes - len(self.values),
-            max(one.variance, self.within or 0.0) / processes,
-        )
+        degrees = one.degrees + processes - len(self.values)
+        own = max(one.variance, self.within or 0.0) / processes
         server = self.prior.server if self.prior else 0.0
         if server and own:  # the server variance counts as exact
             degrees = min(degrees * ((own + server) / own) ** 2, MOST_DEGREES)
@@ -186,7 +187,9 @@ class Repeats:
     def half_width(self) -> float | None:
         """Return the interval's half-width in logarithms, t · √variance; None if unknown."""
         error = self.error
-        return None if error is None else student95(error.degrees) * math.sqrt(error.variance)
+        if error is None:
+            return None
+        return student95(error.degrees) * math.sqrt(error.variance)
 
     @property
     def interval(self) -> Interval:
@@ -207,9 +210,8 @@ def _of_few(samples: Samples | None) -> float | None:
 def pooled(components: Sequence[Component]) -> Component:
     """Return the mean over at least one component, weighted by degrees of freedom."""
     degrees = sum(one.degrees for one in components)
-    return Component(
-        variance=sum(one.variance * one.degrees for one in components) / degrees, degrees=degrees
-    )
+    total = sum(one.variance * one.degrees for one in components)
+    return Component(variance=total / degrees, degrees=degrees)
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
@@ -261,23 +263,29 @@ def combined(
     """
     first = summaries[0]
     effective = min(one.n / one.tau for one in summaries)
-    medians = Repeats.of(
-        [one.median for one in summaries], time, samples=samples, effective=effective
-    )
+    of_median = [one.median for one in summaries]
+    medians = Repeats.of(of_median, time, samples=samples, effective=effective)
     means = Repeats.of([one.mean for one in summaries], rate, samples=samples, effective=effective)
-    of_numbers = {
-        number: Repeats.of(
-            [one.percentiles[number] for one in summaries], time, effective=effective
-        )
-        for number in first.percentiles
-    }
     together = np.concatenate(samples)
     tau = together.size / sum(one.n / one.tau for one in summaries)
     if medians.mean and means.mean:
         median, mean = medians.interval, means.interval
     else:
         median, mean = block_median(samples, tau), block_mean(samples, tau)
-    starts = np.cumsum([0, *(one.n for one in summaries)])
+    percentiles = {}
+    for number in first.percentiles:
+        percentiles[number] = median
+        if number != 50:
+            figures = [one.percentiles[number] for one in summaries]
+            of_each = Repeats.of(figures, time, effective=effective)
+            pooled_interval = percentile_interval(together, number, tau)
+            percentiles[number] = _percentile(pooled_interval, of_each, number, median)
+    slow: list[int] = []
+    start = 0
+    for one in summaries:
+        slow += [start + index for index in one.outliers]
+        start += one.n
+    drifts = [one.drift for one in summaries if one.drift]
     summary = replace(
         first,
         n=together.size,
@@ -287,22 +295,9 @@ def combined(
         std=float(together.std(ddof=1)) if together.size > 1 else None,
         minimum=float(together.min()),
         maximum=float(together.max()),
-        percentiles={
-            number: median
-            if number == 50
-            else _percentile(percentile_interval(together, number, tau), of_each, number, median)
-            for number, of_each in of_numbers.items()
-        },
-        outliers=tuple(
-            int(start) + index
-            for start, one in zip(starts, summaries, strict=False)
-            for index in one.outliers
-        ),
-        drift=max(
-            (one.drift for one in summaries if one.drift),
-            key=lambda drift: abs(drift.relative),
-            default=None,
-        ),
+        percentiles=percentiles,
+        outliers=tuple(slow),
+        drift=max(drifts, key=lambda drift: abs(drift.relative), default=None),
     )
     return Together(summary=summary, medians=medians, means=means)
 
@@ -317,10 +312,8 @@ def _percentile(
     if together.low is None or together.high is None:
         return together
     factor = math.exp(min(processes.half_width or 0.0, 700.0))
-    low, high = (
-        min(together.low, together.value / factor),
-        max(together.high, together.value * factor),
-    )
+    low = min(together.low, together.value / factor)
+    high = max(together.high, together.value * factor)
     if number > 50:
         low = min(together.value, max(low, median.low or 0.0))
     elif median.high is not None:

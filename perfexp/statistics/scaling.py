@@ -60,10 +60,8 @@ class ScalingFit:
 
     def at(self, x: float) -> float:
         """Return the modeled time at a size x > 0, in the unit of the fitted times."""
-        power, c = (
-            _OVERLAPPED if self.overlapped else _ADDED,
-            self.exponent.value if self.exponent else 0.0,
-        )
+        power = _OVERLAPPED if self.overlapped else _ADDED
+        c = self.exponent.value if self.exponent else 0.0
         return float((self.a**power + (self.b * x**c) ** power) ** (1 / power))
 
 

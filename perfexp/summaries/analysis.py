@@ -74,14 +74,13 @@ class SweepAnalysis:
     @cached_property
     def runs(self) -> list[tuple[SweepChild, Analysis | None]]:
         """Return each run with its analysis, by number; None if it left no record."""
-        members = ((one.record.sweep, one) for one in self.analyses)
-        by_job = {
-            member.job: one for member, one in members if member and member.uid == self.sweep.uid
-        }
-        return [
-            (child, by_job.get(child.job))
-            for child in sorted(self.sweep.children, key=lambda child: child.job)
-        ]
+        by_job = {}
+        for one in self.analyses:
+            member = one.record.sweep
+            if member and member.uid == self.sweep.uid:
+                by_job[member.job] = one
+        children = sorted(self.sweep.children, key=lambda child: child.job)
+        return [(child, by_job.get(child.job)) for child in children]
 
     @cached_property
     def slower(self) -> dict[int, Diagnostic]:
@@ -91,35 +90,34 @@ class SweepAnalysis:
         """
         groups: dict[tuple[object, ...], list[_Rated]] = {}
         for child, one in self.runs:
-            rest = tuple(
-                sorted((name, value) for name, value in child.axes.items() if name != GPU_COUNT)
-            )
-            for row in one.rows if one and child.devices is not None else ():
+            if one is None or child.devices is None:
+                continue
+            rest = {name: value for name, value in child.axes.items() if name != GPU_COUNT}
+            for row in one.rows:
                 if rate := row.samples_per_second:
-                    groups.setdefault((rest, row.key), []).append(
-                        (child.devices or 0, child.job, rate)
-                    )
+                    group = groups.setdefault((frozenset(rest.items()), row.key), [])
+                    group.append((child.devices, child.job, rate))
         worst: dict[int, tuple[float, Diagnostic]] = {}
         for group in groups.values():
             for count, job, rate in group:
-                fewer = [
-                    other
-                    for other in group
-                    if other[0] < count and is_clearly_below(rate, other[2])
-                ]
-                if fewer:
-                    best, _, most = max(fewer, key=lambda other: other[2].value)
-                    ratio = rate.value / most.value
-                    # an undecided ratio only holds for these runs, not for others on this machine
-                    scope = (
-                        " in these runs (undecided)" if rate.low is None or most.low is None else ""
-                    )
-                    found = diagnostics.make(
-                        "multi_gpu_slower", ratio=ratio, count=count, fewer=best, scope=scope
-                    )
-                    if job not in worst or ratio < worst[job][0]:
-                        worst[job] = ratio, found
-        return {job: found for job, (_, found) in worst.items()}
+                fewer = []
+                for other in group:
+                    if other[0] < count and is_clearly_below(rate, other[2]):
+                        fewer.append(other)
+                if not fewer:
+                    continue
+                best, _, most = max(fewer, key=lambda other: other[2].value)
+                ratio = rate.value / most.value
+                scope = ""
+                # an undecided ratio only holds for these runs, not for others on this machine
+                if rate.low is None or most.low is None:
+                    scope = " in these runs (undecided)"
+                diagnostic = diagnostics.make(
+                    "multi_gpu_slower", ratio=ratio, count=count, fewer=best, scope=scope
+                )
+                if job not in worst or ratio < worst[job][0]:
+                    worst[job] = ratio, diagnostic
+        return {job: diagnostic for job, (_, diagnostic) in worst.items()}
 
 
 #: Device count, run number, and the run's rate.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import compress, zip_longest
+from operator import attrgetter, itemgetter
 from typing import NamedTuple, Self
 
 from rich.cells import cell_len, set_cell_size
@@ -24,7 +27,7 @@ class Column:
     """Column of figures (flush right) or prose (flush left, may wrap).
 
     Args:
-        cells: one cell per row.
+        cells: one cell per row; empty for `Grid.of_cells`.
         rank: 0 for columns in the first table. If the width is short, the column with the highest
             rank moves to a further table first.
         is_key: whether it identifies the row; every further table repeats it.
@@ -34,7 +37,7 @@ class Column:
     def __init__(
         self,
         title: str,
-        cells: Iterable[str],
+        cells: Iterable[str] = (),
         *,
         rank: int = 0,
         prose: bool = False,
@@ -42,14 +45,14 @@ class Column:
         styles: Sequence[str] = (),
     ) -> None:
         self.title, self.cells = title, tuple(cells)
-        self.styles = styles or [""] * len(self.cells)
+        self.styles = styles
         self.rank, self.prose, self.is_key = rank, prose, is_key
 
     @property
     def least_width(self) -> int:
         """Return the smallest width in terminal cells."""
-        words = (word for cell in self.cells for word in cell.split())
-        return max(map(cell_len, (self.title, *(words if self.prose else self.cells))))
+        cells = " ".join(self.cells).split() if self.prose else self.cells
+        return max(map(cell_len, (self.title, *cells)))
 
     @property
     def whole_width(self) -> int:
@@ -58,21 +61,23 @@ class Column:
 
     def padded(self, text: str, width: int) -> str:
         """Return a text padded to terminal cells: prose flush left, figures flush right."""
-        return set_cell_size(text, width) if self.prose else " " * (width - cell_len(text)) + text
+        if self.prose:
+            return set_cell_size(text, width)
+        return " " * (width - cell_len(text)) + text
 
     def chosen(self, rows: Sequence[bool]) -> Column:
         """Return the column with only the chosen rows."""
-        cells, styles = compress(self.cells, rows), list(compress(self.styles, rows))
-        return Column(
-            self.title, cells, rank=self.rank, prose=self.prose, is_key=self.is_key, styles=styles
-        )
+        column = copy(self)
+        column.cells = tuple(compress(self.cells, rows))
+        column.styles = list(compress(self.styles, rows))
+        return column
 
     def escaped(self, width: int) -> Column:
         """Return the column for Markdown; cells longer than `width` lose their middle."""
-        cells = (_shortened(cell, width) for cell in self.cells)
-        return Column(
-            escape_markdown(self.title), cells, rank=self.rank, prose=self.prose, is_key=self.is_key
-        )
+        column = copy(self)
+        column.title = escape_markdown(self.title)
+        column.cells = tuple(_shortened(cell, width) for cell in self.cells)
+        return column
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,19 @@ class Grid:
         Args:
             figures: titles of figure columns; all others are prose.
         """
-        titles = rows[0] if rows else ()
-        return cls(
-            [
-                Column(title, [row[title] for row in rows], prose=title not in figures)
-                for title in titles
-            ]
-        )
+        columns = []
+        for title in rows[0] if rows else ():
+            columns.append(Column(title, map(itemgetter(title), rows), prose=title not in figures))
+        return cls(columns)
+
+    @classmethod
+    def of_cells(
+        cls, columns: Sequence[Column], rows: Iterable[Iterable[str]], notes: Sequence[str] = ()
+    ) -> Self:
+        """Return a table with columns that are filled row by row."""
+        for column, cells in zip(columns, zip(*rows, strict=True), strict=False):
+            column.cells = cells
+        return cls(columns, notes)
 
     @property
     def least_width(self) -> int:
@@ -112,17 +123,21 @@ class Grid:
 
         Extra room first goes to columns that need little of it to avoid wrapping.
         """
-        widths, room = [column.least_width for column in self.columns], width - self.least_width
-        needs = [column.whole_width - column.least_width for column in self.columns]
+        widths, needs = [], []
+        for column in self.columns:
+            widths.append(column.least_width)
+            needs.append(column.whole_width - column.least_width)
+        room = width - self.least_width
         for index in sorted(range(len(needs)), key=needs.__getitem__):
-            grown = max(min(needs[index], room), 0)
-            widths[index], room = widths[index] + grown, room - grown
+            growth = max(min(needs[index], room), 0)
+            widths[index] += growth
+            room -= growth
         return widths
 
     @property
     def lines(self) -> list[tuple[str, ...]]:
         """Return the cells row by row."""
-        return list(zip(*(column.cells for column in self.columns), strict=True))
+        return list(zip(*map(attrgetter("cells"), self.columns), strict=True))
 
     def without_empty(self) -> Grid:
         """Return the grid without empty columns."""
@@ -130,11 +145,16 @@ class Grid:
 
     def common(self) -> tuple[list[str], Grid]:
         """Return figures common to all rows as lines, and a grid with the rest and the notes."""
-        shared = [one for one in self.columns if not one.is_key and len(set(one.cells)) == 1]
-        lines = [f"{one.title}: {one.cells[0]}" for one in shared]
-        rest = [one for one in self.columns if one not in shared]
-        has_figures = not all(one.is_key for one in rest)
-        return lines, replace(self, columns=rest if has_figures else [])
+        lines, rest, has_figures = [], list[Column](), False
+        for column in self.columns:
+            if not column.is_key and len(set(column.cells)) == 1:
+                lines.append(f"{column.title}: {column.cells[0]}")
+            else:
+                rest.append(column)
+                has_figures = has_figures or not column.is_key
+        if not has_figures:
+            rest.clear()
+        return lines, replace(self, columns=rest)
 
     def parts(self, width: int, most_columns: int | None = None) -> list[Grid]:
         """Return the grid as tables that fit a width in terminal cells.
@@ -146,37 +166,34 @@ class Grid:
         shown, moved = list(self.columns), list[Column]()
         while Grid(shown).least_width > width or (most_columns and len(shown) > most_columns):
             figures = [column for column in shown if column not in keys]
-            optional = [column for column in figures if column.rank]
-            if not optional or len(figures) == 1:
+            last = max(figures, key=lambda column: column.rank, default=None)
+            if last is None or not last.rank or len(figures) == 1:
                 break
-            moved.append(max(optional, key=lambda column: column.rank))
-            shown.remove(moved[-1])
+            moved.append(last)
+            shown.remove(last)
         if not moved:
             return [Grid(shown)]
-        rest = [column for column in self.columns if column in moved]
-        filled = [any(cells) for cells in zip(*(column.cells for column in rest), strict=True)]
-        further = Grid([column.chosen(filled) for column in (*keys, *rest)])
+        rest = Grid([column for column in self.columns if column in moved])
+        filled = list(map(any, rest.lines))
+        further = Grid([column.chosen(filled) for column in (*keys, *rest.columns)])
         return [Grid(shown), *further.parts(width, most_columns)]
 
     def text(self, width: int) -> list[Text]:
         """Return the grid as lines, head first; prose wraps to fit a width in terminal cells."""
         widths = self.widths(width)
-        lines = [
-            self._line([column.title for column in self.columns], ["bold"] * len(widths), widths)
-        ]
-        styles = zip(*(column.styles for column in self.columns), strict=True)
-        lines += [
-            self._line(cells, own, widths) for cells, own in zip(self.lines, styles, strict=True)
-        ]
-        return [line for wrapped in lines for line in wrapped]
+        titles = list(map(attrgetter("title"), self.columns))
+        lines = self._wrapped(titles, ["bold"] * len(widths), widths)
+        for number, cells in enumerate(self.lines):
+            styles = [column.styles[number] if column.styles else "" for column in self.columns]
+            lines += self._wrapped(cells, styles, widths)
+        return lines
 
-    def _line(
+    def _wrapped(
         self, cells: Sequence[str], styles: Sequence[str], widths: Sequence[int]
     ) -> list[Text]:
-        parts = [
-            textwrap.wrap(cell, size) if cell_len(cell) > size else [cell]
-            for cell, size in zip(cells, widths, strict=True)
-        ]
+        parts = []
+        for cell, size in zip(cells, widths, strict=True):
+            parts.append(textwrap.wrap(cell, size) if cell_len(cell) > size else [cell])
         lines = []
         for texts in zip_longest(*parts, fillvalue=""):
             padded = map(Column.padded, self.columns, texts, widths)
@@ -190,24 +207,19 @@ class Grid:
 
         Cells that are too long for a line lose their middle.
         """
-        widths = [
-            len(max(map(escape_markdown, column.cells), key=len))
-            for column in self.columns
-            if column.is_key
-        ]
-        fitting = (
-            limit
-            for limit in range(_KEY_WIDTH, 0, -1)
-            if sum(min(w, limit) for w in widths) <= _KEY_WIDTH
-        )
-        key_width = next(fitting, 1)
+        widths = []
+        for column in self.columns:
+            if column.is_key:
+                widths.append(len(max(map(escape_markdown, column.cells), key=len)))
+        key_width = _KEY_WIDTH
+        while key_width > 1 and sum(min(width, key_width) for width in widths) > _KEY_WIDTH:
+            key_width -= 1
         room = WIDTH - sum(min(width, key_width) for width in widths) - _RULES
         columns = [column.escaped(key_width if column.is_key else room) for column in self.columns]
-        tables = [
-            "\n".join(_markdown_lines(part))
-            for part in Grid(columns).parts(WIDTH - _RULES, _MOST_COLUMNS)
-        ]
-        return "\n\n".join([*(tables if columns else ()), *map(escape_markdown, self.notes)]) + "\n"
+        paragraphs: list[str] = []
+        if columns:
+            paragraphs += map(_markdown_table, Grid(columns).parts(WIDTH - _RULES, _MOST_COLUMNS))
+        return "\n\n".join([*paragraphs, *map(escape_markdown, self.notes)]) + "\n"
 
 
 class Commands(tuple[str, ...]):
@@ -226,20 +238,20 @@ class Section(NamedTuple):
 
 def escape_markdown(text: str) -> str:
     """Return a text that Markdown shows unchanged: no table, link, emphasis or HTML."""
-    escaped = "".join(
-        f"\\{character}" if character in r"\`*_[]#|~" else character for character in text
-    )
-    return html.escape(escaped, quote=False)
+    return html.escape(re.sub(r"[\\`*_\[\]#|~]", r"\\\g<0>", text), quote=False)
 
 
 def _shortened(text: str, width: int) -> str:
-    short, half = escape_markdown(text), min(len(text), width) // 2
+    short = escape_markdown(text)
+    half = min(len(text), width) // 2
     while len(short) > width and half:
-        short, half = escape_markdown(f"{text[:half]}…{text[-half:]}"), half - 1
+        short = escape_markdown(f"{text[:half]}…{text[-half:]}")
+        half -= 1
     return short
 
 
-def _markdown_lines(grid: Grid) -> list[str]:
-    rule = " | ".join("---" if column.prose else "---:" for column in grid.columns)
-    rows = [" | ".join(cells) for cells in ([column.title for column in grid.columns], *grid.lines)]
-    return [f"| {row} |" for row in (rows[0], rule, *rows[1:])]
+def _markdown_table(grid: Grid) -> str:
+    titles = map(attrgetter("title"), grid.columns)
+    rule = ["---" if column.prose else "---:" for column in grid.columns]
+    lines = map(" | ".join, (titles, rule, *grid.lines))
+    return "\n".join(f"| {line} |" for line in lines)

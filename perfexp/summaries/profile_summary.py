@@ -21,9 +21,13 @@ _ROWS = 10
 _LONGEST = 72
 #: Meaning of operator times, by torch.profiler's sort column.
 _OWN_TIME = {
-    "self_cpu_seconds": "self: on the CPU, without the operators that it calls; the CSV includes them",
-    "self_device_seconds": "self: on the device, of the kernels that it launches itself and not through others; the "
-    "CSV has its time on the CPU too",
+    "self_cpu_seconds": (
+        "self: on the CPU, without the operators that it calls; the CSV includes them"
+    ),
+    "self_device_seconds": (
+        "self: on the device, of the kernels that it launches itself and not through others; the "
+        "CSV has its time on the CPU too"
+    ),
 }
 
 
@@ -73,60 +77,63 @@ def profiles(record: Record) -> list[tuple[Point, Profile]]:
 
 def files(record: Record) -> list[str]:
     """Return the names of profiler files in the run's folder."""
-    return list(
-        dict.fromkeys(name for _, profile in profiles(record) for name in profile.files or ())
-    )
+    names: dict[str, None] = {}
+    for _, profile in profiles(record):
+        names |= dict.fromkeys(profile.files or ())
+    return list(names)
 
 
 def sentences(record: Record) -> list[str]:
     """Return lines for each profile: tool, calls, duration and findings."""
     timed = {point.key: point for point in record.points}
-    return [
-        f"{name}: {text}" if name else text
-        for name, point, profile in _named(record)
-        for text in _findings(point, profile, timed.get(profiled_key(point.key)))
-    ]
+    lines = []
+    for name, point, profile in _named(record):
+        prefix = f"{name}: " if name else ""
+        for text in _findings(point, profile, timed.get(profiled_key(point.key))):
+            lines.append(prefix + text)
+    return lines
 
 
 def tables(record: Record) -> list[tuple[str, Grid]]:
     """Return titled tables: kernels, operators, and launches for each part of a call."""
     titled: list[tuple[str, Grid]] = []
     for name, _, profile in _named(record):
-        by = f"by {profile.profiler}{f' ({name})' if name else ''}"
-        own, steps = _OWN_TIME.get(profile.sorted_by or ""), max(1, profile.steps or 1)
+        by = f"by {profile.profiler}"
+        if name:
+            by += f" ({name})"
+        own = _OWN_TIME.get(profile.sorted_by or "")
+        steps = max(1, profile.steps or 1)
         if rows := profile.kernels:
-            title = (
-                f"top {min(len(rows), _ROWS)} of {profile.kernel_names or len(rows)} kernels {by}"
-            )
+            title = _top(rows, profile.kernel_names, f"kernels {by}")
             titled.append((title, ranked(rows, steps, "kernel", "per call")))
         if rows := profile.operators:
-            title = f"top {min(len(rows), _ROWS)} of {profile.operator_names or len(rows)} operators {by}"
-            titled.append(
-                (
-                    title,
-                    ranked(rows, steps, "operator", "self per call" if own else "per call", own),
-                )
-            )
+            title = _top(rows, profile.operator_names, f"operators {by}")
+            time = "self per call" if own else "per call"
+            titled.append((title, ranked(rows, steps, "operator", time, own)))
         if profile.ranges:
             titled.append((f"launches of each part, {by}", _ranges(profile.ranges[:_ROWS])))
     return titled
 
 
+def _top(rows: Sequence[_Row], names: int | None, what: str) -> str:
+    return f"top {min(len(rows), _ROWS)} of {names or len(rows)} {what}"
+
+
 def commands(record: Record) -> list[str]:
     """Return command lines that profile a marked call."""
-    return [
-        one_line(str(text))
-        for _, profile in profiles(record)
-        for text in (profile.commands or {}).values()
-    ]
+    lines: list[str] = []
+    for _, profile in profiles(record):
+        lines += map(one_line, map(str, (profile.commands or {}).values()))
+    return lines
 
 
 def _named(record: Record) -> list[tuple[str, Point, Profile]]:
-    profiled = [
-        (point, profile) for point, profile in profiles(record) if point.status is Status.OK
-    ]
-    fields = varying(profiled_key(point.key) for point, _ in profiled)
-    return [(label(profiled_key(point.key), fields), point, profile) for point, profile in profiled]
+    profiled = []
+    for point, profile in profiles(record):
+        if point.status is Status.OK:
+            profiled.append((profiled_key(point.key), point, profile))
+    fields = varying(key for key, _, _ in profiled)
+    return [(label(key, fields), point, profile) for key, point, profile in profiled]
 
 
 def _findings(point: Point, profile: Profile, timed: Point | None) -> Iterator[str]:
@@ -135,23 +142,19 @@ def _findings(point: Point, profile: Profile, timed: Point | None) -> Iterator[s
     text = f"{tool} profiled {counted(steps, 'call')} after {warmup} warm-up calls"
     if profile.commands:
         text = f"call {(warmup or 0) + 1} was marked ({', '.join(map(str, profile.marked or ()))})"
-    cost = f" in {format_seconds(point.wall_seconds, 2)}" if point.wall_seconds else ""
-    yield one_line(f"{text}{cost}, in a process of its own; its times are not in the record")
-    whole = WHOLE[profiled_key(point.key).phase]
-    span = next((part.span_seconds for part in profile.ranges or () if part.name == whole), None)
-    device = first_median(timed, *DEVICE_TIMES, "latency") if timed else None
-    if span:
-        against = (
-            f"; without profiling: {format_seconds(device)} ({span / device - 1:+.1%})"
-            if device
-            else ""
-        )
-        yield f"the work of a call spans {format_seconds(span)} on the device under the profiler{against}"
+    if point.wall_seconds:
+        text += f" in {format_seconds(point.wall_seconds, 2)}"
+    yield one_line(f"{text}, in a process of its own; its times are not in the record")
+    spans = {part.name: part.span_seconds for part in reversed(profile.ranges or ())}
+    if span := spans.get(WHOLE[profiled_key(point.key).phase]):
+        text = f"the work of a call spans {format_seconds(span)} on the device under the profiler"
+        if timed and (device := first_median(timed, *DEVICE_TIMES, "latency")):
+            text += f"; without profiling: {format_seconds(device)} ({span / device - 1:+.1%})"
+        yield text
     within = profile.kernels_in or {}
     if any(within.values()):
-        yield "kernels: " + ", ".join(
-            f"{count} in {one_line(str(name))}" for name, count in within.items()
-        )
+        counts = (f"{count} in {one_line(str(name))}" for name, count in within.items())
+        yield f"kernels: {', '.join(counts)}"
     for report, why in (profile.empty or {}).items():
         yield one_line(f"{report} has no rows: {why} in these calls")
 
@@ -165,26 +168,35 @@ def ranked(rows: Sequence[Any], steps: int, what: str, time: str, note: str | No
         what: title of the name column, for example `kernel`.
         time: title of the time column, for example `per call`.
     """
-    rows = msgspec.convert(rows[:_ROWS], list[_Row], from_attributes=True)
     columns = [
-        Column("share", (f"{row.share * 1e2:.1f} %" for row in rows)),
-        Column(time, (format_seconds(row.seconds / steps) for row in rows)),
-        Column("times", (digits(row.count / steps) for row in rows), rank=1),
-        Column(what, (_short(row.name) for row in rows), prose=True, is_key=True),
+        Column("share"),
+        Column(time),
+        Column("times", rank=1),
+        Column(what, prose=True, is_key=True),
     ]
-    return Grid(columns, [note] if note else [])
+    lines = []
+    for row in msgspec.convert(rows[:_ROWS], list[_Row], from_attributes=True):
+        share, seconds = f"{row.share * 1e2:.1f} %", format_seconds(row.seconds / steps)
+        lines.append((share, seconds, digits(row.count / steps), _short(row.name)))
+    return Grid.of_cells(columns, lines, [note] if note else [])
 
 
 def _ranges(rows: Sequence[_Range]) -> Grid:
     columns = [
-        Column("part", (one_line(row.name) for row in rows), prose=True, is_key=True),
-        Column("kernels", (digits(row.kernels) for row in rows)),
-        Column("device busy", (format_seconds(row.busy_seconds) for row in rows)),
-        Column("span", (format_seconds(row.span_seconds) for row in rows), rank=1),
+        Column("part", prose=True, is_key=True),
+        Column("kernels"),
+        Column("device busy"),
+        Column("span", rank=1),
     ]
-    return Grid(columns)
+    lines = []
+    for row in rows:
+        busy, span = format_seconds(row.busy_seconds), format_seconds(row.span_seconds)
+        lines.append((one_line(row.name), digits(row.kernels), busy, span))
+    return Grid.of_cells(columns, lines)
 
 
 def _short(name: str) -> str:
     text = one_line(name).removeprefix("void ")
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    if len(text) > _LONGEST:
+        return f"{text[: _LONGEST - 1]}…"
+    return text

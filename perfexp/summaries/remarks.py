@@ -40,7 +40,9 @@ class Raised:
         worst = self.worst
         place = f"{self._place}: " if self.where else ""
         message = f"{worst.severity}: {place}{one_line(worst.message)}{self._range} ({worst.code})"
-        return [message, *([f"  help: {one_line(worst.help)}"] if worst.help else [])]
+        if not worst.help:
+            return [message]
+        return [message, f"  help: {one_line(worst.help)}"]
 
     @property
     def _place(self) -> str:
@@ -50,12 +52,9 @@ class Raised:
         if self._range:
             return f"{self.where[0]}, the worst of {len(self.where)} measurements"
         more = counted(others, "more measurement")
-        is_alike = len({diagnostic.message for diagnostic in self.diagnostics}) == 1
-        return (
-            f"{self.where[0]} and {more}"
-            if is_alike
-            else f"{self.where[0]}, and {more} with other details"
-        )
+        if any(diagnostic.message != self.worst.message for diagnostic in self.diagnostics):
+            return f"{self.where[0]}, and {more} with other details"
+        return f"{self.where[0]} and {more}"
 
     @property
     def _range(self) -> str:
@@ -82,12 +81,12 @@ def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
     The run's own label is empty.
     """
     rows = analysis.rows
+    placed: list[Placed] = [("", analysis.record.doubts)]
     fields = distinguishing(row.key for row in rows)
-    placed: list[Placed] = [
-        ("", analysis.record.doubts),
-        *((label(row.key, fields), row.doubts) for row in rows),
-    ]
-    batches = {(row.key.phase, row.key.batch_size) for row in rows}
+    batches = set()
+    for row in rows:
+        placed.append((label(row.key, fields), row.doubts))
+        batches.add((row.key.phase, row.key.batch_size))
     for point in analysis.record.points:
         own = _beside(point.key)
         if own and (not rows or own in batches):
@@ -103,9 +102,8 @@ def grouped(placed: Iterable[Placed]) -> list[Raised]:
     groups: dict[tuple[str, str, bool], dict[str, Diagnostic]] = {}
     for name, diagnostics in placed:
         for diagnostic in diagnostics:
-            groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), {}).setdefault(
-                name, diagnostic
-            )
+            places = groups.setdefault((diagnostic.code, diagnostic.help, bool(name)), {})
+            places.setdefault(name, diagnostic)
     return sorted(map(_worst_first, groups.values()), key=lambda raised: raised.worst.order)
 
 
@@ -116,25 +114,32 @@ def _beside(key: Key) -> tuple[str, int] | None:
     """
     if is_profile(key):
         return profiled_key(key).phase, key.batch_size
-    return ("inference", key.batch_size) if key.phase == "ttfp" else None
+    if key.phase == "ttfp":
+        return "inference", key.batch_size
+    return None
 
 
 def _worst_first(places: dict[str, Diagnostic]) -> Raised:
-    badness = {
-        name: one.rule.badness(one.figure) for name, one in places.items() if one.figure is not None
-    }
-    is_ranked = len(badness) == len(places)
-    names = sorted(places, key=badness.__getitem__, reverse=True) if is_ranked else list(places)
+    badness = {}
+    for name, diagnostic in places.items():
+        if diagnostic.figure is not None:
+            badness[name] = diagnostic.rule.badness(diagnostic.figure)
+    names = list(places)
+    if len(badness) == len(places):
+        names.sort(key=badness.__getitem__, reverse=True)
     return Raised(
-        diagnostics=tuple(places[name] for name in names), where=tuple(filter(None, names))
+        diagnostics=tuple(map(places.__getitem__, names)), where=tuple(filter(None, names))
     )
 
 
 def scaling_lines(analysis: Analysis) -> list[str]:
     """Return a line for each group of sizes in a run: how its time depends on size."""
-    fields = [field for field in varying(row.key for row in analysis.rows) if field != "input_size"]
-    parts = ((label(scaling.key, fields), scaling_text(scaling)) for scaling in analysis.scalings)
-    return [": ".join(filter(None, pair)) for pair in parts]
+    fields = set(varying(row.key for row in analysis.rows)) - {"input_size"}
+    lines = []
+    for scaling in analysis.scalings:
+        words = (label(scaling.key, tuple(fields)), scaling_text(scaling))
+        lines.append(": ".join(filter(None, words)))
+    return lines
 
 
 def failures(record: Record) -> list[str]:
@@ -152,11 +157,9 @@ def failures(record: Record) -> list[str]:
         if (point.error or "").partition("not tried: ")[2] in errors:
             continue
         if point.status is Status.INTERRUPTED and finished[first]:
-            lines.append(
-                f"{label(first)}: interrupted after {finished[first]} of {processes[first]} processes"
-            )
+            done = f"interrupted after {finished[first]} of {processes[first]} processes"
+            lines.append(f"{label(first)}: {done}")
         elif first not in failed or not key.replicate:
-            lines.append(
-                f"{label(key)}: {point.status.value}{f': {one_line(point.error)}' if point.error else ''}"
-            )
+            reason = f": {one_line(point.error)}" if point.error else ""
+            lines.append(f"{label(key)}: {point.status.value}{reason}")
     return list(dict.fromkeys(lines))

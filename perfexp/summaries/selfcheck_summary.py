@@ -54,30 +54,30 @@ class Spread:
 
 def spreads(rows: Iterable[Row]) -> list[Spread]:
     """Return the spread for each point and kind of time that at least two processes measured."""
-    return [
-        Spread(key=row.key, time=name, processes=len(medians.values), component=medians.own)
-        for row in rows
-        for name, medians in row.figures.items()
-        if name in TIMES and medians.own
-    ]
+    known = []
+    for row in rows:
+        for name, medians in row.figures.items():
+            if name in TIMES and medians.own:
+                processes = len(medians.values)
+                spread = Spread(key=row.key, time=name, processes=processes, component=medians.own)
+                known.append(spread)
+    return known
 
 
 def sentence(known: Sequence[Spread]) -> str:
     """Summarize each kind of time over all points."""
     groups: dict[str, list[Component]] = {}
-    for one in known:
-        groups.setdefault(one.time, []).append(one.component)
-    pooled_of = {time: pooled(components) for time, components in groups.items()}
+    for spread in known:
+        groups.setdefault(spread.time, []).append(spread.component)
     count = _PROCESSES[1]
-    varies = _listed(
-        [f"{time} by {percent(component.spread)}" for time, component in pooled_of.items()]
-    )
-    shows = _listed(
-        [percent(moderated.detectable_ratio(component, count)) for component in pooled_of.values()]
-    )
+    varies, shows = [], []
+    for time, components in groups.items():
+        component = pooled(components)
+        varies.append(f"{time} by {percent(component.spread)}")
+        shows.append(percent(moderated.detectable_ratio(component, count)))
     return (
-        f"On this machine, {varies.replace(' by ', ' varies by ', 1)} between processes; "
-        f"{count} processes each show differences from {shows}."
+        f"On this machine, {_listed(varies).replace(' by ', ' varies by ', 1)} between processes; "
+        f"{count} processes each show differences from {_listed(shows)}."
     )
 
 
@@ -87,19 +87,19 @@ def _listed(words: Sequence[str]) -> str:
 
 def grid(known: Sequence[Spread]) -> Grid:
     """Return a table with a line for each point and kind of time."""
-    components = [one.component for one in known]
-    intervals = [component.spread_interval for component in components]
     columns = [
-        Column("point", (str(one.key) for one in known), prose=True, is_key=True),
-        Column("time", (time_title(one.time) for one in known), prose=True, is_key=True),
-        Column("CV", (percent(component.spread) for component in components)),
-        Column(
-            "its 95 %",
-            (f"{percent(one.low or 0)} … {percent(one.high or 0)}" for one in intervals),
-            rank=2,
-        ),
+        Column("point", prose=True, is_key=True),
+        Column("time", prose=True, is_key=True),
+        Column("CV"),
+        Column("its 95 %", rank=2),
     ]
-    for count in _PROCESSES:
-        detectable = (moderated.detectable_ratio(component, count) for component in components)
-        columns.append(Column(f"{count} show", map(percent, detectable)))
-    return Grid(columns)
+    columns += [Column(f"{count} show") for count in _PROCESSES]
+    lines = []
+    for spread in known:
+        component = spread.component
+        interval = component.spread_interval
+        line = [str(spread.key), time_title(spread.time), percent(component.spread)]
+        line.append(f"{percent(interval.low or 0)} … {percent(interval.high or 0)}")
+        line += [percent(moderated.detectable_ratio(component, count)) for count in _PROCESSES]
+        lines.append(line)
+    return Grid.of_cells(columns, lines)

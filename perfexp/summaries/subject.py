@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from perfexp.records.number_formats import tf32_flags
@@ -77,18 +78,11 @@ def headline(about: Subject, keys: Iterable[Key] = ()) -> str:
 
     Algorithm and execution are left out if they are the defaults.
     """
-    algorithm = "" if about.algorithm == "default" else about.algorithm
-    execution = about.execution.removeprefix("eager").removeprefix(", ")
-    device = re.sub(r"\((R|TM)\)| Processor\b", "", about.device or "")
-    parts = (
-        about.model,
-        algorithm,
-        about.mode,
-        shape(keys),
-        about.number_format,
-        execution,
-        device,
-    )
+    parts = [about.model, about.algorithm, about.mode, shape(keys), about.number_format]
+    if about.algorithm == "default":
+        del parts[1]
+    parts.append(about.execution.removeprefix("eager").removeprefix(", "))
+    parts.append(re.sub(r"\((R|TM)\)| Processor\b", "", about.device or ""))
     return " · ".join(filter(None, parts))
 
 
@@ -98,27 +92,25 @@ def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()
     TF32 is only named if all environments agree.
     """
     usual, by_flags = _FLOAT32.get(precision, precision), _FLAGS.get(precision, {})
-    texts = {
-        by_flags.get(flags, usual) if (flags := tf32_flags(one)) else usual for one in environments
-    }
+    texts = set()
+    for environment in environments:
+        flags = tf32_flags(environment)
+        texts.add(by_flags.get(flags, usual) if flags else usual)
     return texts.pop() if len(texts) == 1 else usual
 
 
 def _devices(device: Any, ranks: Any) -> str | None:
     if not isinstance(device, Mapping) or not device.get("name"):
         return None
-    name, devices = (
-        one_line(str(device["name"])),
-        ranks.get("devices") if isinstance(ranks, Mapping) else None,
-    )
+    name = one_line(str(device["name"]))
+    devices = ranks.get("devices") if isinstance(ranks, Mapping) else None
     if not isinstance(devices, list) or len(devices) < 2:
         return name
-    is_shared = ranks.get("backend") == "gloo"  # processes that share a CPU
     hosts = ranks.get("hosts")
     nodes = f" on {len(hosts)} nodes" if isinstance(hosts, list) else ""
-    return (
-        f"{name} ({len(devices)} ranks{nodes})" if is_shared else f"{len(devices)} × {name}{nodes}"
-    )
+    if ranks.get("backend") == "gloo":  # processes that share a CPU
+        return f"{name} ({len(devices)} ranks{nodes})"
+    return f"{len(devices)} × {name}{nodes}"
 
 
 def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
@@ -126,22 +118,25 @@ def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
 
     For example: `NVIDIA H200 or 2 × NVIDIA H200`.
     """
-    facts = [(environment.get("device"), environment.get("ranks")) for environment in environments]
-    names = {_devices(device, None) for device, _ in facts}
-    devices = set(filter(None, (_devices(*of_run) for of_run in facts)))
-    return (
-        " or ".join(sorted(devices, key=lambda text: (len(text), text))) or None
-        if len(names) == 1
-        else None
-    )
+    names, devices = set(), set[str]()
+    for environment in environments:
+        device = environment.get("device")
+        names.add(_devices(device, None))
+        devices |= set(filter(None, [_devices(device, environment.get("ranks"))]))
+    if len(names) != 1:
+        return None
+    return " or ".join(sorted(devices, key=lambda text: (len(text), text))) or None
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:
     """Return the fields that differ between keys."""
+    # a generator can be read only once
     key_list = list(keys)
-    return tuple(
-        field for field in _KEY_FIELDS if len({getattr(key, field) for key in key_list}) > 1
-    )
+    fields = []
+    for field in _KEY_FIELDS:
+        if len(set(map(attrgetter(field), key_list))) > 1:
+            fields.append(field)
+    return tuple(fields)
 
 
 def distinguishing(keys: Iterable[Key]) -> tuple[str, ...]:
@@ -158,11 +153,9 @@ def constant(keys: Iterable[Key]) -> tuple[str, ...]:
 def shape(keys: Iterable[Key]) -> str:
     """Return the keys' common input size and batch size: `224 · batch 4`; empty if both vary."""
     key_list = list(keys)
-    return (
-        label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")])
-        if key_list
-        else ""
-    )
+    if not key_list:
+        return ""
+    return label(key_list[0], [field for field in constant(key_list) if field.endswith("_size")])
 
 
 def label(
@@ -175,13 +168,14 @@ def label(
     Args:
         environments: environments of the key's runs, with torch's flags.
     """
-    usual = {"replicate": 0, "precision": USUAL_PRECISION} if fields is _KEY_FIELDS else {}
-    shown = [
-        field
-        for field in _KEY_FIELDS
-        if field in fields and getattr(key, field) != usual.get(field, "")
-    ]
-    return " · ".join(field_text(key, field, environments, named=True) for field in shown)
+    usual: dict[str, object] = {}
+    if fields is _KEY_FIELDS:
+        usual = {"replicate": 0, "precision": USUAL_PRECISION}
+    words = []
+    for field in _KEY_FIELDS:
+        if field in fields and getattr(key, field) != usual.get(field, ""):
+            words.append(field_text(key, field, environments, named=True))
+    return " · ".join(words)
 
 
 def field_text(
@@ -198,12 +192,12 @@ def field_text(
         return "largest batch" if named else key.batch_label
     if field == "precision":
         return number_format(key.precision, environments)
-    text = "cold start" if key.phase == "ttfp" and field == "phase" else str(getattr(key, field))
-    return (
-        f"{field.removesuffix('_size')} {text}"
-        if named and field in ("batch_size", "replicate")
-        else text
-    )
+    if field == "phase" and key.phase == "ttfp":
+        return "cold start"
+    text = str(getattr(key, field))
+    if named and field in ("batch_size", "replicate"):
+        return f"{field.removesuffix('_size')} {text}"
+    return text
 
 
 def one_line(text: str) -> str:
@@ -213,17 +207,17 @@ def one_line(text: str) -> str:
 
 
 def _node_name(plan: Mapping[str, Any], group: str) -> str:
-    node = plan.get(group)
-    name, choices = node.get("name") if isinstance(node, Mapping) else node, plan.get("choices")
+    node, choices = plan.get(group), plan.get("choices")
+    name = node.get("name") if isinstance(node, Mapping) else node
     choice = choices.get(group) if isinstance(choices, Mapping) else None
     return one_line(str(name or choice or "unknown"))
 
 
 def _execution(node: object) -> str:
     if not isinstance(node, Mapping):
-        return one_line(str(node)) if node else "eager"
+        return one_line(str(node or "eager"))
     mode = node.get("compile")
     words = [f"compile={mode}" if mode else "eager"]
-    words += [name for name in _SWITCHES if node.get(name)]
-    words += [f"{name}={node[name]}" for name in _NUMBERS if node.get(name)]
-    return ", ".join(one_line(word) for word in words)
+    words += filter(node.get, _SWITCHES)
+    words += [f"{name}={node[name]}" for name in filter(node.get, _NUMBERS)]
+    return ", ".join(map(one_line, words))

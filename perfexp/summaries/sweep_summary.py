@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import NamedTuple
 
 from perfexp.records import quantities
@@ -15,7 +16,7 @@ from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.summaries import wording
 from perfexp.summaries.analysis import Analysis, SweepAnalysis
 from perfexp.summaries.grid import Column, Grid
-from perfexp.summaries.remarks import Raised, diagnostics_by_place, failures, grouped
+from perfexp.summaries.remarks import Placed, Raised, diagnostics_by_place, failures, grouped
 from perfexp.summaries.subject import MODEL_AXES, common_device, constant, label, one_line
 
 #: A smaller batch is named, too, if it reaches this share of the highest rate.
@@ -24,13 +25,14 @@ _NEARLY = 0.95
 
 def headline(sweep: Sweep) -> str:
     """Return a sweep's axes and how many of its runs have each status."""
-    statuses = [child.status for child in sweep.children]
-    ended = f"{len(statuses) - statuses.count(Status.INTERRUPTED)}{f' of {sweep.jobs}' if sweep.jobs else ''}"
-    counts = {status: statuses.count(status) for status in Status if status is not Status.OK}
-    parts = [
-        f"{ended} runs ended",
-        *(f"{count} {status.value}" for status, count in counts.items() if count),
-    ]
+    counts = Counter(child.status for child in sweep.children)
+    ended = str(counts.total() - counts[Status.INTERRUPTED])
+    if sweep.jobs:
+        ended += f" of {sweep.jobs}"
+    parts = [f"{ended} runs ended"]
+    for status in Status:
+        if status is not Status.OK and counts[status]:
+            parts.append(f"{counts[status]} {status.value}")
     return f"sweep over {one_line(sweep.name)}: {', '.join(parts)}"
 
 
@@ -41,18 +43,21 @@ def setting(analyses: Sequence[Analysis]) -> str:
     """
     keys = [row.key for one in analyses for row in one.rows]
     environments = [one.record.environment for one in analyses]
-    model, algorithm, execution = (
-        names.pop() if len(names := {getattr(one.about, name) for one in analyses}) == 1 else ""
-        for name in ("model", "algorithm", "execution")
-    )
-    point = label(keys[0], same, environments) if keys and (same := constant(keys)) else ""
-    device = common_device(environments)
-    words = [
-        " · ".join(filter(None, (model, algorithm, point, execution))),
-        f"on {device}" if device else "",
-    ]
-    ranks = "; batch, times and memory are of one rank, samples/s and time per sample of all"
-    return " ".join(filter(None, words)) + ranks * any("ranks" in one for one in environments)
+    parts = [_common_name(analyses, "model"), _common_name(analyses, "algorithm")]
+    if keys and (same := constant(keys)):
+        parts.append(label(keys[0], same, environments))
+    parts.append(_common_name(analyses, "execution"))
+    text = " · ".join(filter(None, parts))
+    if device := common_device(environments):
+        text = f"{text} on {device}".lstrip()
+    if any("ranks" in environment for environment in environments):
+        text += "; batch, times and memory are of one rank, samples/s and time per sample of all"
+    return text
+
+
+def _common_name(analyses: Sequence[Analysis], name: str) -> str:
+    names = {getattr(one.about, name) for one in analyses}
+    return names.pop() if len(names) == 1 else ""
 
 
 def raised(whole: SweepAnalysis) -> list[Raised]:
@@ -60,15 +65,15 @@ def raised(whole: SweepAnalysis) -> list[Raised]:
 
     Each code appears once for each help.
     """
-    placed = [
-        (f"run {child.job} · {place}" if place else "", diagnostics)
-        for child, one in whole.runs
-        for place, diagnostics in (diagnostics_by_place(one) if one else ())
-    ]
-    names = {child.job: one_line(child.name) for child, _ in whole.runs}
-    return grouped(
-        [*placed, *((f"run {job} {names[job]}", (one,)) for job, one in whole.slower.items())]
-    )
+    placed: list[Placed] = []
+    names = {}
+    for child, one in whole.runs:
+        names[child.job] = one_line(child.name)
+        for place, diagnostics in diagnostics_by_place(one) if one else ():
+            placed.append((f"run {child.job} · {place}" if place else "", diagnostics))
+    for job, diagnostic in whole.slower.items():
+        placed.append((f"run {job} {names[job]}", (diagnostic,)))
+    return grouped(placed)
 
 
 def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
@@ -79,41 +84,45 @@ def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str],
         ratios: time ratio to the run's baseline, with its verdict, by run number and phase.
     """
     lines = [(child, table) for child, one in whole.runs for table in _by_phase(one)]
-    children, tables = zip(*lines, strict=True)
     formats = {child.job: one.about.number_format for child, one in whole.runs if one}
-    axes = dict.fromkeys(name for child in children for name in child.axes)
-    every = [row for table in tables for row in table]
-    phases, kinds = {row.key.phase for row in every}, wording.time_kinds(every)
-    single = [table[0] if len(table) == 1 else None for table in map(_timed, tables)]
-    names = {"memory": quantities.PEAK_MEMORY, "energy/per_call": quantities.ENERGY}
+    every, axes = list[Row](), dict[str, str]()
+    for child, table in lines:
+        every += table
+        axes |= child.axes
+    kinds = wording.time_kinds(every)
+    has_phases = len({row.key.phase for row in every}) > 1
     columns = [
-        Column("run", (str(child.job) for child in children), is_key=True),
-        *(Column(name, [_axis(name, child, formats) for child in children]) for name in axes),
-        Column(
-            "phase", (table[0].key.phase if table and len(phases) > 1 else "" for table in tables)
-        ),
-        Column(f"{wording.median_title(kinds)} ± CI95", map(_times, tables)),
-        Column("time", (_kinds(table) if len(kinds) > 1 else "" for table in tables)),
-        Column("samples/s", (wording.row_rate_text(row) if row else "" for row in single), rank=3),
-        Column(
-            title,
-            (
-                ratios.get((child.job, table[0].key.phase), "") if table else ""
-                for child, table in lines
-            ),
-        ),
-        Column(quantities.named(quantities.COVERAGE).title, map(coverage, tables), rank=3),
+        Column("run", is_key=True),
+        *map(Column, axes),
+        Column("phase"),
+        Column(f"{wording.median_title(kinds)} ± CI95"),
+        Column("time"),
+        Column("samples/s", rank=3),
+        Column(title),
+        Column(quantities.named(quantities.COVERAGE).title, rank=3),
+        Column("memory", rank=4),
+        Column("energy/per_call", rank=4),
+        Column("remarks", prose=True),
     ]
-    for heading, name in names.items():
-        columns.append(
-            Column(
-                heading, [wording.figure_text(row, name) if row else "" for row in single], rank=4
-            )
-        )
-    remarks = (_remarks(child.status, table, whole.slower.get(child.job)) for child, table in lines)
-    columns.append(Column("remarks", remarks, prose=True))
-    notes = [*wording.scope_notes(every), *wording.rate_notes(list(filter(None, single)))]
-    return Grid(columns, notes).without_empty()
+    cells, single = [], []
+    for child, table in lines:
+        phase = table[0].key.phase if table else ""
+        timed = _timed(table)
+        rate = memory = energy = ""
+        if len(timed) == 1:
+            single += timed
+            rate = wording.row_rate_text(timed[0])
+            memory = wording.figure_text(timed[0], quantities.PEAK_MEMORY)
+            energy = wording.figure_text(timed[0], quantities.ENERGY)
+        line = [str(child.job)]
+        line += [_axis(name, child, formats) for name in axes]
+        line += [phase if has_phases else "", _times(table)]
+        line.append(_kinds(table) if len(kinds) > 1 else "")
+        line += [rate, ratios.get((child.job, phase), ""), coverage(table), memory, energy]
+        line.append(_remarks(child.status, table, whole.slower.get(child.job)))
+        cells.append(line)
+    notes = [*wording.scope_notes(every), *wording.rate_notes(single)]
+    return Grid.of_cells(columns, cells, notes).without_empty()
 
 
 class Candidate(NamedTuple):
@@ -138,18 +147,18 @@ def best(candidates: Sequence[Candidate]) -> str:
     if len(rated) < 2:
         return ""
     first, most = max(rated, key=lambda pair: pair[1].value)
-    ties = [
-        one.name for one, rate in rated if one is not first and not is_clearly_below(rate, most)
-    ]
-    if len(ties) == len(rated) - 1:
+    names, smaller = [first.name], []
+    for one, rate in rated:
+        share = rate.value / most.value
+        if one is first:
+            continue
+        if not is_clearly_below(rate, most):
+            names.append(one.name)
+        elif one.batch and one.batch < (first.batch or 0) and share >= _NEARLY:
+            smaller.append((one.batch, one.name, share))
+    if len(names) == len(rated):
         return "best: undecided"
-    text = f"best: {' or '.join([first.name, *ties])}, {wording.rate_text(most)} samples/s"
-    shares = [(one.batch, one.name, rate.value / most.value) for one, rate in rated if one.batch]
-    smaller = [
-        one
-        for one in shares
-        if one[2] >= _NEARLY and one[0] < (first.batch or 0) and one[1] not in ties
-    ]
+    text = f"best: {' or '.join(names)}, {wording.rate_text(most)} samples/s"
     if not smaller:
         return text
     _, name, share = min(smaller)
@@ -161,21 +170,23 @@ def best_run(whole: SweepAnalysis) -> str:
 
     Empty for a sweep over models.
     """
-    candidates = []
+    candidates, same = [], set()
     for child, one in whole.runs:
-        timed = _timed(one.rows) if one else []
-        is_batch = list(child.axes) == ["batch_size"]
-        for row in timed:
-            name = (
-                f"batch {row.key.batch_size}"
-                if is_batch
-                else ", ".join(map("=".join, child.axes.items()))
-            )
-            candidates.append(Candidate(name, row.key.batch_size if is_batch else None, row))
+        timed = _timed(one.rows if one else ())
         if len(timed) > 1 or set(MODEL_AXES) & child.axes.keys():
             return ""
-    same = {(one.row.key.phase, one.row.key.input_size) for one in candidates}
-    return best(candidates) if len(same) == 1 else ""
+        for row in timed:
+            same.add((row.key.phase, row.key.input_size))
+            if list(child.axes) == ["batch_size"]:
+                size = row.key.batch_size
+                candidates.append(Candidate(f"batch {size}", size, row))
+            else:
+                candidates.append(
+                    Candidate(", ".join(map("=".join, child.axes.items())), None, row)
+                )
+    if len(same) != 1:
+        return ""
+    return best(candidates)
 
 
 def in_a_line(one: Analysis) -> str:
@@ -187,10 +198,11 @@ def in_a_line(one: Analysis) -> str:
     parts = []
     for table in by_phase:
         timed = _timed(table)
-        rate = wording.rate_text(timed[0].samples_per_second) if len(timed) == 1 else ""
-        words = [f"{_kinds(table)} {_times(table)}".strip(), f"{rate} samples/s" if rate else ""]
-        remarks = _remarks(one.record.status, table, None)
-        text = ", ".join(filter(None, words)) + (f" ({remarks})" if remarks else "")
+        text = f"{_kinds(table)} {_times(table)}".strip()
+        if len(timed) == 1 and (rate := wording.rate_text(timed[0].samples_per_second)):
+            text = ", ".join(filter(None, (text, f"{rate} samples/s")))
+        if remarks := _remarks(one.record.status, table, None):
+            text += f" ({remarks})"
         parts.append(f"{table[0].key.phase} {text}" if len(by_phase) > 1 else text.strip())
     return "; ".join(parts)
 
@@ -204,8 +216,11 @@ def child_failures(whole: SweepAnalysis) -> list[str]:
     for child, one in whole.runs:
         reasons = failures(one.record) if one else []
         if not reasons and child.status is not Status.OK:
-            reasons = [child.status.value + (f": {one_line(child.error)}" if child.error else "")]
-        lines += [f"run {child.job} {one_line(child.name)}: {reason}" for reason in reasons]
+            reasons.append(child.status.value)
+            if child.error:
+                reasons[0] += f": {one_line(child.error)}"
+        for reason in reasons:
+            lines.append(f"run {child.job} {one_line(child.name)}: {reason}")
     return lines
 
 
@@ -217,8 +232,9 @@ def coverage(table: Iterable[Row]) -> str:
 
 
 def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
-    value = one_line(child.axes.get(name, ""))
-    return formats.get(child.job, value) if name == "precision" else value
+    if name == "precision" and child.job in formats:
+        return formats[child.job]
+    return one_line(child.axes.get(name, ""))
 
 
 def _kinds(table: Iterable[Row]) -> str:
@@ -233,23 +249,27 @@ def _by_phase(one: Analysis | None) -> list[list[Row]]:
 
 
 def _timed(table: Iterable[Row]) -> list[Row]:
-    return [row for row in table if row.time]
+    return list(filter(attrgetter("time"), table))
 
 
 def _times(table: Iterable[Row]) -> str:
-    medians = sorted(
-        (row.time.median for row in table if row.time), key=lambda median: median.value
-    )
+    medians = [row.time.median for row in table if row.time]
     if len(medians) < 2:
         return "".join(map(wording.interval_text, medians))
+    medians.sort(key=attrgetter("value"))
     return f"{wording.bare(medians[0])} … {wording.bare(medians[-1])}"
 
 
 def _remarks(status: Status, table: Sequence[Row], slower: Diagnostic | None) -> str:
-    points = [f"{len(_timed(table))} of {len(table)} points"] if len(table) > 1 else []
-    ending = [] if status is Status.OK else [status.value]
-    fits = dict.fromkeys(
-        f"batch {size:g} fits" for row in table if (size := row.value(quantities.FITTING_BATCH))
-    )
-    found = [*(one for row in table for one in row.doubts), *filter(None, [slower])]
-    return ", ".join([*points, *ending, *fits, *wording.codes(found)])
+    words: dict[str, None] = {}
+    if len(table) > 1:
+        words[f"{len(_timed(table))} of {len(table)} points"] = None
+    if status is not Status.OK:
+        words[status.value] = None
+    doubts: list[Diagnostic] = []
+    for row in table:
+        doubts += row.doubts
+        if size := row.value(quantities.FITTING_BATCH):
+            words[f"batch {size:g} fits"] = None
+    doubts += filter(None, [slower])
+    return ", ".join([*words, *wording.codes(doubts)])

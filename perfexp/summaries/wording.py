@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 
 from perfexp.records import quantities, units
 from perfexp.records.cold_starts import AFTERWARDS, FirstPrediction
@@ -52,11 +53,9 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
         return f"≈ {text}"
     if ends and _has_ends(interval):
         return f"{text} ({ends})"
-    return (
-        f"{text} ± {percent(max(width, _LEAST_WIDTH))}"
-        if width is not None
-        else f"{text}, no interval"
-    )
+    if width is None:
+        return f"{text}, no interval"
+    return f"{text} ± {percent(max(width, _LEAST_WIDTH))}"
 
 
 def says_nothing(interval: estimators.Interval) -> bool:
@@ -76,9 +75,12 @@ def range_text(interval: estimators.Interval, shown: Format = units.format_secon
     if interval.low is None or interval.high is None:
         return ""
     figures = max(supported_digits(interval), _END_FIGURES)
-    low, high = (shown(_to_figures(end, figures), figures) for end in (interval.low, interval.high))
+    low = shown(_to_figures(interval.low, figures), figures)
+    high = shown(_to_figures(interval.high, figures), figures)
     number, space, unit = low.rpartition(" ")
-    return f"{number if space and high.endswith(space + unit) else low} … {high}"
+    if space and high.endswith(space + unit):
+        low = number
+    return f"{low} … {high}"
 
 
 def bare(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
@@ -103,7 +105,9 @@ def interval_or_about(
     """
     if interval is None:
         return ""
-    return f"≈ {bare(interval, shown)}" if interval.low is None else interval_text(interval, shown)
+    if interval.low is None:
+        return f"≈ {bare(interval, shown)}"
+    return interval_text(interval, shown)
 
 
 def rate_text(interval: estimators.Interval | None) -> str:
@@ -113,9 +117,10 @@ def rate_text(interval: estimators.Interval | None) -> str:
     """
     if interval is None:
         return ""
-    return (
-        f"{'≈ ' * (interval.low is None or says_nothing(interval))}{bare(interval, units.digits)}"
-    )
+    text = bare(interval, units.digits)
+    if interval.low is None or says_nothing(interval):
+        return f"≈ {text}"
+    return text
 
 
 def row_rate_text(row: Row) -> str:
@@ -126,25 +131,21 @@ def row_rate_text(row: Row) -> str:
 def rate_notes(rows: Sequence[Row]) -> list[str]:
     """Return notes on samples/s: missing intervals, and means that differ from the medians."""
     rates = [rate for row in rows if (rate := row.samples_per_second)]
-    latencies = [
-        row.times["latency"]
-        for row in rows
-        if row.time_kind == "latency" and "throughput" not in row.times
-    ]
-    apart = [
-        time
-        for time in latencies
-        if time.mean.low is not None and estimators.differ(time.mean, time.median, 0.0)
-    ]
-    notes = (
-        [f"≈ samples/s without an interval: {TOO_FEW}"]
-        if any(rate.low is None for rate in rates)
-        else []
-    )
-    if apart:
-        where = "" if len(apart) == len(rates) == 1 else f" at {len(apart)} of {len(rates)} points"
+    notes = []
+    if any(rate.low is None for rate in rates):
+        notes.append(f"≈ samples/s without an interval: {TOO_FEW}")
+    num_apart = 0
+    for row in rows:
+        if row.time_kind == "latency" and "throughput" not in row.times:
+            mean, median = row.times["latency"].mean, row.times["latency"].median
+            num_apart += mean.low is not None and estimators.differ(mean, median, 0.0)
+    if num_apart:
+        where = f" at {num_apart} of {len(rates)} points"
+        if num_apart == len(rates) == 1:
+            where = ""
         notes.append(
-            f"samples/s is by the mean of all calls, which differs from p50 by more than both intervals{where}"
+            "samples/s is by the mean of all calls, which differs from p50 by more than both "
+            f"intervals{where}"
         )
     return notes
 
@@ -159,11 +160,9 @@ def supported_digits(interval: estimators.Interval) -> int:
         return 3
     if width == 0:
         return 4
-    half = width * abs(interval.value)
-    return min(
-        max(math.floor(math.log10(abs(interval.value))) - math.floor(math.log10(half / 3)) + 1, 2),
-        5,
-    )
+    size = abs(interval.value)
+    digits = math.floor(math.log10(size)) - math.floor(math.log10(width * size / 3)) + 1
+    return min(max(digits, 2), 5)
 
 
 def percent(fraction: float) -> str:
@@ -173,14 +172,18 @@ def percent(fraction: float) -> str:
         return f"{value:.0f} %"
     if 0 < abs(value) < 0.005:
         return "< 0.01 %"
-    return f"{value:.1f} %" if abs(value) >= 0.1 else f"{units.digits(value, 1)} %"
+    if abs(value) >= 0.1:
+        return f"{value:.1f} %"
+    return f"{units.digits(value, 1)} %"
 
 
 def percent_range(fractions: Iterable[float]) -> str:
     """Return the range of fractions in percent: `25 … 50 %`, or a single value if equal."""
     known = sorted(fractions)
     least, most = percent(known[0]), percent(known[-1])
-    return most if least == most else f"{least.removesuffix(' %')} … {most}"
+    if least == most:
+        return most
+    return f"{least.removesuffix(' %')} … {most}"
 
 
 def time_kinds(rows: Iterable[Row]) -> list[str]:
@@ -190,7 +193,9 @@ def time_kinds(rows: Iterable[Row]) -> list[str]:
 
 def median_title(kinds: Sequence[str]) -> str:
     """Return the title for a median column, with the name of the time if there is only one."""
-    return f"{quantities.time_title(kinds[0])} p50" if len(kinds) == 1 else "p50"
+    if len(kinds) == 1:
+        return f"{quantities.time_title(kinds[0])} p50"
+    return "p50"
 
 
 def median_text(row: Row) -> str:
@@ -207,55 +212,63 @@ def scope(rows: Iterable[Row]) -> str:
     The text adds runs if variation between runs is most of an interval.
     """
     timed = [row for row in rows if row.time and row.time.median.low is not None]
-    counts = sorted({row.processes for row in timed})
+    counts = {row.processes for row in timed}
     if not counts:
         return ""
-    numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    text = str(min(counts))
+    if len(counts) > 1:
+        text += f" to {max(counts)}"
     planned = max(row.processes + row.unfinished for row in timed)
-    of_planned = f" of {planned}" if any(row.unfinished for row in timed) else ""
-    runs = " and runs" * any(row.figures[row.time_kind or ""].is_of_servers for row in timed)
-    return f"{numbers}{of_planned} process{'' if numbers == '1' and planned == 1 else 'es'}{runs}"
+    noun = "process" if max(counts) == planned == 1 else "processes"
+    if any(row.unfinished for row in timed):
+        text += f" of {planned}"
+    if any(row.figures[row.time_kind or ""].is_of_servers for row in timed):
+        noun += " and runs"
+    return f"{text} {noun}"
 
 
 def scope_notes(rows: Sequence[Row]) -> list[str]:
     """Return the meaning of a table's intervals; empty without intervals."""
-    continues = f" ({again} continues)" if (again := continuation(rows)) else ""
-    return (
-        [f"± 95 % interval of the mean over processes, from {of}{continues}"]
-        if (of := scope(rows))
-        else []
-    )
+    source = scope(rows)
+    if not source:
+        return []
+    if again := continuation(rows):
+        source += f" ({again} continues)"
+    return [f"± 95 % interval of the mean over processes, from {source}"]
 
 
 def continuation(rows: Iterable[Row]) -> str:
     """Return the command that continues an interrupted measurement; empty if it is complete."""
     unfinished = [row for row in rows if row.unfinished]
-    again = (
-        "repeating perfexp ab with output_dir=DIR"
-        if any(row.in_turn for row in unfinished)
-        else "resume=DIR"
-    )
-    return again if unfinished else ""
+    if any(row.in_turn for row in unfinished):
+        return "repeating perfexp ab with output_dir=DIR"
+    return "resume=DIR" if unfinished else ""
 
 
 def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:
     """Return the codes of errors and warnings, each once, most severe first."""
-    raised = (one for one in diagnostics if not one.is_note)
-    return list(dict.fromkeys(one.code for one in sorted(raised, key=lambda one: one.order)))
+    raised = sorted(diagnostics, key=attrgetter("order"))
+    return list(dict.fromkeys(one.code for one in raised if not one.is_note))
 
 
 def epoch_text(epoch: Epoch) -> str:
     """Return an epoch's figures in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`."""
-    accuracy = "" if epoch.accuracy is None else f"accuracy {100 * epoch.accuracy:.2f} %"
-    loss = "loss not finite" if epoch.loss is None else f"loss {epoch.loss:.4g}"
-    return ", ".join(filter(None, (loss, accuracy, f"{epoch.samples_per_second:,.0f} samples/s")))
+    parts = ["loss not finite"]
+    if epoch.loss is not None:
+        parts = [f"loss {epoch.loss:.4g}"]
+    if epoch.accuracy is not None:
+        parts.append(f"accuracy {100 * epoch.accuracy:.2f} %")
+    parts.append(f"{epoch.samples_per_second:,.0f} samples/s")
+    return ", ".join(parts)
 
 
 def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
     """Return why a percentile has no interval, for example `7 to 109 of 368 effective samples`."""
     counts = [math.floor(summary.n / summary.tau) for summary in summaries]
     least, most = min(counts), max(counts)
-    have = str(least) if least == most else f"{least} to {most}"
+    have = str(least)
+    if most > least:
+        have += f" to {most}"
     return f"{have} of {estimators.samples_needed(number)} effective samples"
 
 
@@ -270,12 +283,16 @@ def metric_text(metric: Metric | None, basis: estimators.Interval | None = None)
     """
     if metric is None or (interval := interval_of(metric)) is None:
         return ""
-    figures = min(supported_digits(basis), 3) if basis else max(supported_digits(interval), 3)
+    figures = max(supported_digits(interval), 3)
+    if basis:
+        figures = min(supported_digits(basis), 3)
     shown = partial(_with_unit, metric)
     text = shown(interval.value, figures)
     if ends := range_text(interval, shown):
         text = with_width(interval, text, ends)
-    return f"≈ {text}" if metric.estimated and not text.startswith("≈") else text
+    if metric.estimated and not text.startswith("≈"):
+        return f"≈ {text}"
+    return text
 
 
 def figure_text(row: Row, name: str) -> str:
@@ -283,7 +300,9 @@ def figure_text(row: Row, name: str) -> str:
     if name == quantities.COVERAGE:
         return coverage_text(row)
     metric = row.metric(name)
-    return metric_text(metric, row.basis(metric) if metric else None)
+    if metric is None:
+        return ""
+    return metric_text(metric, row.basis(metric))
 
 
 def _with_unit(metric: Metric, value: float, figures: int) -> str:
@@ -301,8 +320,11 @@ def _with_unit(metric: Metric, value: float, figures: int) -> str:
         return units.format_seconds(value, figures)
     if metric.unit == "bytes":
         return units.format_bytes(value)
+    text = units.digits(value, figures)
     symbol = units.SYMBOLS.get(metric.unit, metric.unit)
-    return units.digits(value, figures) + (f" {symbol}" if symbol not in ("1", "") else "")
+    if symbol in ("1", ""):
+        return text
+    return f"{text} {symbol}"
 
 
 def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
@@ -329,11 +351,15 @@ def coverage_text(row: Row) -> str:
     rest = asked - proven - own
     if own > _ROUNDING:
         share = f"{percent(own)} " if asked - own > _ROUNDING else ""
-        verified = f", {percent(rest)} not verified" if rest > _ROUNDING else ""
-        return f"{text}, {share}not observed{verified}"
+        text += f", {share}not observed"
+        if rest > _ROUNDING:
+            text += f", {percent(rest)} not verified"
+        return text
     if rest <= _ROUNDING:
         return f"{text}, proven"
-    return f"{text}, {'not all verified' if proven else 'not verified'}"
+    if proven:
+        return f"{text}, not all verified"
+    return f"{text}, not verified"
 
 
 def first_prediction_text(first: FirstPrediction) -> str:
@@ -341,16 +367,19 @@ def first_prediction_text(first: FirstPrediction) -> str:
 
     For example: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`.
     """
-    parts = {
-        name: f"{name.replace('_', ' ')} {units.format_seconds(value)}"
-        for name, value in first.parts.items()
-    }
+    parts = {}
+    for name, value in first.parts.items():
+        parts[name] = f"{name.replace('_', ' ')} {units.format_seconds(value)}"
     after = parts.pop(AFTERWARDS.rpartition("/")[2], "")
-    then = f"; then {after}" if after else ""
-    ends = range_text(first.total)
-    total = units.format_seconds(first.total.value) + (f" ({ends})" if ends else "")
-    medians = f"; medians of {first.processes} processes" if first.processes > 1 else ""
-    return f"{total} = {' + '.join(parts.values())}{then}{medians}"
+    text = units.format_seconds(first.total.value)
+    if ends := range_text(first.total):
+        text += f" ({ends})"
+    text += f" = {' + '.join(parts.values())}"
+    if after:
+        text += f"; then {after}"
+    if first.processes > 1:
+        text += f"; medians of {first.processes} processes"
+    return text
 
 
 def scaling_text(scaling: Scaling) -> str:
@@ -377,7 +406,10 @@ def scaling_text(scaling: Scaling) -> str:
     share = fit.a / fit.at(smallest.pixels / largest.pixels)
     if share > _NEGLIGIBLE:
         law = f"the larger of {constant} and {law}" if fit.overlapped else f"{constant} + {law}"
-    return f"{kind} ≈ {law} {where}{_growth_text(fit.exponent) if share < 0.5 else ''}"
+    text = f"{kind} ≈ {law} {where}"
+    if share < 0.5:
+        text += _growth_text(fit.exponent)
+    return text
 
 
 def _exponent_text(exponent: estimators.Interval) -> str:
@@ -392,8 +424,9 @@ def _exponent_text(exponent: estimators.Interval) -> str:
 def _growth_text(exponent: estimators.Interval) -> str:
     if exponent.low is not None and exponent.low > 1.1:
         return ", growing faster than the pixels"
-    slower = exponent.high is not None and exponent.high < 0.9
-    return ", growing more slowly than the pixels" if slower else ""
+    if exponent.high is not None and exponent.high < 0.9:
+        return ", growing more slowly than the pixels"
+    return ""
 
 
 def _to_figures(value: float, figures: int) -> float:

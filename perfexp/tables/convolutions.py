@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from perfexp.records.number_formats import tf32_flags
@@ -33,37 +34,38 @@ _OWN_CHOICE = "torch's own choice, of an algorithm that was not observed"
 
 def lines(analysis: Analysis) -> list[Line]:
     """Return a line for each point, process, layer, shape and pass; empty without algorithms."""
-    return [
-        {
-            **columns_of(analysis.about, point.key),
-            "replicate": point.key.replicate,
-            "layer": layer["name"],
-            "input_shape": "×".join(map(str, layer["input_shape"])),
-            "dtype": layer["dtype"],
-            "pass": one_pass["which"],
-            "requested": layer["requested"],
-            **{name: one_pass[name] for name in ("selected", "ran", "status", "reason")},
-            "math": layer["math"],
-            "flops": one_pass["flops"],
-            "workspace_bytes": one_pass["workspace_bytes"],
-            **_tried(one_pass),
-            "kernels": "; ".join(one_pass["kernels"]) or None,
-        }
-        for point in analysis.record.points
-        for layer, one_pass in passes(point)
-    ]
+    table: list[Line] = []
+    for point in analysis.record.points:
+        for layer, one_pass in passes(point):
+            line = columns_of(analysis.about, point.key)
+            line["replicate"] = point.key.replicate
+            line["layer"] = layer["name"]
+            line["input_shape"] = "×".join(map(str, layer["input_shape"]))
+            line["dtype"] = layer["dtype"]
+            line["pass"] = one_pass["which"]
+            line["requested"] = layer["requested"]
+            for name in ("selected", "ran", "status", "reason"):
+                line[name] = one_pass[name]
+            line["math"] = layer["math"]
+            for name in ("flops", "workspace_bytes"):
+                line[name] = one_pass[name]
+            line |= _tried(one_pass)
+            line["kernels"] = "; ".join(one_pass["kernels"]) or None
+            table.append(line)
+    return table
 
 
 def sentences(record: Record) -> list[str]:
     """Return the algorithms chosen layer by layer, with times for choice and baselines."""
-    timed = [(point, own) for point in record.points if (own := timed_passes(point))]
-    fields = varying(point.key for point, _ in timed)
-    texts = [
-        (point, text)
-        for point, own in timed
-        for text in _of(own, has_no_tf32=tf32_flags(record.environment) == (False, False))
-    ]
-    return [f"{label(point.key, fields)}: {text}" if fields else text for point, text in texts]
+    has_no_tf32 = tf32_flags(record.environment) == (False, False)
+    timed = [(point.key, own) for point in record.points if (own := timed_passes(point))]
+    fields = varying(key for key, _ in timed)
+    texts = []
+    for key, own in timed:
+        place = f"{label(key, fields)}: " if fields else ""
+        for text in _of(own, has_no_tf32=has_no_tf32):
+            texts.append(place + text)
+    return texts
 
 
 def coverage(record: Record) -> list[str]:
@@ -72,13 +74,15 @@ def coverage(record: Record) -> list[str]:
     It includes torch's own choice, for example `default` for a layer. Shares are relative to a
     point's convolution FLOPs, from the lowest to the highest over points and processes.
     """
-    shares = [found for point in record.points if (found := _shares(point))]
-    lines = {name: [found.get(name, 0.0) for found in shares] for found in shares for name in found}
-    texts = [
-        f"{percent_range(values)} by {name}"
-        for name, values in sorted(lines.items(), key=lambda item: -max(item[1]))
-    ]
-    return [f"coverage of the FLOPs: {', '.join(texts)}"] if texts else []
+    shares = list(filter(None, map(_shares, record.points)))
+    values: dict[str, list[float]] = {}
+    for name in dict.fromkeys(chain.from_iterable(shares)):
+        values[name] = [of_point.get(name, 0.0) for of_point in shares]
+    if not values:
+        return []
+    names = sorted(values, key=lambda name: -max(values[name]))
+    texts = (f"{percent_range(values[name])} by {name}" for name in names)
+    return [f"coverage of the FLOPs: {', '.join(texts)}"]
 
 
 def _shares(point: Point) -> dict[str, float]:
@@ -91,82 +95,81 @@ def _shares(point: Point) -> dict[str, float]:
         if layer["requested"] != "fastest":
             return {}
         name, status = str(one_pass["selected"]), one_pass["status"]
-        known = _STATUSES.get(status, status)
-        flops[_OWN_CHOICE if is_own_choice(name, status) else f"{name} ({known})"] += one_pass[
-            "flops"
-        ]
+        text = f"{name} ({_STATUSES.get(status, status)})"
+        if is_own_choice(name, status):
+            text = _OWN_CHOICE
+        flops[text] += one_pass["flops"]
     total = flops.total()
-    return {name: count / total for name, count in flops.items() if count} if total else {}
+    return {name: count / total for name, count in flops.items() if count}
 
 
 def saved_multiplications(record: Record) -> list[str]:
     """Return why MFU may exceed 100 %, if algorithms ran that multiply less than counted."""
-    names = list(dict.fromkeys(name for point in record.points for name in saving_engines(point)))
+    names = list(dict.fromkeys(chain.from_iterable(map(saving_engines, record.points))))
     if not names:
         return []
     verb = "need" if names[1:] else "needs"
     return [
-        f"MFU counts the multiplications of direct convolution; {', '.join(names)} {verb} fewer, so that MFU may "
-        "exceed 100 %"
+        f"MFU counts the multiplications of direct convolution; {', '.join(names)} {verb} fewer, "
+        "so that MFU may exceed 100 %"
     ]
 
 
 def _of(timed: list[LayerPass], *, has_no_tf32: bool) -> Iterator[str]:
-    for which in dict.fromkeys(one_pass["which"] for _, one_pass in timed):
-        own = [each for each in timed if each[1]["which"] == which]
+    groups: dict[str, list[LayerPass]] = {}
+    for layer_pass in timed:
+        groups.setdefault(layer_pass[1]["which"], []).append(layer_pass)
+    for which, own in groups.items():
         chosen = Counter(one_pass["selected"] for _, one_pass in own)
         times = ", ".join(f"{name} {_text(interval)}" for name, interval in sums(own).items())
         engines = ", ".join(f"{count} {engine}" for engine, count in chosen.most_common())
-        yield f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}{_remarks(own, has_no_tf32)}"
+        text = f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}"
+        yield text + _remarks(own, has_no_tf32)
 
 
 def _text(interval: Interval) -> str:
-    return format_seconds(interval.value) if interval.low is None else interval_text(interval)
+    if interval.low is None:
+        return format_seconds(interval.value)
+    return interval_text(interval)
 
 
 def _remarks(own: list[LayerPass], has_no_tf32: bool) -> str:
     """Return remarks on how the engines were launched and how to read their times."""
-    launchings = sorted(
-        {one_pass["launching"] for _, one_pass in own if one_pass.get("launching")} - {"clock"}
-    )
-    remarks = [f"all {' or '.join(launchings)}"] if launchings else []
-    since = sorted({one_pass["kept_since"] for _, one_pass in own if one_pass.get("kept_since")})
-    remarks += [f"cached on {since[0]} (algorithm.reuse=false measures again)"] if since else []
-    unsteady = list(
-        dict.fromkeys(one_pass["not_cached"] for _, one_pass in own if one_pass.get("not_cached"))
-    )
-    remarks += [f"not cached: {unsteady[0]}"] if unsteady else []
+    text = ""
+    launchings = _values(own, "launching").keys() - {"clock"}
+    if launchings:
+        text += f"; all {' or '.join(sorted(launchings))}"
+    if since := _values(own, "kept_since"):
+        text += f"; cached on {min(since)} (algorithm.reuse=false measures again)"
+    if unsteady := _values(own, "not_cached"):
+        text += f"; not cached: {next(iter(unsteady))}"
     if has_no_tf32 and any(layer["dtype"] == "float32" for layer, _ in own):
-        remarks.append(
-            "all without TF32, which PyTorch allows for convolutions by default (precision=torch)"
+        text += (
+            "; all without TF32, which PyTorch allows for convolutions by default (precision=torch)"
         )
-    return "".join(f"; {remark}" for remark in remarks)
+    return text
+
+
+def _values(own: list[LayerPass], name: str) -> dict[str, None]:
+    return dict.fromkeys(value for _, one_pass in own if (value := one_pass.get(name)))
 
 
 def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
     """Return times and speedup in the deciding race, and times with the other launching."""
     if not one_pass["seconds"]:
         return {}
-    errors, selected, launching = (
-        one_pass["errors"],
-        one_pass["selected"],
-        one_pass.get("launching"),
-    )
+    errors, selected = one_pass["errors"], one_pass["selected"]
+    launching = one_pass.get("launching")
+    line: Line = {"launching": launching}
+    line |= with_ends("selected", seconds_of(one_pass, selected), 1e3, "_ms")
     speedup = one_pass.get("races", {}).get(launching, {}).get(selected, {})
+    for name in ("speedup", "speedup_low", "speedup_high"):
+        line[f"selected_{name}"] = speedup.get(name)
+    line["selected_error"] = errors.get(selected)
     names = sorted(errors, key=lambda name: (name not in BASELINES, name))
-    times: Line = {}
-    for ending, other in (
-        (("", None), ("_eager", "eager")) if launching == "captured" else (("", None),)
-    ):
+    for name in names:
+        line |= with_ends(name, seconds_of(one_pass, name), 1e3, "_ms")
+    if launching == "captured":
         for name in names:
-            times |= with_ends(f"{name}{ending}", seconds_of(one_pass, name, other), 1e3, "_ms")
-    return {
-        "launching": launching,
-        **with_ends("selected", seconds_of(one_pass, selected), 1e3, "_ms"),
-        **{
-            f"selected_{name}": speedup.get(name)
-            for name in ("speedup", "speedup_low", "speedup_high")
-        },
-        "selected_error": errors.get(selected),
-        **times,
-    }
+            line |= with_ends(f"{name}_eager", seconds_of(one_pass, name, "eager"), 1e3, "_ms")
+    return line

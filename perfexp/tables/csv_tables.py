@@ -6,8 +6,9 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
-from perfexp.host.untrusted import spreadsheet_text
+from perfexp.host.foreign import spreadsheet_text
 from perfexp.summaries.subject import one_line
 from perfexp.tables.flat import FIRST_COLUMNS, Cell
 
@@ -17,11 +18,12 @@ def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
 
     Without lines, only the header `FIRST_COLUMNS` is written.
     """
-    columns = list(dict.fromkeys(name for line in lines for name in line)) or list(FIRST_COLUMNS)
+    columns = list(dict.fromkeys(chain.from_iterable(lines))) or list(FIRST_COLUMNS)
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer)
-    writer.writerow([cell_text(column) for column in columns])
-    writer.writerows([cell_text(line.get(column)) for column in columns] for line in lines)
+    writer.writerow(map(cell_text, columns))
+    for line in lines:
+        writer.writerow(map(cell_text, map(line.get, columns)))
     return buffer.getvalue().encode("utf-8", errors="replace")
 
 
@@ -34,4 +36,6 @@ def cell_text(cell: Cell) -> str:
         return ""
     if isinstance(cell, bool):
         return str(cell).lower()
-    return repr(cell) if isinstance(cell, int | float) else spreadsheet_text(one_line(cell))
+    if isinstance(cell, int | float):
+        return repr(cell)
+    return spreadsheet_text(one_line(cell))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,17 +102,15 @@ def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line
         further: diagnostics about the run that only its sweep reveals.
     """
     about, doubts = analysis.about, (*analysis.record.doubts, *further)
-    parts: list[tuple[Mapping[str, Cell], ...]] = [
-        (
-            *(_time_columns(row, about), _percentile_columns(row, analysis.percentiles)),
-            *(with_ends("samples_per_second", row.samples_per_second), _phases(row)),
-            *(_metric_columns(row), _ends_of_metrics(row), _outcome(row, about, doubts)),
-        )
-        for row in analysis.rows
-    ]
+    parts: list[tuple[Mapping[str, Cell], ...]] = []
+    for row in analysis.rows:
+        times = _time_columns(row, about), _percentile_columns(row, analysis.percentiles)
+        rates = with_ends("samples_per_second", row.samples_per_second), _phases(row)
+        metrics = _metric_columns(row), _ends_of_metrics(row)
+        parts.append((*times, *rates, *metrics, _outcome(row, about, doubts)))
     lines: list[Line] = [{} for _ in parts]
     for of_part in zip(*parts, strict=True):
-        names: Line = dict.fromkeys(name for cells in of_part for name in cells)
+        names: Line = dict.fromkeys(chain.from_iterable(of_part))
         for line, cells in zip(lines, of_part, strict=True):
             line |= {**names, **cells}
     return lines
@@ -119,12 +118,12 @@ def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line
 
 def epochs(analysis: Analysis) -> list[Line]:
     """Return a line for each epoch in each training."""
-    return [
-        columns_of(analysis.about, point.key)
-        | {"replicate": point.key.replicate, "epoch": epoch.number, **epoch.figures}
-        for point in analysis.record.points
-        for epoch in point.epochs
-    ]
+    lines: list[Line] = []
+    for point in analysis.record.points:
+        for epoch in point.epochs:
+            place = {"replicate": point.key.replicate, "epoch": epoch.number}
+            lines.append({**columns_of(analysis.about, point.key), **place, **epoch.figures})
+    return lines
 
 
 def sweep(whole: SweepAnalysis) -> list[Line]:
@@ -137,10 +136,8 @@ def sweep(whole: SweepAnalysis) -> list[Line]:
         further = [whole.slower[child.job]] if child.job in whole.slower else []
         points = overall(analysis, further) if analysis else []
         ending: Line = {"status": child.status.value, "error": child.error}
-        lines += [
-            {**child.axes, "job": child.job, "run": child.name, **point}
-            for point in points or [ending]
-        ]
+        for point in points or [ending]:
+            lines.append({**child.axes, "job": child.job, "run": child.name, **point})
     return lines
 
 
@@ -148,19 +145,22 @@ def predicted(analysis: Analysis, forecasts: Sequence[Forecast]) -> list[Line]:
     """Return a line for each point in a sparse sweep, with the ends of 90 % intervals."""
     about = analysis.about
     table: dict[tuple[str, object], Line] = {}
-    for curve, point in ((one.curve, point) for one in forecasts for point in one.points):
-        key, near = (
-            key_of(pair, curve.phase, about.precision) for pair in (point.pair, point.nearest)
-        )
-        line = table.setdefault((curve.phase, point.pair), columns_of(about, key))
-        name, factor = registry.named(ENERGY).column, 1.0
-        if curve.quantity == "time":
-            name, factor = "median_ms", 1e3
-            line |= {"source": point.source, "time_kind": curve.kind}
-            line |= {"nearest_input_size": near.size_label, "nearest_batch_size": near.batch_size}
-        cells = with_ends(name, point.value, factor)
-        line |= {f"{name}_low": cells.pop(f"{name}_low"), **cells}
-        line |= {"reason": point.reason} if point.reason else {}
+    for forecast in forecasts:
+        curve = forecast.curve
+        for point in forecast.points:
+            key = key_of(point.pair, curve.phase, about.precision)
+            line = table.setdefault((curve.phase, point.pair), columns_of(about, key))
+            name, factor = registry.named(ENERGY).column, 1.0
+            if curve.quantity == "time":
+                name, factor = "median_ms", 1e3
+                near = key_of(point.nearest, curve.phase, about.precision)
+                line |= {"source": point.source, "time_kind": curve.kind}
+                line["nearest_input_size"] = near.size_label
+                line["nearest_batch_size"] = near.batch_size
+            cells = with_ends(name, point.value, factor)
+            line |= {f"{name}_low": cells.pop(f"{name}_low"), **cells}
+            if point.reason:
+                line["reason"] = point.reason
     return list(table.values())
 
 
@@ -171,11 +171,14 @@ def points(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
     """
     record, about = analysis.record, analysis.about
     identity = identity_of(record, folder)
-    lines = [with_units(line) for line in overall(analysis, further)] or [
-        {"status": record.status.value}
-    ]
+    lines = list(map(with_units, overall(analysis, further)))
+    if not lines:
+        lines.append({"status": record.status.value})
     names: Line = {
-        name: getattr(about, name) for name in ("model", "algorithm", "mode", "execution")
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "mode": about.mode,
+        "execution": about.execution,
     }
     # identity comes again, because a metric must not replace a fact with the same name
     return [identity | names | line | identity for line in lines]
@@ -197,30 +200,27 @@ def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
 
 def aligned(lines: Sequence[Line]) -> list[Line]:
     """Return lines from several runs with the same columns: identity, sweep axes, then the rest."""
-    names = dict.fromkeys(name for line in lines for name in line)
+    names = dict.fromkeys(chain.from_iterable(lines))
     ordered = sorted(names, key=lambda name: (name not in IDENTITY, not name.startswith(AXIS)))
-    return [{name: line.get(name) for name in ordered} for line in lines]
+    return [dict(zip(ordered, map(line.get, ordered), strict=True)) for line in lines]
 
 
 def identity_of(record: Record, folder: Path) -> Line:
     """Return the cells that identify a run: folder, machine, software and place in a sweep."""
-    facts = {name: fact_at(record.environment, place) for name, place in _FACTS.items()}
-    sweep = record.sweep
-    return {
-        "run_uid": record.uid,
-        "run_name": record.name,
-        "folder": folder.as_posix(),
-        **{name: None if fact is None else str(fact) for name, fact in facts.items()},
-        "git_dirty": {"True": True, "False": False}.get(
-            str(fact_at(record.environment, "git.dirty"))
-        ),
-        "plan_hash": record.plan_hash,
-        "perfexp_version": record.perfexp_version,
-        "started": record.started,
-        "sweep_uid": sweep.uid if sweep else None,
-        "sweep_job": sweep.job if sweep else None,
-        **{f"{AXIS}{name}": value for name, value in (sweep.axes if sweep else {}).items()},
-    }
+    line: Line = {"run_uid": record.uid, "run_name": record.name, "folder": folder.as_posix()}
+    for name, place in _FACTS.items():
+        fact = fact_at(record.environment, place)
+        line[name] = None if fact is None else str(fact)
+    is_dirty = str(fact_at(record.environment, "git.dirty"))
+    line["git_dirty"] = {"True": True, "False": False}.get(is_dirty)
+    line["plan_hash"] = record.plan_hash
+    line["perfexp_version"] = record.perfexp_version
+    line["started"] = record.started
+    line |= {"sweep_uid": None, "sweep_job": None}
+    if record.sweep:
+        line |= {"sweep_uid": record.sweep.uid, "sweep_job": record.sweep.job}
+        line |= {f"{AXIS}{name}": value for name, value in record.sweep.axes.items()}
+    return line
 
 
 def with_units(line: Line) -> Line:
@@ -257,9 +257,13 @@ def with_ends(
     name: str, figure: Interval | Metric | None, factor: float = 1.0, unit: str = ""
 ) -> dict[str, float | None]:
     """Return a figure and its interval as NAME, NAME_low and NAME_high, each followed by a unit."""
-    values = (figure.value, figure.low, figure.high) if figure else (None, None, None)
-    ends = zip(("", "_low", "_high"), values, strict=True)
-    return {f"{name}{end}{unit}": _scaled(value, factor) for end, value in ends}
+    if figure is None:
+        return dict.fromkeys((f"{name}{unit}", f"{name}_low{unit}", f"{name}_high{unit}"))
+    return {
+        f"{name}{unit}": _scaled(figure.value, factor),
+        f"{name}_low{unit}": _scaled(figure.low, factor),
+        f"{name}_high{unit}": _scaled(figure.high, factor),
+    }
 
 
 def to_ms(seconds: float | None) -> float | None:
@@ -272,29 +276,37 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def _of_time(time: Summary | None) -> dict[str, float | None]:
-    cells = {name: read(time) if time else None for name, read in _OF_TIME.items()}
-    return {name: to_ms(cell) if name.endswith("_ms") else cell for name, cell in cells.items()}
+    cells: dict[str, float | None] = dict.fromkeys(_OF_TIME)
+    if time is None:
+        return cells
+    for name, read in _OF_TIME.items():
+        cell = read(time)
+        cells[name] = to_ms(cell) if name.endswith("_ms") else cell
+    return cells
 
 
 def _time_columns(row: Row, about: Subject) -> Line:
     size, cells = row.key.input_size, _of_time(row.time)
-    first = {name: cells.pop(f"{name}_ms") for name in _BARE}
-    series = row.series[row.time_kind] if row.time_kind else None
-    return {
-        "model": about.model,
-        "algorithm": about.algorithm,
-        "input_size": row.key.size_label if size[0] != size[1] else size[0],
-        **first,
-        **{registry.named(name).column: row.value(name) for name in _FIRST_METRICS},
-        "phase": row.key.phase,
-        "batch_size": row.key.batch_size,
-        "precision": row.key.precision,
-        "time_kind": row.time_kind,
-        **cells,
-        "warmup_calls": series.warmup * series.calls_per_sample if series else None,
-        "calls_per_sample": series.calls_per_sample if series else None,
-        "stop_reason": series.stop.reason if series and series.stop else None,
-    }
+    line: Line = {"model": about.model, "algorithm": about.algorithm, "input_size": size[0]}
+    if size[0] != size[1]:
+        line["input_size"] = row.key.size_label
+    for name in _BARE:
+        line[name] = cells.pop(f"{name}_ms")
+    for name in _FIRST_METRICS:
+        line[registry.named(name).column] = row.value(name)
+    line["phase"] = row.key.phase
+    line["batch_size"] = row.key.batch_size
+    line["precision"] = row.key.precision
+    line["time_kind"] = row.time_kind
+    line |= cells
+    line |= dict.fromkeys(("warmup_calls", "calls_per_sample", "stop_reason"))
+    if row.time_kind:
+        series = row.series[row.time_kind]
+        line["warmup_calls"] = series.warmup * series.calls_per_sample
+        line["calls_per_sample"] = series.calls_per_sample
+        if series.stop:
+            line["stop_reason"] = series.stop.reason
+    return line
 
 
 def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
@@ -309,17 +321,20 @@ def _phases(row: Row) -> Line:
 
 
 def _metric_columns(row: Row) -> Line:
-    others = {registry.of(one).column: one.value for one in row.metrics if one.name not in _PLACED}
-    return {"peak_memory_mib": _scaled(row.value(PEAK_MEMORY), 1 / 2**20), **others}
+    line: Line = {"peak_memory_mib": _scaled(row.value(PEAK_MEMORY), 1 / 2**20)}
+    for metric in row.metrics:
+        if metric.name not in _PLACED:
+            line[registry.of(metric).column] = metric.value
+    return line
 
 
 def _ends_of_metrics(row: Row) -> Line:
-    ranged = {registry.of(one).column: one for one in row.metrics if one.low is not None}
-    return {
-        f"{name}_{end}": getattr(one, end)
-        for name, one in ranged.items()
-        for end in ("low", "high")
-    }
+    line: Line = {}
+    for metric in row.metrics:
+        if metric.low is not None:
+            name = registry.of(metric).column
+            line |= {f"{name}_low": metric.low, f"{name}_high": metric.high}
+    return line
 
 
 def _outcome(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line:
@@ -327,16 +342,18 @@ def _outcome(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line
 
     The run's own diagnostics are included, because each line is read alone.
     """
-    return {
-        "estimated": ";".join(
-            registry.of(metric).column for metric in row.metrics if metric.estimated
-        ),
+    estimated = [registry.of(metric).column for metric in row.metrics if metric.estimated]
+    line: Line = {
+        "estimated": ";".join(estimated),
         "device": about.device,
         "status": row.status.value,
         "doubts": ";".join(dict.fromkeys(doubt.code for doubt in (*run_doubts, *row.doubts))),
-        "error": row.error if row.status is not Status.OK else None,
-        "processes": row.processes if row.status is Status.OK else 0,
+        "error": row.error,
+        "processes": 0,
     }
+    if row.status is Status.OK:
+        line |= {"error": None, "processes": row.processes}
+    return line
 
 
 class Charted(NamedTuple):
@@ -383,8 +400,12 @@ def point_runs(analysis: Analysis) -> list[PointRun]:
 
 def by_size(run: PointRun) -> list[PointRun]:
     """Split a run with several sizes into a run for each size; empty for a single size."""
-    rows = run.analysis.rows if len(run.analysis.rows) > 1 else ()
-    return [run._replace(analysis=replace(run.analysis, rows=(row,))) for row in rows]
+    if len(run.analysis.rows) < 2:
+        return []
+    sizes = []
+    for row in run.analysis.rows:
+        sizes.append(run._replace(analysis=replace(run.analysis, rows=(row,))))
+    return sizes
 
 
 def charted(run: PointRun) -> Iterator[Charted]:
@@ -398,12 +419,15 @@ def charted(run: PointRun) -> Iterator[Charted]:
         yield from _metrics(row, steps[row.key])
     yield from _scalings(run.analysis, steps)
     yield from _cold_starts(run, steps)
-    for row in rows if len(rows) == 1 else ():
-        if row.time_kind:  # a chart of warm-up, drift and outliers
-            for index, seconds in decimate(row.series[row.time_kind].samples):
-                yield Charted("samples", f"{row.time_kind}_ms", seconds * 1e3, row.key, index)
-        for point in run.analysis.record.points:
-            yield from of_epochs(point) if point.key == row.key else ()
+    if len(rows) != 1:
+        return
+    [row] = rows
+    if row.time_kind:  # a chart of warm-up, drift and outliers
+        for index, seconds in decimate(row.series[row.time_kind].samples):
+            yield Charted("samples", f"{row.time_kind}_ms", seconds * 1e3, row.key, index)
+    for point in run.analysis.record.points:
+        if point.key == row.key:
+            yield from of_epochs(point)
 
 
 def of_epochs(point: Point) -> Iterator[Charted]:
@@ -426,13 +450,16 @@ def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[
 
 def _steps(table: Sequence[Row]) -> dict[Key, int]:
     """Return each point's step, which is the chart's axis: the width if only square sizes vary."""
-    widths = {
-        row.key.input_size[1] for row in table if row.key.input_size[0] == row.key.input_size[1]
-    }
+    widths = set()
+    for row in table:
+        height, width = row.key.input_size
+        if height == width:
+            widths.add(width)
     is_sweep = len(widths) == len(table) > 1
-    return {
-        row.key: row.key.input_size[1] if is_sweep else index for index, row in enumerate(table)
-    }
+    steps = {}
+    for index, row in enumerate(table):
+        steps[row.key] = row.key.input_size[1] if is_sweep else index
+    return steps
 
 
 def _of_row(
@@ -464,16 +491,22 @@ def _metrics(row: Row, step: int) -> Iterator[Charted]:
     for metric in row.metrics:
         if not registry.of(metric).is_charted:
             continue
-        group, _, stem = (
-            metric.name.partition("/") if "/" in metric.name else (row.key.phase, "", metric.name)
-        )
+        group, _, stem = metric.name.rpartition("/")
+        if "/" in metric.name:
+            group, _, stem = metric.name.partition("/")
         for ending, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):
-            name, pretty = prettify(stem, number or 0.0, metric.unit)
-            if number is not None or not ending:
-                value = None if number is None else pretty
-                yield Charted(
-                    group, f"{name}{ending}", value, row.key, step, metric.reason, metric.estimated
-                )
+            name, value = prettify(stem, number or 0.0, metric.unit)
+            if number is None and ending:
+                continue
+            yield Charted(
+                group or row.key.phase,
+                f"{name}{ending}",
+                None if number is None else value,
+                row.key,
+                step,
+                metric.reason,
+                metric.estimated,
+            )
 
 
 def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
@@ -482,25 +515,26 @@ def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
     Missing figures have a reason.
     """
     for scaling in part.scalings:
-        fit, is_known = scaling.fit, not scaling.doubt
-        values = {
-            **with_ends("exponent", fit.exponent if is_known else None),
-            "constant_ms": fit.a * 1e3 if is_known else None,
-            "growing_ms": fit.b * 1e3 if is_known else None,
-            "scatter_percent": fit.scatter * 100,
-        }
+        fit = scaling.fit
+        values = {**with_ends("exponent", fit.exponent)}
+        values |= {"constant_ms": fit.a * 1e3, "growing_ms": fit.b * 1e3}
+        if scaling.doubt:
+            values = dict.fromkeys(values)
+        values["scatter_percent"] = fit.scatter * 100
         for name, value in values.items():
-            reason = (
-                (scaling.doubt or "the time does not grow with the size") if value is None else None
-            )
+            reason = None
+            if value is None:
+                reason = scaling.doubt or "the time does not grow with the size"
             yield Charted("scaling", name, value, scaling.key, steps[scaling.key], reason)
 
 
 def _cold_starts(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Charted]:
     """Yield the parts of the cold starts for a run's sizes; a training has none."""
+    if run.phase != "inference":
+        return
     at = {key.input_size: step for key, step in reversed(list(steps.items()))}
     firsts = [first for first in run.analysis.cold_starts if first.key.batch_size == run.batch_size]
-    for index, first in enumerate(firsts if run.phase == "inference" else ()):
+    for index, first in enumerate(firsts):
         if not at or first.key.input_size in at:
             step = at.get(first.key.input_size, index)
             for name, seconds in (*first.parts.items(), ("total", first.total.value)):

@@ -28,24 +28,20 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
     Args:
         further: diagnostics about the run that only its sweep reveals.
     """
-    record = analysis.record
-    raised = [*raised_diagnostics(analysis), *(Raised(diagnostics=(one,)) for one in further)]
+    record, diagnostics, points = analysis.record, [], []
+    for raised in (*raised_diagnostics(analysis), *(Raised(diagnostics=(one,)) for one in further)):
+        diagnostics.append({**msgspec.to_builtins(raised.worst), "where": list(raised.where)})
+    for line in flat.points(analysis, folder, further):
+        for name in flat.IDENTITY:
+            line.pop(name, None)
+        points.append({name: cell for name, cell in line.items() if cell is not None})
     return {
         "name": record.name,
         "uid": record.uid,
         "folder": str(folder),
         "status": record.status.value,
-        "diagnostics": [
-            {**msgspec.to_builtins(one.worst), "where": list(one.where)} for one in raised
-        ],
-        "points": [
-            {
-                name: cell
-                for name, cell in line.items()
-                if cell is not None and name not in flat.IDENTITY
-            }
-            for line in flat.points(analysis, folder, further)
-        ],
+        "diagnostics": diagnostics,
+        "points": points,
     }
 
 

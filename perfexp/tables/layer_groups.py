@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -49,7 +50,8 @@ class Layer:
     @property
     def label(self) -> str:
         """Return the name, with the number of layers if several: `layer3.1-5.conv2 ×5`."""
-        return one_line(self.name) + (f" ×{self.count}" if self.count > 1 else "")
+        name = one_line(self.name)
+        return f"{name} ×{self.count}" if self.count > 1 else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,18 +121,23 @@ def merged(point: Point) -> list[Layer]:
     for number, part in enumerate(_parts(point)):
         if part.line["share"] > 0:
             groups.setdefault(_identity(part) or number, []).append(part)
-    layers = [
-        Layer(
+    layers = []
+    for group in groups.values():
+        kernels: dict[str, None] = {}
+        for part in group:
+            kernels |= dict.fromkeys(part.line["kernels"])
+        seconds = sum(part.seconds for part in group)
+        share = sum(part.line["share"] for part in group)
+        layer = Layer(
             name=name_of_all([part.name for part in group]),
             kind=group[0].kind,
             which=group[0].which,
             count=len(group),
-            seconds=sum(part.seconds for part in group),
-            share=sum(part.line["share"] for part in group),
-            kernels=tuple(dict.fromkeys(name for part in group for name in part.line["kernels"])),
+            seconds=seconds,
+            share=share,
+            kernels=tuple(kernels),
         )
-        for group in groups.values()
-    ]
+        layers.append(layer)
     return sorted(layers, key=lambda layer: -layer.share)
 
 
@@ -147,7 +154,8 @@ def by_kind(point: Point) -> dict[str, dict[str, float]]:
         kind: defaultdict(float) for kind in (*largest, OTHERS, GAPS)
     }
     for part in parts:
-        sums[part.kind if part.kind in largest else OTHERS][part.which] += part.seconds
+        kind = part.kind if part.kind in largest else OTHERS
+        sums[kind][part.which] += part.seconds
         sums[GAPS][part.which] += part.gap
     return {kind: dict(passes) for kind, passes in sums.items() if sum(passes.values()) > 0}
 
@@ -162,23 +170,28 @@ def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
     depth = _stage_depth(parts)
     rows: list[tuple[str, list[Stretch]]] = []
     for title, end in (("pass", 0), ("stage", depth), ("block", depth + 1)):
-        is_below = depth > 1 if title == "stage" else bool(rows) and rows[-1][0] == "stage"
+        is_below = bool(rows) and rows[-1][0] == "stage"
+        if title == "stage":
+            is_below = depth > 1
         row = _stretches(parts, end, is_below=is_below)
         if len(row) > (len(rows[-1][1]) if rows else 1):
             rows.append((title, row))
     layers: list[Stretch] = []
     for part in parts:
-        which, kind, begin = part.which, part.kind, part.start + part.gap
-        if part.gap > 0:
-            layers.append(
-                Stretch(name=GAPS, label=GAPS, which=which, start=part.start, seconds=part.gap)
-            )
-        path = one_line(part.name)
-        layers.append(
-            Stretch(
-                name=kind, label=kind, which=which, start=begin, seconds=part.seconds, path=path
-            )
+        stretch = Stretch(
+            name=part.kind,
+            label=part.kind,
+            which=part.which,
+            start=part.start + part.gap,
+            seconds=part.seconds,
+            path=one_line(part.name),
         )
+        if part.gap > 0:
+            gap = replace(
+                stretch, name=GAPS, label=GAPS, start=part.start, seconds=part.gap, path=""
+            )
+            layers.append(gap)
+        layers.append(stretch)
     return [*rows, ("layer", layers)]
 
 
@@ -204,8 +217,9 @@ def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[St
         parts, key=lambda part: (part.which, _beginning(part, depth))
     ):
         members = list(group)
-        name = one_line(beginning or which)
-        label = name.rpartition(".")[2] if is_below else name
+        name = label = one_line(beginning or which)
+        if is_below:
+            label = name.rpartition(".")[2]
         seconds = sum(part.gap + part.seconds for part in members)
         row.append(
             Stretch(name=name, label=label, which=which, start=members[0].start, seconds=seconds)
@@ -230,15 +244,15 @@ def _identity(part: _Part) -> object:
 
 def name_of_all(names: Sequence[str]) -> str:
     """Combine names that differ in numbers into a range, for example `layer3.1-5.conv2`."""
-    columns = list(zip(*(map(int, NUMBER.findall(name)) for name in names), strict=True))
-    texts = iter([_ranges(column) for column in columns])
+    columns = zip(*map(NUMBER.findall, names), strict=True)
+    texts = iter([_ranges(map(int, column)) for column in columns])
     return NUMBER.sub(lambda _: next(texts), names[0])
 
 
 def _ranges(numbers: Iterable[int]) -> str:
     """Return numbers as text, with successive numbers as a range, for example `0,2-4`."""
-    texts = []
+    texts: list[str] = []
     for _, group in groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        texts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+        first, *rest = map(itemgetter(1), group)
+        texts.append(f"{first}-{rest[-1]}" if rest else str(first))
     return ",".join(texts)

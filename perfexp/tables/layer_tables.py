@@ -79,16 +79,11 @@ def rows(analysis: Analysis) -> list[Row]:
             place = line["key"] or {}
             own_passes = passes.get((place.get("path"), place.get("which")), [])
             cells = _line(line, of_point, own_passes, joules)
-            is_own = about.algorithm == "default" or bool(
-                own_passes and all(map(_is_own, own_passes))
-            )
-            table_rows.append(
-                Row(
-                    line=cells,
-                    is_leaf=_is_leaf(place, around),
-                    is_own=is_own and not _ran_another(cells),
-                )
-            )
+            is_own = bool(own_passes) and all(map(_is_own, own_passes))
+            if about.algorithm == "default":
+                is_own = True
+            is_own = is_own and not _ran_another(cells)
+            table_rows.append(Row(line=cells, is_leaf=_is_leaf(place, around), is_own=is_own))
     return table_rows
 
 
@@ -99,7 +94,9 @@ def _line(
     joules: float | None,
 ) -> Line:
     place, geometry, seconds = line["key"] or {}, line["convolution"] or {}, line["seconds"]
-    return {
+    engines = dict.fromkeys(one_pass["selected"] for one_pass in own_passes)
+    kernels = (f"{count:g} × {name}" for name, count in line["kernels"].items())
+    cells: Line = {
         "layer": name_of(line),
         "in_channels": geometry.get("in_channels"),
         "out_channels": geometry.get("out_channels"),
@@ -116,17 +113,20 @@ def _line(
         "p50_ci95_high_ms": to_ms(seconds["high"]),
         "gap_ms": gap_of(line) * 1e3,
         "energy_apportioned_j": joules * line["share"] if joules is not None else None,
-        **{name: line[name] for name in _WORK},
-        **{name: _sizes(geometry.get(name)) for name in ("stride", "padding", "dilation")},
+    }
+    for name in _WORK:
+        cells[name] = line[name]
+    for name in ("stride", "padding", "dilation"):
+        cells[name] = _sizes(geometry.get(name))
+    return {
+        **cells,
         "groups": geometry.get("groups"),
         "transposed": geometry.get("transposed"),
         "inputs": _shapes(line["inputs"]),
         "outputs": _shapes(line["outputs"]),
-        "computed_by": ", ".join(dict.fromkeys(one_pass["selected"] for one_pass in own_passes))
-        or None,
+        "computed_by": ", ".join(engines) or None,
         "ran": line.get("ran"),
-        "kernels": "; ".join(f"{count:g} × {name}" for name, count in line["kernels"].items())
-        or None,
+        "kernels": "; ".join(kernels) or None,
     }
 
 
@@ -147,7 +147,9 @@ def doubt_text(point: Point) -> str:
         return ""
     closure = point.metric(CLOSURE)
     is_far = closure is not None and abs(closure.value or 0.0) > READABLE
-    return _UNUSABLE if is_far and point.facts["layers"]["method"] != "unheld" else _SHARES_ONLY
+    if is_far and point.facts["layers"]["method"] != "unheld":
+        return _UNUSABLE
+    return _SHARES_ONLY
 
 
 def table(record: Record) -> tuple[str, Grid] | None:
@@ -160,22 +162,26 @@ def table(record: Record) -> tuple[str, Grid] | None:
     layers = layer_groups.merged(point) if point else []
     if point is None or not layers:
         return None
-    most, whole = layers[:_TOP], layer_groups.call_seconds(point)
-    fields = varying(other.key for other in points(record))
-    which = f" of {label(timed_key(point.key), fields)}" if fields else ""
-    times = [format_seconds(layer.share * whole) for layer in most]
-    grid = Grid(
-        columns=(
-            Column(title="share", cells=(f"{layer.share * 1e2:.1f} %" for layer in most)),
-            *([] if disagreement(point) else [Column(title="time", cells=times)]),
-            Column(title="pass", cells=(layer.which for layer in most), prose=True),
-            Column(title="kind", cells=(layer.kind for layer in most), prose=True),
-            Column(title="layer", cells=(layer.label for layer in most), prose=True, is_key=True),
-        )
-    )
-    title = f"the top {len(most)} of {len(layers)} rows{which}, identical ones together, gaps before them included"
+    whole = layer_groups.call_seconds(point)
+    columns = [
+        Column("share"),
+        Column("time"),
+        Column("pass", prose=True),
+        Column("kind", prose=True),
+        Column("layer", prose=True, is_key=True),
+    ]
+    cells = []
+    for layer in layers[:_TOP]:
+        share, time = f"{layer.share * 1e2:.1f} %", format_seconds(layer.share * whole)
+        cells.append((share, time, layer.which, layer.kind, layer.label))
+    grid = Grid.of_cells(columns, cells)
+    if disagreement(point) is not None:
+        del columns[1]
+    title = f"the top {len(cells)} of {len(layers)} rows"
+    if fields := varying(other.key for other in points(record)):
+        title += f" of {label(timed_key(point.key), fields)}"
     basis = doubt_text(point) or f"100 % is a call of {format_seconds(whole)}"
-    return f"{title}; {basis}", grid
+    return f"{title}, identical ones together, gaps before them included; {basis}", grid
 
 
 def points(record: Record) -> Iterator[Point]:
@@ -186,14 +192,13 @@ def points(record: Record) -> Iterator[Point]:
 def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Mapping[str, Any]]]:
     passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
     for layer, one_pass in races.passes(timed) if timed else ():
-        passes[layer["name"], "forward" if one_pass["which"] == "forward" else "backward"].append(
-            one_pass
-        )
+        which = "forward" if one_pass["which"] == "forward" else "backward"
+        passes[layer["name"], which].append(one_pass)
     return passes
 
 
 def _sizes(values: Any) -> str | None:
-    return "×".join(map(str, values)) if values else None
+    return "×".join(map(str, values or ())) or None
 
 
 def _shapes(shapes: Any) -> str | None:
@@ -203,12 +208,12 @@ def _shapes(shapes: Any) -> str | None:
 def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
     paths: set[str] = set()
     for key in keys:
-        if key.get("path") is not None:
-            parts = key["path"].split(".") if key["path"] else []
-            paths |= {
-                ".".join(parts[:count])
-                for count in range(len(parts) + (key["operation"] is not None))
-            }
+        path = key.get("path")
+        if path is not None and key["operation"] is not None:
+            paths.add(path)
+        while path:
+            path = path.rpartition(".")[0]
+            paths.add(path)
     return paths
 
 
@@ -247,21 +252,18 @@ def with_winners(competing: Sequence[Row]) -> list[Line]:
     lines_with_winners: list[Line] = []
     for row in competing:
         place = _comparable(row.line)
-        best = fastest.get(place) if row.is_leaf and len(algorithms[place]) > 1 else None
-        ratio = (
-            _milliseconds(row) / _milliseconds(best)
-            if best and row.is_own and _milliseconds(row)
-            else None
-        )
-        winner = best.line["algorithm"] if best else None
-        lines_with_winners.append(
-            row.line | {"fastest_algorithm": winner, "p50_over_fastest": ratio}
-        )
+        winner: Line = {"fastest_algorithm": None, "p50_over_fastest": None}
+        if row.is_leaf and place in fastest and len(algorithms[place]) > 1:
+            best = fastest[place]
+            winner["fastest_algorithm"] = best.line["algorithm"]
+            if row.is_own and _milliseconds(row):
+                winner["p50_over_fastest"] = _milliseconds(row) / _milliseconds(best)
+        lines_with_winners.append(row.line | winner)
     return lines_with_winners
 
 
 def _comparable(line: Line) -> tuple[Cell, ...]:
-    return tuple(line.get(name) for name in _COMPARABLE)
+    return tuple(map(line.get, _COMPARABLE))
 
 
 def _milliseconds(row: Row) -> float:

@@ -12,7 +12,10 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.speed import Speed, of_record, placing
 
 _REPEAT = "Move it away and repeat the command: the measurements are kept."
-_OTHER = "choose another speed_dir=DIR. The measurements are kept, and the run's own folder has the file."
+_OTHER = (
+    "choose another speed_dir=DIR. The measurements are kept, and the run's own folder has the "
+    "file."
+)
 
 
 def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> list[Path]:
@@ -37,19 +40,22 @@ def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
 
     The file is None if there is none.
     """
-    places = [
-        place for place in (_speed_dir(record, folder.absolute()), folder) if place is not None
-    ]
-    return [
-        (speed, next((path for place in places if (path := _own(speed, place)) is not None), None))
-        for speed in of_record(record, folder)
-    ]
+    places = list(filter(None, (_speed_dir(record, folder.absolute()), folder)))
+    found = []
+    for speed in of_record(record, folder):
+        files = (_own(speed, place) for place in places)
+        found.append((speed, next(filter(None, files), None)))
+    return found
 
 
 def _speed_dir(record: Record, root: Path) -> Path | None:
     named = record.plan.get("speed_dir")
-    folder = Path(named).expanduser() if isinstance(named, str) and named else None
-    return None if folder is None or folder.resolve() == root.resolve() else folder
+    if not isinstance(named, str) or not named:
+        return None
+    folder = Path(named).expanduser()
+    if folder.resolve() == root.resolve():
+        return None
+    return folder
 
 
 def _place(
@@ -60,21 +66,15 @@ def _place(
         placing.refuse_no_folder(folder, _OTHER)
     except UserError as error:
         return on_error(str(error))
-    _put(
-        (_free(speed, folder, logs) for speed in speeds),
-        folder,
-        f"Move it away, or {_OTHER}",
-        on_error,
-    )
+    free = (_free(speed, folder, logs) for speed in speeds)
+    _put(free, folder, f"Move it away, or {_OTHER}", on_error)
 
 
 def _free(speed: Speed, folder: Path, logs: Collection[str]) -> Speed:
     """Return the training with the first number not used by another log in the sweep."""
-    others = [log for log in logs if log != speed.log_file]
+    others = {"", *logs} - {speed.log_file}
     named = placing.numbered(speed)
-    return next(
-        name for name in named if (placing.whose(folder / name.file_name) or "") not in others
-    )
+    return next(name for name in named if placing.whose(folder / name.file_name) not in others)
 
 
 def _put(
@@ -90,10 +90,13 @@ def _put(
 
 
 def _own(speed: Speed, folder: Path) -> Path | None:
-    for path in (folder / named.file_name for named in placing.numbered(speed)):
+    for named in placing.numbered(speed):
+        path = folder / named.file_name
         log_file = placing.whose(path)
-        if log_file is None or log_file == speed.log_file:
-            return path if log_file else None
+        if log_file is None:
+            return None
+        if log_file == speed.log_file:
+            return path
     return None
 
 

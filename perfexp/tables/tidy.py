@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,10 @@ Block = dict[str, Any]
 def layers(analysis: Analysis, folder: Path) -> list[layer_tables.Row]:
     """Return a line for each layer row and pass in a profiled point, after the run's identity."""
     about = flat.identity_of(analysis.record, folder) | {"execution": analysis.about.execution}
-    return [
-        replace(row, line=about | flat.with_units(row.line)) for row in layer_tables.rows(analysis)
-    ]
+    table = []
+    for row in layer_tables.rows(analysis):
+        table.append(replace(row, line=about | flat.with_units(row.line)))
+    return table
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:
@@ -73,28 +75,31 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    names = list(lines[0]) if lines else []
-    return pd.DataFrame({name: _column(name, [line[name] for line in lines]) for name in names})
+    columns = {}
+    for name in lines[0] if lines else ():
+        columns[name] = _column(name, [line[name] for line in lines])
+    return pd.DataFrame(columns)
 
 
 def blocks(record: Record) -> list[Block]:
     """Return the series for all points in a run, including cold starts (phase `ttfp`)."""
-    return [
-        {
-            "run_uid": record.uid,
-            "phase": point.key.phase,
-            **flat.size_cells(*point.key.input_size),
-            "batch_size": point.key.batch_size,
-            "precision": point.key.precision,
-            "replicate": point.key.replicate,
-            "series": series.name,
-            "calls_per_sample": series.calls_per_sample,
-            "values": np.asarray(series.samples, dtype=np.float64),
-            "warmup": series.warmup,
-        }
-        for point in record.points
-        for series in point.series
-    ]
+    found = []
+    for point in record.points:
+        for series in point.series:
+            block = {
+                "run_uid": record.uid,
+                "phase": point.key.phase,
+                **flat.size_cells(*point.key.input_size),
+                "batch_size": point.key.batch_size,
+                "precision": point.key.precision,
+                "replicate": point.key.replicate,
+                "series": series.name,
+                "calls_per_sample": series.calls_per_sample,
+                "values": np.asarray(series.samples, dtype=np.float64),
+                "warmup": series.warmup,
+            }
+            found.append(block)
+    return found
 
 
 def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.DataFrame:
@@ -108,17 +113,19 @@ def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.Dat
     """
     import pandas as pd
 
-    counts = [len(block["values"]) for block in series]
+    counts, indices, warmups = [], [], []
+    for block in series:
+        counts.append(len(block["values"]))
+        indices.append(np.arange(counts[-1]))
+        warmups.append(block["warmup"])
     heads = pd.DataFrame(series, columns=list(_HEAD))
     for name in _TEXTS.intersection(heads):
         heads[name] = heads[name].map(text).astype("category")
     made = heads.iloc[np.repeat(np.arange(len(series)), counts)].reset_index(drop=True)
-    made["sample_index"] = _joined((np.arange(count) for count in counts), np.int64)
-    made["is_warmup"] = made["sample_index"] < np.repeat(
-        [block["warmup"] for block in series], counts
-    )
+    made["sample_index"] = _joined(indices, np.int64)
+    made["is_warmup"] = made["sample_index"] < np.repeat(warmups, counts)
     made["calls_per_sample"] = made.pop("calls_per_sample")
-    made["seconds"] = _joined((block["values"] for block in series), np.float64)
+    made["seconds"] = _joined(map(itemgetter("values"), series), np.float64)
     return made
 
 
@@ -154,7 +161,11 @@ def _column(name: str, cells: Sequence[flat.Cell]) -> pd.Series:
     kinds = {type(cell) for cell in cells if cell is not None}
     if name in _TEXTS or str in kinds:
         return pd.Series([str(cell) if cell else None for cell in cells], dtype="string")
-    dtype = "boolean" if kinds == {bool} else "Int64" if kinds == {int} else "float64"
+    dtype = "float64"
+    if kinds == {bool}:
+        dtype = "boolean"
+    elif kinds == {int}:
+        dtype = "Int64"
     return pd.Series(cells, dtype=_DTYPES.get(name, dtype))
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from perfexp.diagnosis.environment import fact_at, vendor
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.records.quantities import ACCURACY, IMAGE_ENERGY, PEAK_MEMORY
 from perfexp.records.record import Metric, Record, Status
 from perfexp.records.summary import Row
@@ -36,7 +36,8 @@ class _Content(msgspec.Struct):
 def name(record: Record) -> str:
     """Return `benchmark_VENDOR_YYYYMMDD-HHMMSS.json`, with the run's start time in UTC."""
     date, _, time = record.started.partition("T")
-    return f"{_BEGINNING}{vendor(record.environment)}_{date.replace('-', '')}-{time[:8].replace(':', '')}.json"
+    moment = f"{date.replace('-', '')}-{time[:8].replace(':', '')}"
+    return f"{_BEGINNING}{vendor(record.environment)}_{moment}.json"
 
 
 def is_wanted(record: Record) -> bool:
@@ -51,7 +52,13 @@ def to_json(analysis: Analysis) -> bytes:
     Figures have a value and the ends of their 95 % interval, null without an interval.
     """
     record, about = analysis.record, analysis.about
-    start, end = (datetime.fromisoformat(time) for time in (record.started, record.ended))
+    start, end = datetime.fromisoformat(record.started), datetime.fromisoformat(record.ended)
+    training, inference = [], []
+    for row in analysis.rows:
+        if row.key.phase == "train":
+            training.append(_training(row, record))
+        elif row.key.phase == "inference":
+            inference.append(_inference(row, analysis))
     content = {
         "format": FORMAT,
         "vendor": vendor(record.environment),
@@ -62,10 +69,8 @@ def to_json(analysis: Analysis) -> bytes:
         "execution": about.execution,
         "parameters": fact_at(record.environment, "session.parameters"),
         "total_runtime_seconds": (end - start).total_seconds(),
-        "training": [_training(row, record) for row in analysis.rows if row.key.phase == "train"],
-        "inference": [
-            _inference(row, analysis) for row in analysis.rows if row.key.phase == "inference"
-        ],
+        "training": training,
+        "inference": inference,
         "record": msgspec.Raw(msgspec.json.encode(record)),
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
@@ -83,14 +88,15 @@ def load(path: Path) -> Record:
         UserError: the file is missing or invalid, or its format is newer.
     """
     try:
-        content = untrusted.from_json(untrusted.read_bytes(path), _Content)
+        content = foreign.from_json(foreign.read_bytes(path), _Content)
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}.") from error
-    except untrusted.DECODING_ERRORS as error:
+    except foreign.DECODING_ERRORS as error:
         raise UserError(f"{path} is not a file of export.vendor_json=true: {error}.") from error
     if content.format > FORMAT:
         raise UserError(
-            f"{path} has format {content.format}; this perfexp reads up to {FORMAT}. Update perfexp."
+            f"{path} has format {content.format}; this perfexp reads up to {FORMAT}. "
+            "Update perfexp."
         )
     return Record.from_json(bytes(content.record), source=str(path))
 
@@ -101,52 +107,59 @@ def _training(row: Row, record: Record) -> Entry:
     Epoch times come from the first process. Only the total includes evaluations and checkpoints.
     """
     epochs = next((point.epochs for point in record.points if point.key == row.key), [])
-    return _common(row) | {
-        "total_runtime_seconds": sum(epoch.total_seconds for epoch in epochs) if epochs else None,
-        "training_seconds": sum(epoch.seconds for epoch in epochs) if epochs else None,
-        "epoch_seconds": [epoch.seconds for epoch in epochs],
-        "epoch_losses": [epoch.loss for epoch in epochs],
-        "epoch_accuracies": [epoch.accuracy for epoch in epochs],
-        "epoch_metrics": [
-            {metric.name: metric.value for metric in epoch.metrics} for epoch in epochs
-        ],
+    figures: Entry = {
+        "total_runtime_seconds": None,
+        "training_seconds": None,
+        "epoch_seconds": [],
+        "epoch_losses": [],
+        "epoch_accuracies": [],
+        "epoch_metrics": [],
         "samples_per_second": _figure(row.samples_per_second),
         "data_loading_seconds": row.phases.get("data"),
-        "accuracy": epochs[-1].accuracy if epochs else None,
+        "accuracy": None,
     }
+    for epoch in epochs:
+        figures["epoch_seconds"].append(epoch.seconds)
+        figures["epoch_losses"].append(epoch.loss)
+        figures["epoch_accuracies"].append(epoch.accuracy)
+        figures["epoch_metrics"].append({metric.name: metric.value for metric in epoch.metrics})
+        figures["accuracy"] = epoch.accuracy
+    if epochs:
+        figures["total_runtime_seconds"] = sum(epoch.total_seconds for epoch in epochs)
+        figures["training_seconds"] = sum(figures["epoch_seconds"])
+    return _common(row) | figures
 
 
 def _inference(row: Row, analysis: Analysis) -> Entry:
-    rate, place = row.samples_per_second, (row.key.input_size, row.key.batch_size)
-    of_place = (
-        one for one in analysis.cold_starts if (one.key.input_size, one.key.batch_size) == place
-    )
-    start = next(of_place, None)
-    percentiles = {number: row.percentile(number) for number in analysis.percentiles}
-    return _common(row) | {
-        "predictions_per_second": _figure(rate),
-        "milliseconds_per_prediction": _figure(rate, lambda per_second: 1e3 / per_second),
-        "ttfp_milliseconds": _figure(start.total if start else None, _TO_MS),
-        **{
-            f"p{number:g}_milliseconds": _figure(one, _TO_MS) for number, one in percentiles.items()
-        },
-        "accuracy": row.value(ACCURACY),
-        "energy_joules_per_prediction": _figure(row.metric(IMAGE_ENERGY)),
-    }
+    rate, start = row.samples_per_second, None
+    for first in reversed(analysis.cold_starts):
+        if (first.key.input_size, first.key.batch_size) == (row.key.input_size, row.key.batch_size):
+            start = first.total
+    entry = _common(row)
+    entry["predictions_per_second"] = _figure(rate)
+    entry["milliseconds_per_prediction"] = _figure(rate, lambda per_second: 1e3 / per_second)
+    entry["ttfp_milliseconds"] = _figure(start, _TO_MS)
+    for number in analysis.percentiles:
+        entry[f"p{number:g}_milliseconds"] = _figure(row.percentile(number), _TO_MS)
+    entry["accuracy"] = row.value(ACCURACY)
+    entry["energy_joules_per_prediction"] = _figure(row.metric(IMAGE_ENERGY))
+    return entry
 
 
 def _common(row: Row) -> Entry:
-    return {
+    entry: Entry = {
         "input_size": list(row.key.input_size),
         "batch_size": row.key.batch_size,
         "precision": row.key.precision,
         "status": row.status.value,
         "processes": row.processes,
         "memory_peak_bytes": row.value(PEAK_MEMORY),
-        "metrics": {
-            metric.name: metric.value for metric in row.metrics if metric.name.startswith("custom/")
-        },
+        "metrics": {},
     }
+    for metric in row.metrics:
+        if metric.name.startswith("custom/"):
+            entry["metrics"][metric.name] = metric.value
+    return entry
 
 
 def _figure(
@@ -155,13 +168,7 @@ def _figure(
     """Return a figure and the ends of its interval in another unit, lower end first."""
     if figure is None or figure.value is None:
         return None
-    ends = (
-        ()
-        if figure.low is None or figure.high is None
-        else sorted(map(scaled, (figure.low, figure.high)))
-    )
-    return {
-        "value": scaled(figure.value),
-        "low": ends[0] if ends else None,
-        "high": ends[1] if ends else None,
-    }
+    low = high = None
+    if figure.low is not None and figure.high is not None:
+        low, high = sorted((scaled(figure.low), scaled(figure.high)))
+    return {"value": scaled(figure.value), "low": low, "high": high}

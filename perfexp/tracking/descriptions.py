@@ -50,16 +50,15 @@ def point_tags(analysis: Analysis, notes: Mapping[str, str]) -> dict[str, str]:
     """Return tags for a run's points: statuses, diagnostics, metric `notes` and machine facts."""
     record = analysis.record
     statuses = Counter(row.status.value for row in analysis.rows)
+    points = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    doubts = ", ".join(raised.worst.code for raised in raised_diagnostics(analysis))
+    facts = {"perfexp.points": points, "perfexp.doubts": doubts, **notes}
+    facts["mlflow.source.name"] = "perfexp"
+    for name in _FACTS:
+        facts[name] = fact(record.environment, name)
+    facts |= own_tags(record.plan)
     device = "cpu" if fact_at(record.environment, "device.kind") == "cpu" else "gpu"
-    facts = {
-        "perfexp.points": ", ".join(f"{count} {status}" for status, count in statuses.items()),
-        "perfexp.doubts": ", ".join(raised.worst.code for raised in raised_diagnostics(analysis)),
-        **notes,
-        "mlflow.source.name": "perfexp",
-        **{name: fact(record.environment, name) for name in _FACTS},
-        **own_tags(record.plan),
-        device: _first(record.environment, ["device.name"]),
-    }
+    facts[device] = _first(record.environment, ["device.name"])
     if record.sweep:
         facts |= {"perfexp.sweep": safe_uid(record.sweep.uid), "perfexp.job": str(record.sweep.job)}
     return tags(facts)
@@ -68,14 +67,11 @@ def point_tags(analysis: Analysis, notes: Mapping[str, str]) -> dict[str, str]:
 def own_tags(plan: dict[str, Any]) -> dict[str, str]:
     """Return `tracking.tags` from a plan. Names are checked again, since records may be foreign."""
     own = fact_at(plan, "tracking.tags")
-    texts = (
-        {str(name): text for name, text in own.items() if text is not None}
-        if isinstance(own, Mapping)
-        else {}
-    )
-    return {
-        name[:NAME_LENGTH]: str(text) for name, text in texts.items() if tag_fault(name) is None
-    }
+    tags = {}
+    for name, text in own.items() if isinstance(own, Mapping) else ():
+        if text is not None and tag_fault(str(name)) is None:
+            tags[str(name)[:NAME_LENGTH]] = str(text)
+    return tags
 
 
 def sweep_tags(first: Record) -> dict[str, str]:
@@ -88,7 +84,9 @@ def tag_fault(name: str) -> str | None:
     """Return why users cannot set a tag with this name; None if they can."""
     if name.startswith(_RESERVED) or name in _TAKEN:
         return "perfexp and MLflow set tags of this name"
-    return None if name == allowed(name) else "use letters, digits, spaces and _-.:"
+    if name == allowed(name):
+        return None
+    return "use letters, digits, spaces and _-.:"
 
 
 def tags(texts: Mapping[str, str]) -> dict[str, str]:
@@ -107,26 +105,25 @@ def fact(environment: dict[str, Any], name: str) -> str:
 
 
 def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
-    facts = (fact_at(environment, place) for place in places)
-    return next((str(text) for text in facts if isinstance(text, (str, int, float))), "")
+    for place in places:
+        text = fact_at(environment, place)
+        if isinstance(text, str | int | float):
+            return str(text)
+    return ""
 
 
 def of_run(analysis: Analysis, skipped: Mapping[str, str]) -> str:
     """Describe a run: its report, and the skipped files with their reasons."""
-    page = markdown.markdown(analysis).removeprefix(
-        "# "
-    )  # MLflow's page has the run's name as its title
-    files = [f"{path}: {reason}" for path, reason in skipped.items()]
+    # MLflow's page has the run's name as its title
+    page = markdown.markdown(analysis).removeprefix("# ")
+    files = list(map(": ".join, skipped.items()))
     return _note(analysis.record.plan, page, *_parts(Section("files that were not sent", files)))
 
 
 def of_points(part: Analysis) -> str:
     """Describe some points by their figures. The full report is with the run."""
-    return _note(
-        {},
-        overview.points(part).markdown(),
-        f"A part of the run {escape_markdown(part.record.name)}.",
-    )
+    whole = f"A part of the run {escape_markdown(part.record.name)}."
+    return _note({}, overview.points(part).markdown(), whole)
 
 
 def of_sweep(whole: SweepAnalysis) -> str:
@@ -143,7 +140,9 @@ def of_sweep(whole: SweepAnalysis) -> str:
 
 
 def _parts(*parts: Section) -> Iterator[str]:
-    return (markdown.section(part) for part in parts if part.content)
+    for part in parts:
+        if part.content:
+            yield markdown.section(part)
 
 
 def _note(plan: dict[str, Any], *blocks: str) -> str:
@@ -156,16 +155,18 @@ def _note(plan: dict[str, Any], *blocks: str) -> str:
 def breakable(text: str) -> str:
     """Let browsers break long words in Markdown. Code and table lines are short already."""
     lines = text.split("\n")
-    return "\n".join(
-        line if line.startswith(("|", "    ")) else re.sub(r"\S+", _broken, line) for line in lines
-    )
+    for number, line in enumerate(lines):
+        if not line.startswith(("|", "    ")):
+            lines[number] = re.sub(r"\S+", _broken, line)
+    return "\n".join(lines)
 
 
 def _broken(word: re.Match[str]) -> str:
     """Insert zero-width spaces into a word where a browser may break it."""
     characters = _CHARACTER.findall(word[0])
-    pieces = (characters[start : start + _WORD] for start in range(0, len(characters), _WORD))
-    return "&#8203;".join(map("".join, pieces))
+    for place in range(_WORD, len(characters), _WORD):
+        characters[place] = f"&#8203;{characters[place]}"
+    return "".join(characters)
 
 
 def fitted(text: str, length: int) -> str:
@@ -174,10 +175,10 @@ def fitted(text: str, length: int) -> str:
     Long tables lose their last lines and state how many; any other excess is cut off.
     """
     blocks = clean(text, len(text) + length).split("\n\n")
-    for most in _TABLE_LINES if len(text) > length else ():
-        text = "\n\n".join(_shortened(block, most) for block in blocks)
+    for most in _TABLE_LINES:
         if len(text) <= length:
             break
+        text = "\n\n".join(_shortened(block, most) for block in blocks)
     return clean(text, length)
 
 

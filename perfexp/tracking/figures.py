@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 
 from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.sweep_verdicts import Winner
@@ -43,24 +42,20 @@ def of(
     estimated: dict[str, None] = {}
     for quantity in found:
         # one bad name rejects a whole batch
-        name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"[:NAME_LENGTH].rstrip(
-            " ."
-        )
+        name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"
+        name, step = name[:NAME_LENGTH].rstrip(" ."), quantity.step
         if quantity.value is None or not math.isfinite(quantity.value):
             dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
-        elif (name, quantity.step) in sent:
-            dropped.setdefault(
-                name, "two metrics have this name in MLflow's letters; the first one is shown"
-            )
+        elif (name, step) in sent:
+            reason = "two metrics have this name in MLflow's letters; the first one is shown"
+            dropped.setdefault(name, reason)
         else:
-            sent[name, quantity.step] = Figure(
-                name, float(quantity.value), quantity.step, time_ms(quantity)
-            )
-            estimated |= {name: None} if quantity.estimated else {}
+            sent[name, step] = Figure(name, float(quantity.value), step, time_ms(quantity))
+            if quantity.estimated:
+                estimated[name] = None
     outdated = _outdated(sent)
-    dropped |= dict.fromkeys(
-        outdated, "the last measurement has no interval; see tables/points.json"
-    )
+    reason = "the last measurement has no interval; see tables/points.json"
+    dropped |= dict.fromkeys(outdated, reason)
     tags = {
         "perfexp.dropped_metrics": reasons(dropped),
         "perfexp.estimated_metrics": ", ".join(estimated),
@@ -76,8 +71,12 @@ def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
     last: dict[str, int] = {}
     for name, step in sent:
         last[name] = max(step, last.get(name, step))
-    metrics = {name: _INTERVAL.sub("", _MEDIAN_INTERVAL.sub("/p50_ms", name)) for name in last}
-    return [name for name, metric in metrics.items() if last[name] < last.get(metric, last[name])]
+    outdated = []
+    for name, step in last.items():
+        metric = _INTERVAL.sub("", _MEDIAN_INTERVAL.sub("/p50_ms", name))
+        if step < last.get(metric, step):
+            outdated.append(name)
+    return outdated
 
 
 def times(record: Record) -> Callable[[Charted], int]:
@@ -88,11 +87,14 @@ def times(record: Record) -> Callable[[Charted], int]:
     """
     ends: dict[tuple[object, int | None], int] = {}
     for point in record.points:
-        wall_ms, start = round(1e3 * (point.wall_seconds or 0.0)), to_ms(point.started)
-        end = (to_ms(record.ended) or 0) if start is None else start + wall_ms
+        start = to_ms(point.started)
+        end = to_ms(record.ended) or 0
+        if start is not None:
+            end = start + round(1e3 * (point.wall_seconds or 0.0))
         for key in (point.key, without_replicate(point.key)):
             ends[key, None] = max(end, ends.get((key, None), 0))
-        ends |= {(point.key, number): end for number, end in ends_of_epochs(point).items()}
+        for number, epoch_end in ends_of_epochs(point).items():
+            ends[point.key, number] = epoch_end
     return lambda one: ends[one.key, one.step if one.group == "epoch" else None]
 
 
@@ -104,44 +106,34 @@ def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
     Args:
         seconds: duration of earlier epochs, which the point does not contain.
     """
-    ends = accumulate((one.total_seconds for one in point.epochs), initial=seconds)
-    next(ends)
     start = to_ms(point.started) or 0
-    return {
-        one.number: start + round(1e3 * end) for one, end in zip(point.epochs, ends, strict=True)
-    }
+    ends = {}
+    for epoch in point.epochs:
+        seconds += epoch.total_seconds
+        ends[epoch.number] = start + round(1e3 * seconds)
+    return ends
 
 
 def best(table: Sequence[Row]) -> Iterator[Charted]:
     """Yield the best figures per phase: the smallest median of each time, and the largest rate."""
-    phases = dict.fromkeys(row.key.phase for row in table)
-    for phase in phases:
-        of_phase = [row for row in table if row.key.phase == phase]
-        prefix = f"{phase}_" if len(phases) > 1 else ""
+    phases: dict[str, list[Row]] = {}
+    for row in table:
+        phases.setdefault(row.key.phase, []).append(row)
+    for phase, of_phase in phases.items():
+        prefix = ""
+        if len(phases) > 1:
+            prefix = f"{phase}_"
         for kind in _TIMES:
             if timed := [row for row in of_phase if kind in row.times]:
                 row = min(timed, key=lambda row: row.times[kind].median.value)
                 median = row.times[kind].median
+                name, milliseconds = f"{prefix}{kind}_p50_ms", median.value * 1e3
                 is_estimated = median.low is None
-                yield Charted(
-                    "best",
-                    f"{prefix}{kind}_p50_ms",
-                    median.value * 1e3,
-                    row.key,
-                    0,
-                    estimated=is_estimated,
-                )
+                yield Charted("best", name, milliseconds, row.key, 0, estimated=is_estimated)
         if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
             rate, row = max(rated, key=lambda one: one[0].value)
-            is_estimated = rate.low is None
-            yield Charted(
-                "best",
-                f"{prefix}samples_per_second",
-                rate.value,
-                row.key,
-                0,
-                estimated=is_estimated,
-            )
+            name, is_estimated = f"{prefix}samples_per_second", rate.low is None
+            yield Charted("best", name, rate.value, row.key, 0, estimated=is_estimated)
 
 
 def winner(whole: SweepAnalysis) -> dict[str, str]:
@@ -157,31 +149,22 @@ def winner(whole: SweepAnalysis) -> dict[str, str]:
     """
     found = sweep_verdicts.winners(whole)
     fields = varying(one.key for one in found)
-    places: dict[str, dict[str, list[str]]] = {
-        "best": {},
-        "best_ties": {},
-        "best_undecided": {},
-        "best_by": {},
-    }
+    names = ("best", "best_ties", "best_undecided", "best_by")
+    places: dict[str, dict[str, list[str]]] = {name: {} for name in names}
     for one in found:
         where = " · ".join(filter(None, (one.model, label(one.key, fields) if fields else "")))
-        best, others = (
-            one.best and _axes(one.best, one),
-            "; ".join(_axes(axes, one) for axes in one.ties),
-        )
-        texts = {
-            "best": best,
-            "best_ties" if best else "best_undecided": others,
-            "best_by": _metric(one.measure),
-        }
+        best = one.best and _axes(one.best, one)
+        others = "; ".join(_axes(axes, one) for axes in one.ties)
+        texts = {"best": best, "best_by": _metric(one.measure)}
+        texts["best_ties" if best else "best_undecided"] = others
         for name, text in texts.items():
             if text:
                 places[name].setdefault(text, []).append(where)
-    return {
-        f"perfexp.{name}": _joined(name, by_text, len(found))
-        for name, by_text in places.items()
-        if by_text
-    }
+    tags = {}
+    for name, by_text in places.items():
+        if by_text:
+            tags[f"perfexp.{name}"] = _joined(name, by_text, len(found))
+    return tags
 
 
 def _joined(name: str, places: Mapping[str, Collection[str]], num_points: int) -> str:
@@ -189,18 +172,18 @@ def _joined(name: str, places: Mapping[str, Collection[str]], num_points: int) -
 
     Texts that hold everywhere have no places.
     """
-    return " | ".join(
-        text if name == "best_by" or len(where) == num_points else f"{text} ({', '.join(where)})"
-        for text, where in places.items()
-    )
+    texts = []
+    for text, where in places.items():
+        if name != "best_by" and len(where) != num_points:
+            text += f" ({', '.join(where)})"
+        texts.append(text)
+    return " | ".join(texts)
 
 
 def _metric(measure: str) -> str:
-    return (
-        "throughput/samples_per_second"
-        if measure == "throughput"
-        else f"{metric_part(measure)}/p50_ms"
-    )
+    if measure == "throughput":
+        return "throughput/samples_per_second"
+    return f"{metric_part(measure)}/p50_ms"
 
 
 def _axes(every: Mapping[str, str], of_winner: Winner) -> str:
@@ -208,9 +191,10 @@ def _axes(every: Mapping[str, str], of_winner: Winner) -> str:
 
     The model is left out if each model has its own winner. A single option shows its value alone.
     """
-    axes = {
-        axis: text for axis, text in every.items() if not (of_winner.model and axis in MODEL_AXES)
-    }
+    axes = dict(every)
+    if of_winner.model:
+        for axis in MODEL_AXES:
+            axes.pop(axis, None)
     if len(axes) == 1 and "." not in "".join(axes):
         return "".join(axes.values())
     return ", ".join(f"{axis}={text}" for axis, text in axes.items())

@@ -160,15 +160,15 @@ class MlflowSink(Tracker):
                 else _reason(error)
             )
             raise UserError(
-                f"the record of mlflow:{one_line(run_id)} could not be read from {hide(self.uri)}: {why}. "
-                "Give a run's id, and name the store with --uri."
+                f"the record of mlflow:{one_line(run_id)} could not be read from "
+                f"{hide(self.uri)}: {why}. Give a run's id, and name the store with --uri."
             ) from error
         return [Path(line) for line in lines.splitlines()]
 
     def _again(self, folder: Path) -> str:
         return (
-            f"Nothing is lost: its record is in {folder}; "
-            f"send it again with: perfexp sync {shlex.quote(str(folder))}{store.uri_option(self.uri)}"
+            f"Nothing is lost: its record is in {folder}; send it again with: perfexp sync "
+            f"{shlex.quote(str(folder))}{store.uri_option(self.uri)}"
         )
 
     def _send(self, content: Payload, remedy: str) -> str:
@@ -187,7 +187,8 @@ class MlflowSink(Tracker):
             if isinstance(error, DeadlineMissed | store.LockTimeout):
                 _late.add(self.uri)
             raise TrackingFailed(
-                f"{one_line(content.name)} could not be sent to MLflow at {hide(self.uri)}: {why}. {remedy}"
+                f"{one_line(content.name)} could not be sent to MLflow at {hide(self.uri)}: "
+                f"{why}. {remedy}"
             ) from error
 
     def _delivery(self, content: Payload, kind: type[Delivery] = Delivery) -> Delivery:

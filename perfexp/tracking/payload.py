@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -12,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from perfexp.comparison.document import Comparison
 from perfexp.host.files import safe_name
-from perfexp.host.untrusted import printable
+from perfexp.host.foreign import printable
 from perfexp.records.paths import DETAILS, SweepPaths
 from perfexp.records.record import LARGEST, Artifact, Point, Record, Status
 from perfexp.records.sweep_record import Sweep
@@ -51,6 +52,7 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
     files, skipped = sendable([*others, own], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
+    statuses = {record.status, *(point.status for point in record.points)}
     points, first_tags = table_of(flat.overall(analysis))
     tags = {
         "perfexp.point": record.plan_hash,
@@ -62,7 +64,7 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
         name=_name(run_names.of_run(record)),
         experiment=_experiment(record),
         identity=_run_identity(record),
-        status=run_status([record.status, *(point.status for point in record.points)]),
+        status=run_status(statuses),
         started=record.started,
         ended=record.ended,
         figures=metrics,
@@ -79,14 +81,18 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
 
 def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     """Return a sweep's summary as the parent run for its runs."""
-    sweep, records = whole.sweep, [one.record for one in whole.analyses]
+    sweep = whole.sweep
+    records = [one.record for one in whole.analyses]
     paths = SweepPaths(folder)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
-    files = [Artifact(path=path.name, kind=kind) for path, kind in kinds.items() if path.exists()]
+    files = []
+    for path, kind in kinds.items():
+        if path.exists():
+            files.append(Artifact(path=path.name, kind=kind))
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    table = [row for _, one in whole.runs if one for row in one.rows]
+    table = list(itertools.chain.from_iterable(one.rows for one in whole.analyses))
     metrics, notes = figures.of(figures.best(table), lambda _: ended)
     points, first_tags = table_of(flat.sweep(whole) if records else [])
     tags = {
@@ -95,20 +101,24 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
         "perfexp.failed": str(len(sweep.children) - num_finished),
         **notes,
         "mlflow.source.name": "perfexp",
-        **(figures.winner(whole) if is_whole else {}),
-        **(descriptions.sweep_tags(records[0]) if records else {}),
     }
+    params: dict[str, str] = {}
+    if is_whole:  # MLflow never changes a parameter
+        params = run_params.of_sweep(sweep, records)
+        tags |= figures.winner(whole)
+    experiment = DEFAULT_EXPERIMENT
+    if records:
+        experiment = _experiment(records[0])
+        tags |= descriptions.sweep_tags(records[0])
     return Payload(
         name=_name(run_names.of_sweep(sweep, records)),
-        experiment=_experiment(records[0]) if records else DEFAULT_EXPERIMENT,
+        experiment=experiment,
         identity=_sweep_identity(sweep.uid),
         status=sweep_status(sweep),
         started=sweep.started,
         ended=sweep.ended,
         figures=metrics,
-        params=run_params.of_sweep(sweep, records)
-        if is_whole
-        else {},  # MLflow never changes a parameter
+        params=params,
         tags=descriptions.tags(tags),
         first_tags=first_tags,
         note=descriptions.of_sweep(whole),
@@ -127,38 +137,33 @@ def of_comparison(
         records: records per side, the baseline first.
         folder: the comparison's folder.
     """
-    whole = [record for side in records for record in side]
+    whole = list(itertools.chain.from_iterable(records))
+    started = min(record.started for record in whole)
     ended = max(record.ended or record.started for record in whole)
     time_ms = to_ms(ended) or 0
-    steps = {
-        point: step
-        for step, point in enumerate(dict.fromkeys(pair.point for pair in comparison.pairs))
-    }
+    steps: dict[str, int] = {}
     metrics, counts = [], Counter[str]()
     for pair in comparison.pairs:
+        step = steps.setdefault(pair.point, len(steps))
         group = metric_part(pair.side)
         counts[f"{group}/{metric_part(pair.verdict)}_count"] += 1
         if pair.ratio is not None:
-            metrics.append(
-                Figure(
-                    f"{group}/{metric_part(pair.measure)}_ratio",
-                    pair.ratio,
-                    steps[pair.point],
-                    time_ms,
-                )
-            )
-    metrics += [Figure(name, float(count), 0, time_ms) for name, count in counts.items()]
+            name = f"{group}/{metric_part(pair.measure)}_ratio"
+            metrics.append(Figure(name, pair.ratio, step, time_ms))
+    for name, count in counts.items():
+        metrics.append(Figure(name, float(count), 0, time_ms))
     tags = {"perfexp.version": comparison.perfexp_version, "mlflow.source.name": "perfexp"}
+    uids = list[list[str]]()
     for side, of_side in zip(comparison.sides, records, strict=True):
         tags[f"perfexp.side.{side.name}"] = " ".join(f"{one.name} ({one.uid})" for one in of_side)
-    uids = [[safe_uid(record.uid) for record in side] for side in records]
+        uids.append([safe_uid(one.uid) for one in of_side])
     uid = hashlib.sha256(json.dumps([uids, comparison.margin]).encode()).hexdigest()
     files = [Artifact(path=file.name, kind="") for file in sorted(folder.glob("comparison.*"))]
     return Payload(
         name=_name(" against ".join(side[0].name for side in reversed(records))),
         identity={"perfexp.kind": "comparison", "perfexp.uid": uid},
         status="FINISHED",
-        started=min(record.started for record in whole),
+        started=started,
         ended=ended,
         figures=metrics,
         params={
@@ -200,26 +205,32 @@ def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
     If there are several phases or batch sizes, each gets a run. Within them, each of several sizes
     gets a run, unless there would be more than `_MOST_SIZES` runs.
     """
-    known = [part for part in parts if part.batch_size != LARGEST]
-    sizes = [one for part in known for one in by_size(part)]
-    split = [_of_points(record, part, "point") for part in known] if len(parts) > 1 else []
-    return split + (
-        [_of_points(record, one, "size") for one in sizes] if len(sizes) <= _MOST_SIZES else []
-    )
+    children, sizes = list[Payload](), list[PointRun]()
+    for part in parts:
+        if part.batch_size != LARGEST:
+            sizes += by_size(part)
+            if len(parts) > 1:
+                children.append(_of_points(record, part, "point"))
+    if len(sizes) <= _MOST_SIZES:
+        for part in sizes:
+            children.append(_of_points(record, part, "size"))
+    return children
 
 
 def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
     metrics, notes = figures.of(charted(part), figures.times(record))
     keys = [row.key for row in part.analysis.rows]
-    size = {"perfexp.input_size": keys[0].size_label} if kind == "size" else {}
     identity = {
         "perfexp.kind": kind,
         "perfexp.uid": safe_uid(record.uid),
         "perfexp.phase": safe_uid(part.phase),
+        "perfexp.batch_size": str(part.batch_size),
     }
+    if kind == "size":
+        identity["perfexp.input_size"] = keys[0].size_label
     return Payload(
         name=_name(run_names.of_part(record, keys)),
-        identity=identity | {"perfexp.batch_size": str(part.batch_size), **size},
+        identity=identity,
         status=run_status([row.status for row in part.analysis.rows]),
         started=record.started,
         ended=record.ended,
@@ -257,7 +268,9 @@ def _sweep_identity(uid: str) -> dict[str, str]:
 
 def _experiment(record: Record) -> str:
     stage = record.plan.get("stage")
-    return stage if isinstance(stage, str) and stage else DEFAULT_EXPERIMENT
+    if isinstance(stage, str) and stage:
+        return stage
+    return DEFAULT_EXPERIMENT
 
 
 def run_status(statuses: Collection[Status]) -> str:
@@ -281,7 +294,9 @@ def sweep_status(sweep: Sweep) -> str:
     RUNNING would outlive a killed sweep.
     """
     if sweep.jobs is not None and len(sweep.children) < sweep.jobs:
-        return "KILLED" if sweep.ended else "SCHEDULED"
+        if sweep.ended:
+            return "KILLED"
+        return "SCHEDULED"
     return run_status([child.status for child in sweep.children])
 
 
@@ -294,23 +309,21 @@ def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[st
     Nothing without lines. MLflow groups rows across runs by the first column and compares the
     second.
     """
-    lines = [
-        line for line in lines if line.get("batch_size") != LARGEST
-    ]  # leave out points whose batch is still being searched for
-    if not lines:
+    rows, columns = list[dict[str, Cell]](), dict[str, None]()
+    for line in lines:
+        # leave out points whose batch is still being searched for
+        if line.get("batch_size") != LARGEST:
+            rows.append({"point": _point(line), "median_ms": line.get("median_ms"), **line})
+            columns |= dict.fromkeys(rows[-1])
+    if not rows:
         return [], {}
-    lines = [{"point": _point(line), "median_ms": line.get("median_ms"), **line} for line in lines]
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    content = json.dumps(
-        {
-            "columns": columns,
-            "data": [[_cell(line.get(name)) for name in columns] for line in lines],
-        }
-    )
+    data = list[list[Cell]]()
+    for row in rows:
+        data.append([_cell(row.get(name)) for name in columns])
+    content = json.dumps({"columns": list(columns), "data": data})
     listed = json.dumps([{"path": f"tables/{_TABLE}", "type": "table"}])
-    return [Upload(source=None, folder="tables", name=_TABLE, content=content)], {
-        "mlflow.loggedArtifacts": listed
-    }
+    upload = Upload(source=None, folder="tables", name=_TABLE, content=content)
+    return [upload], {"mlflow.loggedArtifacts": listed}
 
 
 def _point(line: Mapping[str, Cell]) -> str:
@@ -318,12 +331,14 @@ def _point(line: Mapping[str, Cell]) -> str:
 
     In a sweep's table the run comes first.
     """
-    parts = (line.get(name) for name in ("run", "phase", "input_size", "batch_size", "precision"))
+    parts = map(line.get, ("run", "phase", "input_size", "batch_size", "precision"))
     return " · ".join(one_line(str(part)) for part in parts if part is not None)
 
 
 def _cell(cell: Cell) -> Cell:
-    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None
+    return cell
 
 
 def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
@@ -333,23 +348,23 @@ def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload],
     `plots/a-b.png`; deeper folders become part of the name.
     """
     uploads: dict[str, Upload] = {}
+    sources = set[str]()
     skipped: dict[str, str] = {}
     for artifact in artifacts:
         kind = artifact.kind if artifact.kind in FOLDERS else ""
-        name = safe_name(
-            "-".join(
-                part for part in PurePosixPath(artifact.path).parts if part not in (kind, DETAILS)
-            )
-        )
-        source, place = str(folder.absolute() / artifact.path), f"{kind}/{name}".lstrip("/")
+        parts = PurePosixPath(artifact.path).parts
+        name = safe_name("-".join(part for part in parts if part not in (kind, DETAILS)))
+        source = str(folder.absolute() / artifact.path)
+        place = f"{kind}/{name}".lstrip("/")
         if reason := _refusal(artifact.path, folder):
             skipped[artifact.path] = reason
         elif place in uploads:
             skipped[artifact.path] = f"{place} is there already"
-        elif any(source == other.source for other in uploads.values()):
+        elif source in sources:
             skipped[artifact.path] = "it is named twice"
         else:
             uploads[place] = Upload(source=source, folder=kind, name=name)
+            sources.add(source)
     return list(uploads.values()), skipped
 
 
@@ -364,11 +379,11 @@ def _refusal(path: str, folder: Path) -> str | None:
         if not source.is_relative_to(root) or source.resolve() != source:
             return "a link, or outside of the run's folder"
         if not source.is_file():
-            return "not a file" if source.exists() else "missing"
-        return (
-            f"larger than {_MAX_FILE_BYTES >> 30} GiB"
-            if source.stat().st_size > _MAX_FILE_BYTES
-            else None
-        )
+            if source.exists():
+                return "not a file"
+            return "missing"
+        if source.stat().st_size > _MAX_FILE_BYTES:
+            return f"larger than {_MAX_FILE_BYTES >> 30} GiB"
+        return None
     except (OSError, ValueError) as error:
         return str(error)

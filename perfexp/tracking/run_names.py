@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from perfexp.diagnosis.environment import fact_at
@@ -16,10 +18,13 @@ LENGTH = 24
 _SHORTEST, _SHORTEST_AXIS = 5, 11
 #: Name part that shows each sweep axis; other axes have their own word.
 _PARTS = {
-    axis: axis
-    for axis in ("model", "algorithm", "mode", "precision", "execution", "input_size", "batch_size")
-}
-_PARTS |= {
+    "model": "model",
+    "algorithm": "algorithm",
+    "mode": "mode",
+    "precision": "precision",
+    "execution": "execution",
+    "input_size": "input_size",
+    "batch_size": "batch_size",
     "model.name": "model",
     "mode.train.batch_size": "batch_size",
     "mode.inference.batch_size": "batch_size",
@@ -74,8 +79,10 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
             values.setdefault(axis, set()).add(value)
     counts = dict.fromkeys(values, "")
     if len(sweep.children) == sweep.jobs:
-        counts = {axis: f"{len(found)} " for axis, found in values.items() if len(found) > 1}
-    own = of_user(records[0]) if records else ""
+        counts = {axis: f"{len(texts)} " for axis, texts in values.items() if len(texts) > 1}
+    own = ""
+    if records:
+        own = of_user(records[0])
     return own or _of_axes(counts, records) or one_line(sweep.name)
 
 
@@ -96,7 +103,9 @@ def shape(keys: Sequence[Key]) -> str:
 
 
 def _axes(record: Record) -> Mapping[str, str]:
-    return record.sweep.axes if record.sweep else {}
+    if record.sweep:
+        return record.sweep.axes
+    return {}
 
 
 def _timed(record: Record) -> list[Key]:
@@ -111,11 +120,8 @@ def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
         usual = f"{part}s" if part else axis.rpartition(".")[2]
         nouns.append(f"{count}{_NOUNS.get(part or axis, usual)}")
     words = [_fixed(_words(one, _timed(one)), counts) for one in records]
-    shared = (
-        [word for word in words[0] if all(word in other for other in words)]
-        if nouns and words
-        else []
-    )
+    common = Counter(itertools.chain.from_iterable(map(dict.fromkeys, words)))
+    shared = [word for word, number in common.items() if number == len(words)]
     return _with(_cut(" × ".join(nouns), LENGTH), shared)
 
 
@@ -142,13 +148,17 @@ def _execution(text: str) -> str:
 def _part(axis: str) -> str | None:
     """Return the name part that shows an axis; None if the axis has its own word."""
     group, _, key = axis.partition(".")
-    return "execution" if group == "execution" and key in EXECUTION_KEYS else _PARTS.get(axis)
+    if group == "execution" and key in EXECUTION_KEYS:
+        return "execution"
+    return _PARTS.get(axis)
 
 
 def _batches(keys: Sequence[Key]) -> str:
     """Return the batch-size range, which ends with `max` during a search for the largest batch."""
     in_order = sorted(keys, key=lambda key: (key.batch_size == LARGEST, key.batch_size))
-    return f"b{_range([key.batch_label for key in in_order])}" if keys else ""
+    if keys:
+        return f"b{_range([key.batch_label for key in in_order])}"
+    return ""
 
 
 def _range(sorted_texts: Sequence[str]) -> str:
@@ -161,19 +171,24 @@ def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
     Inference is the usual mode, so its word comes last and is dropped first.
     """
     shown = set(map(_part, axes))
-    rest = [
-        word for part, word in words.items() if part not in shown and word and word not in _USUAL
-    ]
+    rest = []
+    for part, word in words.items():
+        if part not in shown and word and word not in _USUAL:
+            rest.append(word)
     return sorted(rest, key=lambda word: word == _INFERENCE)
 
 
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
     """Return the words for a sweep's axes."""
-    names = {axis: "" if axis in _PLAIN else f"{axis.rpartition('.')[2]}=" for axis in axes}
-    return [
-        words[part] if (part := _part(axis)) else one_line(names[axis] + axes[axis])
-        for axis in axes
-    ]
+    varying = []
+    for axis, value in axes.items():
+        if part := _part(axis):
+            varying.append(words[part])
+        elif axis in _PLAIN:
+            varying.append(one_line(value))
+        else:
+            varying.append(one_line(f"{axis.rpartition('.')[2]}={value}"))
+    return varying
 
 
 def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[str] = ()) -> str:
@@ -182,21 +197,18 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
     Long words are shortened, starting with the last, and then left out, so that numbers remain.
     """
     varying, fixed = [*first, *_varying(words, axes)], _fixed(words, axes)
-    texts = {
-        word: word
-        for word in [*varying, *fixed]
-        if word and (word in varying or word != _INFERENCE)
-    }
-    whole = {
-        *first,
-        *(words[part] for part in ("precision", "execution", "input_size", "batch_size")),
-    }
+    texts: dict[str, str] = {}
+    for word in (*varying, *fixed):
+        if word and (word in varying or word != _INFERENCE):
+            texts[word] = word
+    whole = [*first, words["precision"], words["execution"]]
+    whole += (words["input_size"], words["batch_size"])
     long = [word for word in reversed(texts) if word not in whole]
     for word in long:
         least = _SHORTEST_AXIS if word in varying else _SHORTEST
         length = max(least, len(word) + LENGTH - len(" ".join(texts.values())))
         texts[word] = _cut(word, length) if word == words["algorithm"] else cut(word, length)
-    last = [word for word in fixed[-1:] if word == _INFERENCE and word not in texts]
+    last = [_INFERENCE] if fixed[-1:] == [_INFERENCE] and _INFERENCE not in texts else []
     for word in long:
         if len(" ".join(texts.values())) > LENGTH and word != next(iter(texts)):
             del texts[word]
@@ -206,10 +218,13 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
 
 def _with(text: str, words: Iterable[str]) -> str:
     """Append to a text those words that fit."""
-    for word in words if text else ():
-        text = f"{text} {word}" if len(text) + 1 + len(word) <= LENGTH else text
+    for word in words:
+        if text and len(text) + 1 + len(word) <= LENGTH:
+            text += f" {word}"
     return text
 
 
 def _cut(word: str, length: int) -> str:
-    return word if len(word) <= length else f"{word[: length - 1]}…"
+    if len(word) <= length:
+        return word
+    return f"{word[: length - 1]}…"

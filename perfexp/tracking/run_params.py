@@ -27,33 +27,32 @@ MOST = 25
 _GROUPS = ("stopping", "data")
 #: Keys that other parameters already show.
 _SHOWN = (
-    *(
-        "model",
-        "model.name",
-        "algorithm",
-        "mode",
-        "precision",
-        "batch_size",
-        "input_size",
-        "gpu",
-        "execution",
-    ),
+    "model",
+    "model.name",
+    "algorithm",
+    "mode",
+    "precision",
+    "batch_size",
+    "input_size",
+    "gpu",
+    "execution",
     *_GROUPS,
 )
 #: Key groups that do not affect measurements.
 _NOT_MEASURED = (
-    *(
-        "tracking",
-        "output_dir",
-        "speed_dir",
-        "export",
-        "compare",
-        "stage",
-        "quiet",
-        "device_lock",
-        "host_sharing",
-    ),
-    *("timeout_seconds", "resume", "cluster", "hydra"),
+    "tracking",
+    "output_dir",
+    "speed_dir",
+    "export",
+    "compare",
+    "stage",
+    "quiet",
+    "device_lock",
+    "host_sharing",
+    "timeout_seconds",
+    "resume",
+    "cluster",
+    "hydra",
 )
 #: Longest dataset source that every store accepts, in characters.
 _SOURCE_LENGTH = 16_000
@@ -63,11 +62,12 @@ def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
     """Return parameters for some points: subject, sizes, device and libraries."""
     about = subject(record.plan, record.environment)
     named = {
-        name: getattr(about, name)
-        for name in ("model", "algorithm", "mode", "precision", "execution")
-    }
-    named |= {
-        "phase": ", ".join(dict.fromkeys(key.phase for key in keys if key.is_timed)),
+        "model": about.model,
+        "algorithm": about.algorithm,
+        "mode": about.mode,
+        "precision": about.precision,
+        "execution": about.execution,
+        "phase": ", ".join(_phases(keys)),
         "batch_size": _batch_sizes(keys),
         "input_size": ", ".join(dict.fromkeys(key.size_label for key in keys)),
         "device": about.device or "",
@@ -77,21 +77,28 @@ def of_keys(record: Record, keys: Sequence[Key]) -> dict[str, str]:
     return _cleaned(named)
 
 
+def _phases(keys: Sequence[Key]) -> dict[str, None]:
+    return dict.fromkeys(key.phase for key in keys if key.is_timed)
+
+
 def _batch_sizes(keys: Sequence[Key]) -> str:
     """Return the points' batch sizes, or an empty string while the largest batch is searched for.
 
     MLflow parameters never change, so an unknown batch size must stay unset.
     """
     sizes = dict.fromkeys(key.batch_size for key in keys)
-    return "" if LARGEST in sizes else ", ".join(map(str, sizes))
+    if LARGEST in sizes:
+        return ""
+    return ", ".join(map(str, sizes))
 
 
 def of_run(record: Record) -> dict[str, str]:
     """Return a run's parameters, from its points, some group options and its command line."""
-    options = {group: str(fact_at(record.plan, f"choices.{group}") or "") for group in _GROUPS}
     texts = of_keys(record, [point.key for point in record.points])
-    axes = record.sweep.axes if record.sweep else ()
-    return _cleaned({**texts, **options, **dict(_chosen(record))}, axes)
+    for group in _GROUPS:
+        texts[group] = str(fact_at(record.plan, f"choices.{group}") or "")
+    axes = record.sweep.axes if record.sweep else {}
+    return _cleaned(texts | dict(_chosen(record, axes)), axes)
 
 
 def of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
@@ -99,37 +106,39 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
     children = sorted(sweep.children, key=lambda child: child.job)
     axes = _joined(child.axes for child in children)
     axes = {"model" if name == "model.name" else name: text for name, text in axes.items()}
-    sizes = _batch_sizes([point.key for record in records for point in record.points])
-    return _cleaned({**_joined(map(of_run, records)), "batch_size": sizes, **axes}, axes)
+    keys = list[Key]()
+    for record in records:
+        for point in record.points:
+            keys.append(point.key)
+    joined = _joined(map(of_run, records))
+    return _cleaned({**joined, "batch_size": _batch_sizes(keys), **axes}, axes)
 
 
 def _joined(of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
     values: dict[str, dict[str, None]] = {}
-    for name, text in (item for texts in of_runs for item in texts.items()):
-        values.setdefault(name, {})[text] = None
+    for texts in of_runs:
+        for name, text in texts.items():
+            values.setdefault(name, {})[text] = None
     return {name: ", ".join(texts) for name, texts in values.items()}
 
 
-def _chosen(record: Record) -> Iterator[tuple[str, str]]:
+def _chosen(record: Record, axes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the command-line keys and values that no other parameter shows.
 
     For swept keys the value is this run's.
     """
-    typed = (
-        argument.lstrip("+~").partition("=")
-        for argument in record.command
-        if not argument.startswith("-")
-    )
-    axes = record.sweep.axes if record.sweep else {}
-    for name, text in {**{name: text for name, _, text in typed}, **axes}.items():
+    typed: dict[str, str] = {}
+    for argument in record.command:
+        if not argument.startswith("-"):
+            name, _, text = argument.lstrip("+~").partition("=")
+            typed[name] = text
+    for name, text in {**typed, **axes}.items():
         if name not in _SHOWN and re.split("[./]", name)[0] not in _NOT_MEASURED:
-            value = fact_at(
-                record.plan, name
-            )  # the command of a sweep's run spells values the way Python does
-            yield (
-                name,
-                text if value is None or isinstance(value, str | dict) else json.dumps(value),
-            )
+            # the command of a sweep's run spells values the way Python does
+            value = fact_at(record.plan, name)
+            if value is not None and not isinstance(value, str | dict):
+                text = json.dumps(value)
+            yield name, text
 
 
 def _cleaned(texts: Mapping[str, str], axes: Iterable[str] = ()) -> dict[str, str]:
@@ -154,7 +163,7 @@ def datasets(record: Record, keys: Sequence[Key]) -> list[Dataset]:
     kind = one_line(str(node.get("name") or fact_at(record.plan, "choices.data") or "data"))
     source = json.dumps(hide({**node}), default=str, sort_keys=True)
     found = []
-    for phase in dict.fromkeys(key.phase for key in keys if key.is_timed):
+    for phase in _phases(keys):
         of_phase = [key for key in keys if key.phase == phase]
         if any(key.batch_size == LARGEST for key in of_phase):
             continue

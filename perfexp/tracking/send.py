@@ -6,6 +6,7 @@ HTTP timeout does not limit a server that answers one byte at a time.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -27,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from perfexp.host.credentials import scrub
+from perfexp.host.foreign import MAX_BYTES
 from perfexp.host.lifeline import die_with
-from perfexp.host.untrusted import MAX_BYTES
 from perfexp.tracking.delivery import (
     Dataset,
     Delivery,
@@ -250,9 +251,8 @@ class Claim:
 
     def __init__(self, client: MlflowClient, experiment_id: str, payload: Payload) -> None:
         self._client, self._experiment_id = client, experiment_id
-        self._query = " and ".join(
-            f"tags.`{name}` = '{value}'" for name, value in payload.identity.items()
-        )
+        terms = [f"tags.`{name}` = '{value}'" for name, value in payload.identity.items()]
+        self._query = " and ".join(terms)
         earliest = self._earliest()
         self._is_new = earliest is None
         self.run: Run = earliest or self._create(payload)
@@ -306,14 +306,16 @@ def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, s
     from mlflow.entities import Metric, Param, RunTag
 
     run_id, old, tags = run.info.run_id, run.data, {**payload.tags, **above, _NAME: payload.name}
-    own = {name: text for name, text in payload.first_tags.items() if name not in old.tags}
+    own = dict(payload.first_tags)
+    for name in old.tags:
+        own.pop(name, None)
     if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]):
         own[_NOTE] = payload.note
-    metrics = [
-        Metric(figure.name, figure.value, figure.time_ms, figure.step) for figure in payload.figures
-    ]
+    metrics = []
+    for figure in payload.figures:
+        metrics.append(Metric(figure.name, figure.value, figure.time_ms, figure.step))
     params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]
-    new_tags = [RunTag(name, text) for name, text in {**tags, **own}.items()]
+    new_tags = list(itertools.starmap(RunTag, {**tags, **own}.items()))
     batches = zip_longest(
         _chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=()
     )
@@ -334,20 +336,17 @@ def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> 
     """Add missing datasets to a run."""
     from mlflow import entities
 
-    there = {
-        (one.dataset.name, one.dataset.digest)
-        for one in (run.inputs.dataset_inputs if run.inputs else ())
-    }
-    inputs = [
-        entities.DatasetInput(
-            entities.Dataset(
+    there = set[tuple[str, str]]()
+    for known in run.inputs.dataset_inputs if run.inputs else ():
+        there.add((known.dataset.name, known.dataset.digest))
+    inputs = []
+    for one in datasets:
+        if (one.name, one.digest) not in there:
+            dataset = entities.Dataset(
                 name=one.name, digest=one.digest, source_type="perfexp", source=one.source
-            ),
-            [entities.InputTag("mlflow.data.context", one.context)],
-        )
-        for one in datasets
-        if (one.name, one.digest) not in there
-    ]
+            )
+            context = entities.InputTag("mlflow.data.context", one.context)
+            inputs.append(entities.DatasetInput(dataset, [context]))
     if inputs:
         client.log_inputs(run.info.run_id, inputs)
 
@@ -363,8 +362,8 @@ def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str)
     place = str(client.get_run(run_id).info.artifact_uri)
     if is_foreign_place(place, uri):
         raise TrackingFailed(
-            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where none are sent "
-            "(a server: start it with --serve-artifacts)"
+            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where "
+            "none are sent (a server: start it with --serve-artifacts)"
         )
     repository = get_artifact_repository(place, tracking_uri=uri)
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
@@ -431,7 +430,10 @@ def _limited_files(most_bytes: int) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """Return why sending failed, with a remedy if there is one."""
     if "MemoryError" in "".join(traceback.format_exception(error)):  # also as a hidden cause
-        return "the server's answer needs more memory than sending may use; see whether it is a tracking server"
+        return (
+            "the server's answer needs more memory than sending may use; see whether it is a "
+            "tracking server"
+        )
     text = scrub(str(error))[:_LONGEST_REASON] or type(error).__name__
     if not isinstance(error, ImportError):
         return text

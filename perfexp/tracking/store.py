@@ -21,7 +21,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import locks
 from perfexp.host.cache import home
 from perfexp.host.credentials import hide, mask
-from perfexp.host.untrusted import is_regular
+from perfexp.host.foreign import is_regular
 from perfexp.records.folders import ARTIFACTS
 
 #: Default address for `perfexp ui`.
@@ -38,7 +38,10 @@ _MARK = "\n\n<!-- perfexp "
 _OBJECT_STORES = ("s3", "gs", "wasbs", "abfss", "r2")
 #: Query that counts code in a database. MLflow 3.17 creates a trigger for the table `secrets`,
 #: which perfexp never writes to.
-_CODE = "select count(*) from sqlite_master where type = 'view' or (type = 'trigger' and tbl_name <> 'secrets')"
+_CODE = (
+    "select count(*) from sqlite_master where type = 'view' or (type = 'trigger' and tbl_name <> "
+    "'secrets')"
+)
 #: Last bytes of a journal that names another file.
 #: Source: sqlite.org/fileformat.html, "The Rollback Journal"
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
@@ -68,7 +71,9 @@ def clean(text: str, length: int) -> str:
     Credentials are masked, NUL is removed, and lone surrogates become `?`.
     """
     text = mask(text.replace("\0", "").encode(errors="replace").decode())
-    return text if len(text) <= length else text[: length - len(_CUT)] + _CUT
+    if len(text) <= length:
+        return text
+    return text[: length - len(_CUT)] + _CUT
 
 
 def allowed(text: str) -> str:
@@ -105,7 +110,9 @@ def store_uri(uri: str | None) -> str:
             "Use sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://… or https://…."
         )
     file, query = database(uri), uri[uri.find("?") :] if "?" in uri else ""
-    return f"{_SQLITE}{file.as_posix()}{query}" if file else uri.rstrip("/")
+    if file:
+        return f"{_SQLITE}{file.as_posix()}{query}"
+    return uri.rstrip("/")
 
 
 def _fault(uri: str) -> str | None:
@@ -118,7 +125,9 @@ def _fault(uri: str) -> str | None:
         file = database(uri)
         if file is None:
             return "a file's name is missing"
-        return "this is a folder, not a file" if uri.endswith("/") or file.is_dir() else None
+        if uri.endswith("/") or file.is_dir():
+            return "this is a folder, not a file"
+        return None
     # installed packages may add stores to MLflow
     plugins = {
         entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store")
@@ -126,7 +135,9 @@ def _fault(uri: str) -> str | None:
     if not separator or (scheme not in plugins and kind not in _KINDS):
         return "MLflow has no store of this kind"
     if not is_server(uri):
-        return None if rest else "the database is missing"
+        if rest:
+            return None
+        return "the database is missing"
     try:
         parts = urlsplit(uri)
         if not parts.hostname or parts.port == 0:
@@ -173,7 +184,8 @@ def refuse_foreign_database(uri: str) -> None:
     for log in (Path(f"{file}-journal"), Path(f"{file}-wal")):
         if os.path.lexists(log) and (not is_regular(log) or _names_others(log)):
             raise UserError(
-                f"{log} is not a log of this database alone: nothing is written to it. Remove the log."
+                f"{log} is not a log of this database alone: nothing is written to it. Remove the "
+                "log."
             )
     # SQLite first rolls back interrupted transactions, so the query sees the final state.
     # Errors are ignored here: MLflow reports them.
@@ -304,12 +316,15 @@ def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
 
 def view_page(base: str, experiment_id: str, key: str) -> str:
     """Return the web address for an experiment's saved view."""
-    return f"{base}/#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
+    view = f"workflowType=machine_learning&viewStateShareKey={key}"
+    return f"{base}/#/experiments/{experiment_id}/runs?{view}"
 
 
 def uri_option(uri: str) -> str:
     """Return the `--uri` option that selects this store; empty if it is the default."""
-    return "" if uri == store_uri(None) else f" --uri {shlex.quote(hide(uri))}"
+    if uri == store_uri(None):
+        return ""
+    return f" --uri {shlex.quote(hide(uri))}"
 
 
 def how_to_look(uri: str, experiment_id: str, run_id: str) -> str:

@@ -103,17 +103,17 @@ class Row:
         training step has 6 FLOPs per multiply-accumulate by definition. Other rows have a gradient
         for each input that needs it, up to two (e.g. in attention).
         """
-        gradients = (
-            2
-            if self.weight_gradient_flops
-            else (self.input_gradient_flops or 0) // (2 * self.macs or 1)
-        )
+        gradients = 2
+        if not self.weight_gradient_flops:
+            gradients = (self.input_gradient_flops or 0) // (2 * self.macs or 1)
         return 2 * self.macs * (1 + min(gradients, 2))
 
     @property
     def arithmetic_intensity(self) -> float | None:
         """Return the FLOPs per byte in the forward pass; None if nothing is moved."""
-        return self.flops / self.bytes_min if self.bytes_min else None
+        if self.bytes_min:
+            return self.flops / self.bytes_min
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,9 @@ class Work:
     @property
     def backward_flops(self) -> int | None:
         """Return the FLOPs in the backward pass; None if it is not counted."""
-        return sum(row.backward_flops or 0 for row in self.rows) if self.backward else None
+        if self.backward:
+            return sum(row.backward_flops or 0 for row in self.rows)
+        return None
 
     @property
     def flops_model(self) -> int:

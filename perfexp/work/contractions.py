@@ -9,6 +9,7 @@ recomputed scores. Its registry is only used for operators without a formula her
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -73,9 +74,12 @@ def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:
     weight, groups = arguments["weight"], int(arguments["groups"])
     first, second, *kernel = weight.shape
     transposed = bool(arguments.get("transposed", False))
+    in_channels, out_channels = second * groups, first
+    if transposed:
+        in_channels, out_channels = out_channels, in_channels
     return Geometry(
-        in_channels=first if transposed else second * groups,
-        out_channels=second * groups if transposed else first,
+        in_channels=in_channels,
+        out_channels=out_channels,
         kernel=tuple(kernel),
         stride=_directions(arguments["stride"], len(kernel)),
         padding=_directions(arguments["padding"], len(kernel)),
@@ -87,7 +91,9 @@ def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:
 
 def _directions(values: int | Sequence[int], count: int) -> Shape:
     values = (values,) if isinstance(values, int) else tuple(values)
-    return values * count if len(values) == 1 else values
+    if len(values) == 1:
+        return values * count
+    return values
 
 
 def _single(macs: int, *operands: torch.Tensor) -> list[Term]:
@@ -102,9 +108,10 @@ def _matrices(left: str, right: str, dimension: int = -1) -> Formula:
 
     def formula(arguments: Arguments, _: Any) -> list[Term]:
         first, second = arguments[left], arguments[right]
-        return _single(
-            first.numel() * (second.shape[dimension] if second.dim() > 1 else 1), first, second
-        )
+        macs = first.numel()
+        if second.dim() > 1:
+            macs *= second.shape[dimension]
+        return _single(macs, first, second)
 
     return formula
 
@@ -116,7 +123,8 @@ def _trilinear(arguments: Arguments, _: Any) -> list[Term]:
         for dimension in arguments[f"expand{position + 1}"]:
             operand = operand.unsqueeze(dimension)
         operands[position] = operand
-    shape: Shape = torch.broadcast_shapes(*(operand.shape for operand in operands))  # type: ignore[no-untyped-call]
+    shapes = [operand.shape for operand in operands]
+    shape: Shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return _single(prod(shape), *operands)
 
 
@@ -144,9 +152,7 @@ def _gradients_of_convolution(arguments: Arguments, _: Any) -> list[Term]:
     grad, inputs = arguments["grad" if "grad" in arguments else "grad_output"], arguments["input"]
     macs = _convolution_macs(arguments, inputs, grad)
     wanted = arguments.get("output_mask", (True, False))[:2]
-    others = [
-        other for other, asked in zip((arguments["weight"], inputs), wanted, strict=True) if asked
-    ]
+    others = itertools.compress((arguments["weight"], inputs), wanted)
     return [Term(macs=macs, operands=((grad,), (other,))) for other in others]
 
 

@@ -44,8 +44,9 @@ def _names(words: str) -> frozenset[str]:
 
 #: Elementwise operators that torch does not tag in some version.
 _ELEMENTWISE = _names(
-    "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish prelu _prelu_kernel relu6 rrelu "
-    "rrelu_with_noise selu silu softplus softshrink threshold addcdiv addcmul lerp"
+    "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish prelu "
+    "_prelu_kernel relu6 rrelu rrelu_with_noise selu silu softplus softshrink threshold addcdiv "
+    "addcmul lerp"
 )
 #: FLOPs per input.
 _REDUCTIONS = {
@@ -71,20 +72,20 @@ _PER_OUTPUT: dict[str, int] = {
     "_log_softmax": SOFTMAX_FLOPS,
     "native_dropout": 2,
     "glu": 2,
-    **{
-        f"upsample_{kind}": 2 * 2**d - 1
-        for kind, d in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3))
-    },
+    "upsample_linear1d": 2 * 2 - 1,
+    "upsample_bilinear2d": 2 * 2**2 - 1,
+    "upsample_trilinear3d": 2 * 2**3 - 1,
     "upsample_bicubic2d": 2 * 4**2 - 1,
     "_thnn_fused_lstm_cell": 13,
     "_thnn_fused_gru_cell": 10,
 }
 _ADAPTIVE_POOLING = _names(
-    "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d mkldnn_adaptive_avg_pool2d"
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d "
+    "mkldnn_adaptive_avg_pool2d"
 )
 _POOLING = _names(
-    "avg_pool2d avg_pool3d max_pool2d max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d "
-    "mkldnn_max_pool3d"
+    "avg_pool2d avg_pool3d max_pool2d max_pool2d_with_indices max_pool3d_with_indices "
+    "mkldnn_max_pool2d mkldnn_max_pool3d"
 )
 #: Batch norms, and whether they use input statistics (None: an argument decides).
 _BATCH_NORMS: dict[str, bool | None] = {
@@ -100,18 +101,21 @@ _BATCH_NORMS: dict[str, bool | None] = {
 _OTHER_NORMS = _names("native_layer_norm native_group_norm")
 #: Operators that move, compare, look up or make numbers. Views are recognized by their storage.
 _FREE = _names(
-    "_assert_async _assert_tensor_metadata _copy_from _index_put_impl _linalg_check_errors _reshape_alias "
-    "_reshape_copy _to_copy _unsafe_index _unsafe_index_put _unsafe_view _upsample_nearest_exact1d "
-    "_upsample_nearest_exact2d _upsample_nearest_exact3d all any arange argmax argmin argsort as_strided bernoulli "
-    "block_diag bucketize cat channel_shuffle clone complex constant_pad_nd contiguous copy count_nonzero detach "
-    "diag_embed diagonal_copy embedding empty_like expand_copy exponential eye fill flip full_like gather im2col index "
-    "index_copy index_fill index_put index_select is_same_size isin kthvalue lift_fresh lift_fresh_copy masked_fill "
-    "masked_scatter masked_select median mode native_channel_shuffle new_empty new_empty_strided new_full new_ones "
-    "new_zeros nonzero nonzero_static normal one_hot ones_like pixel_shuffle pixel_unshuffle rand_like randint_like "
-    "randn_like random reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d "
-    "replication_pad2d replication_pad3d resize roll rot90 scatter searchsorted select_scatter set_ slice_scatter "
-    "sort split_copy split_with_sizes_copy stack t_copy topk transpose_copy tril triu unfold_copy uniform "
-    "unique_consecutive unsafe_split unsafe_split_with_sizes unsqueeze_copy upsample_nearest1d upsample_nearest2d "
+    "_assert_async _assert_tensor_metadata _copy_from _index_put_impl _linalg_check_errors "
+    "_reshape_alias _reshape_copy _to_copy _unsafe_index _unsafe_index_put _unsafe_view "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d all any arange "
+    "argmax argmin argsort as_strided bernoulli block_diag bucketize cat channel_shuffle clone "
+    "complex constant_pad_nd contiguous copy count_nonzero detach diag_embed diagonal_copy "
+    "embedding empty_like expand_copy exponential eye fill flip full_like gather im2col index "
+    "index_copy index_fill index_put index_select is_same_size isin kthvalue lift_fresh "
+    "lift_fresh_copy masked_fill masked_scatter masked_select median mode native_channel_shuffle "
+    "new_empty new_empty_strided new_full new_ones new_zeros nonzero nonzero_static normal "
+    "one_hot ones_like pixel_shuffle pixel_unshuffle rand_like randint_like randn_like random "
+    "reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave "
+    "replication_pad1d replication_pad2d replication_pad3d resize roll rot90 scatter searchsorted "
+    "select_scatter set_ slice_scatter sort split_copy split_with_sizes_copy stack t_copy topk "
+    "transpose_copy tril triu unfold_copy uniform unique_consecutive unsafe_split "
+    "unsafe_split_with_sizes unsqueeze_copy upsample_nearest1d upsample_nearest2d "
     "upsample_nearest3d view_copy where zero zeros_like"
 )
 
@@ -138,12 +142,16 @@ def _parts(name: str, arguments: Arguments) -> int:
     are_complex = [isinstance(value, complex) or value.is_complex() for value in values]
     if sum(are_complex) > 1 and name in _COMPLEX_FACTORS:
         return _COMPLEX_FACTORS[name]
-    return _COMPLEX.get(name, 2) if any(are_complex) else 1
+    if any(are_complex):
+        return _COMPLEX.get(name, 2)
+    return 1
 
 
 def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
     if name in _REDUCTIONS:
-        return inputs * _REDUCTIONS[name] if any(map(is_number, made)) else 0
+        if any(map(is_number, made)):
+            return inputs * _REDUCTIONS[name]
+        return 0
     if name in _ADDED:
         return int(arguments[_ADDED[name]].numel())
     if name in _PER_OUTPUT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_map
 
-from perfexp.work import Inconclusive, Row, Shape, Work
+from perfexp.work import Geometry, Inconclusive, Row, Shape, Work
 from perfexp.work.kernel_calls import Kernel
 from perfexp.work.tape import Call, Operation, Tape, nodes_behind, original_of, recording
 from perfexp.work.tensors import Region, distinct_bytes, is_number, storage_of, tensors_in
@@ -134,7 +134,8 @@ def _uncounted(
             names.append(kernel.operator)
         if not kernel.backward_known and nodes is not None and kernel.node in nodes:
             names.append(f"backward of {kernel.operator}")
-    return tuple(dict.fromkeys([*names, *(f"backward of {name}" for name in foreign)]))
+    names += [f"backward of {name}" for name in foreign]
+    return tuple(dict.fromkeys(names))
 
 
 def _reached(outputs: Any) -> tuple[set[int], list[str]]:
@@ -165,12 +166,10 @@ class _RowMaker:
     def rows(self, call: Call) -> Iterator[Row]:
         """Yield the rows of a call, in execution order."""
         if call.is_row:
-            kernels = [
-                kernel
-                for step in call.steps
-                if isinstance(step, Operation)
-                for kernel in step.kernels
-            ]
+            kernels = list[Kernel]()
+            for step in call.steps:
+                if isinstance(step, Operation):
+                    kernels += step.kernels
             yield self._row(call, None, call.kind, call, kernels)
             return
         number = 0
@@ -189,41 +188,40 @@ class _RowMaker:
         step: Call | Operation,
         kernels: list[Kernel],
     ) -> Row:
-        made = {storage_of(tensor) for tensor in tensors_in(step.returned)}
+        made = set(map(storage_of, tensors_in(step.returned)))
         reads, written = _external_traffic(kernels, made)
-        fresh = set().union(*(kernel.fresh for kernel in kernels))
-        convolutions = [kernel.convolution for kernel in kernels if kernel.convolution is not None]
+        macs = flops = parameters = 0
+        input_flops = weight_flops = None if self._reached is None else 0
+        fresh, convolutions = set[int](), list[Geometry]()
+        for kernel in kernels:
+            macs += kernel.macs
+            flops += kernel.flops
+            fresh |= kernel.fresh
+            if kernel.convolution is not None:
+                convolutions.append(kernel.convolution)
+            if self._reached is not None and kernel.node in self._reached:
+                input_flops = (input_flops or 0) + kernel.input_gradient_flops
+                weight_flops = (weight_flops or 0) + kernel.weight_gradient_flops
+        for region in reads:
+            parameters += self._unread.pop(region.storage, 0)
+        inputs = [one for one in tensors_in(step.given) if storage_of(one) not in self._own]
+        activations = [region for region in written if region.storage in fresh]
         return Row(
             path=call.path,
             call=call.number,
             operation=operation,
             kind=kind,
-            macs=sum(kernel.macs for kernel in kernels),
-            flops=sum(kernel.flops for kernel in kernels),
-            input_gradient_flops=self._gradient(
-                kernels, lambda kernel: kernel.input_gradient_flops
-            ),
-            weight_gradient_flops=self._gradient(
-                kernels, lambda kernel: kernel.weight_gradient_flops
-            ),
+            macs=macs,
+            flops=flops,
+            input_gradient_flops=input_flops,
+            weight_gradient_flops=weight_flops,
             bytes_min=distinct_bytes(reads) + distinct_bytes(written),
-            activation_bytes=distinct_bytes(
-                region for region in written if region.storage in fresh
-            ),
-            parameters=sum(
-                self._unread.pop(storage, 0) for storage in {region.storage for region in reads}
-            ),
-            inputs=_shapes(
-                tensor for tensor in tensors_in(step.given) if storage_of(tensor) not in self._own
-            ),
+            activation_bytes=distinct_bytes(activations),
+            parameters=parameters,
+            inputs=_shapes(inputs),
             outputs=_shapes(tensors_in(step.returned)),
             convolution=convolutions[0] if len(convolutions) == 1 else None,
         )
-
-    def _gradient(self, kernels: list[Kernel], of: Callable[[Kernel], int]) -> int | None:
-        if self._reached is None:
-            return None
-        return sum(of(kernel) for kernel in kernels if kernel.node in self._reached)
 
 
 def _shapes(tensors: Iterable[torch.Tensor]) -> tuple[Shape, ...]:
@@ -243,11 +241,9 @@ def _external_traffic(
     for kernel in kernels:
         reads += [region for region in kernel.reads if region.storage not in created]
         created |= kernel.fresh
-        written += [
-            region
-            for region in kernel.writes
-            if region.storage not in created or region.storage in returned
-        ]
+        for region in kernel.writes:
+            if region.storage not in created or region.storage in returned:
+                written.append(region)
     return reads, written
 
 
@@ -263,6 +259,8 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
         if isinstance(value, torch.Size):
             with mode:
                 return torch.empty(value, dtype=first.dtype, device=first.device)
-        return stand_in(value, mode) if isinstance(value, torch.Tensor) else value
+        if isinstance(value, torch.Tensor):
+            return stand_in(value, mode)
+        return value
 
     return tree_map(replaced, inputs, is_leaf=lambda value: isinstance(value, torch.Size))

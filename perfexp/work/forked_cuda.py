@@ -56,7 +56,9 @@ def leave_device_unselected(index: int) -> None:
     select_backend = torch._C._select_conv_backend
 
     def meta_once(args: Any) -> Any:
-        return torch.device("meta") if asked and asked.pop() else device(args)
+        if asked and asked.pop():
+            return torch.device("meta")
+        return device(args)
 
     def unselected(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -70,7 +72,9 @@ def leave_device_unselected(index: int) -> None:
         return call
 
     def numbered(value: Any) -> Any:
-        return f"cuda:{index}" if value == "cuda" or value == torch.device("cuda") else value
+        if value == "cuda" or value == torch.device("cuda"):
+            return f"cuda:{index}"
+        return value
 
     def to_numbered(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -87,7 +91,9 @@ def leave_device_unselected(index: int) -> None:
         @wraps(make)
         def call(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
             made = make(*args, device="cpu", **kwargs)
-            return made if device is None else made.to(device)
+            if device is None:
+                return made
+            return made.to(device)
 
         return call
 

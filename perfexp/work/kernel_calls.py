@@ -73,41 +73,37 @@ def kernel_of(
     """
     arguments = _by_name(operator, args, keywords)
     inputs, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
-    changed = [
-        tensor
-        for argument in operator._schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in tensors_in(arguments.get(argument.name))
-    ]
     name = operator._schema.name.partition("::")[2]
+    changed, overwrites = list[torch.Tensor](), name in _OVERWRITING
+    for argument in operator._schema.arguments:
+        overwrites |= argument.is_out
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            changed += tensors_in(arguments.get(argument.name))
     if name in _UNDECLARED and arguments["training"]:
         changed += tensors_in([arguments["running_mean"], arguments["running_var"]])
-    input_storages = {storage_of(tensor) for tensor in inputs}
+    input_storages = set(map(storage_of, inputs))
     new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
     if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
         return None
-    reserves, formula = name in _RESERVING, flop_registry.get(operator.overloadpacket)
-    overwrites = name in _OVERWRITING or any(
-        argument.is_out for argument in operator._schema.arguments
-    )
-    unread = {id(tensor) for tensor in changed} if overwrites else set()
-    reads_values = not reserves and not name.endswith(_SHAPED_LIKE)
+    if name in _RESERVING:
+        inputs, written = [], []
+    else:
+        written = [*new, *changed]
+    if name.endswith(_SHAPED_LIKE):
+        inputs = []
+    elif overwrites:
+        unread = set(map(id, changed))
+        inputs = [tensor for tensor in inputs if id(tensor) not in unread]
+    formula = flop_registry.get(operator.overloadpacket)
+    registered = formula and partial(formula, *args, **keywords, out_val=outputs)
     return Kernel(
         operator=operator._schema.name,
         node=node,
-        reads=tuple(
-            region_of(tensor) for tensor in inputs if reads_values and id(tensor) not in unread
-        ),
-        writes=() if reserves else tuple(region_of(tensor) for tensor in (*new, *changed)),
-        fresh=frozenset(storage_of(tensor) for tensor in new),
+        reads=tuple(map(region_of, inputs)),
+        writes=tuple(map(region_of, written)),
+        fresh=frozenset(map(storage_of, new)),
         convolution=geometry_of(operator._schema.name, arguments),
-        **_work(
-            operator,
-            arguments,
-            outputs,
-            weights,
-            formula and partial(formula, *args, **keywords, out_val=outputs),
-        ),
+        **_work(operator, arguments, outputs, weights, registered),
     )
 
 
@@ -128,15 +124,12 @@ def _by_name(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
     declared = operator._schema.arguments
-    passed = dict(zip((argument.name for argument in declared), args, strict=False)) | dict(
-        keywords
-    )
-    left_out = {
-        argument.name: argument.default_value
-        for argument in declared
-        if argument.name not in passed
-    }
-    return passed | left_out
+    passed = {argument.name: value for argument, value in zip(declared, args, strict=False)}
+    passed |= keywords
+    for argument in declared:
+        if argument.name not in passed:
+            passed[argument.name] = argument.default_value
+    return passed
 
 
 def _work(
@@ -153,9 +146,8 @@ def _work(
             operator.
     """
     terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
-    differentiable = [
-        tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad
-    ]
+    tensors = tensors_in(list(arguments.values()))
+    differentiable = [tensor for tensor in tensors if tensor.requires_grad]
     is_recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
     if terms is None:
         flops = cost_of(operator, arguments, outputs)
@@ -167,24 +159,26 @@ def _work(
             macs, rest = divmod(registered() if registered else 0, 2)
             terms = [Term(macs=macs, other_flops=rest)]
         else:
-            of_numbers = differentiable if any(map(is_number, tensors_in(outputs))) else []
-            sides = [
-                tuple(one for one in of_numbers if (storage_of(one) in weights) is side)
-                for side in (True, False)
-            ]
-            terms = [Term(other_flops=flops, operands=tuple(sides))]
-    of_inputs = of_weights = 0
-    for term in terms if is_recorded else ():
+            own, others = list[torch.Tensor](), list[torch.Tensor]()
+            if any(map(is_number, tensors_in(outputs))):
+                for tensor in differentiable:
+                    side = own if storage_of(tensor) in weights else others
+                    side.append(tensor)
+            terms = [Term(other_flops=flops, operands=(tuple(own), tuple(others)))]
+    macs = sum_flops = of_inputs = of_weights = 0
+    for term in terms:
+        macs += term.macs
+        sum_flops += term.flops
         for sources in term.operands:
-            if not any(source.requires_grad for source in sources):
+            if not is_recorded or not any(source.requires_grad for source in sources):
                 continue
             if all(storage_of(source) in weights for source in sources):
                 of_weights += term.flops
             else:
                 of_inputs += term.flops
     return {
-        "macs": sum(term.macs for term in terms),
-        "flops": sum(term.flops for term in terms),
+        "macs": macs,
+        "flops": sum_flops,
         "input_gradient_flops": of_inputs,
         "weight_gradient_flops": of_weights,
         **known,

@@ -47,22 +47,21 @@ class OperatorCall:
 
     def with_dtypes(self, names: Mapping[str, str]) -> OperatorCall:
         """Return the same call with some data types replaced."""
-        replaced = (
-            replace(one, dtype=names.get(one.dtype, one.dtype)) if isinstance(one, Layout) else one
-            for one in self.arguments
-        )
-        return replace(self, arguments=tuple(replaced))
+        arguments = list(self.arguments)
+        for place, one in enumerate(arguments):
+            if isinstance(one, Layout):
+                arguments[place] = replace(one, dtype=names.get(one.dtype, one.dtype))
+        return replace(self, arguments=tuple(arguments))
 
     def allocated(self, device: str) -> list[Any]:
         """Return arguments for `run`, with tensors that have memory on a device, e.g. `cuda:0`."""
-        return [
-            one.allocated(device)
-            if isinstance(one, Layout)
-            else list(one)
-            if isinstance(one, tuple)
-            else one
-            for one in self.arguments
-        ]
+        arguments = list(self.arguments)
+        for place, one in enumerate(arguments):
+            if isinstance(one, Layout):
+                arguments[place] = one.allocated(device)
+            elif isinstance(one, tuple):
+                arguments[place] = list(one)
+        return arguments
 
     def run(self, arguments: list[Any]) -> Any:
         """Call the operator; its autograd is not used."""
@@ -71,11 +70,14 @@ class OperatorCall:
 
 def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return Layout(
-            tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch.")
-        )
-    return tuple(map(_described, value)) if isinstance(value, (tuple, list)) else value
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Layout(tuple(value.shape), tuple(value.stride()), dtype)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_described, value))
+    return value
 
 
 def _text(value: Any) -> str:
-    return str(list(value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return str(list(value))
+    return str(value)

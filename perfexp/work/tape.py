@@ -256,9 +256,8 @@ class _Functions(TorchFunctionMode):
         keywords = kwargs or {}
         with self._recorder.operating(name_of(func)) as operation:
             returned = func(*args, **keywords)
-        if operation.name.startswith("conv") and any(
-            tensor.is_complex() for tensor in tensors_in(args)
-        ):
+        is_complex = any(tensor.is_complex() for tensor in tensors_in(args))
+        if is_complex and operation.name.startswith("conv"):
             operation.kernels = of_complex_convolution(operation.kernels)
         if self._recorder.saves_values:
             operation.given, operation.returned = (args, keywords), returned
@@ -303,10 +302,12 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def original_of(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module that `torch.compile` wrapped, or the module itself."""
-    original = (
-        module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
-    )
-    return module if original is None else original
+    original = None
+    if type(module).__name__ == "OptimizedModule":
+        original = module._modules.get("_orig_mod")
+    if original is None:
+        return module
+    return original
 
 
 def plain(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -35,7 +36,8 @@ def storage_of(tensor: torch.Tensor) -> int:
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise Inconclusive(
-            f"it has tensors of the layout {layout}, whose work depends on the values that they hold"
+            f"it has tensors of the layout {layout}, whose work depends on the values that they "
+            "hold"
         )
     return int(tensor.untyped_storage()._cdata)
 
@@ -64,13 +66,11 @@ def distinct_bytes(regions: Iterable[Region]) -> int:
 
     Other overlaps count separately.
     """
-    of_storage: dict[int, set[Region]] = {}
-    for region in regions:
-        of_storage.setdefault(region.storage, set()).add(region)
-    return sum(
-        min(sum(region.nbytes for region in seen), max(region.limit for region in seen))
-        for seen in of_storage.values()
-    )
+    sizes, limits = Counter[int](), dict[int, int]()
+    for region in set(regions):
+        sizes[region.storage] += region.nbytes
+        limits[region.storage] = max(region.limit, limits.get(region.storage, 0))
+    return sum(min(sizes[storage], limit) for storage, limit in limits.items())
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

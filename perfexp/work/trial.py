@@ -168,7 +168,9 @@ def why_refused(module: torch.nn.Module, inputs: torch.Tensor) -> str | None:
         return None
     except MODULE_ERRORS as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".!")
-        return f"{reason}; use batch_size=2 or more" if _BATCH_NORM_OF_ONE in reason else reason
+        if _BATCH_NORM_OF_ONE in reason:
+            return f"{reason}; use batch_size=2 or more"
+        return reason
     return None
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
 #: Memory that tensors cannot use, taken by a CUDA context with its modules: at least, and for
 #: training on an H100.
-#: Source: docs/results/largest-batch.md
+#: Source: docs/results/largest-batch.json
 LEAST_CONTEXT_BYTES, CONTEXT_BYTES = 512 << 20, 768 << 20
 #: Limit on traces when searching for the largest batch.
 _MOST_TRACES = 12

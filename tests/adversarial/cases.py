@@ -58,9 +58,11 @@ def plant_option(place, text):
     return os.path.relpath(place.outside / "evil" / "option", conf_dir() / "stopping")
 
 
-def of(place, *overrides, drop=("no such key",)):
+def of(place, *overrides, drop=("no such key",), is_signed=False):
     """Both folders are resumed with further stored overrides, and the run is reproduced."""
     set_command(place, *overrides, drop=drop)
+    if is_signed:
+        place.sign()
     again = ["reproduce", str(place.run), "--dry-run"]
     yield [[f"resume={place.run}"], [f"resume={place.sweep}"], ["status", str(place.sweep)], again]
 
@@ -250,7 +252,6 @@ _OF_RUN = {
 _OF_SWEEP = {
     "sweep.json": ("show", "list", "status", "export", "compare", "sync", "clean"),
     "sweep.csv": ("sync",),
-    "details/multirun.yaml": ("status",),
     "details/sweep.lock": ("clean",),
     "details/manifest.json": ("clean",),
     "0-b1": ("show", "list", "status", "export", "compare", "sync"),
@@ -434,7 +435,10 @@ def ranges_of_billions(place):
 def brackets_by_the_hundred_thousand(place):
     deep = "[" * 200_000
     yield from of(place, f"batch_size={deep}", drop=("batch_size",))
-    (place.sweep / "details" / "multirun.yaml").write_text(deep)
+    sweep = json.loads((place.sweep / "sweep.json").read_bytes()) | {"planned": 0}
+    (place.sweep / "sweep.json").write_text(
+        json.dumps(sweep).replace('"planned": 0', f'"planned": {deep}')
+    )
     for name in ("environment.json", "manifest.json", "expected.json"):
         (place.run / "details" / name).write_text('{"schema_version":1,"plan":{"a":' + deep)
     (place.run / "record.json").write_text('{"schema_version":1,"plan":{"a":' + deep)
@@ -450,7 +454,7 @@ def aliases_of_aliases(place):
     lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
     text = "\n".join([*lines, "command: *a39"])
     (place.run / "details" / "plan.yaml").write_text(text)
-    (place.sweep / "details" / "multirun.yaml").write_text(text)
+    (place.sweep / "0-b1" / "details" / "plan.yaml").write_text(text)
     yield place.run
     yield place.sweep
 
@@ -598,8 +602,9 @@ def a_stage_that_holds_runs_of_others(place):
     (stage / "details" / "points.jsonl").write_text("")
     content = (stage / "record.json").read_bytes()
     (stage / "record.json").unlink()
-    yield from of(place, "stage=2_quick")
-    yield from of(place, "experiment=quick")
+    for is_signed in (False, True):
+        yield from of(place, "stage=2_quick", is_signed=is_signed)
+        yield from of(place, "experiment=quick", is_signed=is_signed)
     assert (stage / "details" / "points.jsonl").read_text() == ""
     assert not (stage / "record.json").exists(), content
 
@@ -701,7 +706,6 @@ def halves_of_surrogate_pairs(place):
         (place.run / "details" / "plan.yaml", "uid"),
         (place.run / "details" / "manifest.json", "perfexp"),
         (place.sweep / "sweep.json", "name"),
-        (place.sweep / "details" / "multirun.yaml", "app_name"),
     ):
         before = path.read_text()
         changed = re.sub(rf'("?{key}"?: ?)[^\n,}}]+', r'\1"\\ud800"', before)

@@ -43,7 +43,7 @@ _NAMES = (
     *("details/manifest.json", "details/environment.json", "details/run.log", "report.md"),
 )
 _SWEEP_NAMES = (
-    *("sweep.json", "details/multirun.yaml", "details/manifest.json", "details/sweep.lock"),
+    *("sweep.json", "details/manifest.json", "details/sweep.lock"),
     *("sweep.csv", "0-b1/details/plan.yaml", "1-b2/record.json"),
 )
 

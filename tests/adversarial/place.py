@@ -8,12 +8,16 @@ import shutil
 import subprocess
 import sys
 import zlib
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from mlflow import MlflowClient
 
+from perfexp.plan import plan_file
+from perfexp.records.paths import SweepPaths
+from perfexp.records.sweep_record import Sweep
 from tests.support import processes
 
 HERE = Path(__file__).parent
@@ -75,6 +79,7 @@ class Place:
         originals: commands as they were stored.
         store: an empty database of MLflow's, whose making takes seconds.
         chosen_by: name of the case, which chooses one of the files to replace; None for all.
+        is_owner: the user began both runs here, and somebody else changes them; False for runs of somebody else.
     """
 
     root: Path
@@ -82,6 +87,7 @@ class Place:
     originals: dict = field(default_factory=dict)
     store: Path | None = None
     chosen_by: str | None = None
+    is_owner: bool = True
 
     def __post_init__(self):
         self.run, self.sweep = self.root / "given" / "run", self.root / "given" / "sweep"
@@ -120,6 +126,32 @@ class Place:
                 file.write_bytes(
                     file.read_bytes().replace(os.fsencode(base), os.fsencode(self.root / "given"))
                 )
+        self.sign()
+
+    @property
+    def _state_home(self):
+        return {"XDG_STATE_HOME": str(self.root / "home" / "state")}
+
+    def sign(self):
+        """Sign the commands as they are now, if the user began both runs."""
+        if self.is_owner:
+            with chdir(self.cwd), patch.dict(os.environ, self._state_home):
+                self._sign()
+
+    def _sign(self):
+        for plan in (self.root / "given").rglob("plan.yaml"):
+            unsigned = plan.read_bytes().partition(b"# begun in ")[0]
+            plan.write_bytes(plan_file.signed(unsigned))
+        SweepPaths(self.sweep).sign(Sweep.load(self.sweep))
+
+    def listing(self):
+        """Inode, size and time of the last change of what was given, four levels deep."""
+        return {
+            str(path): (about.st_ino, about.st_size, about.st_mtime_ns)
+            for depth in range(1, 5)
+            for path in (self.root / "given").glob("/".join("*" * depth))
+            for about in [path.lstat()]
+        }
 
     def some(self, files):
         """The files that are to be replaced."""
@@ -171,6 +203,7 @@ class Place:
                 "HOME": str(self.root / "home"),
                 "TMPDIR": str(self.root / "tmp"),
                 "XDG_CACHE_HOME": str(self.root / "home"),
+                **self._state_home,
                 "PYTHONPATH": ":".join([*paths, str(HERE.parent.parent)]),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "HOSTILE_WATCH": str(self.root / "watch.json"),

@@ -41,9 +41,24 @@ def test_a_hostile_folder_does_nothing(name, base, driven, tmp_path, request):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", first_always("SECURITY.md: foreign folders", CASES, count=3))
+def test_a_foreign_folder_goes_on_by_no_command(name, base, driven, tmp_path, request):
+    chosen_by = None if request.config.option.all else name
+    place = Place(tmp_path, chosen_by=chosen_by, is_owner=False)
+    place.take(base)
+    for step in CASES[name](place):
+        before, listing = place.state(), place.listing()
+        for command in step if isinstance(step, list) else commands(step, place.out):
+            if command[0].startswith(("resume=", "reproduce")):
+                assert driven.run(place, command).code == 2, place.answers[-1]
+        assert place.problems(before) == []
+        assert place.listing() == listing
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first_always("SECURITY.md: mutated folders", SEEDS))
 def test_a_mutated_folder_does_nothing(seed, base, driven, tmp_path):
-    place = Place(tmp_path)
+    place = Place(tmp_path, is_owner=seed % 2 == 0)
     place.take(base)
     given = mutate(place, seed)
     before = place.state()

@@ -98,7 +98,7 @@ def test_what_a_sweep_leaves_holds_no_credential(tmp_path, server, how):
     "form",
     ["http://joe:{}@host:1/p", "postgresql://u:{}@h/db?sslmode=require", "http://h?token={}"],
 )
-def test_an_override_loses_its_credential_and_the_store_gets_it_back(secret, form):
+def test_override_hides_its_credential_but_the_store_receives_it(secret, form):
     url = form.format(secret)
     escaped = url.replace("\\", "\\\\").replace("'", "\\'")
     [argument] = without_credentials([f"tracking.uri='{escaped}'"])
@@ -188,7 +188,7 @@ def test_a_credential_of_the_environment_is_used_and_not_written(
         "tracking.uri=postgresql:password=s3cr3tpass",
     ],
 )
-def test_a_credential_in_a_form_that_cannot_be_used_is_not_shown_either(tmp_path, override):
+def test_credential_in_an_unusable_form_is_not_shown(tmp_path, override):
     assert leaks(tmp_path, perfexp(tmp_path, *FAKE, "output_dir=x", override), ["s3cr3tpass"]) == []
 
 
@@ -202,7 +202,7 @@ def test_a_password_that_is_a_word_changes_nothing_else(tmp_path, secret):
 
 
 @pytest.mark.parametrize("command", ["sync", "ui"])
-def test_a_store_named_by_an_option_is_shown_without_its_credential(tmp_path, command):
+def test_store_option_is_shown_without_its_credential(tmp_path, command):
     place = [str(tmp_path)] if command == "sync" else []
     for url in (
         "http://joe:s3cr3tpass'x tail@127.0.0.1:9",
@@ -219,7 +219,7 @@ def test_a_credential_in_a_nested_value_is_refused(tmp_path):
     assert printed.splitlines() == ["error: x: a URL with a credential must be a value of its own."]
 
 
-def test_a_word_that_is_no_override_is_shown_without_its_credential(tmp_path):
+def test_argument_that_is_not_an_override_hides_its_credential(tmp_path):
     assert (
         leaks(tmp_path, perfexp(tmp_path, f"http://joe:{quote('s3cr3tpass')}@h"), ["s3cr3tpass"])
         == []
@@ -244,5 +244,5 @@ def test_a_word_that_is_no_override_is_shown_without_its_credential(tmp_path):
     ],
 )
 @pytest.mark.parametrize("uri", ["sqlite:////data/shared.db", "postgresql://host/mlflow"])
-def test_a_database_keeps_its_artifacts_in_folders_and_object_stores(uri, place, is_foreign):
+def test_artifact_places_on_other_hosts_are_foreign_to_a_store(uri, place, is_foreign):
     assert store.is_foreign_place(place, uri) is is_foreign

@@ -100,9 +100,7 @@ def test_a_damaged_record_is_used_or_refused_in_one_line(source, tmp_path, monke
         (("points", 0, "facts", "layers"), {"lines": 0}),
     ],
 )
-def test_what_nobody_can_have_measured_is_refused_by_check_with_exit_code_2(
-    place, value, tmp_path, capsys
-):
+def test_check_refuses_impossible_values_with_exit_code_2(place, value, tmp_path, capsys):
     content = node = json.loads(GOOD[0].read_text())
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()

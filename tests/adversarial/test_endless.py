@@ -149,7 +149,7 @@ def test_a_wall_time_beyond_any_measurement_is_refused(tmp_path, capsys):
     assert "Expected `float` <= 1000000000.0" in printed.out + printed.err
 
 
-def test_weights_that_unpack_to_more_than_their_file_are_not_read(tmp_path):
+def test_weights_that_unpack_beyond_their_file_size_are_not_read(tmp_path):
     whole, packed = tmp_path / "whole.pt", tmp_path / "packed.pt"
     torch.save({"weight": torch.zeros(1 << 20)}, whole)
     assert set(read_content(whole, "weights", "")) == {"weight"}

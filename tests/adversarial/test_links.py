@@ -31,9 +31,7 @@ def profile(make_record, files) -> Record:
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_a_file_that_is_no_table_of_ncu_is_neither_followed_nor_quoted(
-    make_record, tmp_path, is_link
-):
+def test_file_that_is_not_an_ncu_table_is_not_followed_or_quoted(make_record, tmp_path, is_link):
     secret, folder = tmp_path / "netrc", tmp_path / "run"
     folder.mkdir()
     secret.write_text(SECRET)
@@ -76,7 +74,7 @@ def test_a_link_that_the_user_types_is_followed(tmp_path, capsys):
         of_csv(tmp_path / "link.csv")
 
 
-def test_a_sweep_is_measured_into_the_folders_that_are_composed_here(tmp_path):
+def test_sweep_file_cannot_redirect_runs_to_other_folders(tmp_path):
     root, command = tmp_path / "sweep", ["-m", "batch_size=1,2,3,4"]
     root.mkdir()
     outside = tmp_path / "outputs" / "stage" / "fake"

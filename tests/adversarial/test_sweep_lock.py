@@ -19,7 +19,7 @@ def start(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_one_of_two_resumed_sweeps_is_refused_once_and_the_summary_says_what_the_records_say(
+def test_one_of_two_concurrent_resumes_of_a_sweep_is_refused(
     tmp_path,
 ):
     first = start(tmp_path, "-m", *FAKE, "batch_size=1,2,4", "output_dir=s")

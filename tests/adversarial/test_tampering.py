@@ -122,7 +122,7 @@ def _fork_with_multiprocessing():
     process.join()
 
 
-def test_half_a_surrogate_pair_in_an_error_becomes_a_question_mark():
+def test_lone_surrogate_in_an_error_becomes_a_question_mark():
     key = Key(phase="train", input_size=(8, 8), batch_size=1, precision="fp32")
     point = Point(key=key, status=Status.FAILED, error="a\ud800b", facts={"x": float("nan")})
     [read] = points_from_lines(point_to_line(point))

@@ -138,7 +138,7 @@ def test_only_an_interval_without_1_is_a_gain_or_a_loss(gain, spread, verdict):
         )
 
 
-def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
+def test_algorithm_called_like_a_baseline_is_compared_with_it():
     class Mixed(Rivalling):
         name = "default"
         mixed = True
@@ -166,7 +166,7 @@ def test_an_algorithm_that_is_called_as_a_rival_is_compared_with_it():
     ]
 
 
-def test_a_choice_that_is_slower_as_a_whole_is_doubted_and_not_kept():
+def test_choice_slower_than_a_baseline_end_to_end_is_discarded():
     class Slower(Rivalling):
         seconds = property(
             lambda self: {"fastest": 3e-3, "default": 2e-3, "benchmark": 4e-3}[self.now]
@@ -224,7 +224,7 @@ def test_a_call_that_can_not_be_captured_is_compared_as_it_is(error, kept):
 
 
 @pytest.mark.parametrize(("own", "doubts"), [("queue", ["device_of_graph"]), ("graph", [])])
-def test_rivals_that_were_timed_otherwise_than_the_call_are_a_doubt(own, doubts):
+def test_different_timing_of_baselines_and_call_is_reported(own, doubts):
     """The algorithm's call is one launch, which the queue takes; each rival's is too many."""
     device, algorithm = FakeDevice(enqueue_seconds=1e-6, queue_depth=100), Rivalling()
 
@@ -253,7 +253,7 @@ def raced(selected, calls=1, **seconds):
     return {"calls": calls, "passes": [{**one_pass, "races": {"captured": race}}]}
 
 
-def test_what_the_layers_promise_stands_beside_what_the_model_keeps():
+def test_layer_races_give_a_promised_speedup_with_its_interval():
     device, algorithm = FakeDevice(asynchronous=False), Rivalling()
     layers = [
         raced("cudnn.fft", 2, **{"cudnn.fft": 1.0, "default": 3.0}),

@@ -85,7 +85,7 @@ def test_without_cudnn_the_command_says_so(monkeypatch, capsys):
     assert "no NVIDIA GPU with cuDNN" in capsys.readouterr().err
 
 
-def test_the_designed_convolutions_are_valid_and_each_is_there_once():
+def test_calibration_convolutions_are_valid_and_distinct():
     chosen = calibration.geometries()
     assert len(set(chosen)) == len(chosen) > 50
     for x, w, stride, padding, dilation, groups in chosen:

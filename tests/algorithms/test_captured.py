@@ -74,7 +74,7 @@ def test_a_driver_without_the_functions_is_too_old(monkeypatch):
         captured._driver()
 
 
-def test_a_launch_is_what_was_captured_and_goes_to_the_stream_that_is_named(driver):
+def test_graph_launch_replays_the_capture_on_the_named_stream(driver):
     made = driver()
     ran = []
     launch = Launch(lambda: ran.append(1), CUDA)

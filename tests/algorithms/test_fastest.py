@@ -130,9 +130,7 @@ def test_torch_stays_where_nobody_is_clearly_faster(cudnn, times, tmp_path, half
     assert [each.selected for each in row.passes] == [winner, "default", "default"]
 
 
-def test_all_compete_in_the_same_way_and_on_fresh_data_the_second_time(
-    cudnn, times, tmp_path, monkeypatch
-):
+def test_second_race_uses_fresh_data_and_no_captured_launches(cudnn, times, tmp_path, monkeypatch):
     """While engines race, no pass of cuDNN's is launched as captured, and none counts as a pass of the model."""
     scripted = cudnn()
     times({"cudnn.gemm": 0.5})
@@ -367,7 +365,7 @@ def test_statistics_that_a_model_has_stay():
         assert calls == []
 
 
-def test_a_model_that_can_not_be_trained_on_one_number_keeps_its_statistics():
+def test_model_that_cannot_train_on_one_value_keeps_statistics():
     model, inputs = (
         nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)).eval(),
         torch.randn(1, 4, 3, 3),

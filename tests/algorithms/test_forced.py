@@ -126,7 +126,7 @@ def test_the_inner_of_two_computes_and_the_outer_comes_back(net):
     assert inner.report().share == outer.report().share == 1.0
 
 
-def test_a_layer_that_is_not_supported_is_left_to_torch_and_says_why(net):
+def test_unsupported_layer_is_left_to_torch_with_its_reason(net):
     forced = Forced(name="winograd")
     with forced.applied(session(net)), torch.inference_mode():
         net(torch.randn(2, 3, 32, 32))
@@ -180,7 +180,7 @@ def test_the_passes_of_a_training_count_too(net):
     assert stem.flops == 2 * 2 * 2 * 8 * 16 * 16 * 3 * 49
 
 
-def test_calls_count_and_a_layer_has_a_row_for_each_kind_of_inputs():
+def test_layer_report_counts_calls_and_splits_kinds_of_inputs():
     class Loop(nn.Module):
         def __init__(self):
             super().__init__()
@@ -319,7 +319,7 @@ def test_what_can_not_be_meant_is_an_error(net, arguments, message):
         pass
 
 
-def test_models_without_convolutions_and_models_of_other_kinds_are_errors():
+def test_model_without_convolutions_is_an_error():
     for other in (session(nn.Linear(2, 2)), SimpleNamespace()):
         with (
             pytest.raises(UserError, match="algorithm=default"),
@@ -405,7 +405,7 @@ def test_a_trial_on_fake_tensors_leaves_nothing_behind(net):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_compiled_model_is_one_graph_and_sees_the_algorithm_come_and_go(net, name):
+def test_compiled_model_is_one_graph_and_follows_the_algorithm(net, name):
     from torch._dynamo.testing import CompileCounter
 
     torch.compiler.reset()

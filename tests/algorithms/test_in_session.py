@@ -79,7 +79,7 @@ def test_an_inference_has_the_same_outputs_at_each_size(name):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp_bf16"])
-def test_precisions_that_an_algorithm_lacks_leave_its_layers_to_torch(precision):
+def test_layers_in_unsupported_precisions_are_left_to_torch(precision):
     settings = {"autocast": "bfloat16"} if precision == "amp_bf16" else {"storage": "bfloat16"}
     session = open_session(Precision(name=precision, **settings))
     batch = session.random_batch((24, 24), 2, seed=0)

@@ -265,7 +265,7 @@ def test_an_empty_batch_gives_an_empty_result_and_zero_gradients(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_autocast_casts_as_for_torch_and_leaves_gradients_in_the_weights_type(name):
+def test_autocast_casts_as_torch_does_and_keeps_gradient_dtype(name):
     inputs, weight = torch.randn(2, 3, 9, 8), torch.randn(4, 3, 3, 3, requires_grad=True)
     if name.startswith("fft"):
         with (
@@ -318,7 +318,7 @@ def test_inputs_that_do_not_fit_are_refused(shape):
         conv2d("gemm", torch.randn(shape), torch.randn(4, 3, 3, 3))
 
 
-def test_names_are_understood_with_spaces_and_a_wrong_one_gets_the_nearest():
+def test_algorithm_name_may_have_spaces_and_typos_get_a_hint():
     inputs, weight = torch.randn(1, 3, 6, 6), torch.randn(4, 3, 3, 3)
     assert torch.equal(
         conv2d("implicit precomp gemm", inputs, weight),

@@ -264,7 +264,7 @@ def judged(call, kernels):
     return judge(report, kernels)
 
 
-def test_a_call_with_one_unknown_kernel_is_unproven_whatever_runs_beside_it():
+def test_one_unknown_kernel_makes_a_call_unproven():
     for call in SEEN:
         for kernel in set(call["kernels"]) - {"Memset"}:
             report = judged(
@@ -317,7 +317,7 @@ def place(monkeypatch, tmp_path):
         (("sm_90", 92000), ["algorithm_unproven"]),
     ],
 )
-def test_a_proof_by_kernels_of_another_device_or_library_is_doubted(cudnn, place, found, codes):
+def test_proof_by_kernels_of_another_device_or_cudnn_is_flagged(cudnn, place, found, codes):
     place(*found)
     report = prove("gemm")
     assert statuses(report) == {"ok"}

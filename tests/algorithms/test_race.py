@@ -66,7 +66,7 @@ def test_a_race_is_won_by_the_fastest(asynchronous):
 
 
 @pytest.mark.slow
-def test_equal_engines_replace_the_default_in_one_race_of_twenty_at_most():
+def test_equal_engines_replace_default_in_at_most_1_race_of_20():
     """Eight equal entrants; the nominee is the best of the first race, its gain there is not believed."""
     switched, contained = 0, 0
     for seed in range(RACES):
@@ -181,7 +181,7 @@ def test_a_result_of_a_device_that_waits_for_its_host_is_marked():
     assert (outcome.chosen, outcome.unsteady) == ("default", "the host kept the device waiting")
 
 
-def test_a_clear_result_ends_a_race_early_and_an_unclear_one_does_not():
+def test_race_ends_early_only_if_its_result_is_clear():
     rounds = []
 
     class Counting(Race):

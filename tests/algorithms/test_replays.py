@@ -68,9 +68,7 @@ def work():
 
 
 @pytest.mark.parametrize("which", list(Pass))
-def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(
-    scripted, monkeypatch, made, which
-):
+def test_pass_is_launched_as_a_graph_once_its_addresses_recur(scripted, monkeypatch, made, which):
     cudnn = scripted(workspace=lambda *_: 256)
     monkeypatch.setattr(replays_module, "Launch", Launched)
     shape = Shape(
@@ -100,7 +98,7 @@ def test_a_pass_is_launched_from_the_second_time_on_that_its_addresses_come(
     assert len(cudnn.calls) == 5
 
 
-def test_while_somebody_captures_it_is_enqueued_and_not_remembered(made, work, monkeypatch):
+def test_pass_is_enqueued_and_not_remembered_during_a_capture(made, work, monkeypatch):
     replays, enqueued = work
     for capturing in (True, True, False, False, True):
         monkeypatch.setattr(replays_module, "capturing", lambda capturing=capturing: capturing)
@@ -109,7 +107,7 @@ def test_while_somebody_captures_it_is_enqueued_and_not_remembered(made, work, m
     assert [each.streams for each in made] == [[77]]
 
 
-def test_like_for_like_with_torch_everything_is_enqueued_and_nothing_counted(made, work):
+def test_run_eager_enqueues_everything_and_counts_nothing(made, work):
     replays, enqueued = work
     with Forced(name="gemm").run_eager(replays_module.eager):
         for _ in range(3):
@@ -124,7 +122,7 @@ def test_like_for_like_with_torch_everything_is_enqueued_and_nothing_counted(mad
 
 
 @pytest.mark.parametrize("error", [CaptureError, CudnnError])
-def test_what_can_not_be_captured_is_tried_once_until_the_next_point(monkeypatch, work, error):
+def test_failed_capture_is_not_retried_before_the_next_point(monkeypatch, work, error):
     tried, (replays, enqueued) = [], work
 
     def refuses(enqueue, device):

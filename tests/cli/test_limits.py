@@ -142,7 +142,7 @@ def test_the_runs_of_a_sweep_are_counted_before_they_are_listed(refused, axes, t
     assert told in refused("stopping=fixed", "-m", *axes.split())
 
 
-def test_a_sweep_within_the_limit_is_measured_and_its_command_has_no_limit(tmp_path):
+def test_sweep_within_max_jobs_runs_and_its_command_has_no_limit(tmp_path):
     arguments = [
         *FAKE,
         "quiet=true",
@@ -196,7 +196,7 @@ def test_arithmetic_and_list_have_the_same_length(text):
     ],
 )
 @pytest.mark.parametrize("parse", ["refused", parsed])
-def test_what_would_keep_the_parser_busy_is_refused_before_it_is_parsed(refused, value, parse):
+def test_value_too_costly_to_parse_is_refused(refused, value, parse):
     if parse == "refused":
         refused(f"batch_size={value}")
     else:
@@ -241,7 +241,7 @@ def stored(tmp_path, finished):
         {"sweep": {"_target_": "perfexp.sweep.Point"}, "input_size": [[[]]]},
     ],
 )
-def test_status_counts_no_points_of_a_plan_that_somebody_has_changed(stored, capsys, settings):
+def test_status_counts_no_points_of_a_changed_plan(stored, capsys, settings):
     capsys.readouterr()
     assert stored(**settings) == 0
     assert "10/10 done" in capsys.readouterr().out
@@ -250,9 +250,7 @@ def test_status_counts_no_points_of_a_plan_that_somebody_has_changed(stored, cap
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"keys": 5}', '{"keys": [{}]}', '{"keys": [[', "[" * 100_000, "\x00", "é"]
 )
-def test_expected_points_that_are_something_else_are_unreadable_to_status(
-    stored, tmp_path, capsys, text
-):
+def test_invalid_expected_points_are_unreadable_to_status(stored, tmp_path, capsys, text):
     (tmp_path / "x" / "details" / "expected.json").write_text(text, encoding="latin-1")
     capsys.readouterr()
     assert stored() == 1

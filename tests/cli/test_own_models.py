@@ -72,13 +72,15 @@ def test_typed_values_reach_the_plan(mine):
 
 @pytest.mark.slow
 @pytest.mark.always("README: own models on the command line")
-def test_a_typed_class_is_measured_and_resumed_only_when_typed(mine, capsys):
+def test_an_own_model_is_resumed_where_its_run_began(mine, monkeypatch, capsys):
     words = ["model=mine_here:TinyNet", "model.width=32", "gpu=cpu", "input_size=8"]
     others = ["stopping=fixed", "stopping.measure=3", "tracking=none", "output_dir=x"]
     assert main([*words, *others]) == 0
     record = Record.load(mine / "x")
     assert record.status is Status.OK
     assert record.plan["model"]["width"] == 32
-    assert main(["resume=x"]) == 2
+    assert main(["resume=x"]) == 0
+    (mine / "elsewhere").mkdir()
+    monkeypatch.chdir(mine / "elsewhere")
+    assert main([f"resume={mine / 'x'}"]) == 2
     assert "model=mine_here:TinyNet model.width=32" in capsys.readouterr().err
-    assert main(["resume=x", *words[:2]]) == 0

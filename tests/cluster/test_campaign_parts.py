@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -76,9 +77,7 @@ def test_settings_out_of_range_are_refused(node, wrong):
         SlurmSettings(**node)
 
 
-def test_long_sweeps_are_cut_to_the_size_of_an_array_and_by_what_runs_request(
-    tmp_path, monkeypatch
-):
+def test_long_sweep_is_split_by_array_size_and_by_request(tmp_path, monkeypatch):
     paths, options = SweepPaths(tmp_path), []
     paths.create()
     monkeypatch.setattr(slurm, "max_array_size", lambda: 3)
@@ -178,7 +177,7 @@ def test_states_join_records_queue_and_accounting(campaign):
     assert "1 run of job 7 pending: Resources" in lines
 
 
-def test_a_gate_waits_for_what_runs_and_is_refused_by_what_failed(campaign):
+def test_dependency_waits_for_running_and_refuses_failed_runs(campaign):
     sweep, folder = campaign
     with pytest.raises(
         UserError, match=r"5 runs of .* did not succeed \(run1: failed: CUDA out of memory"
@@ -195,7 +194,7 @@ def test_a_gate_waits_for_what_runs_and_is_refused_by_what_failed(campaign):
         campaigns.dependency("nowhere")
 
 
-def test_a_foreign_jobs_file_cancels_only_jobs_of_the_sweeps_name(campaign, monkeypatch, capsys):
+def test_foreign_jobs_file_cancels_only_jobs_with_the_sweep_name(campaign, monkeypatch, capsys):
     _, folder = campaign
     calls = []
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
@@ -332,7 +331,7 @@ def test_a_job_knows_itself_and_who_else_is_on_its_node(monkeypatch):
     assert scheduler.job_facts() is None
 
 
-def test_a_turn_begins_when_all_others_pause_and_nobody_deadlocks(monkeypatch, tmp_path):
+def test_turn_begins_when_all_others_pause_without_deadlock(monkeypatch, tmp_path):
     """Each of four threads records who is at work; in a turn it is alone."""
     monkeypatch.setattr(locks, "TEMPORARY", tmp_path)
     at_work, alone, lock = set(), [], threading.Lock()
@@ -433,7 +432,7 @@ def test_launchers_are_for_sweeps_and_for_machines_that_can(run, monkeypatch):
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_failed_sbatch_leaves_a_sweep_only_if_it_had_begun_before(run, monkeypatch, is_new):
+def test_failed_sbatch_removes_a_new_sweep_but_no_earlier_one(run, monkeypatch, is_new):
     calls = []
 
     def call(*command, **_):
@@ -459,6 +458,34 @@ def test_a_failed_sbatch_leaves_a_sweep_only_if_it_had_begun_before(run, monkeyp
     assert (code, bool(calls)) == (1, True), printed
     assert "Invalid partition" in printed
     assert (run.folder / "s").exists() is not is_new
+
+
+@pytest.mark.slow
+@pytest.mark.always("SECURITY.md: jobs have another key than their user")
+def test_a_job_with_another_home_goes_on_when_requeued(run, tmp_path, monkeypatch):
+    """A requeue ends the first attempt after a point; both have a home of their own."""
+    scripts = []
+    monkeypatch.setattr(slurm, "max_array_size", lambda: 1000)
+    monkeypatch.setattr(slurm, "submit", lambda script, given: scripts.append(script) or "7")
+    monkeypatch.setattr(slurm, "queue", dict)
+    monkeypatch.setattr(slurm, "accounted", lambda name: {})
+    words = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "batch_size=[1,2]")
+    sweep = ("-m", *words, "seed=1,2", "output_dir=s", "hydra/launcher=slurm")
+    assert run(*sweep, "hydra.launcher.wait=false")[0] == 0
+    [script], folder = scripts, tmp_path / "s" / "0-seed-1"
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    for attempt in (1, 2):
+        for name in ("HOME", "XDG_STATE_HOME"):
+            monkeypatch.setenv(name, str(tmp_path / f"home{attempt}"))
+        subprocess.run(["bash"], input=script, text=True, check=True, timeout=300)
+        points = RunPaths(folder).points.read_bytes().splitlines(keepends=True)
+        assert len(points) == 2
+        if attempt == 1:
+            first = points[0]
+            RunPaths(folder).points.write_bytes(first)
+            RunPaths(folder).record.unlink()
+    assert points[0] == first
+    assert Record.load(folder).status is Status.OK
 
 
 def test_sparse_sweep_needs_the_points_its_results_ask_for(tmp_path, make_record):
@@ -496,7 +523,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_run(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_processes_and_sums_up_what_they_have_measured(run, monkeypatch):
+def test_interrupt_ends_processes_and_summarizes_their_results(run, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
@@ -536,7 +563,7 @@ def test_logs_of_processes_follow_no_link(tmp_path):
         (1, True, PerfexpError, True),
     ],
 )
-def test_a_local_run_ends_with_its_exit_code_and_a_record_of_its_own(
+def test_local_run_outcome_follows_exit_code_and_new_record(
     tmp_path, make_record, code, is_new, outcome, is_sent
 ):
     (tmp_path / "record.json").write_bytes(make_record().to_json())
@@ -550,7 +577,7 @@ def test_a_local_run_ends_with_its_exit_code_and_a_record_of_its_own(
     assert (type(outcomes[0]), assignment.is_sent) == (outcome, is_sent)
 
 
-def test_only_a_job_of_slurm_succeeds_with_a_record_that_was_not_sent(campaign, monkeypatch):
+def test_only_a_slurm_job_succeeds_with_an_unsent_record(campaign, monkeypatch):
     _, folder = campaign
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(element.lifeline, "die_with", lambda parent: None)
@@ -568,7 +595,7 @@ def test_only_a_job_of_slurm_succeeds_with_a_record_that_was_not_sent(campaign, 
         (Status.OK, True, None),
     ],
 )
-def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(
+def test_job_without_a_complete_new_record_reports_its_state(
     tmp_path, make_record, status, is_new, text
 ):
     record = make_record()
@@ -592,7 +619,7 @@ def test_a_job_without_a_record_of_its_own_is_reported_with_its_state(
     assert text in str(outcomes[0]) if text else isinstance(outcomes[0], Record)
 
 
-def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_path, monkeypatch):
+def test_interrupt_during_submission_waits_for_the_jobs_file(tmp_path, monkeypatch):
     def taken(*words, **_):
         signal.raise_signal(signal.SIGINT)
         return "MaxArraySize = 10" if words[0] == "scontrol" else "5\n"
@@ -610,7 +637,7 @@ def test_an_interrupt_during_submission_waits_for_the_jobs_to_be_written(tmp_pat
     assert job_states.load(paths)[0].job == "5_0"
 
 
-def test_a_whole_sweep_is_cancelled_with_jobs_that_its_file_lacks(campaign, monkeypatch):
+def test_cancelling_a_sweep_includes_jobs_missing_from_its_file(campaign, monkeypatch):
     _, folder = campaign
     calls = []
     monkeypatch.setattr(slurm, "call", lambda *words, **_: calls.append(words) or "")
@@ -714,7 +741,7 @@ def test_output_is_found_beside_a_broken_sweep(campaign, monkeypatch, capsys):
     assert "hello" in capsys.readouterr().out
 
 
-def test_a_queue_that_cannot_be_listed_is_asked_once_for_all_sweeps(campaign, monkeypatch, capsys):
+def test_queue_that_cannot_be_listed_is_queried_only_once(campaign, monkeypatch, capsys):
     sweep, folder = campaign
     (folder / "other" / "details").mkdir(parents=True)
     other = replaced(sweep, uid="t", command=["batch_size=7,8"], children=[])

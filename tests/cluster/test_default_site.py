@@ -71,7 +71,7 @@ def test_a_site_is_used_by_each_sweep_until_it_is_forgotten(tmp_path, monkeypatc
         (["default", "--job"], "No such option"),
     ],
 )
-def test_a_wrong_site_or_setting_is_refused_and_nothing_is_stored(words, message, capsys, config):
+def test_invalid_site_or_setting_is_refused_and_not_stored(words, message, capsys, config):
     assert main(["cluster", "use", *words]) == 2
     assert message in "".join(capsys.readouterr())
     assert not config.exists()

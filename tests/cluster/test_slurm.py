@@ -76,7 +76,7 @@ def keys_of(folder):
     return set(keys)
 
 
-def test_a_sweep_runs_as_an_array_and_a_failed_run_fails_in_slurm(cluster, sweep, capsys):
+def test_sweep_runs_as_an_array_and_a_failed_run_fails_in_slurm(cluster, sweep, capsys):
     code, printed = sweep("batch_size=1,64", "model.faults.fail=1000000")
     assert code == 1
     assert "2 runs on gpu=fake" in printed
@@ -94,9 +94,7 @@ def test_a_sweep_runs_as_an_array_and_a_failed_run_fails_in_slurm(cluster, sweep
 
 
 @pytest.mark.slow
-def test_a_sweep_of_eight_runs_is_submitted_followed_resumed_and_skipped(
-    each_cluster, sweep, capsys
-):
+def test_sweep_of_8_runs_is_submitted_followed_and_then_skipped(each_cluster, sweep, capsys):
     axes = "batch_size=1,2,3,4,5,6,7,8"
     code, printed = sweep(axes, "hydra.launcher.wait=false")
     assert code == 0, printed
@@ -130,7 +128,7 @@ def test_a_run_that_is_missing_is_submitted_again_alone(each_cluster, sweep):
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_hard_or_a_cancelled_element_is_reported(each_cluster, sweep):
+def test_killed_process_and_cancelled_element_are_reported(each_cluster, sweep):
     """A run hangs at 64 samples until its job is cancelled; another one's own process is killed."""
     hang = ("model.faults.hang=1000000", "batch_size=1,64,128")
     assert sweep(*hang, "hydra.launcher.wait=false")[0] == 0
@@ -304,7 +302,7 @@ def test_two_nodes_train_together(each_cluster, training, sweep):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_on_another_node_is_named_and_nothing_hangs(cluster, training, sweep):
+def test_rank_killed_on_another_node_is_named_and_nothing_hangs(cluster, training, sweep):
     assert (
         training("input_size=[32,48]", "stopping.measure=100", "hydra.launcher.wait=false")[0] == 0
     )

@@ -100,7 +100,9 @@ def test_ab_decides_by_alternating_processes_compare_agrees(here, capsys):
 
     assert main.main(["resume=x"]) == 2
     again = shlex.join(["perfexp", "ab", A, B, *FAKE])
-    assert f"repeat its command to continue it: {again}\n" in capsys.readouterr().err
+    assert (
+        f"to continue it, repeat its command if you trust it: {again}\n" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
@@ -142,7 +144,7 @@ def test_ab_out_of_time_is_undecided_and_the_command_continues(
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_records_that_the_same_command_continues(here, capsys, monkeypatch):
+def test_interrupted_ab_run_is_continued_by_the_same_command(here, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(AbRun, "_is_over", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         code, _, err = measured(capsys, A, B, *FAKE)
@@ -219,9 +221,7 @@ def test_more_processes_continue_a_run(here, capsys):
         (("", "", *FAKE, "--margin", "x"), "--margin x: give a percentage"),
     ],
 )
-def test_wrong_input_is_refused_in_one_line_before_anything_is_measured(
-    arguments, message, here, capsys
-):
+def test_invalid_ab_arguments_are_refused_before_measuring(arguments, message, here, capsys):
     code, _, err = measured(capsys, *arguments)
     assert code == 2
     assert message in err

@@ -92,7 +92,7 @@ def test_the_experiment_is_the_seeds_six_lines():
     assert not composed.probes.call_times
 
 
-def test_with_one_card_mp_is_skipped_with_a_note_and_the_table_is_shown(here, visible, capsys):
+def test_with_one_gpu_mp_is_skipped_and_the_table_is_shown(here, visible, capsys):
     visible(1)
     assert table("gpu=scripted_card") == 0
     sweep = Sweep.load(here / "sweep")

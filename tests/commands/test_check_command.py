@@ -240,7 +240,7 @@ def test_what_has_no_answer_is_never_green(new, options, reason, checked):
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.02, 2), (1.3, 1)])
-def test_one_process_has_an_answer_where_processes_differ_by_less(factor, code, checked):
+def test_one_process_gives_a_verdict_only_on_large_differences(factor, code, checked):
     assert checked(made([[1.0]]), made([[factor]], seed=1))[0] == code
 
 
@@ -434,9 +434,7 @@ def test_a_linked_baseline_is_neither_read_nor_removed(checked, tmp_path, capsys
 @pytest.mark.parametrize(
     "command", [("rm", "main"), ("add", "main", "new", "--force"), ("show", "main")]
 )
-def test_a_linked_record_of_a_baseline_is_neither_read_nor_removed(
-    command, checked, tmp_path, capsys
-):
+def test_linked_baseline_record_is_neither_read_nor_removed(command, checked, tmp_path, capsys):
     checked(made(), made(seed=1))
     folder = ("--folder", tmp_path / "own")
     assert checked_by(capsys, "baseline", "add", "main", "baseline", *folder)[0] == 0

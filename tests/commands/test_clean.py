@@ -70,7 +70,7 @@ EVERYTHING = (
 )
 
 
-def test_tables_profiles_and_checkpoints_go_and_measurements_stay(tmp_path, capsys):
+def test_clean_deletes_tables_and_profiles_but_no_measurements(tmp_path, capsys):
     leave(tmp_path / "a/run", *EVERYTHING)
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 0
     assert left(tmp_path / "a/run") == sorted(
@@ -91,7 +91,7 @@ def test_what_no_manifest_names_stays(tmp_path):
     assert left(tmp_path) == ["manifest.json", "sub/other.csv", "theirs_gemm_layers.csv"]
 
 
-def test_checkpoints_go_and_their_folder_keeps_what_is_not_of_the_run(tmp_path):
+def test_clean_deletes_own_checkpoints_and_keeps_other_files(tmp_path):
     names = (
         "checkpoints/net_images_best.pt",
         "checkpoints/net_images_epoch_3.pt",
@@ -262,7 +262,7 @@ def test_a_broken_manifest_names_nothing_and_is_told_of(tmp_path, capsys, conten
         ("profiles", "Possible: csv, md, ncu-rep"),
     ],
 )
-def test_a_kind_that_nothing_is_of_is_told_with_those_that_there_are(tmp_path, capsys, kind, hint):
+def test_clean_suggests_existing_kinds_for_an_unmatched_kind(tmp_path, capsys, kind, hint):
     leave(tmp_path, "time.png", "report.md", "record.json")
     assert commands.run(["clean", str(tmp_path), "--kind", kind, "--yes"]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -315,7 +315,7 @@ def test_a_run_under_way_is_not_told_to_be_nothing(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("repeated", ["2e", ""])
-def test_a_manifest_whose_identity_nothing_repeats_is_not_perfexps(tmp_path, capsys, repeated):
+def test_manifest_without_a_repeated_identity_is_not_trusted(tmp_path, capsys, repeated):
     leave(tmp_path, "a_gemm_overall.csv", repeated=repeated)
     assert commands.run(["clean", str(tmp_path), "--yes"]) == 1
     assert (tmp_path / "a_gemm_overall.csv").exists()

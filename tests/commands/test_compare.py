@@ -124,7 +124,7 @@ CONFOUNDERS = {
 
 
 @pytest.mark.parametrize("key", CONFOUNDERS)
-def test_a_confounder_prevents_the_comparison_unless_it_is_allowed(key, compared, capsys, tmp_path):
+def test_confounder_prevents_a_comparison_unless_allowed(key, compared, capsys, tmp_path):
     plan, environment = CONFOUNDERS[key]
     other = made([[0.5 * factor for factor in FLAT]], plan=plan, environment=environment, seed=1)
     found = compared(made(), other)
@@ -203,7 +203,7 @@ def test_a_queue_is_not_compared_with_a_graph(compared):
     ]
 
 
-def test_an_older_device_time_of_a_graph_is_not_compared_with_a_queue(compared):
+def test_device_time_of_a_graph_is_not_compared_with_a_queue(compared):
     one, other = (
         with_latency(made()),
         with_latency(made([[0.5 * factor for factor in FLAT]], seed=1)),
@@ -370,9 +370,7 @@ def with_accuracy(side, *values):
         (0.0, 0.0, "SAME", None),
     ],
 )
-def test_accuracies_are_compared_by_their_difference_also_those_of_0(
-    before, after, word, ratio, compared
-):
+def test_accuracies_are_compared_by_difference_even_at_0(before, after, word, ratio, compared):
     found = compared(
         with_accuracy(made(), before), with_accuracy(made(seed=1), after), "--metric", "accuracy"
     )
@@ -457,7 +455,7 @@ def test_undecided_processes_in_turn_say_what_would_decide(processes, decided_by
     assert "until another measure" not in note
 
 
-def test_what_qualifies_the_figures_of_a_side_stands_under_its_title(saved, capsys, tmp_path):
+def test_coverage_and_warnings_of_a_side_are_below_its_title(saved, capsys, tmp_path):
     one, other = made([FLAT] * 2), made([FLAT] * 2, seed=1)
     one.points[0].doubts += [
         diagnostics.make("drift", relative=0.05, changes="the median moved"),
@@ -932,7 +930,7 @@ def test_a_run_that_no_store_has_is_refused_in_one_line(
 
 @pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("place", ["../../private", "{}/private", "linked/private"])
-def test_a_run_outside_of_a_sweep_counts_only_if_it_is_of_the_sweep(
+def test_run_outside_the_folder_counts_only_if_the_sweep_owns_it(
     tmp_path, saved, capsys, place, is_own
 ):
     [other] = saved(made(seed=2))
@@ -973,9 +971,7 @@ def test_runs_of_a_sweep_without_a_record_are_listed(tmp_path, saved, capsys):
     assert "runs without a record\n  B: vgg16 (failed): the weights are missing" in text
 
 
-def test_a_comparison_is_sent_with_its_ratios_verdicts_sides_and_files(
-    saved, tmp_path, monkeypatch, capsys
-):
+def test_comparison_is_sent_with_ratios_verdicts_and_files(saved, tmp_path, monkeypatch, capsys):
     sent = []
     monkeypatch.setattr(
         mlflow_sink, "deliver", lambda delivery: sent.append(delivery.payload) or "the link"
@@ -1005,7 +1001,7 @@ def test_a_comparison_is_sent_with_its_ratios_verdicts_sides_and_files(
     assert sent[2].identity != payload.identity
 
 
-def test_a_store_that_refuses_a_comparison_is_an_error_after_the_table(saved, monkeypatch, capsys):
+def test_failed_upload_is_an_error_after_the_comparison_is_shown(saved, monkeypatch, capsys):
     def deliver(delivery):
         raise TrackingFailed("no such server")
 
@@ -1022,7 +1018,7 @@ def test_a_store_that_refuses_a_comparison_is_an_error_after_the_table(saved, mo
 @pytest.mark.parametrize(
     ("phases", "is_subject"), [(("inference", "train"), True), (("inference",), False)]
 )
-def test_settings_of_a_training_are_compared_with_a_training_only(make_record, phases, is_subject):
+def test_training_settings_matter_only_to_runs_with_training(make_record, phases, is_subject):
     sgd, adam = (
         make_record(phases=phases, plan={"mode": {"train": {"optimizer": name}}})
         for name in ("sgd", "adam")

@@ -192,7 +192,7 @@ def test_a_machine_with_everything_is_all_right(h200):
     } <= set(told)
 
 
-def test_a_machine_with_a_cpu_only_can_measure_and_says_what_it_lacks(quiet_machine):
+def test_cpu_only_machine_can_measure_and_lists_missing_parts(quiet_machine):
     quiet_machine["machine"]["tools"] |= {"nsys": None, "ncu": None}
     quiet_machine["survey"]["parts"]["energy"] = {
         "reason": "no meter: no RAPL",
@@ -225,7 +225,7 @@ def test_a_board_that_torch_can_not_use_is_told_with_the_way_out(h200):
     assert "driver too old" in verdicts(h200)["CUDA devices"][1]
 
 
-def test_a_device_without_a_file_is_measured_and_the_file_is_asked_for(h200):
+def test_device_without_a_file_is_a_warning_that_asks_for_one(h200):
     h200["survey"]["parts"]["cuda"]["devices"][0]["name"] = "NVIDIA X9000"
     verdict, text = verdicts(h200)["cuda:0"]
     assert verdict == "warn"
@@ -279,7 +279,7 @@ def test_a_throttled_device_is_told_with_its_reasons(h200):
     assert "the data sheet has 700 W" in verdicts(h200)["power limit"][1]
 
 
-def test_what_an_old_driver_does_not_tell_is_missing_and_never_guessed(h200):
+def test_facts_that_an_old_driver_lacks_are_missing_not_guessed(h200):
     board(h200)["facts"] = dict.fromkeys(BOARD["facts"])
     board(h200)["state"] = h200["survey"]["parts"]["clocks"]["busy"] = dict.fromkeys(BOARD["state"])
     assert set(not_ok(h200)) == {"throttling", "temperature", "power limit", "neighbours"}
@@ -368,7 +368,7 @@ def test_torch_that_can_not_be_imported_is_told_once(quiet_machine):
     assert not_ok(quiet_machine) == {"torch": "fail", "gpu=auto": "fail"}
 
 
-def test_how_much_processes_differ_is_shown_or_a_selfcheck_recommended(quiet_machine):
+def test_doctor_shows_process_spread_or_recommends_selfcheck(quiet_machine):
     spreads = "typical spread between processes (measurements): host-bound 5.1% (12) → "
     assert verdicts(quiet_machine)["repeatability"] == ("ok", spreads)
     quiet_machine["processes"]["host-bound"]["measurements"] = 0
@@ -429,7 +429,7 @@ def diagnosed(facts, surveyed, name="auto"):
     return not_ok(facts, name)
 
 
-def test_a_process_that_dies_is_a_finding_and_what_it_told_is_kept(quiet_machine):
+def test_crashed_survey_is_a_failure_that_keeps_partial_facts(quiet_machine):
     surveyed = conduct(BEGUN + UNDER_WAY + "os.kill(os.getpid(), signal.SIGSEGV)")
     assert surveyed["parts"]["torch"]["version"] == "2"
     assert "ended by SIGSEGV while starting CUDA" in surveyed["failure"]["text"]
@@ -457,7 +457,7 @@ def test_a_process_that_babbles_is_a_finding(rubbish):
     assert "cannot be read" in conduct(f"say({rubbish}); time.sleep(600)")["failure"]["text"]
 
 
-def test_a_process_that_ends_early_is_a_finding_with_its_last_words():
+def test_survey_that_ends_early_is_a_failure_with_its_message():
     failure = conduct("sys.exit('no such thing')")["failure"]
     assert failure["text"].endswith("ended with code 1 (no such thing)")
     assert conduct("pass")["failure"]["text"].endswith("ended with code 0")
@@ -483,7 +483,7 @@ def test_a_part_that_raises_is_told_and_the_others_are_asked(monkeypatch):
     ]
 
 
-def test_a_worker_without_a_plan_is_refused_unless_it_is_to_tell_of_the_machine(capsys):
+def test_worker_without_a_plan_is_refused_except_for_a_survey(capsys):
     with pytest.raises(SystemExit) as end:
         entry.main([])
     assert end.value.code == 2
@@ -536,7 +536,7 @@ def test_what_is_needed_is_compared_with_what_is_installed():
 
 
 @pytest.mark.slow
-def test_the_command_runs_here_says_what_it_found_and_makes_nothing(tmp_path, monkeypatch, capsys):
+def test_doctor_reports_on_this_machine_and_writes_no_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     code = commands.run(["doctor", "--gpu", "cpu", "--json"])

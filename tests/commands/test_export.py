@@ -24,7 +24,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path / "here"
 
 
-def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(
+def test_export_has_one_line_per_point_with_its_run_identity(
     make_record, leave_run, tmp_path, here, capsys
 ):
     first = make_record(uid="first", sizes=(224, 256))
@@ -58,9 +58,7 @@ def test_a_line_for_each_point_of_each_run_says_which_run_it_is_of(
     assert {name: line[name] for name in expected} == expected
 
 
-def test_the_figures_are_those_of_the_runs_own_table_with_their_units(
-    make_record, leave_run, tmp_path, here
-):
+def test_exported_figures_equal_the_run_table_with_units(make_record, leave_run, tmp_path, here):
     record = make_record(sizes=(224, 256), phases=("train", "inference"))
     commands.run(["export", str(leave_run(record, tmp_path / "run"))])
     frame, known = pd.read_parquet(here / "export.parquet"), flat.overall(Analysis.of(record))
@@ -164,7 +162,7 @@ def sweep(make_record, leave_run, tmp_path):
     return tmp_path / "sweep"
 
 
-def test_a_sweep_gives_its_runs_their_axes_and_a_refused_one_its_reason(sweep, here):
+def test_sweep_rows_have_axes_and_refused_runs_have_reasons(sweep, here):
     assert commands.run(["export", str(sweep)]) == 0
     frame = pd.read_parquet(here / "export.parquet")
     assert list(frame["sweep_job"]) == [0, 1, 2]
@@ -175,7 +173,7 @@ def test_a_sweep_gives_its_runs_their_axes_and_a_refused_one_its_reason(sweep, h
     assert frame.loc[2, ["run_uid", "mean_ms"]].isna().all()
 
 
-def test_a_record_that_is_not_of_the_sweep_which_points_at_it_is_left_out(
+def test_record_that_does_not_belong_to_the_sweep_is_left_out(
     sweep, make_record, leave_run, tmp_path, here
 ):
     leave_run(make_record(uid="other"), tmp_path / "stage" / "1")
@@ -183,7 +181,7 @@ def test_a_record_that_is_not_of_the_sweep_which_points_at_it_is_left_out(
     assert list(pd.read_parquet(here / "export.parquet")["sweep_job"]) == [0, 2]
 
 
-def test_a_text_that_a_spreadsheet_would_run_is_defused_in_csv_only(sweep, here):
+def test_spreadsheet_formula_is_escaped_only_in_csv(sweep, here):
     commands.run(["export", str(sweep)])
     assert list(pd.read_csv(here / "export.csv")["axis_model"]) == ["a", "b", "'=c"]
 
@@ -219,7 +217,7 @@ def test_nothing_is_overwritten_unless_it_is_asked_for(
     assert len(pd.read_parquet(here / "export.parquet")) == 1
 
 
-def test_what_is_not_there_is_told_before_what_would_be_overwritten(tmp_path, here, capsys):
+def test_missing_folder_is_reported_before_an_existing_export(tmp_path, here, capsys):
     (here / "export.csv").write_text("mine")
     assert commands.run(["export", str(tmp_path / "nowhere")]) == 2
     assert "There is no record.json" in capsys.readouterr().err
@@ -380,15 +378,13 @@ def test_what_an_algorithm_left_to_another_is_never_the_fastest(status, exported
 
 
 @pytest.mark.parametrize(("ran", "winner"), [("direct", "default"), ("fft or gemm", "gemm")])
-def test_a_layer_whose_kernels_are_another_algorithms_is_never_the_fastest(
-    ran, winner, exported_layers
-):
+def test_layer_with_foreign_kernels_is_never_the_fastest(ran, winner, exported_layers):
     frame = exported_layers(gemm=((1e-3, 1e-3), "ok", ran), default=((2e-3, 2e-3), None))
     assert frame.loc[("gemm", "block.conv1"), "fastest_algorithm"] == winner
     assert frame.loc[("gemm", "block.conv1"), "ran"] == ran
 
 
-def test_where_no_algorithm_computed_a_layer_itself_none_is_the_fastest(exported_layers):
+def test_layer_that_no_algorithm_computed_has_no_fastest(exported_layers):
     frame = exported_layers(gemm=((1e-3, 1e-3), "fallback"), fft=((2e-3, 2e-3), "ok"))
     assert frame.loc[("gemm", "block.conv1"), "fastest_algorithm"] == "fft"
     assert frame.loc[(slice(None), "block.add"), "fastest_algorithm"].isna().all()

@@ -136,7 +136,7 @@ def test_names_that_the_user_allows_are_answered(host, ask, server):
         None,
     ],
 )
-def test_a_name_that_is_rebound_to_this_machine_reads_and_writes_nothing(host, ask, server):
+def test_rebound_host_name_reads_and_writes_nothing(host, ask, server):
     headers = [] if host is None else [("Host", host)]
     for method, path in READS:
         status, _, content = ask(method, path, headers)
@@ -215,7 +215,7 @@ def test_the_store_is_on_no_command_line(server):
     ]
 
 
-def test_every_address_of_this_machine_is_its_own_where_it_listens_on_all():
+def test_wildcard_address_accepts_every_address_of_this_machine():
     hosts = guard.accepted_hosts("0.0.0.0", 5000, None)
     assert {"localhost:5000", "127.0.0.1", f"{socket.gethostname().lower()}:5000"} <= set(hosts)
     assert not [host for host in hosts if "*" in host or "%" in host]
@@ -233,9 +233,7 @@ def _publish(uri, record, folder):
     MlflowSink(uri=uri, experiment="race").publish(Analysis.of(record), folder)
 
 
-def test_processes_that_send_one_record_to_a_server_at_once_make_one_run(
-    server, make_record, leave_run, tmp_path
-):
+def test_concurrent_senders_of_one_record_make_one_run(server, make_record, leave_run, tmp_path):
     from mlflow import MlflowClient
 
     record = make_record(sweep=SweepMembership(uid="s4", job=0, jobs=1))

@@ -119,7 +119,7 @@ def strided(name, code, first, second, how, out):
 
 
 @pytest.mark.slow
-def test_a_real_command_on_a_cpu_whose_parent_never_imports_torch(tmp_path):
+def test_cpu_algorithms_are_listed_without_torch_in_the_parent(tmp_path):
     code = (
         "import sys; from perfexp import commands; "
         "done = commands.run(['list', 'algorithms', 'model=resnet18', 'input_size=64', 'gpu=cpu']); "
@@ -218,7 +218,7 @@ def test_it_says_what_a_run_of_each_algorithm_takes(cudnn, small, phase, channel
                 assert told["workspace_bytes"] == each.workspace_bytes
 
 
-def test_the_first_layer_of_a_training_needs_no_gradient_of_its_inputs(here, cudnn, small, capsys):
+def test_first_training_layer_needs_no_input_gradient(here, cudnn, small, capsys):
     cudnn(refuses=strided, workspace=lambda which, code: 100 * code)
     answer = found(capsys, *small, "mode=train", "algorithm.backend=cudnn")
     assert list(layer(answer, "strided")["algorithms"]["gemm"]) == ["forward", "backward_filter"]
@@ -282,7 +282,7 @@ def test_no_line_is_wider_than_the_terminal(here, cudnn, capsys, monkeypatch, mo
         assert sum(f"cudnn {size}" in line for line in tables) == 1
 
 
-def test_a_model_of_ones_own_with_what_fake_tensors_can_not_follow():
+def test_custom_model_beyond_fake_tensors_is_surveyed():
     class Other(torch.nn.Conv2d):
         def forward(self, inputs):
             return torch.nn.functional.conv2d(inputs, self.weight, self.bias, stride=2)

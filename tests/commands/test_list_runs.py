@@ -81,7 +81,7 @@ def test_since_is_for_runs(capsys):
     assert "perfexp list runs --since 7d" in capsys.readouterr().err
 
 
-def test_the_figure_is_the_median_over_processes_of_the_time_that_show_prints(tmp_path, capsys):
+def test_listed_figure_is_the_median_that_show_prints(tmp_path, capsys):
     assert main([*FAKE, "processes=3", f"output_dir={tmp_path / 'run'}"]) == 0
     shown = Record.load(tmp_path / "run")
     capsys.readouterr()
@@ -99,7 +99,7 @@ def test_the_figure_is_the_median_over_processes_of_the_time_that_show_prints(tm
     assert "GPU time" in line
 
 
-def test_a_sweep_is_a_line_with_the_range_and_the_states_of_its_runs(
+def test_sweep_is_one_line_with_the_range_and_states_of_its_runs(
     make_record, leave_run, tmp_path, capsys
 ):
     for job, size in enumerate((64, 128, 256)):

@@ -48,7 +48,7 @@ def pixels(root: Path) -> dict[str, bytes]:
     return {str(file.relative_to(root)): np.array(Image.open(file)).tobytes() for file in files}
 
 
-def test_what_is_made_is_in_the_layout_and_says_that_it_is_no_truth(
+def test_made_data_follow_the_layout_and_claim_no_ground_truth(
     tmp_path: Path, photographs: Path, capsys
 ) -> None:
     made = tmp_path / "made"

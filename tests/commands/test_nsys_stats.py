@@ -115,7 +115,7 @@ def test_a_report_without_rows_is_told_and_the_others_are_made(nsys, profile, ca
     assert (profile.parent / "train_cuda_gpu_kern_sum.csv").exists()
 
 
-def test_what_was_not_imported_is_imported_by_the_importer_beside_nsys(nsys, profile, capsys):
+def test_unimported_profile_is_imported_by_the_nsys_importer(nsys, profile, capsys):
     tool = nsys()
     stream = profile.rename(profile.with_suffix(".qdstrm"))
     assert commands.run(["nsys-stats", str(stream)]) == 1
@@ -127,7 +127,7 @@ def test_what_was_not_imported_is_imported_by_the_importer_beside_nsys(nsys, pro
     assert profile.read_text() == "imported\n"
 
 
-def test_a_profile_and_a_tool_may_be_named_from_the_current_folder(nsys, profile, monkeypatch):
+def test_profile_and_tool_may_be_relative_paths(nsys, profile, monkeypatch):
     nsys()
     monkeypatch.chdir(profile.parent)
     assert (
@@ -197,7 +197,7 @@ def test_no_nsys_at_all_is_told_with_where_to_get_it(profile, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("report", "code"), [("cuda_gpu_mem_time_sum", 0), ("cuda_gpu_mem_tyme_sum", 1)]
 )
-def test_nothing_was_copied_is_an_answer_and_a_misspelt_report_is_none(
+def test_empty_copy_report_is_valid_and_a_misspelled_one_is_not(
     nsys, profile, capsys, report, code
 ):
     """By the database of a real step without its copies and fills."""

@@ -177,7 +177,7 @@ def test_everything_as_json(predict, finished):
     assert point["energy"]["source"] == "refused"
 
 
-def test_the_peak_of_memory_is_that_of_records_workspaces_included(predict, finished, tmp_path):
+def test_predicted_memory_is_a_recorded_peak_or_interpolated(predict, finished, tmp_path):
     folder = finished(*SPARSE).copied(tmp_path / "copy").root
     record = json.loads((folder / "out" / "record.json").read_text())
     for point in record["points"]:
@@ -219,9 +219,7 @@ def test_predictions_are_checked_on_the_records_of_the_user(predict, finished):
 
 
 @pytest.mark.slow
-def test_curves_of_other_devices_are_listed_apart_and_calibrate_nothing(
-    predict, finished, tmp_path
-):
+def test_curves_of_other_devices_are_listed_but_do_not_calibrate(predict, finished, tmp_path):
     folder = finished(*SPARSE).copied(tmp_path / "copy").root
     alone = json.loads(predict("check", folder, "--json")[1])["time"]
     record = json.loads((folder / "out" / "record.json").read_text())
@@ -295,7 +293,7 @@ def test_memory_is_traced_by_category_without_a_gpu(small):
     ("free_bytes", "largest"),
     [(10**9, 96), (50 * 10**6, 1), (26 * 10**6, None), (45 * 10**6, None)],
 )
-def test_the_search_for_the_largest_batch_ends_at_the_last_peak_that_fits(
+def test_largest_batch_search_ends_at_the_last_peak_that_fits(
     small, monkeypatch, free_bytes, largest
 ):
     """Peaks are 40 MB and 10 MB a sample; one sample cannot be traced where less than 50 MB are free."""

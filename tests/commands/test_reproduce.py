@@ -1,6 +1,7 @@
 """`perfexp reproduce`: the outcome of an equal, a slower and a noisy run, and folders that were changed."""
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ GIVEN = (
     "device_lock=wait",
 )
 AGAIN = ("reproduce", "x", "tracking=none", "device_lock=wait")
+#: What somebody else's record has to be typed with.
+MEASURED = ("model=fake", "gpu=fake", "stopping=brisk")
 #: Found only while nothing has been measured.
 RESULTS = "outputs"
 
@@ -87,7 +90,7 @@ def test_a_slower_model_differs_and_scripts_read_by_how_much(run, slower_device)
 
 
 @pytest.mark.slow
-def test_a_difference_near_the_margin_is_undecided_with_the_reason(run, slower_device):
+def test_difference_near_the_margin_is_undecided_with_a_reason(run, slower_device):
     slower_device(1.01)
     code, printed = run(*AGAIN)
     assert code == 2
@@ -128,7 +131,6 @@ def set_base(plan):
 def set_base_and_hash(record):
     set_base(record["plan"])
     record["plan_hash"] = plan_file.plan_hash(record["plan"])
-    Path("x/details/plan.yaml").unlink()
 
 
 @pytest.mark.parametrize(
@@ -137,24 +139,14 @@ def set_base_and_hash(record):
         (
             "details/plan.yaml",
             set_base,
-            "plan.yaml does not match the plan_hash of record.json; it was changed. Nothing was run.",
+            "x: you did not begin it, or did with another home. Nothing was run.",
         ),
         ("record.json", lambda record: set_base(record["plan"]), "the plan in it does not match"),
         ("record.json", set_base_and_hash, "model.base_seconds: 0.5 → 0.001"),
         (
             "record.json",
-            lambda record: record["command"].append("model._target_=os.system"),
-            "type it again: perfexp",
-        ),
-        (
-            "record.json",
-            lambda record: record["command"].append("--config-dir=evil"),
-            "reproduce x --config-dir=evil",
-        ),
-        (
-            "record.json",
-            lambda record: record["command"].append("hydra.searchpath=[x]"),
-            "not accepted from a file",
+            lambda record: record["command"].append("seed=1"),
+            "stopping=brisk seed=1 tracking=none",
         ),
         ("record.json", lambda record: record["points"].clear(), "no timed point to compare"),
         (
@@ -172,6 +164,47 @@ def test_a_record_that_was_changed_is_refused_and_runs_nothing(run, name, functi
     assert not Path(RESULTS).exists()
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        ("model._target_=os.system",),
+        ("--config-dir=evil",),
+        ("hydra.searchpath=[x]",),
+        ("model.weights=$(touch x)", "data.root='a b'"),
+    ],
+)
+def test_command_of_a_foreign_record_is_shown_and_not_run(run, hostile):
+    change("x", "record.json", lambda record: record["command"].extend(hostile))
+    code, printed = run(*AGAIN)
+    assert code == 2
+    shown = next(line for line in printed.splitlines() if line.startswith("perfexp reproduce x "))
+    words = shlex.split(shown)
+    assert set(hostile) <= set(words)
+    assert "model=fake" in words
+    assert not Path(RESULTS).exists()
+
+
+def test_foreign_record_is_reproduced_by_its_typed_command(run, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("another-user")))
+    code, printed = run(*AGAIN, "--dry-run")
+    assert code == 2
+    shown = next(line for line in printed.splitlines() if line.startswith("perfexp reproduce x "))
+    assert run(*shlex.split(shown)[1:], "--dry-run")[0] == 0
+    assert run(*AGAIN, "model=fake", "--dry-run")[0] == 2, "a part of the command is not enough"
+    assert not Path(RESULTS).exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["model.name=\x1b[2J", "model.name=a\nb", "model.name=" + "x" * 60_000]
+)
+def test_a_command_that_would_not_show_as_it_is_is_not_shown(run, text):
+    change("x", "record.json", lambda record: record["command"].append(text))
+    code, printed = run(*AGAIN)
+    assert code == 2
+    assert "can't be shown" in printed
+    assert "perfexp reproduce" not in printed
+
+
 def test_reproduce_drops_profilers_and_stores_typed_values_win(run):
     further = [
         "profiler=nsys",
@@ -180,7 +213,7 @@ def test_reproduce_drops_profilers_and_stores_typed_values_win(run):
         "tracking.uri=http://evil.invalid",
     ]
     change("x", "record.json", lambda record: record["command"].extend(further))
-    code, printed = run(*AGAIN, "model.base_seconds=0.5", "--dry-run")
+    code, printed = run(*AGAIN, *MEASURED, "model.base_seconds=0.5", "--dry-run")
     assert code == 0
     assert "nsys" not in printed
     assert not Path(RESULTS).exists()
@@ -224,7 +257,7 @@ os.execv(sys.executable, [sys.executable, "-m", "perfexp", *sys.argv[number + 1 
 
 
 @pytest.mark.slow
-def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, monkeypatch):
+def test_image_runs_without_network_and_its_digest_is_recorded(run, monkeypatch):
     engine = Path("docker").absolute()
     engine.write_text(ENGINE.format(python=sys.executable))
     engine.chmod(0o755)
@@ -256,9 +289,10 @@ def test_an_image_measures_without_network_and_its_digest_is_in_the_record(run, 
 def test_a_sweeps_run_is_reproduced_without_its_sweep(run):
     record = Record.load(Path("x"))
     shutil.copytree("x", "z")
-    shutil.rmtree("z/details")
+    for name in ("details/plan.yaml", "details/manifest.json"):
+        Path("z", name).unlink()
     Path("z/record.json").write_bytes(
         msgspec.structs.replace(record, command=record.command[:-1]).to_json()
     )
     assert run("reproduce", "z", "processes=2")[0] == 2
-    assert run("reproduce", "z", "--dry-run")[0] == 0
+    assert run("reproduce", "z", *MEASURED, "--dry-run")[0] == 0

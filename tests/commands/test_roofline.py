@@ -64,7 +64,7 @@ def test_names_that_are_asked_for_are_taken(table, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("one step\n")
 
 
-def test_nothing_is_overwritten_unless_it_is_asked_for_and_the_input_never(table, capsys):
+def test_roofline_overwrites_only_with_force_and_never_its_input(table, capsys):
     target = table.with_name("ncu_roofline.png")
     target.write_text("mine")
     assert commands.run(["roofline", str(table), *HAND]) == 2
@@ -97,7 +97,7 @@ def test_what_can_not_be_is_the_users_error(options, told, table, monkeypatch, t
     assert [path.name for path in table.parent.iterdir()] == ["ncu.csv"]
 
 
-def test_a_place_that_is_not_there_and_one_that_holds_no_run_are_told(tmp_path, capsys):
+def test_missing_path_or_folder_without_a_run_is_reported(tmp_path, capsys):
     for place in (tmp_path / "gone.csv", tmp_path / "gone.ncu-rep", tmp_path):
         assert commands.run(["roofline", str(place), *HAND]) == 2
         assert str(place) in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_a_report_is_exported_by_ncu(tmp_path, monkeypatch):
     assert pd.read_csv(tmp_path / "train_roofline.csv").iloc[0]["flops"] == 14
 
 
-def test_a_report_without_ncu_or_with_one_that_fails_says_what_to_do(tmp_path, monkeypatch, capsys):
+def test_report_without_a_working_ncu_says_what_to_do(tmp_path, monkeypatch, capsys):
     report = tmp_path / "train.ncu-rep"
     report.write_bytes(b"\0report")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
@@ -252,7 +252,7 @@ def test_a_folder_that_can_not_be_written_is_told_in_a_line(run, monkeypatch, ca
     )
 
 
-def test_ncus_tables_that_the_manifest_names_are_drawn_and_no_others(run, tmp_path):
+def test_only_ncu_tables_in_the_manifest_are_drawn(run, tmp_path):
     text = long_form([counted()])
     outside = tmp_path / "outside.csv"
     outside.write_text(text)

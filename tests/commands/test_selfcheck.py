@@ -122,7 +122,7 @@ def record_of(make_record, **device):
     return make_record(points=points, environment=facts)
 
 
-def test_the_sentence_names_what_varies_and_what_a_comparison_shows(make_record):
+def test_sentence_states_the_spread_and_detectable_differences(make_record):
     [spread] = selfcheck_summary.spreads(rows(record_of(make_record, name="AMD EPYC")))
     assert spread.time == "latency"
     text = selfcheck_summary.sentence([spread])
@@ -131,7 +131,7 @@ def test_the_sentence_names_what_varies_and_what_a_comparison_shows(make_record)
     )
 
 
-def test_doctor_shows_what_runs_of_its_device_and_driver_have_shown(make_record):
+def test_doctor_shows_the_spread_of_this_device_and_driver(make_record):
     record = record_of(make_record, name="NVIDIA H200", kind="cuda", uuid="1111", driver="580.65")
     record.doubts = []  # with other work beside it, a run shows nothing of the next one
     machine_priors.add(record)

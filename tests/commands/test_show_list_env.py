@@ -147,9 +147,7 @@ def test_show_of_a_refused_run_says_why(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_show_of_a_folder_above_runs_says_where_they_and_their_sweep_lie(
-    tmp_path, monkeypatch, capsys
-):
+def test_show_of_a_parent_folder_names_its_runs_and_their_sweep(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*FAKE, "-m", "experiment=sanity", "model.name=a,b,c,d"]) == 0
     capsys.readouterr()
@@ -205,7 +203,7 @@ def test_env_is_json(capsys):
     assert json.loads(capsys.readouterr().out)["packages"]["torch"]
 
 
-def test_the_help_names_every_command_and_the_version_is_perfexps_own(capsys):
+def test_help_names_every_command_and_version_is_printed(capsys):
     assert dispatch(["--help"]) == 0
     text = capsys.readouterr().out
     assert [name for name in COMMANDS if f"perfexp {name}" not in text] == []

@@ -48,7 +48,7 @@ def test_a_log_becomes_a_file_where_the_user_stands_and_a_line(tmp_path, here, c
     )
 
 
-def test_what_a_log_does_not_say_is_asked_for_and_then_taken_from_options(tmp_path, here, capsys):
+def test_facts_missing_from_a_log_are_requested_as_options(tmp_path, here, capsys):
     log = tmp_path / "train.log"
     log.write_text(writing.mmcv_iter([0.5] * 10))
     assert commands.run(["speed", str(log)]) == 2
@@ -66,7 +66,7 @@ def test_what_a_log_does_not_say_is_asked_for_and_then_taken_from_options(tmp_pa
     )
 
 
-def test_the_output_folder_is_created_once_there_is_something_to_write(tmp_path, here):
+def test_output_folder_is_created_only_with_something_to_write(tmp_path, here):
     log = tmp_path / "log"
     log.write_text(writing.mmcv_iter([1.0] * 10))
     assert commands.run(["speed", str(log), "--out", "a/results"]) == 2
@@ -104,7 +104,7 @@ def test_a_training_that_failed_is_written_down_and_ends_with_1(tmp_path, here, 
     assert "failed (out of memory: RuntimeError: CUDA out of memory.)" in capsys.readouterr().out
 
 
-def test_a_log_that_can_not_be_read_keeps_the_others_from_nothing(tmp_path, here, capsys):
+def test_unreadable_log_does_not_stop_the_other_logs(tmp_path, here, capsys):
     log = tmp_path / "train.log"
     log.write_text(writing.mmcv_iter([0.5] * 10))
     assert commands.run(["speed", str(tmp_path / "none"), str(log), *GIVEN]) == 2

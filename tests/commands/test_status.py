@@ -108,9 +108,7 @@ def test_status_counts_points_and_estimates_the_rest(plan, tmp_path, capsys):
         (["mode=train", "epochs=1"], ""),
     ],
 )
-def test_a_run_without_any_point_yet_takes_as_long_as_its_header_says(
-    overrides, told, tmp_path, capsys
-):
+def test_run_without_points_shows_the_estimated_time_left(overrides, told, tmp_path, capsys):
     plain = plain_plan("model=resnet50", *overrides)
     folder = leave(tmp_path / "run", plain, statuses=())
     (folder / "details" / "points.jsonl").unlink()
@@ -159,7 +157,7 @@ def test_half_written_line_is_skipped_damaged_one_is_reported(plan, tmp_path, ca
     assert "torn: points.jsonl has a line that is not a point" in capsys.readouterr().err
 
 
-def test_models_go_down_and_algorithms_across_and_what_varies_is_named(plan, tmp_path, capsys):
+def test_status_rows_are_models_and_columns_are_algorithms(plan, tmp_path, capsys):
     for model in ("vgg16", "alexnet"):
         for algorithm in ("gemm", "fft"):
             names = [("model", model), ("algorithm", algorithm)]
@@ -178,7 +176,7 @@ def test_models_go_down_and_algorithms_across_and_what_varies_is_named(plan, tmp
     ]
 
 
-def test_runs_that_share_a_cell_are_added_up_and_folders_are_told_apart(plan, tmp_path, capsys):
+def test_runs_in_one_cell_are_added_and_folders_stay_separate(plan, tmp_path, capsys):
     leave(tmp_path / "a" / "0", plan)
     leave(tmp_path / "a" / "1", plan, statuses=[Status.OK] * 4)
     leave(tmp_path / "b" / "0", plan)
@@ -220,7 +218,7 @@ def test_a_profile_that_failed_or_is_missing_is_not_all_done(tmp_path, capsys):
     assert "10/10 done\n" in capsys.readouterr().out
 
 
-def test_what_another_command_asked_a_profiler_for_is_no_part_of_a_run(plan, tmp_path, capsys):
+def test_profiles_that_another_command_requested_do_not_count(plan, tmp_path, capsys):
     folder = leave(tmp_path / "run", plan)
     with (folder / "details" / "points.jsonl").open("ab") as file:
         file.write(profile_point(Status.UNSUPPORTED))
@@ -228,7 +226,7 @@ def test_what_another_command_asked_a_profiler_for_is_no_part_of_a_run(plan, tmp
     assert "10/10 done\n" in capsys.readouterr().out
 
 
-def test_a_profiler_of_somebody_elses_is_not_run_and_its_failures_are_told(tmp_path, capsys):
+def test_foreign_profiler_is_not_run_and_its_failure_is_shown(tmp_path, capsys):
     evil = {"_target_": "pathlib.Path.touch", "name": "evil", "self": str(tmp_path / "touched")}
     plan = plain_plan("model=resnet50", "sweep=sizes")
     profiled = plain_plan("model=resnet50", "sweep=sizes", "profiler=nsys")
@@ -459,7 +457,7 @@ def test_unlimited_run_is_estimated_by_measured_ones(plan, tmp_path, capsys):
     assert "vgg16     0/10 done, 10 missing, ~5 min 06 s left" in capsys.readouterr().out
 
 
-def test_runs_of_a_sweep_by_an_earlier_version_are_said_not_to_be_counted(plan, tmp_path, capsys):
+def test_uncounted_runs_of_an_older_sweep_are_mentioned(plan, tmp_path, capsys):
     interrupted_sweep(
         tmp_path / "s", ("alexnet", "default"), ("vgg16", "default"), plan=plan, planned=False
     )
@@ -479,7 +477,7 @@ def test_planned_runs_with_folders_that_cannot_be_are_refused(tmp_path, capsys, 
     assert "is not a perfexp sweep" in capsys.readouterr().err
 
 
-def test_a_run_that_its_configuration_refused_is_in_the_row_of_its_model(plan, tmp_path, capsys):
+def test_refused_run_is_in_its_models_row_with_the_reason(plan, tmp_path, capsys):
     interrupted_sweep(tmp_path / "s", ("alexnet", "default"), plan=plan)
     sweep = Sweep.load(tmp_path / "s")
     axes = {"model.name": "vgg16", "batch_size": "0"}
@@ -552,7 +550,7 @@ def refused_by_a_worker(folder):
         assert main([*fake, f"output_dir={folder}"]) == 2
 
 
-def test_a_run_that_a_worker_refused_is_told_with_the_reason_and_misses_nothing(tmp_path, capsys):
+def test_run_refused_by_a_worker_has_a_reason_and_misses_nothing(tmp_path, capsys):
     refused_by_a_worker(tmp_path / "run")
     capsys.readouterr()
     assert commands.run(["status", str(tmp_path)]) == 1
@@ -605,9 +603,7 @@ def test_a_refused_run_that_was_begun_again_is_refused_no_more(tmp_path, capsys)
     assert "1/1 done" in capsys.readouterr().out
 
 
-def test_the_run_that_is_asked_for_is_named_and_where_one_stands_has_a_name(
-    plan, tmp_path, monkeypatch, capsys
-):
+def test_status_title_is_the_given_folder_or_its_full_path(plan, tmp_path, monkeypatch, capsys):
     leave(tmp_path / "run", plan)
     monkeypatch.chdir(tmp_path)
     for asked, title in (("run", "run"), (".", str(tmp_path))):

@@ -50,7 +50,7 @@ def test_a_record_does_not_say_where_perfexp_writes(make_record, leave_run, tmp_
     assert not (tmp_path / "chosen_by_the_record.db").exists()
 
 
-def test_a_folder_above_sends_everything_below_it_and_twice_does_no_harm(
+def test_sync_sends_everything_below_a_folder_and_is_repeatable(
     store, read, make_record, leave_run, tmp_path, capsys
 ):
     sweep = Sweep(

@@ -68,7 +68,7 @@ def test_a_dry_run_names_the_points_and_makes_nothing(here, capsys):
     assert not list(here.iterdir())
 
 
-def test_it_trains_and_leaves_its_speed_file_where_the_user_stands(here, capsys):
+def test_training_writes_its_speed_file_to_the_current_folder(here, capsys):
     earlier = Speed(
         log_file="x",
         model="fake",
@@ -237,9 +237,7 @@ def test_a_machine_that_can_not_be_asked_is_an_error(monkeypatch, capsys):
         ([*SIX, "--config-dir", "missing", "gpu=fake"], "missing"),
     ],
 )
-def test_what_can_not_be_is_told_in_one_line_before_anything_is_measured(
-    words, message, here, capsys
-):
+def test_invalid_arguments_are_refused_before_training(words, message, here, capsys):
     (here / "file").write_text("")
     (here / "taken").mkdir()
     (here / "taken" / NAME).write_text("mine")

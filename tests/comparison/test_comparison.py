@@ -95,7 +95,7 @@ def test_an_undecided_pair_comes_with_what_would_decide_it(times, factor, start,
     assert remedy.format(total=len(times) + (pair.further_processes or 0)) in note
 
 
-def test_the_named_number_of_processes_decides_four_of_five_times():
+def test_recommended_process_count_decides_in_80_percent():
     truth, spread = 1.02, 0.01
     rng = np.random.default_rng(5)
     side = lambda ratio, count: repeats(*(ratio * np.exp(spread * rng.standard_normal(count))))  # noqa: E731
@@ -164,7 +164,7 @@ def named(name, model="resnet18", *, points=((1.0, 1.001, 0.999),), batch_size=1
     return made
 
 
-def test_what_differs_between_all_runs_of_two_sides_is_the_subject():
+def test_setting_that_differs_between_all_runs_is_the_subject():
     found = compare(
         [named("default"), named("default", "vgg16")], [named("fft", "vgg16"), named("fft")]
     )
@@ -347,9 +347,7 @@ def test_a_higher_rate_is_faster():
         ),
     ],
 )
-def test_a_percentile_is_marked_or_its_difference_from_that_of_show_is_explained(
-    times, calls, is_marked, note
-):
+def test_percentile_is_marked_estimated_or_explained_by_a_note(times, calls, is_marked, note):
     rng = np.random.default_rng(0)
     one, two = (named(name, points=(times,)) for name in ("one", "two"))
     for point in (*one.points, *two.points):
@@ -419,7 +417,7 @@ def test_a_count_that_all_processes_repeat_has_a_verdict():
     ("widths", "within"),
     [((0.1, 0.01), (math.atanh(0.1) ** 2 + math.atanh(0.01) ** 2) / 2), ((None, 0.01), None)],
 )
-def test_an_interval_of_energy_is_relative_to_the_energy_of_its_own_process(widths, within):
+def test_energy_interval_is_relative_to_its_process_energy(widths, within):
     made = named("one", points=[(1.0, 1.001)])
     for point, value, width in zip(made.points, (1.0, 4.0), widths, strict=True):
         ends = {"low": value * (1 - width), "high": value * (1 + width)} if width else {}
@@ -447,7 +445,7 @@ def test_energy_of_one_process_is_decided_if_windows_allow(width, ratio, word):
     assert pair.high / pair.ratio - 1 > math.sqrt(2) * width
 
 
-def test_energy_has_the_name_of_the_metric_and_the_pace_of_its_loop_below_it():
+def test_energy_note_names_the_metric_and_its_loop():
     sides = [
         with_metric(named(name), "energy/per_image_joules", [joules], "joules", 0.01)
         for name, joules in (("a", 1.0), ("b", 1.1))
@@ -517,7 +515,7 @@ def test_a_comparison_is_answered_in_one_sentence(factors, sentence):
     assert re.fullmatch(sentence, answer(*factors))
 
 
-def test_the_answer_names_other_figures_and_those_that_were_chosen():
+def test_conclusion_names_other_measures_or_the_chosen_one():
     sides = [
         with_metric(
             named(name, points=[[time * one for one in (1.0, 1.001, 0.999)]]),
@@ -557,7 +555,7 @@ def test_an_undecided_answer_names_what_would_decide(level, remedy):
     assert f"better or worse than A: {remedy}" in comparison_table.conclusion(compare(one, two))
 
 
-def test_an_answer_on_runs_that_cannot_be_compared_names_the_confounder():
+def test_conclusion_on_incomparable_runs_names_the_confounder():
     one, two = named("one"), named("two")
     one.environment, two.environment = (
         {"device": {"power_limit_watts": watts}} for watts in (700.0, 500.0)
@@ -584,5 +582,5 @@ def test_a_scenario_without_noise_has_the_ratio_that_it_states():
     assert verdicts.pair(quiet, 0).ratio == pytest.approx(0.9, rel=0.002)
 
 
-def test_the_margin_is_documented_as_relative_and_of_exact_measures_as_absolute():
+def test_margin_is_documented_as_relative_or_absolute():
     assert "relative, but absolute for exact measures" in " ".join(judging.Settings.__doc__.split())

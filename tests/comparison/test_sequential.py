@@ -31,7 +31,7 @@ def test_all_looks_together_have_the_level_of_one():
     assert spent[-1] == pytest.approx(0.05)
 
 
-def test_there_is_no_look_before_the_first_and_none_after_the_last():
+def test_level_is_0_before_looks_begin_and_constant_after_them():
     assert [level(count) for count in range(LEAST)] == [0.0] * LEAST
     assert level(LEAST) == pytest.approx(0.05 * math.log1p((math.e - 1) * LEAST / MOST))
     assert level(MOST + 5) == level(MOST)
@@ -54,7 +54,7 @@ def test_clear_difference_needs_fewer_processes():
     assert found.processes[0] <= verdicts.PROCESSES / 2
 
 
-def test_looking_after_each_pair_does_not_make_false_verdicts_frequent():
+def test_testing_after_each_pair_keeps_false_verdicts_rare():
     """Welch's test after each pair of identical sides: at the levels of the looks, and at 5 % each time."""
     one, two = np.random.default_rng(1).standard_normal((2, 4000, MOST))
     looks = range(LEAST, MOST + 1)

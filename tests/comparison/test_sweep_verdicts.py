@@ -96,7 +96,7 @@ def test_each_run_is_compared_with_the_first_one():
 
 
 @pytest.mark.parametrize("level", [None, 0.007])
-def test_the_plot_marks_the_ratios_that_the_table_leaves_undecided(level):
+def test_sweep_plot_marks_undecided_ratios_like_the_table(level):
     """The intervals of both runs of 0.7 do not overlap the baseline's; only the exact one is decided."""
     sweep, records = swept([1.0], [0.7], [0.7])
     for point, factor in zip(records[1].points, (0.6, 1.0, 1.6), strict=True):
@@ -137,7 +137,7 @@ def test_the_confidence_of_turns_is_told_if_there_are_intervals(level, said):
     assert "100 %" not in lines[0]
 
 
-def test_the_plot_compares_runs_of_another_model_with_the_first_of_theirs():
+def test_sweep_plot_compares_runs_with_the_first_of_their_model():
     axes = [
         {"model": model, "algorithm": algorithm} for model in "ab" for algorithm in ("gemm", "fft")
     ]
@@ -176,7 +176,7 @@ def test_runs_are_compared_within_their_model(second, title):
     }
 
 
-def test_a_baseline_that_one_model_lacks_leaves_its_runs_without_ratios():
+def test_model_without_the_baseline_has_no_ratios():
     axes = [
         {"model": model, "algorithm": name} for model in "ab" for name in ("gemm", "fft", "direct")
     ]
@@ -344,7 +344,7 @@ def test_point_with_failed_baseline_has_no_ratio():
     assert (found.title, last_words(found)) == ("device / model=b", {4: "SLOWER", 5: "SAME"})
 
 
-def test_the_same_point_on_other_numbers_of_devices_is_another_run():
+def test_same_point_on_another_device_count_is_another_run():
     axes = [{"gpu.count": count, "batch_size": batch} for count in "12" for batch in "18"]
     sweep, records = grid(zip(axes, (1.0, 3.0, 0.8, 3.0), strict=True))
     assert [group.name for group in pairing.groups(SweepAnalysis.of(sweep, records).runs)] == [
@@ -429,7 +429,7 @@ def test_the_winner_in_the_store_follows_the_verdicts():
     }
 
 
-def test_a_run_that_another_one_beats_by_another_time_does_not_win():
+def test_run_that_loses_by_latency_does_not_win_by_device_time():
     """The third run has no time of the device: by latency, it is faster than the one that is best by that."""
     sweep, records = swept([1.0], [0.4], [1.0])
     for one, factor in zip(records, (1.0, 1.0, 0.5), strict=True):

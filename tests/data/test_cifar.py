@@ -289,7 +289,7 @@ def test_places_are_drawn_evenly_from_all() -> None:
 
 @pytest.mark.parametrize("pipeline", Pipeline)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_both_pipelines_give_each_image_once_and_the_same_in_evaluation(
+def test_both_pipelines_give_each_evaluation_image_once(
     root: Path, session: Session, pipeline: Pipeline, workers: int
 ) -> None:
     data = Cifar(root=str(root), pipeline=pipeline, workers=workers)
@@ -314,7 +314,7 @@ def test_both_pipelines_give_each_image_once_and_the_same_in_evaluation(
 
 
 @pytest.mark.parametrize("pipeline", Pipeline)
-def test_a_training_pass_has_each_image_once_in_another_order_and_other_crops(
+def test_each_training_epoch_reshuffles_and_repeats_no_image(
     root: Path, session: Session, pipeline: Pipeline
 ) -> None:
     data = Cifar(root=str(root), pipeline=pipeline, workers=0)
@@ -416,7 +416,7 @@ def test_a_captured_batch_could_be_replayed(root: Path, session: Session) -> Non
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_on_a_cuda_device_a_batch_is_one_launch_of_what_was_captured_once(
+def test_batch_is_a_captured_launch_unless_the_capture_fails(
     fails: bool, root: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A capture makes batches of its own, which the pass does not lack; where it fails, batches are made as before."""
@@ -449,7 +449,7 @@ def test_on_a_cuda_device_a_batch_is_one_launch_of_what_was_captured_once(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_what_a_model_is_compiled_for_compiles_its_training_batches(
+def test_only_training_batches_are_compiled_with_the_model(
     root: Path, session: Session, monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
     """Small batches of an evaluation have other shapes, and a graph of their own would take seconds."""

@@ -158,7 +158,7 @@ def test_a_split_is_counted_and_what_has_no_partner_is_named(streets: Path) -> N
     assert found.without_image == [mask_of(streets, "train", stem(4))]
 
 
-def test_train_ids_go_before_label_ids_and_other_files_are_passed_over(streets: Path) -> None:
+def test_train_ids_precede_label_ids_and_other_files_are_skipped(streets: Path) -> None:
     write_pair(streets, "val", 0, label_ids=True)
     mask = mask_of(streets, "val", stem(0))
     for name in ("x_gtFine_color.png", "x_gtFine_polygons.json", ".y_gtFine_labelIds.png"):
@@ -186,7 +186,7 @@ def test_a_root_that_is_not_there_is_named(tmp_path: Path) -> None:
         Cityscapes(root=str(tmp_path / "nowhere"))
 
 
-def test_a_picture_without_a_mask_and_a_split_without_pictures_are_refused(streets: Path) -> None:
+def test_image_without_a_mask_or_split_without_images_is_refused(streets: Path) -> None:
     mask_of(streets, "train", stem(3)).unlink()
     with pytest.raises(
         UserError,
@@ -225,7 +225,7 @@ def test_an_evaluation_shows_whole_pictures_in_order(streets: Path, session: Ses
     assert epoch[0].targets[0].tolist() == expected_ids.tolist()
 
 
-def test_label_ids_give_the_same_targets_as_the_train_ids_made_from_them(
+def test_label_ids_and_their_train_ids_give_the_same_targets(
     tmp_path: Path, session: Session
 ) -> None:
     roots = [write_streets(tmp_path / name, label_ids=True) for name in ("label_ids", "train_ids")]
@@ -324,7 +324,7 @@ def test_files_that_can_not_be_used_are_named(
     assert f"{picture} can't be read as an image" in told()
 
 
-def test_a_model_with_fewer_classes_is_told_before_its_loss_fails(streets: Path) -> None:
+def test_model_with_too_few_classes_is_refused_before_its_loss(streets: Path) -> None:
     few = opened("lraspp_mobilenet_v3_large", 4)
     with (
         pytest.raises(UserError, match="has 4 classes, Cityscapes 19"),

@@ -106,7 +106,7 @@ def test_batches_are_those_of_mmengine_bit_by_bit(
     assert torch.equal(batch.targets, targets)
 
 
-def test_a_test_shows_the_whole_picture_whatever_the_shape_of_the_point(
+def test_evaluation_image_is_resized_whole_to_the_point_size(
     session: MmsegSession, streets: Path
 ) -> None:
     pipeline = Pipeline(session.config, (96, 96), training=False, classes=19, seed=0)
@@ -131,7 +131,7 @@ def test_masks_with_label_ids_become_train_ids(session: MmsegSession, tmp_path: 
     ]
 
 
-def test_the_mean_is_taken_out_exactly_in_whatever_precision_the_weights_are(streets: Path) -> None:
+def test_mean_is_subtracted_exactly_with_bf16_weights(streets: Path) -> None:
     low = opened("bf16")
     picture = torch.full((3, *SIZE), 124, dtype=torch.uint8)
     placed = low.place(
@@ -197,9 +197,7 @@ def test_images_of_several_sizes_in_a_batch_are_reported(
         batches.next()
 
 
-def test_a_pipeline_of_another_configuration_is_understood_or_told(
-    session: MmsegSession, streets: Path
-) -> None:
+def test_other_mmseg_pipeline_is_supported_or_refused(session: MmsegSession, streets: Path) -> None:
     config = copy.deepcopy(session.config)
     described = config.train_dataloader.dataset
     config.train_dataloader.dataset = {"type": "RepeatDataset", "times": 2, "dataset": described}

@@ -60,7 +60,7 @@ def test_class_folders_become_labels_in_alphabetical_order(
     assert labels.tolist() == [0] * 6 + [1] * 6
 
 
-def test_a_batch_is_normalised_and_of_the_size_that_was_asked_for(
+def test_batch_is_normalized_and_has_the_requested_size(
     photographs: Path, session: Session
 ) -> None:
     with open_images(Images(root=str(photographs), workers=0), session, training=False) as batches:
@@ -122,7 +122,7 @@ def test_an_epoch_begins_at_the_beginning_wherever_next_was(
     torch.testing.assert_close(epoch[0], first)
 
 
-def test_the_seed_makes_the_shuffled_order_and_the_crops_reproducible(
+def test_seed_makes_shuffled_order_and_crops_reproducible(
     photographs: Path, session: Session
 ) -> None:
     def drawn(seed: int) -> torch.Tensor:

@@ -81,9 +81,7 @@ def session():
         ("101_18_0_1_1_x.txt", "\0\N{ZERO WIDTH SPACE}", "number of frames: 1"),
     ],
 )
-def test_a_file_that_can_not_be_used_is_one_line_and_costs_no_other_file(
-    folder, name, frames, reason
-):
+def test_unusable_file_is_one_line_and_stops_no_other_file(folder, name, frames, reason):
     whole = len(read(folder)[0])
     write(folder / "more", name, frames)
     repetitions, [problem] = read(folder)
@@ -92,7 +90,7 @@ def test_a_file_that_can_not_be_used_is_one_line_and_costs_no_other_file(
     assert len(repetitions) == whole
 
 
-def test_bytes_that_are_not_text_and_second_files_of_a_name_are_left_out(folder):
+def test_non_text_files_and_duplicate_names_are_left_out(folder):
     (folder / "101_18_0_9_1_stand.txt").write_bytes(b"\xff\xfe")
     write(folder / "more", "101_18_0_1_1_stand.txt", FRAMES)
     assert sorted(read(folder)[1]) == [

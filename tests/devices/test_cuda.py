@@ -24,14 +24,12 @@ GIVEN_BACK = (
         (10 * GIB, None, None, "the driver does not report the memory in use"),
     ],
 )
-def test_memory_of_the_device_that_is_less_than_torchs_own_is_not_told(
-    monkeypatch, before, used, value, reason
-):
+def test_device_memory_below_torch_memory_is_not_reported(monkeypatch, before, used, value, reason):
     peak, reserved, board = memory(monkeypatch, before, used)
     assert (peak.value, reserved.value, board.value, board.reason) == (GIB, 3 * GIB, value, reason)
 
 
-def test_the_buffer_that_flushes_the_cache_is_no_memory_of_the_call(monkeypatch):
+def test_cache_flush_buffer_is_not_counted_as_call_memory(monkeypatch):
     told = memory(monkeypatch, 10 * GIB, 14 * GIB, flushed=SimpleNamespace(nbytes=GIB // 2))
     assert [each.value for each in told] == [GIB // 2, 5 * GIB // 2, 7 * GIB // 2]
 
@@ -63,9 +61,7 @@ def memory(monkeypatch, before, used, flushed=None):
         ([(1, None)], 4, "1 other process"),
     ],
 )
-def test_whoever_had_the_device_before_is_waited_for_and_told_if_still_there(
-    monkeypatch, states, looks, doubt
-):
+def test_other_device_users_are_waited_for_and_then_reported(monkeypatch, states, looks, doubt):
     seen, now = [], [0.0]
     clock = SimpleNamespace(
         monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds)
@@ -105,9 +101,7 @@ def test_a_device_without_a_board_is_not_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize("offset_seconds", [0.0, 4e-6])
-def test_a_short_reading_of_the_clock_is_freed_from_the_constant_part_of_a_spin(
-    monkeypatch, offset_seconds
-):
+def test_short_clock_reading_excludes_the_constant_spin_time(monkeypatch, offset_seconds):
     hertz, seconds = 1.98e9, [0.0]
     device = object.__new__(CudaDevice)
 

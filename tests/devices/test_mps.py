@@ -44,7 +44,7 @@ def measured(folder, *overrides, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["inference", "train"])
-def test_calls_that_synchronize_are_timed_and_there_is_no_device_time(backend, tmp_path, mode):
+def test_mps_call_is_timed_by_latency_without_device_time(backend, tmp_path, mode):
     record = measured(tmp_path / "x", mode=mode, **{"probes.layers": True})
     point = next(one for one in record.points if one.key.is_timed)
     assert {"latency"} == {series.name for series in point.series if "/" not in series.name}

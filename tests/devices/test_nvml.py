@@ -31,7 +31,7 @@ def driver(monkeypatch):
     return monkeypatch
 
 
-def test_a_board_that_refuses_everything_is_listed_with_what_it_refuses(driver):
+def test_board_that_refuses_all_queries_is_listed_without_values(driver):
     [board] = nvml.all_boards()["boards"]
     assert (board["uuid"], board["name"]) == ("GPU-1", "NVIDIA H200")
     assert {*board["facts"].values(), *board["state"].values()} == {None}
@@ -68,7 +68,7 @@ def test_all_boards_are_visible_in_driver_order_by_default(boards):
     assert nvml.visible_names() == ["NVIDIA H100", "NVIDIA A100", "NVIDIA A100"]
 
 
-def test_the_order_of_unlike_boards_and_the_slices_of_one_only_cuda_knows(boards):
+def test_names_of_unlike_or_sliced_boards_are_left_to_cuda(boards):
     boards.delenv("CUDA_DEVICE_ORDER")
     assert nvml.visible_names() is None
     boards.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
@@ -77,7 +77,7 @@ def test_the_order_of_unlike_boards_and_the_slices_of_one_only_cuda_knows(boards
     assert nvml.visible_names() is None
 
 
-def test_counters_of_throttling_replace_the_reasons_of_the_moment(driver):
+def test_throttling_counters_replace_momentary_reasons(driver):
     driver.setattr(pynvml, "nvmlDeviceGetTemperature", lambda handle, sensor: 61)
     driver.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda handle: 0x04 | 0x01)
     board = nvml.Board("1")
@@ -93,7 +93,7 @@ def test_counters_of_throttling_replace_the_reasons_of_the_moment(driver):
     assert board.conditions() == ({"power cap": 7_000, "thermal": 0}, None, 61)
 
 
-def test_a_loaded_board_is_asked_for_its_clock_and_for_a_power_of_the_moment(driver):
+def test_loaded_board_reports_clock_and_instantaneous_power(driver):
     assert nvml.Board("1").load_queries() == {}
     driver.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda handle, kind: 1755)
     driver.setattr(pynvml, "nvmlDeviceGetPowerUsage", lambda handle: 690_000)

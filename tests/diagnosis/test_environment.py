@@ -27,7 +27,7 @@ def test_facts_are_json_and_say_what_matters():
 
 
 @pytest.mark.slow
-def test_ones_own_children_are_not_others_even_when_they_have_ended(monkeypatch):
+def test_own_ended_children_do_not_count_as_other_processes(monkeypatch):
     """The machine's total is held still, so that what a child used can only be taken off."""
     total = environment.psutil.cpu_times()
     monkeypatch.setattr(environment.psutil, "cpu_times", lambda: total)

@@ -43,7 +43,7 @@ def point(batch_size):
     return Point(key=key, status=Status.OK)
 
 
-def test_a_line_that_lacks_its_newline_only_is_kept_by_the_next_one(tmp_path):
+def test_line_that_lacks_only_its_newline_survives_an_append(tmp_path):
     file = tmp_path / "points.jsonl"
     append_line(file, point_to_line(point(1)))
     append_line(file, point_to_line(point(2)))
@@ -67,7 +67,7 @@ def test_finished_points_stay_byte_for_byte_on_rerun(tmp_path, monkeypatch):
     assert [each.status for each in read_points(file)] == [Status.OK, Status.OK]
 
 
-def test_what_a_crash_left_of_a_file_that_was_being_written_is_removed(tmp_path):
+def test_partial_files_of_a_crash_are_removed_and_others_kept(tmp_path):
     paths = RunPaths(tmp_path)
     paths.create()
     (tmp_path / ".record.json.abc_1234").write_text("{")
@@ -102,7 +102,7 @@ def test_a_forked_process_does_not_keep_the_device(tmp_path, monkeypatch):
         os.close(descriptor)
 
 
-def test_an_interrupt_waits_for_the_end_of_what_must_not_be_left_half_done(tmp_path):
+def test_interrupt_waits_until_a_held_step_is_done(tmp_path):
     with interrupts.handled():
         with pytest.raises(KeyboardInterrupt), interrupts.held():
             for _ in range(2):
@@ -112,7 +112,7 @@ def test_an_interrupt_waits_for_the_end_of_what_must_not_be_left_half_done(tmp_p
     assert (tmp_path / "file").read_bytes() == b"whole"
 
 
-def test_an_interrupt_that_waits_comes_through_where_it_is_asked_for():
+def test_held_interrupt_is_raised_at_an_explicit_check():
     with interrupts.handled(), interrupts.held():
         interrupts.check()
         with interrupts.held():
@@ -126,7 +126,7 @@ def test_an_interrupt_that_nothing_holds_comes_at_once():
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_worker_whose_parent_has_ended_before_it_could_look_ends_too(tmp_path):
+def test_worker_ends_if_its_parent_has_already_ended(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     command = [

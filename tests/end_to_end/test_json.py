@@ -95,7 +95,7 @@ def test_a_roofline_prints_the_rows_of_its_csv_and_its_files(tmp_path, capsys):
     assert str(tmp_path / "ncu_roofline.csv") in roofline["files"]
 
 
-def test_diagnostics_of_measurements_are_among_those_of_their_run(make_record, tmp_path):
+def test_json_run_has_the_diagnostics_of_its_measurements(make_record, tmp_path):
     record = make_record(sizes=(224, 256))
     record.doubts[:] = [diagnostics.Diagnostic(code="of_the_run", message="x")]
     for point, load in zip(

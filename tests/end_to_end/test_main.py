@@ -112,7 +112,7 @@ def test_epochs_are_whole_passes_with_their_runtime(run):
     assert not point.metric("epoch_seconds").estimated
 
 
-def test_time_to_first_prediction_is_taken_in_a_process_of_its_own(run):
+def test_first_prediction_is_timed_in_its_own_process(run):
     _, _, [record] = run.shared(*FIRST, "output_dir=x")
     point = next(point for point in record.points if point.key.phase == "ttfp")
     parts = {series.name for series in point.series}
@@ -144,7 +144,7 @@ def test_replicates_are_fresh_processes(run):
     assert Path("x/details/run.log").read_text().count("perfexp.worker.entry") == 3
 
 
-def test_a_point_without_memory_is_a_result_and_the_next_one_goes_on(run):
+def test_out_of_memory_point_is_recorded_and_the_run_goes_on(run):
     code, printed, [record] = run(
         *FAKE, "batch_size=[1,100,2]", "model.faults.oom=1000000", "output_dir=x"
     )

@@ -109,7 +109,7 @@ def test_a_run_under_nohup_goes_on_without_its_terminal(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sweep", [(), ("-m", "batch_size=1,2")])
-def test_a_folder_that_is_deleted_while_it_is_measured_into_is_named(tmp_path, sweep):
+def test_output_folder_deleted_during_a_run_is_named(tmp_path, sweep):
     process = start(tmp_path, *FAKE, sizes(30), "stopping.measure=2000", "output_dir=x", *sweep)
     folder = tmp_path / "x" / "0-b1" if sweep else tmp_path / "x"
     wait_for(lambda: points_in(folder) >= 1)
@@ -123,7 +123,7 @@ def test_a_folder_that_is_deleted_while_it_is_measured_into_is_named(tmp_path, s
     assert len(told) == 1 or sweep
 
 
-def test_a_folder_that_is_gone_is_what_keeps_a_worker_from_starting(run, tmp_path, monkeypatch):
+def test_output_folder_deleted_before_the_worker_starts_is_named(run, tmp_path, monkeypatch):
     from perfexp.orchestration import supervisor
 
     begin = supervisor.WorkerProcess

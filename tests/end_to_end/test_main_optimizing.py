@@ -92,7 +92,7 @@ def test_a_sweeper_that_optimizes_gets_the_seconds_of_a_call(search, tmp_path):
     )
 
 
-def test_maximize_means_samples_per_second_and_each_direction_has_a_figure(search):
+def test_maximize_uses_samples_per_second_and_minimize_a_time(search):
     code, printed, records = search(direction=["minimize", "maximize"], batches=[2])
     assert code == 0, printed
     [row] = rows(records[0])
@@ -101,7 +101,7 @@ def test_maximize_means_samples_per_second_and_each_direction_has_a_figure(searc
     ]
 
 
-def test_the_error_of_a_run_reaches_the_sweeper_and_is_printed_once(search):
+def test_run_error_reaches_the_sweeper_and_is_printed_once(search):
     code, printed, _ = search(batches=[0, 0])
     assert code == 2
     assert len(Search.figures) == 2
@@ -133,7 +133,7 @@ def test_another_study_is_not_mixed_with_that_of_a_folder(search, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "hydra/launcher=local"])
-def test_a_sweeper_that_needs_figures_is_refused_where_there_are_none(search, flag, tmp_path):
+def test_sweeper_that_needs_figures_refuses_runs_without_them(search, flag, tmp_path):
     given = [flag, "hydra.launcher.gpus=2"] if "launcher" in flag else [flag]
     code, printed, _ = search(*given, "output_dir=s")
     assert code == 2
@@ -143,7 +143,7 @@ def test_a_sweeper_that_needs_figures_is_refused_where_there_are_none(search, fl
     assert not (tmp_path / "s").exists()
 
 
-def test_a_launcher_of_others_is_refused_by_name_before_anything_starts(run, tmp_path):
+def test_foreign_launcher_is_refused_by_name_before_measuring(run, tmp_path):
     folder = tmp_path / "own" / "hydra" / "launcher"
     folder.mkdir(parents=True)
     (folder / "joblib.yaml").write_text(

@@ -1,6 +1,7 @@
 """The command line from end to end: runs that are repeated and resumed."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import yaml
 
 from perfexp.cli.resume import with_resumed
 from perfexp.main import main
-from perfexp.plan import plan_fields
+from perfexp.plan import plan_fields, plan_file
 from perfexp.records.record import Status
+from tests.support import typed
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping=fixed")
@@ -25,13 +27,13 @@ def test_repeating_the_command_measures_only_what_is_missing(run):
     assert len(record.points) == 2
 
 
-def test_a_record_keeps_its_identity_when_the_command_is_repeated(run):
+def test_record_keeps_its_identity_when_the_command_is_repeated(run):
     _, _, [before] = run.shared(*FAKE, "output_dir=x")
     _, _, [after] = run(*FAKE, "output_dir=x")
     assert before.uid == after.uid
 
 
-def test_another_plan_in_the_same_folder_is_refused_with_what_differs(run):
+def test_other_plan_in_the_same_folder_is_refused_with_its_diff(run):
     run.shared(*FAKE, "output_dir=x")
     code, printed, [record] = run(*FAKE, "output_dir=x", "batch_size=8")
     assert code == 2
@@ -42,7 +44,8 @@ def test_another_plan_in_the_same_folder_is_refused_with_what_differs(run):
 def test_a_plan_that_was_changed_on_disk_is_not_run(tmp_path):
     from perfexp.worker.entry import main as worker
 
-    plan = tmp_path / "plan.yaml"
+    plan = tmp_path / "details" / "plan.yaml"
+    plan.parent.mkdir()
     plan.write_text(yaml.safe_dump({"model": {"_target_": "os.system"}}))
     assert worker([str(tmp_path), "--plan-sha256", "0" * 64]) == 2
 
@@ -62,7 +65,7 @@ def test_what_failed_is_measured_again_and_what_is_known_is_not(run, tmp_path):
     assert record.points[2].started == oom.started
 
 
-def test_a_repetition_with_nothing_left_says_so_and_keeps_the_times(run):
+def test_repeated_complete_run_measures_nothing_and_keeps_times(run):
     _, _, [before] = run.shared(*FAKE, "output_dir=x")
     code, printed, [after] = run(*FAKE, "output_dir=x")
     assert code == 0
@@ -105,7 +108,7 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(run, tmp_path, content)
     assert (tmp_path / "x" / "record.json").read_text() == content
 
 
-def test_results_that_only_the_record_still_has_are_not_measured_again(run, tmp_path):
+def test_results_left_only_in_the_record_are_not_remeasured(run, tmp_path):
     _, _, [before] = run(*FAKE, "batch_size=[1,2]", "probes.layers=true", "output_dir=x")
     points = tmp_path / "x" / "details" / "points.jsonl"
     points.write_bytes(points.read_bytes().splitlines(keepends=True)[0])
@@ -116,25 +119,103 @@ def test_results_that_only_the_record_still_has_are_not_measured_again(run, tmp_
 
 
 @pytest.mark.slow
-def test_groups_of_ones_own_are_named_again_to_resume_a_run(run, tmp_path):
+def test_relative_config_dir_is_found_only_in_the_first_folder(run, tmp_path, monkeypatch):
     (tmp_path / "mine" / "stopping").mkdir(parents=True)
     (tmp_path / "mine" / "stopping" / "quickly.yaml").write_text(
         "_target_: perfexp.stopping.Fixed\nwarmup: 1\nmeasure: 6\n"
     )
     given = ("model=fake", "gpu=fake", "tracking=none", "stopping=quickly", "output_dir=x")
     assert run("--config-dir", "mine", *given)[0] == 0
+    assert run("resume=x")[0] == 0
+    assert run("--config-dir=mine", "resume=x")[0] == 0
+    (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, printed, _ = run("resume=../x")
+    assert code == 2
+    assert f"begun in {tmp_path}" in printed
+    assert run("resume=../x", f"--config-dir={tmp_path / 'mine'}")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["another user", "unsigned", "damaged", "a plan that was changed"])
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_what_somebody_else_began_goes_on_by_its_command_alone(
+    kind, is_sweep, run, tmp_path, monkeypatch
+):
+    if kind == "a plan that was changed" and is_sweep:
+        pytest.skip("its command is in sweep.json")
+    swept = (
+        ("-m", "batch_size=1,2", "output_dir=x")
+        if is_sweep
+        else ("batch_size=[1,2]", "output_dir=x")
+    )
+    run.shared(*FAKE, *swept)
+    signed = tmp_path / "x" / "details" / ("manifest.json" if is_sweep else "plan.yaml")
+    text = signed.read_text()
+    if kind == "another user":
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    else:
+        patterns = {
+            "a plan that was changed": ("seed: ", "seed: 1"),
+            "unsigned": ("signature", "anything"),
+            "damaged": (r"(signature\W+)\w{8}", r"\g<1>00000000"),
+        }
+        signed.write_text(re.sub(*patterns[kind], text))
+    code, printed, before = run("resume=x")
+    assert code == 2
+    shown = typed.shown(printed)
+    assert shown[-1] == f"output_dir={tmp_path}/x"
+    if kind != "a plan that was changed":
+        assert run(*shown)[0] == 0
+        assert [record.uid for record in run("resume=x")[2]] == [record.uid for record in before]
+        assert run("resume=x")[0] == 0, "from there on it is this user's"
+
+
+def test_without_a_key_runs_go_on_and_are_foreign_afterwards(run, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    assert run(*FAKE, "output_dir=x")[0] == 0
     code, printed, _ = run("resume=x")
     assert code == 2
-    assert "--config-dir=mine" in printed
-    assert run("--config-dir=mine", "resume=x")[0] == 0
-    assert run("resume=x", "--config-dir", "mine")[0] == 0
+    assert run(*typed.shown(printed))[0] == 0
+    assert run("resume=x")[0] == 2
 
 
-def test_names_and_tags_in_a_store_are_repeated_and_its_address_is_not(tmp_path):
+def test_a_sweep_with_another_identity_than_signed_is_foreign(run, tmp_path):
+    run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=x")
+    summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
+    (tmp_path / "x" / "sweep.json").write_text(json.dumps({**summary, "uid": "another"}))
+    code, printed, _ = run("resume=x")
+    assert (code, "Nothing was run" in printed) == (2, True)
+
+
+def test_a_moved_folder_stays_ones_own(run, tmp_path):
+    run.shared(*FAKE, "output_dir=x")
+    (tmp_path / "x").rename(tmp_path / "y")
+    assert run("resume=y")[0] == 0
+
+
+def test_sweep_with_a_changed_command_is_treated_as_foreign(run, tmp_path):
+    run.shared(*FAKE, "-m", "batch_size=1,2", "output_dir=x")
+    summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
+    summary["command"].append(
+        "profiler.tool=/bin/sh"
+    )  # not a key of the measurement: the sweep is the same
+    (tmp_path / "x" / "sweep.json").write_text(json.dumps(summary))
+    code, printed, _ = run("resume=x")
+    assert code == 2
+    assert "profiler.tool=/bin/sh" in typed.shown(printed)
+    assert run(*FAKE, "-m", "batch_size=1,2", "output_dir=x")[0] == 0
+    summary = json.loads((tmp_path / "x" / "sweep.json").read_bytes())
+    assert "profiler.tool=/bin/sh" not in summary["command"], "what is signed is what was typed"
+    assert run("resume=x")[0] == 0
+
+
+def test_resume_repeats_run_names_and_tags_but_no_store_address(tmp_path):
     texts = ["tracking.run_name=mine", "tracking.tags={team:vision}", "+tracking.tags.who=me"]
     content = {"format": plan_fields.FORMAT, "command": [*texts, "tracking.uri=http://elsewhere"]}
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(content))
-    arguments, _ = with_resumed([f"resume={tmp_path}"])
+    (tmp_path / "details").mkdir()
+    plan = plan_file.signed(yaml.safe_dump(content).encode())
+    (tmp_path / "details" / "plan.yaml").write_bytes(plan)
+    arguments = with_resumed([f"resume={tmp_path}"])
     assert [text for text in arguments if "tracking" in text] == texts
 
 
@@ -149,7 +230,7 @@ def test_doubts_of_an_earlier_worker_stay(run, tmp_path):
     assert [doubt.code for doubt in record.doubts] == ["simulated", "shared_device"]
 
 
-def test_a_first_prediction_of_another_environment_is_not_mixed_in(run, tmp_path):
+def test_resume_refuses_a_cold_start_in_another_environment(run, tmp_path):
     run.shared(*FIRST, "output_dir=x")
     environment = json.loads((tmp_path / "x" / "details" / "environment.json").read_bytes())
     environment["environment"]["device"]["name"] = "another device"
@@ -181,7 +262,7 @@ def test_layers_run_in_their_own_process_and_resume(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_layers_of_points_that_failed_are_not_tried_and_go_with_them(run, tmp_path):
+def test_layers_of_a_failed_point_are_not_tried_or_kept(run, tmp_path):
     arguments = (*FAKE, "probes.layers=true", "batch_size=[1,100]", "output_dir=x")
     _, _, [record] = run(*arguments, "model.faults.oom=1000000")
     assert [point.status for point in record.points] == [

@@ -73,7 +73,7 @@ def test_a_run_of_a_sweep_that_fails_harms_no_other(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_a_sweep_that_is_refused_is_listed_with_its_reason(run, tmp_path):
+def test_refused_run_of_a_sweep_is_listed_with_its_reason(run, tmp_path):
     code, _, _ = run(*FAKE, "-m", "input_size=32,0,64", "output_dir=s")
     assert code == 2
     children = Sweep.load(tmp_path / "s").children
@@ -93,9 +93,7 @@ def test_the_command_in_a_record_repeats_the_run(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "folder"), REPORTED)
-def test_the_command_in_a_report_measures_the_same_into_a_new_folder(
-    run, tmp_path, arguments, folder
-):
+def test_command_in_a_report_repeats_the_run_in_a_new_folder(run, tmp_path, arguments, folder):
     run.shared(*arguments)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")}
     [report] = list((tmp_path / folder).rglob("report.md"))[:1]
@@ -123,7 +121,7 @@ def test_stages_have_folders_of_their_own(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_plan_for_the_same_combination_gets_a_folder_of_its_own(run, tmp_path):
+def test_other_plan_of_the_same_combination_gets_its_own_folder(run, tmp_path):
     stage = tmp_path / "outputs" / "1_sanity"
     command = (*FAKE, "experiment=sanity")
     for extra in ((), ("batch_size=2",), ("batch_size=3",), ("batch_size=2",), ()):
@@ -179,7 +177,7 @@ def test_overwrite_of_a_run_that_is_refused_keeps_what_was_there(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_a_stage_whose_folders_have_numbers_is_resumed(run, tmp_path):
+def test_sweep_with_numbered_stage_folders_is_resumed(run, tmp_path):
     command = (*FAKE, "-m", "experiment=sanity", "mode=inference,train")
     run(*command)
     run(*command, "input_size=64", "output_dir=second")
@@ -315,7 +313,7 @@ def test_replicates_of_a_sweep_are_interleaved_in_a_seeded_order(run):
 
 
 @pytest.mark.slow
-def test_an_experiment_may_sweep_by_itself_and_the_command_line_wins(run, tmp_path):
+def test_experiment_may_define_a_sweep_and_overrides_still_apply(run, tmp_path):
     code, printed, records = run(
         "experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s"
     )
@@ -350,7 +348,7 @@ def test_a_dry_run_counts_what_is_missing_and_changes_nothing(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_a_sweep_that_an_experiment_makes_is_resumed_alone(run, tmp_path):
+def test_run_of_an_experiment_sweep_can_be_resumed_alone(run, tmp_path):
     run("experiment=all", "gpu=fake", "model=fake", "tracking=none", "output_dir=s")
     sweep = (tmp_path / "s" / "sweep.json").read_bytes()
     folder = tmp_path / "s" / "0-train"

@@ -142,7 +142,7 @@ def test_each_option_of_a_group_is_explained(group, capsys):
     assert [line for line in capsys.readouterr().out.splitlines() if len(line.split()) < 3] == []
 
 
-def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
+def test_help_on_an_unknown_word_suggests_the_nearest_name(capsys):
     assert dispatch(["help", "busyhost"]) == 2
     assert (
         "'busyhost' is not a command, a key, a code or a term. Did you mean busy_host?"
@@ -185,7 +185,7 @@ def test_help_on_something_unknown_is_an_error_with_the_nearest_name(capsys):
         ("--experimental-rerun=x.pickle", "pickle"),
     ],
 )
-def test_a_wrong_word_is_told_in_one_message_with_what_is_possible(run, argument, told, tmp_path):
+def test_invalid_argument_is_one_message_with_suggestions(run, argument, told, tmp_path):
     code, printed, records = run("gpu=fake", "model=fake", "tracking=none", argument)
     assert code == 2
     assert told in printed
@@ -250,14 +250,14 @@ def test_a_model_that_needs_a_name_says_so(run):
     assert "model.name" in printed
 
 
-def test_a_device_that_the_job_does_not_have_is_named_with_the_one_it_has(run):
+def test_unavailable_device_is_refused_with_the_available_one(run):
     code, printed, _ = run("model=fake", "gpu=cpu", "tracking=none")
     assert code == 2
     assert "gpu=fake" in printed
 
 
 @pytest.mark.parametrize("arguments", [FAKE, ("status",), ("ui",)])
-def test_a_current_folder_that_has_been_deleted_is_said_in_one_line(arguments, tmp_path):
+def test_deleted_current_folder_is_reported_in_one_line(arguments, tmp_path):
     code = (
         "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
         "from perfexp.__main__ import main; sys.exit(main())"
@@ -308,9 +308,7 @@ def test_a_read_only_folder_is_told(run, tmp_path):
         ([*FAKE, "stopping.measure=99999999999"], "more than 100,000,000: every time is stored"),
     ],
 )
-def test_words_and_values_that_are_none_are_told_with_what_was_meant(
-    run, tmp_path, arguments, said
-):
+def test_invalid_words_and_values_get_a_suggestion(run, tmp_path, arguments, said):
     (tmp_path / "mine").mkdir()
     code, printed, records = run(*arguments)
     assert (code, records) == (2, [])
@@ -340,7 +338,7 @@ def test_a_file_of_configuration_in_another_encoding_is_told(run, tmp_path):
     )
 
 
-def test_a_file_of_configuration_that_is_no_yaml_is_named_with_the_line(run, tmp_path):
+def test_invalid_yaml_in_a_config_file_is_named_with_its_line(run, tmp_path):
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: tiny\nbad: [1, 2\nworse: 3\n")
     code, printed, _ = run("--config-dir", str(tmp_path / "mine"), "model=tiny", "gpu=fake")
@@ -418,9 +416,7 @@ def test_nothing_to_resume_is_told(run):
         (*FAKE, "input_size=0"),
     ],
 )
-def test_what_the_user_has_to_fix_leaves_no_folder_and_promises_no_time(
-    run, tmp_path, arguments, is_there
-):
+def test_user_error_leaves_no_folder_and_no_time_estimate(run, tmp_path, arguments, is_there):
     if is_there:
         (tmp_path / "x").mkdir()
     code, printed, _ = run(*arguments, "tracking=none", *(["output_dir=x"] if is_there else []))

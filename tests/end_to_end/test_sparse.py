@@ -84,7 +84,7 @@ def test_the_console_says_how_much_is_predicted_and_how_sure(sparse):
     )
 
 
-def test_predictions_are_in_files_of_their_own_and_never_among_results(sparse):
+def test_predictions_are_in_their_own_files_and_not_in_results(sparse):
     record, lines = Record.load(sparse), (sparse / "details" / "predicted.jsonl").read_bytes()
     keys = {point.key for point in record.points}
     assert {point.key for point in read_points(sparse / "details" / "points.jsonl")} == keys
@@ -120,7 +120,7 @@ def test_no_predicted_value_enters_a_corpus(tmp_path_factory, sparse, number, se
     shutil.rmtree(folder)
 
 
-def test_only_runs_beside_a_run_calibrate_it_and_foreign_records_are_skipped(sparse, tmp_path):
+def test_only_neighboring_runs_calibrate_a_run(sparse, tmp_path):
     near, far = tmp_path / "sweep" / "run", tmp_path / "a" / "b" / "c"
     content = json.loads((sparse / "record.json").read_text())
     for folder, changes in {
@@ -222,7 +222,7 @@ def test_batch_sizes_of_a_phase_alone_are_predicted_for_it_alone(run):
     }
 
 
-def test_phases_with_batch_sizes_of_their_own_choose_by_their_own_results():
+def test_phases_with_own_batch_sizes_select_by_their_own_results():
     words = "batch_size=[1,2,4,8,16,32,64,128]", "mode.train.batch_size=[1,2,4,8,16,32,64,256]"
     plan = config.typed(
         compose(
@@ -248,7 +248,7 @@ def test_phases_with_batch_sizes_of_their_own_choose_by_their_own_results():
     ]
 
 
-def test_the_plot_shows_predictions_as_a_band_between_the_measured_sizes(sparse):
+def test_plot_shows_predictions_as_a_band_between_measured_sizes(sparse):
     record, curves = Record.load(sparse), corpus.find_curves([sparse])
     [forecast] = predictions.of_record(record, curves, corpus.Corpus([]))
     panel, rate = record_plots.plot(Analysis.of(record), [forecast]).panels

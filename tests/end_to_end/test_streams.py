@@ -76,7 +76,7 @@ def test_a_run_goes_on_without_its_stderr(tmp_path, where):
 
 
 @pytest.mark.slow
-def test_a_failure_has_its_exit_code_also_when_nobody_hears_of_it(tmp_path):
+def test_failure_keeps_its_exit_code_with_closed_output(tmp_path):
     assert shell(f"{UNDRAWN} {FAKE} model.faults.fail=1 >&- 2>&-", tmp_path) == (1, "")
     assert shell(f"{PERFEXP} nonsense=1 >&- 2>&-", tmp_path) == (2, "")
 

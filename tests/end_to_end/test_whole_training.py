@@ -74,7 +74,7 @@ def test_a_model_without_a_state_has_no_checkpoints(run):
     assert "mode.train.checkpoints=true: the model trains by its own settings" in printed
 
 
-def test_an_epoch_is_a_line_of_the_console_of_the_table_and_a_step_in_mlflow(run):
+def test_epochs_appear_in_console_table_and_mlflow_steps(run):
     code, printed, [record] = run(*FAKE, "epochs=3", "data.num_samples=640", "batch_size=64")
     assert code == 0
     assert [f"epoch {number} of 3" in printed for number in (1, 2, 3)] == [True] * 3
@@ -208,7 +208,7 @@ def test_what_a_crash_left_of_a_checkpoint_is_removed(tmp_path):
     assert [path.name for path in checkpoint.parent.iterdir()] == [".other_best.pt.abcdefgh"]
 
 
-def test_a_folder_of_checkpoints_that_is_a_link_is_not_written_to(tmp_path):
+def test_checkpoint_folder_that_is_a_link_is_not_written_to(tmp_path):
     bench = Workbench(
         SimpleNamespace(choices={"data": "images"}, model_name="net"),
         RunPaths(tmp_path),

@@ -183,9 +183,7 @@ def test_nothing_outlives_a_client_that_is_killed(tmp_path):
         ("raise RuntimeError('no such library')", "cannot be imported: no such library"),
     ],
 )
-def test_a_process_is_a_new_interpreter_where_an_import_spoils_the_server(
-    begin, tmp_path, module, why
-):
+def test_unforkable_import_falls_back_to_a_new_interpreter(begin, tmp_path, module, why):
     (tmp_path / "spoiler.py").write_text(module)
     process = begin("tell()", imports=["spoiler"])
     assert [event["event"] for event in process.events(60)] == ["facts"]
@@ -252,7 +250,7 @@ def test_a_process_that_hangs_in_the_fork_is_started_anew(begin, tmp_path, monke
     assert "did not begin" in (tmp_path / "log").read_text()
 
 
-def test_the_server_has_no_thread_that_a_process_forked_from_it_would_miss(begin):
+def test_fork_server_gains_no_threads_from_its_forks(begin):
     """Ten forks that compute leave it as it was: torch's pools exist in the forked processes only."""
     code = "import torch; torch.ones(300, 300) @ torch.ones(300, 300); tell(parent=os.getppid())"
     counts = set()
@@ -265,7 +263,7 @@ def test_the_server_has_no_thread_that_a_process_forked_from_it_would_miss(begin
     assert len(counts) == 1
 
 
-def test_the_memory_of_a_forked_process_counts_what_its_server_has_loaded(begin):
+def test_forked_process_memory_includes_its_servers_imports(begin):
     code = (
         "import torch; from perfexp.devices.cpu import CpuDevice\n"
         "device = CpuDevice(); device.reset_peak_memory(); tell(bytes=device.memory()[0].value)"

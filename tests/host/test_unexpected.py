@@ -51,9 +51,7 @@ def test_in_a_run_the_traceback_goes_to_its_log(cache, tmp_path, monkeypatch, ca
     "place",
     ["perfexp.main.with_resumed", "perfexp.plan.config.typed", "perfexp.plan.naming.run_folder"],
 )
-def test_before_there_is_a_folder_the_traceback_goes_to_the_cache(
-    cache, monkeypatch, capsys, place
-):
+def test_traceback_without_an_output_folder_goes_to_the_cache(cache, monkeypatch, capsys, place):
     monkeypatch.setattr(place, fail)
     assert main([*FAKE, "output_dir=x"]) == 1
     [file] = cache.iterdir()
@@ -111,7 +109,7 @@ def test_what_sums_a_sweep_up_is_caught_too(cache, monkeypatch, capsys):
     line_of(capsys)
 
 
-def test_a_module_that_can_not_be_loaded_is_one_line_of_the_program(cache, monkeypatch, capsys):
+def test_unexpected_error_at_program_start_is_one_line(cache, monkeypatch, capsys):
     from perfexp import __main__
 
     monkeypatch.setattr("perfexp.host.streams.install", lambda: None)

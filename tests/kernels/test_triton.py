@@ -176,7 +176,7 @@ def test_without_an_interpreter_a_cpu_is_refused(name):
         compute(name, *tensors(THREE), THREE)
 
 
-def test_of_several_plans_the_first_that_is_about_the_fastest_is_taken(monkeypatch):
+def test_first_plan_wins_unless_another_is_clearly_faster(monkeypatch):
     seconds = {
         "first": 1.0,
         "same": 0.97,
@@ -196,7 +196,7 @@ def test_of_several_plans_the_first_that_is_about_the_fastest_is_taken(monkeypat
         launch.fastest(["broken"], None, None)
 
 
-def test_plans_are_timed_by_the_device_that_never_waits_for_the_host(monkeypatch):
+def test_plans_are_timed_on_the_device_without_host_waits(monkeypatch):
     """The host takes longer to launch a plan than the device to run it."""
     device = FakeDevice(enqueue_seconds=50e-6)
     monkeypatch.setattr(launch, "_device", lambda index: device)

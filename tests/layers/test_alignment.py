@@ -43,7 +43,7 @@ def test_what_is_inserted_between_parts_belongs_to_none(parts):
     assert [left[i] for i, _ in aligned(left, right)] == right
 
 
-def test_neighbours_stay_neighbours_where_an_inserted_name_would_do_as_well():
+def test_neighbors_stay_together_despite_an_equal_insertion():
     """A head resizes four times and joins; a loss between two heads resizes as well."""
     head, loss = ["interpolate"] * 4 + ["cat"], ["stack", "interpolate", "topk"]
     pairs = aligned([*head, *loss, *head], [*head, *head])

@@ -44,7 +44,7 @@ def test_without_a_clean_time_there_is_no_closure():
     assert close(times(), None).closure is None
 
 
-def test_what_is_unattributed_and_a_queue_that_is_not_held_are_doubts():
+def test_unattributed_time_and_an_unheld_queue_are_flagged():
     found = close(times(0.8, 0.1, 0.1, Method.unheld), 1.0)
     assert [doubt.code for doubt in found.doubts] == ["layers_inexact", "layers_inexact"]
     assert "lost" in found.doubts[0].message
@@ -169,7 +169,7 @@ def test_operation_has_the_work_counted_at_its_place():
     assert lines[-1].seconds.median == 0.0
 
 
-def test_operations_behind_a_loss_that_was_not_counted_are_found_again():
+def test_operations_after_an_uncounted_loss_are_matched_again():
     """What a model computes for its losses has no work, and no row of the work is another's or stands there twice."""
     given = times()
     given.rows = operations(

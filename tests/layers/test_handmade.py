@@ -64,7 +64,7 @@ def test_a_held_call_begins_where_the_hold_ends():
     assert not call.starved
 
 
-def test_a_call_that_the_device_begins_before_it_is_issued_is_starved():
+def test_call_begun_by_the_device_before_its_issue_is_starved():
     call = only([host(CALL, 0, 100, 1), host(module("a"), 1, 20, 2), kernel("ka", 50, 150, 2)])
     assert call.starved
 
@@ -86,7 +86,7 @@ def test_odd_nanosecond_goes_to_the_earlier_kernel():
     assert sorted(taken(call).values()) == [(5, 0), (6, 0)]
 
 
-def test_a_kernel_without_a_link_is_joined_by_the_time_of_its_launch():
+def test_kernel_without_a_link_is_joined_by_its_launch_time():
     call = only([
         host(CALL, 0, 90, 1), host(module("a"), 1, 50, 2),
         host("cudaLaunchKernel", 10, 12, 500), kernel("ka", 100, 110, 0, number=500),
@@ -94,7 +94,7 @@ def test_a_kernel_without_a_link_is_joined_by_the_time_of_its_launch():
     assert taken(call) == {row("a"): (10, 0)}
 
 
-def test_a_kernel_that_nothing_is_known_of_is_named_and_stays_in_the_sum():
+def test_unknown_kernel_is_named_and_stays_in_the_sum():
     call = only([
         host(CALL, 0, 90, 1), host(module("a"), 1, 50, 2),
         kernel("ka", 100, 110, 2), kernel("mystery", 115, 120, 0), kernel("ka", 120, 130, 2),
@@ -105,7 +105,7 @@ def test_a_kernel_that_nothing_is_known_of_is_named_and_stays_in_the_sum():
     }
 
 
-def test_a_kernel_of_no_duration_is_counted_and_the_gap_before_it_is_its_rows():
+def test_zero_length_kernel_counts_with_the_gap_before_it():
     call = only([
         host(CALL, 0, 90, 1), host(module("a"), 1, 50, 2), host(module("b"), 60, 70, 3),
         kernel("ka", 100, 110, 2), kernel("kb", 115, 115, 3),
@@ -121,7 +121,7 @@ def test_the_devices_copies_of_annotations_are_no_kernels():
     assert not call.unattributed
 
 
-def test_the_profilers_own_work_does_not_stand_in_for_an_operator():
+def test_profiler_overhead_does_not_replace_an_operator():
     overhead = Event("Activity Buffer Request", 2, 90, False, 0, 2, 0)
     call = only(
         [host(CALL, 0, 99, 1), overhead, host(module("a"), 1, 50, 2), kernel("ka", 100, 110, 2)]
@@ -129,7 +129,7 @@ def test_the_profilers_own_work_does_not_stand_in_for_an_operator():
     assert taken(call) == {row("a"): (10, 0)}
 
 
-def test_a_module_in_which_another_is_called_is_rows_of_its_operations():
+def test_module_that_calls_another_has_rows_of_operations():
     call = only([
         host(CALL, 0, 90, 1), host(module("block", whole=False, kind="Block"), 1, 80, 2),
         host(module("block.conv"), 5, 20, 3), host("aten::conv2d", 6, 19, 4),
@@ -143,7 +143,7 @@ def test_a_module_in_which_another_is_called_is_rows_of_its_operations():
     }
 
 
-def test_a_layer_of_torchs_that_calls_another_module_is_not_one_row():
+def test_torch_layer_that_calls_a_module_has_rows_for_both():
     call = only([
         host(CALL, 0, 90, 1), host(module("outer", kind="Sequential"), 1, 80, 2), host(module("outer.0"), 5, 20, 3),
         kernel("kc", 100, 110, 3), kernel("ko", 110, 115, 2),
@@ -199,7 +199,7 @@ def test_engine_sums_are_accumulation_other_work_is_the_nodes():
     assert taken(call) == {row("a", Pass.accumulation): (30, 0), row("a", Pass.backward): (5, 0)}
 
 
-def test_a_node_that_an_operator_made_beside_its_first_one_is_the_operators():
+def test_second_node_of_an_operator_belongs_to_it():
     call = only([
         *backward(*node("torch::autograd::CopySlices", 8, 210, 300, 20)),
         host("aten::copy_", 212, 250, 30, thread=2), kernel("copy", 610, 640, 30),
@@ -208,7 +208,7 @@ def test_a_node_that_an_operator_made_beside_its_first_one_is_the_operators():
 
 
 @pytest.mark.parametrize("sequence", [-1, 3])
-def test_a_node_whose_forward_operator_is_not_known_is_unattributed(sequence):
+def test_node_without_a_known_forward_operator_is_unattributed(sequence):
     call = only([
         *backward(*node("StrangeBackward", sequence, 210, 300, 20)),
         kernel("forward", 600, 610, 5), kernel("strange", 610, 640, 21),
@@ -216,7 +216,7 @@ def test_a_node_whose_forward_operator_is_not_known_is_unattributed(sequence):
     assert {name: spent.busy_ns for name, spent in call.unattributed.items()} == {"strange": 30}
 
 
-def test_the_gradient_of_a_parameter_is_added_up_in_a_row_of_its_module():
+def test_gradient_accumulation_is_a_row_of_the_parameters_module():
     events = backward(
         host(
             "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
@@ -236,7 +236,7 @@ def test_the_gradient_of_a_parameter_is_added_up_in_a_row_of_its_module():
         }
 
 
-def test_what_is_computed_again_for_the_backward_pass_is_backward():
+def test_recomputation_for_the_backward_pass_counts_as_backward():
     call = only([
         *backward(*node("CheckpointFunctionBackward", 7, 210, 300, 20)),
         host(module("a"), 215, 260, 40, thread=2), host("aten::relu", 220, 250, 41, thread=2),

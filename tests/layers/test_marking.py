@@ -140,7 +140,7 @@ def places(keys, *passes):
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_rows_of_the_forward_pass_are_those_of_the_work_in_the_same_order(train):
+def test_forward_rows_equal_the_counted_work_in_the_same_order(train):
     model, inputs = Net().train(train), torch.rand(2, 4, 6, 6)
     rows = [(row.path, row.call, row.operation) for row in count(model, inputs).rows]
     found = places(marked(model, forward(model, inputs)).rows, Pass.forward)
@@ -162,7 +162,7 @@ def test_training_operators_have_rows_gradients_beside_forward():
     }  # fmt: skip
 
 
-def test_gradients_of_parameters_are_added_up_in_rows_of_their_modules():
+def test_gradient_accumulation_is_in_rows_of_its_modules():
     model, inputs = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.rand(2, 4)
 
     def run():
@@ -221,7 +221,7 @@ def test_a_model_is_left_as_it_was(fails):
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_a_hook_of_the_models_own_runs_once_a_call_and_inside_its_module():
+def test_hook_of_a_marked_model_runs_once_per_call():
     model, inputs = Net().eval(), torch.rand(2, 4, 6, 6)
     outline = outline_of(forward(model, inputs), model)
     model.hooked = 0
@@ -273,7 +273,7 @@ def test_a_model_that_takes_another_way_is_told():
         assert what in marker.strayed
 
 
-def test_attention_takes_the_fast_way_that_it_takes_without_marks(monkeypatch):
+def test_attention_keeps_its_fast_path_when_marked(monkeypatch):
     model, inputs = nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.rand(2, 3, 4)
     fast = []
     original = torch._native_multi_head_attention

@@ -187,7 +187,7 @@ def test_the_queue_is_held_for_longer_than_the_slower_host_needs(monkeypatch):
     )  # the first is held without the profiler
 
 
-def test_calls_that_do_not_fit_into_the_queue_together_are_held_one_by_one(monkeypatch):
+def test_calls_that_overflow_the_queue_are_held_one_by_one(monkeypatch):
     times = profiled(monkeypatch, Machine(queue_depth=60, launches=6))
     assert times.method is Method.queue
     assert times.calls == 10
@@ -222,7 +222,7 @@ def captured(machine, names, *, data=True):
 DEEP = {"queue_depth": 40, "launches": 60, "slower": 40.0, "enqueue_seconds": 20e-6}
 
 
-def test_a_call_that_is_captured_has_the_rows_of_the_same_kernels(monkeypatch):
+def test_captured_call_has_the_rows_of_the_same_kernels(monkeypatch):
     machine = Machine(**DEEP)
     times = profiled(monkeypatch, machine, CALL_SECONDS + 1e-6, capture=captured(machine, WORK))
     assert times.method is Method.graph
@@ -252,7 +252,7 @@ def test_a_graph_that_is_another_call_says_nothing_of_the_layers(monkeypatch, na
     assert "% of its time is of other kernels, or of kernels that it lacks" in doubt.message
 
 
-def test_a_call_that_can_not_be_captured_after_all_is_taken_as_it_is(monkeypatch):
+def test_call_that_cannot_be_captured_is_profiled_uncaptured(monkeypatch):
     held, deep = (
         profiled(monkeypatch, machine, capture=lambda: None)
         for machine in (Machine(), Machine(**DEEP))
@@ -261,7 +261,7 @@ def test_a_call_that_can_not_be_captured_after_all_is_taken_as_it_is(monkeypatch
     assert "it could not be captured this time" in deep.doubts[0].message
 
 
-def test_a_profile_that_tells_another_story_than_the_clock_is_a_doubt(monkeypatch):
+def test_profile_that_disagrees_with_the_clock_is_flagged(monkeypatch):
     times = profiled(monkeypatch, Machine(), clean=CALL_SECONDS * 0.9)
     assert [doubt.code for doubt in times.doubts] == ["layers_disagree"]
 

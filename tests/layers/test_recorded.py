@@ -25,7 +25,7 @@ def kernels_of(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_rows_gaps_and_what_is_unattributed_are_the_span_to_the_nanosecond(name):
+def test_rows_gaps_and_unattributed_time_add_up_to_the_span(name):
     calls = calls_of(name)
     assert calls
     assert all(sum_ns(call) == call.span_ns for call in calls)
@@ -61,7 +61,7 @@ def test_busy_time_is_what_the_device_was_busy(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_calls_behind_a_held_queue_do_not_starve_and_close_with_the_clean_time(name):
+def test_calls_in_a_held_queue_add_up_to_the_unprofiled_time(name):
     calls = calls_of(name)
     assert not any(call.starved for call in calls)
     times = close(times_of(calls, Method.queue), recording(name)[0])
@@ -131,7 +131,7 @@ def test_chain_layers_run_backward_in_reverse_order():
     assert backward == forward[::-1]
 
 
-def test_the_sums_at_resnet50s_shortcuts_are_apart_from_the_convolutions():
+def test_gradients_at_resnet50_shortcuts_have_their_own_rows():
     keys = [key for key in calls_of("resnet50_16_train")[0].rows if key.which is Pass.accumulation]
     assert len(keys) == 16
     assert all(key.path.endswith(".conv1") for key in keys)
@@ -148,7 +148,7 @@ def test_what_is_in_no_module_is_named_by_its_phase():
     }
 
 
-def test_modules_that_are_called_several_times_have_a_row_for_each_call():
+def test_repeatedly_called_module_has_a_row_for_each_call():
     call = calls_of("resnet50_1_infer")[0]
     relus = [key.call for key in call.rows if key.path == "layer1.0.relu"]
     assert relus == [0, 1, 2]

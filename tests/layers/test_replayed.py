@@ -63,7 +63,7 @@ def test_each_replay_begins_anew_and_its_data_is_not_in_it():
     assert known.replays == 2
 
 
-def test_what_else_runs_in_the_middle_of_a_replay_does_not_make_it_two():
+def test_foreign_kernel_inside_a_replay_does_not_split_it():
     stray = Attributed(kernel("stray"), None, None)
     rowed = pattern("abab").rowed([*replay("ab"), stray, *replay("ab")])
     assert paths(rowed) == ["0", "1", None, "2", "3"]

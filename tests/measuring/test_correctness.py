@@ -107,7 +107,7 @@ def test_graphs_their_breaks_and_recompilations_are_counted() -> None:
     assert figures() == [0.0, 0.0, 0.0]
 
 
-def test_sums_over_compilations_that_torch_has_dropped_are_missing(
+def test_compile_sums_are_missing_once_torch_drops_entries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from torch._dynamo import utils

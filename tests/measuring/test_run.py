@@ -144,7 +144,7 @@ def test_point_of_several_processes_has_queue_and_graph_times():
     )
 
 
-def test_a_call_that_cannot_be_captured_has_a_reason_beside_its_time():
+def test_call_that_cannot_be_captured_has_a_reason():
     device = FakeDevice(enqueue_seconds=1e-6)
 
     def refuses(work):
@@ -165,7 +165,7 @@ def test_graph_and_queue_times_are_never_pooled():
     assert scalings([by_graph, by_queue]) == []
 
 
-def test_a_call_that_waits_inside_has_no_device_time_and_says_why():
+def test_call_that_synchronizes_has_no_device_time_but_a_reason():
     device, tried = FakeDevice(enqueue_seconds=1e-6), []
     measuring = procedure(device, model={"waits": True})
     device.capture = tried.append
@@ -262,9 +262,7 @@ def loaded(measuring, wait_seconds):
 
 @pytest.mark.parametrize(("launches", "method"), [(1, "queue"), (1500, "graph")])
 @pytest.mark.parametrize("phase", ["inference", "train"])
-def test_data_that_waits_does_not_keep_the_rest_from_having_its_device_time(
-    launches, method, phase
-):
+def test_waiting_for_data_does_not_prevent_a_device_time(launches, method, phase):
     device = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000)
     measuring = loaded(procedure(device, model={"launches": launches}), [5e-3])
     point = measuring.measure(msgspec.structs.replace(KEY, phase=phase))
@@ -360,7 +358,7 @@ def test_a_flushed_cache_shows_in_every_call(asynchronous):
     assert "bound_by" not in cold.facts
 
 
-def test_a_flushed_call_that_is_too_short_to_be_timed_alone_says_so():
+def test_flushed_call_too_short_to_time_alone_is_flagged():
     device = FakeDevice(enqueue_seconds=1e-6, tick_seconds=1e-6, record_seconds=2e-6)
     point = measure(device, model={"base_seconds": 20e-6}, cache=Cache.flush)
     assert point.find_series("device").calls_per_sample == 1
@@ -392,7 +390,7 @@ def test_rotating_inputs_take_turns_and_are_more_than_the_cache():
 
 
 @pytest.mark.parametrize("finite", [True, False])
-def test_outputs_that_are_not_finite_are_doubted_once_after_the_timing(monkeypatch, finite):
+def test_non_finite_outputs_are_flagged_once_after_the_timing(monkeypatch, finite):
     checks = []
     monkeypatch.setattr(
         FakeSession, "is_finite", lambda session, outputs: checks.append(outputs) or finite
@@ -430,7 +428,7 @@ def test_a_lost_device_is_asked_for_nothing_more():
     assert "device_after" not in point.facts
 
 
-def test_figures_of_the_users_own_are_kept_whatever_becomes_of_the_point(monkeypatch):
+def test_custom_metrics_survive_a_failed_point(monkeypatch):
     def forward(self, inputs):
         metrics.metric("own", 3.0)
         raise ValueError("broken")
@@ -441,7 +439,7 @@ def test_figures_of_the_users_own_are_kept_whatever_becomes_of_the_point(monkeyp
     assert point.metric("custom/own").value == 3.0
 
 
-def test_phases_with_warm_caches_are_not_held_against_a_flushed_call():
+def test_warm_phases_are_not_compared_with_a_flushed_call():
     key = Key(phase="train", input_size=(100, 100), batch_size=1, precision="fp32")
     point = measure(key=key, model={"cold_seconds": 0.5e-3}, cache=Cache.flush)
     assert point.find_series("phase/forward") is not None
@@ -477,7 +475,7 @@ def test_the_peak_of_the_first_calls_stands_apart():
     assert len([metric for metric in point.metrics if metric.name == "memory/peak_bytes"]) == 1
 
 
-def test_a_capture_that_breaks_does_not_take_what_was_measured_with_it(monkeypatch):
+def test_broken_capture_keeps_the_other_measurements(monkeypatch):
     def broken(self, call):
         raise ValueError("broken")
 
@@ -514,7 +512,7 @@ def test_the_energy_of_a_call_is_the_power_times_its_time():
     assert point.metric("energy/per_image_joules").value == pytest.approx(75 * seconds, rel=1e-3)
 
 
-def test_the_energy_is_told_how_long_a_call_took_when_it_was_timed():
+def test_energy_report_receives_the_time_of_the_timed_calls():
     device = FakeDevice(enqueue_seconds=1e-6)
     energy, told = energy_of(device, None), {}
     report = energy.report
@@ -533,7 +531,7 @@ def test_the_energy_is_told_how_long_a_call_took_when_it_was_timed():
         (None, Cache.flush, "cache=flush"),
     ],
 )
-def test_energy_that_can_not_be_known_is_null_and_costs_nothing_else(meter, cache, reason):
+def test_energy_that_cannot_be_measured_is_null_with_a_reason(meter, cache, reason):
     device = FakeDevice(enqueue_seconds=1e-6)
     energy = energy_of(device, None)
     if meter:
@@ -594,7 +592,7 @@ def host_bound(**settings):
     return measuring
 
 
-def test_where_the_host_limits_the_loop_the_energy_is_given_at_both_paces():
+def test_host_bound_loop_has_its_energy_at_both_paces():
     point = host_bound().measure(KEY)
     assert point.metric("energy/per_call_joules").value == pytest.approx(0.6, rel=0.02)
     assert point.metric("energy/queued_per_call_joules").value == pytest.approx(0.3, rel=0.02)
@@ -634,9 +632,7 @@ def test_device_pace_and_idle_power_are_measured_at_anchors():
         ({}, "ValueError: broken"),
     ],
 )
-def test_a_pace_of_the_device_that_can_not_be_measured_has_its_reason(
-    monkeypatch, settings, reason
-):
+def test_missing_energy_at_the_device_pace_has_a_reason(monkeypatch, settings, reason):
     measuring = host_bound(**settings)
     if not settings:
 

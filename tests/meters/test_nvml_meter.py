@@ -60,7 +60,7 @@ def codes(doubts):
     return [doubt.code for doubt in doubts]
 
 
-def test_a_board_is_found_by_what_identifies_it_whatever_its_index(driver):
+def test_board_is_found_by_its_uuid_whatever_its_index(driver):
     driver.count_energy()
     for uuid in ("bb", "GPU-bb"):
         [meter] = nvml.find(uuid).meters
@@ -90,7 +90,7 @@ def test_millijoules_become_joules_and_milliwatts_watts(driver):
         ((9, 0), PowerKind.average),
     ],
 )
-def test_without_the_instantaneous_field_the_power_says_what_it_is(driver, capability, kind):
+def test_power_without_the_instantaneous_field_states_its_kind(driver, capability, kind):
     driver.count_energy()
     driver.tell_power(capability=capability)
     driver.tell_field(code=pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -100,7 +100,7 @@ def test_without_the_instantaneous_field_the_power_says_what_it_is(driver, capab
     assert codes(meter.doubts()) == ([] if kind is PowerKind.instantaneous else ["meter_limited"])
 
 
-def test_a_capability_that_is_not_told_is_not_taken_for_an_old_one(driver):
+def test_unknown_compute_capability_means_average_power(driver):
     driver.tell_power()
     driver.answer("nvmlDeviceGetCudaComputeCapability", driver.refuse)
     [meter] = nvml.find("aa").meters

@@ -42,14 +42,14 @@ def test_each_zone_has_its_own_range(server):
     assert ranges == pytest.approx([262_143.328850, 65_712.999613] * 2)
 
 
-def test_a_package_that_is_shown_by_registers_and_by_memory_counts_once(tmp_path):
+def test_package_listed_by_registers_and_memory_counts_once(tmp_path):
     zone(tmp_path, "intel-rapl-mmio:0", "package-0", 1)
     assert [meter.name for meter in rapl.find(tmp_path).meters] == ["rapl intel-rapl-mmio:0"]
     zone(tmp_path, "intel-rapl:0", "package-0", 2)
     assert [meter.name for meter in rapl.find(tmp_path).meters] == ["rapl intel-rapl:0"]
 
 
-def test_a_client_with_a_package_and_a_platform_zone_has_one_meter(tmp_path):
+def test_client_with_package_and_platform_zones_has_one_meter(tmp_path):
     zone(tmp_path, "intel-rapl:0", "package-0")
     zone(tmp_path, "intel-rapl:0:0", "core")
     zone(tmp_path, "intel-rapl:1", "psys")
@@ -70,7 +70,7 @@ def test_more_than_ten_packages_keep_their_memory_apart(tmp_path):
     assert names == [f"rapl intel-rapl:{part}" for part in ("1", "1:0", "10", "10:0")]
 
 
-def test_where_reading_is_not_permitted_the_reason_says_what_would_help(server, monkeypatch):
+def test_unreadable_meter_has_a_reason_with_a_remedy(server, monkeypatch):
     """Root may read whatever the mode of a file is, so the refusal is the system's own, scripted."""
     read = rapl.Path.read_text
 
@@ -87,7 +87,7 @@ def test_where_reading_is_not_permitted_the_reason_says_what_would_help(server, 
     assert str(server / "intel-rapl:0" / "energy_uj") in found.reason
 
 
-def test_where_only_the_memory_can_not_be_read_the_sum_would_be_wrong(server):
+def test_one_unreadable_memory_zone_leaves_no_meter_at_all(server):
     (server / "intel-rapl:1:2" / "energy_uj").unlink()
     found = rapl.find(server)
     assert found.meters == ()

@@ -23,7 +23,7 @@ def said(facts):
     return {finding.check: (finding.verdict, finding.found) for finding in findings(facts)}
 
 
-def test_a_good_meter_is_told_with_its_tick_its_query_and_its_power_at_rest():
+def test_good_meter_shows_tick_query_time_and_idle_power():
     facts = tried(query_seconds=4e-3)
     [meter] = facts["meters"]
     assert meter["tick_seconds"] == pytest.approx(0.1, rel=0.02)

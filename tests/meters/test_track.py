@@ -49,7 +49,7 @@ def test_a_counter_that_wraps_is_followed_whatever_it_counts(steps):
     assert track.doubts == []
 
 
-def test_a_counter_that_goes_back_without_a_range_is_asked_no_more():
+def test_counter_that_falls_without_a_range_is_not_read_again():
     meter = Told(joules=[5.0, 7.0, 1.0, 2.0])
     track = Track(meter, meter.now)
     assert [track.ask_energy() for _ in range(4)] == [False, True, False, False]
@@ -57,7 +57,7 @@ def test_a_counter_that_goes_back_without_a_range_is_asked_no_more():
     assert "from 7 back to 1 J" in track.doubts[0].message
 
 
-def test_a_change_lies_between_the_reading_before_and_the_one_that_shows_it():
+def test_change_lies_between_the_readings_around_it():
     meter = Told(joules=[5.0, 5.0, 7.0])
     track = Track(meter, meter.now)
     for _ in range(3):

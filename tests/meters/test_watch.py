@@ -63,7 +63,7 @@ def test_on_a_ramp_the_mean_is_that_of_the_window():
     query_seconds=st.floats(0.0, 4e-3),
     knows=st.booleans(),
 )
-def test_whatever_the_counter_s_period_the_error_is_within_the_uncertainty(
+def test_error_is_within_the_uncertainty_for_any_counter_period(
     tick_seconds, phase_seconds, query_seconds, knows
 ):
     script = {"phase_seconds": phase_seconds, "query_seconds": query_seconds, "tells_tick": knows}
@@ -104,7 +104,7 @@ def test_window_reads_counter_at_ticks_and_power_ten_times():
 
 
 @pytest.mark.parametrize("tells_tick", [True, False])
-def test_a_slow_counter_is_given_its_time_if_it_says_that_it_is_slow(tells_tick):
+def test_slow_counter_gets_enough_time_if_it_reports_its_tick(tells_tick):
     """Two seconds from tick to tick; the rules take a second without one for standing still."""
     clock = Clock()
     meter = FakeMeter(

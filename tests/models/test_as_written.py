@@ -76,7 +76,7 @@ def plain_loop(net, training, count, size=SIZE):
 
 @pytest.mark.parametrize("phase", ["inference", "train"])
 @pytest.mark.parametrize("kind", PIECES, ids=lambda kind: kind.__name__)
-def test_a_module_computes_and_keeps_what_it_does_in_a_plain_loop(kind, phase):
+def test_measured_module_computes_and_keeps_as_in_a_plain_loop(kind, phase):
     ours = make(kind)
     point = measured(ours, phase)
     assert point.status is Status.OK, point.error

@@ -232,7 +232,7 @@ def test_a_prompt_is_a_sentence_about_a_gesture():
 
 
 @pytest.mark.slow
-def test_the_stand_in_is_learned_by_who_has_not_seen_its_subjects(tmp_path):
+def test_made_skeletons_are_learnable_for_unseen_subjects(tmp_path):
     made_skeletons.recipe(subjects=10, repetitions=2, seed=0).write(
         tmp_path / "made", lambda _: None
     )

@@ -159,7 +159,7 @@ def test_an_inference_gives_scores_or_the_decision() -> None:
 
 
 @pytest.mark.slow
-def test_the_work_of_a_training_is_that_of_all_heads_forward_and_backward() -> None:
+def test_training_work_includes_all_heads_and_their_gradients() -> None:
     session = opened(FASTSCNN)
     inputs = torch.empty(2, 3, *SIZE)
     inferring, training = (session.work(inputs, training=trains) for trains in (False, True))
@@ -283,7 +283,7 @@ def test_without_the_package_the_message_says_how_to_get_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [FASTSCNN, SEGFORMER, OCRNET])
-def test_without_waits_a_training_comes_to_the_same_and_selects_nothing(
+def test_training_without_waits_gives_the_same_losses(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = opened(config)
@@ -320,7 +320,7 @@ def test_without_waits_a_training_comes_to_the_same_and_selects_nothing(
 
 
 @pytest.mark.parametrize("ignored", [255, None])
-def test_the_accuracy_of_no_labelled_pixel_at_all_is_mmsegmentations_too(
+def test_accuracy_without_labeled_pixels_equals_mmsegmentation(
     ignored: int | None,
 ) -> None:
     from mmseg.models import losses

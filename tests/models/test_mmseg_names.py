@@ -79,7 +79,7 @@ def test_without_mmsegmentation_it_says_how_to_get_it(monkeypatch):
         check("unet_fcn_4xb4")
 
 
-def test_a_checkout_without_that_folder_and_other_models_are_left_alone(tmp_path, monkeypatch):
+def test_checkout_without_the_folder_passes_the_name_check(tmp_path, monkeypatch):
     spec = importlib.machinery.ModuleSpec(
         "mmseg", None, origin=str(tmp_path / "mmseg" / "__init__.py")
     )

@@ -113,7 +113,7 @@ def test_a_module_may_say_what_it_takes_and_what_it_minimises() -> None:
     assert train_once(session, batch) > 0
 
 
-def test_a_module_with_other_outputs_infers_and_says_what_training_needs() -> None:
+def test_module_with_other_outputs_infers_but_cannot_train() -> None:
     session = open_adapted(Embedder())
     batch = session.random_batch((9, 9), 2, 0)
     with session.inferring():
@@ -122,7 +122,7 @@ def test_a_module_with_other_outputs_infers_and_says_what_training_needs() -> No
         train_once(session, batch)
 
 
-def test_a_size_that_a_module_cannot_take_is_unsupported_at_its_first_call() -> None:
+def test_size_a_module_cannot_take_is_unsupported() -> None:
     session = open_adapted(Classifier())
     batch = session.random_batch((2, 2), 2, 0)
     with session.inferring(), pytest.raises(Unsupported, match=r"^mine can't take 2 × 3 × 2 × 2"):
@@ -140,7 +140,7 @@ def test_a_partial_makes_weights_that_follow_the_seed() -> None:
     assert not torch.equal(outputs(1), outputs(2))
 
 
-def test_infinities_and_nan_are_found_wherever_the_outputs_have_them() -> None:
+def test_infinities_and_nan_are_found_in_nested_outputs() -> None:
     session = open_adapted(Classifier())
     fine = {
         "out": torch.ones(2, 3),

@@ -688,7 +688,7 @@ def test_a_copy_takes_nothing_from_processes_of_the_model():
     assert [round(float(one.detach()[0, 0])) for one in [*first, *rest]] == list(range(8))
 
 
-def test_a_loss_of_the_modules_own_gets_targets_of_the_outputs_shape(tmp_path):
+def test_loss_method_of_a_module_gets_targets_that_fit_outputs(tmp_path):
     class Own(torch.nn.Module):
         def __init__(self):
             super().__init__()

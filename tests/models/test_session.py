@@ -170,7 +170,7 @@ def test_each_optimizer_trains(name: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_inferring_evaluates_without_autograd_and_restores_on_leaving() -> None:
+def test_inference_runs_without_autograd_and_restores_training() -> None:
     module = Pooled()
     session = open_session(module)
     batch = session.random_batch((8, 8), 2, 0)
@@ -634,7 +634,7 @@ def test_a_call_that_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_all_of_an_optimizers_state_is_on_the_device_in_a_capture() -> None:
+def test_capture_moves_all_optimizer_state_to_the_device() -> None:
     parameter = torch.nn.Parameter(torch.ones(2, device="meta"))
     optimizer = torch.optim.NAdam([parameter])
     optimizer.state[parameter] = {
@@ -662,7 +662,7 @@ def test_a_copy_shares_nothing_and_takes_what_is_put_into_it() -> None:
     assert not torch.equal(first.inputs, second.inputs)
 
 
-def test_the_momentum_of_fused_sgd_survives_an_overflow_in_its_first_step() -> None:
+def test_fused_sgd_momentum_survives_overflow_in_the_first_step() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, fused=True)
     begin_momentum(optimizer, [parameter])
@@ -683,7 +683,7 @@ def test_a_device_that_torch_does_not_know_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
-def test_a_compiled_model_gives_the_eager_ones_outputs_at_every_size() -> None:
+def test_compiled_model_equals_the_eager_one_at_every_size() -> None:
     eager = open_session()
     compiled = open_session(compile="default")
     for size in (8, 9):

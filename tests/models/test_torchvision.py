@@ -134,7 +134,7 @@ def test_more_classes_in_the_data_than_in_the_model_are_refused() -> None:
         open_model(num_classes=10, classes=12)
 
 
-def test_video_models_take_clips_of_the_frames_that_are_asked_for() -> None:
+def test_video_model_takes_clips_with_the_requested_frame_count() -> None:
     batch = open_model("r3d_18", frames=4).random_batch((32, 48), 2, 0)
     assert batch.inputs.shape == (2, 3, 4, 32, 48)
 
@@ -169,7 +169,7 @@ def test_what_cannot_be_built_is_explained(settings: dict[str, Any], message: st
         open_model(**settings)
 
 
-def test_a_quantizable_builder_is_measured_in_floating_point_and_says_so() -> None:
+def test_quantized_builder_is_flagged_as_not_quantized() -> None:
     (doubt,) = open_model("quantized_shufflenet_v2_x0_5").doubts()
     assert (doubt.code, doubt.help) == (
         "not_quantized",
@@ -243,7 +243,7 @@ def test_torchvisions_published_densenet_names_are_understood(tmp_path: Path) ->
     open_model("densenet121", weights_dir=str(tmp_path))
 
 
-def test_weights_that_do_not_fit_are_listed_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_listed_before_loading(tmp_path: Path) -> None:
     state = weights_of("resnet18", num_classes=3)
     state["head.weight"] = state.pop("conv1.weight")
     torch.save(state, tmp_path / "resnet18.pth")
@@ -300,7 +300,7 @@ def test_a_file_that_is_no_weights_is_refused_and_runs_nothing(
 @pytest.mark.parametrize(
     "weights", ["DEFAULT", "torchvision", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"]
 )
-def test_published_weights_that_cannot_be_downloaded_are_explained(
+def test_failed_download_of_published_weights_is_explained(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def offline(*_: Any, **__: Any) -> None:

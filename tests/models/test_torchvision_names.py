@@ -66,7 +66,7 @@ def test_a_name_of_timm_is_one_word(name, is_own):
     assert torchvision_names.is_name(name) is is_own
 
 
-def test_a_model_of_timm_classifies_as_many_classes_as_the_data_has():
+def test_timm_model_has_as_many_classes_as_the_data():
     pytest.importorskip("timm")
     from perfexp.devices.cpu import CpuDevice
     from perfexp.errors import UserError

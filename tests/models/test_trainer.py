@@ -306,7 +306,7 @@ def test_training_ends_where_the_accuracy_no_longer_grows(pictures: Path, tmp_pa
     assert [epoch.number for epoch in point.epochs] == [1, 2, 3]
 
 
-def test_training_begins_with_the_loaded_weights_after_the_calls_before_it(tmp_path: Path) -> None:
+def test_training_starts_from_loaded_weights_after_earlier_calls(tmp_path: Path) -> None:
     still = {"name": "adam", "lr": 0.0}
     module = Net()
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -556,7 +556,7 @@ def test_a_checkpoint_that_is_not_finished_leaves_the_one_before(
     assert [path.name for path in checkpoint.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_checkpoint_that_is_written_later_has_the_weights_of_its_moment(tmp_path: Path) -> None:
+def test_delayed_checkpoint_has_the_weights_of_its_moment(tmp_path: Path) -> None:
     session = open_session()
     session.optimizer(SGD)
     trainer = session.trainer(ema=None, batch_size=4, resume_from=None)
@@ -574,7 +574,7 @@ def test_a_checkpoint_that_is_written_later_has_the_weights_of_its_moment(tmp_pa
     assert {**now, "model": None, "random": None} == {**later, "model": None, "random": None}
 
 
-def test_weights_that_are_written_later_are_those_of_their_moment(tmp_path: Path) -> None:
+def test_delayed_weights_file_has_the_weights_of_its_moment(tmp_path: Path) -> None:
     session = open_session()
     session.optimizer(SGD)
     trainer = session.trainer(ema=None, batch_size=4, resume_from=None)
@@ -594,7 +594,7 @@ def test_weights_that_are_written_later_are_those_of_their_moment(tmp_path: Path
     )
 
 
-def test_a_checkpoint_that_can_not_be_written_later_is_an_error_at_the_end(tmp_path: Path) -> None:
+def test_delayed_checkpoint_that_fails_is_an_error_at_the_end(tmp_path: Path) -> None:
     session = open_session()
     session.optimizer(SGD)
     trainer = session.trainer(ema=None, batch_size=4, resume_from=None)
@@ -704,9 +704,7 @@ class Watched(Images):
             self.num_open -= not training
 
 
-def test_no_batches_of_evaluation_are_open_while_the_first_epoch_is_timed(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_first_timed_epoch_has_no_open_evaluation_batches(pictures: Path, tmp_path: Path) -> None:
     data, num_open = Watched(root=str(pictures), workers=0), dict[str, int]()
     own = procedure(data, tmp_path, epochs=1, optimizer=SGD)
     own.progress = lambda text: num_open.update({text: data.num_open})
@@ -769,7 +767,7 @@ def test_an_evaluation_replays_the_graph_of_batches_that_return(
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_checkpoint_is_written_later_if_graphs_work_on_the_device_alone(
+def test_checkpoint_is_delayed_if_graphs_need_no_loaded_data(
     pictures: Path, tmp_path: Path, monkeypatch: Any, is_loaded: bool
 ) -> None:
     later, run, save = [], Epochs.run, TorchTrainer.save

@@ -130,7 +130,7 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize(("content", "message"), OTHER_FILES.values(), ids=OTHER_FILES)
-def test_a_file_of_another_kind_is_refused_with_its_kind_and_a_remedy(
+def test_file_of_another_kind_is_refused_with_a_remedy(
     content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file.pth").write_bytes(content)
@@ -171,7 +171,7 @@ OBJECTS = {
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(("content", "message"), OBJECTS.values(), ids=OBJECTS)
-def test_a_file_with_objects_is_refused_with_their_class_and_a_remedy(
+def test_weights_with_objects_are_refused_with_their_class(
     content: Any, message: str, zipped: bool, tmp_path: Path
 ) -> None:
     torch.save(content, tmp_path / "file.pth", _use_new_zipfile_serialization=zipped)

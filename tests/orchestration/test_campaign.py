@@ -56,7 +56,7 @@ def test_a_sweep_whose_runs_are_all_refused_has_a_summary(tmp_path, capsys):
     assert not (tmp_path / "s").exists()
 
 
-def test_a_sweep_in_which_nothing_varies_is_said_to_be_of_one_run(tmp_path, capsys):
+def test_sweep_without_variation_is_reported_as_one_run(tmp_path, capsys):
     assert main([*FAKE, "-m", f"output_dir={tmp_path / 's'}"]) == 0
     assert "sweep over one run: 1 of 1 runs ended\n" in capsys.readouterr().out
 
@@ -126,7 +126,7 @@ def test_a_resumed_sweep_keeps_its_store_wherever_it_is_resumed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["of somebody else", "masked"])
-def test_a_store_that_is_not_used_again_is_named_and_how_to_choose(how, sweep, tmp_path):
+def test_store_that_resume_does_not_reuse_is_named_with_a_remedy(how, sweep, tmp_path):
     url = "http://joe:s3cr3t@host:5000" if how == "masked" else "http://host:5000"
     shown = url.replace("joe:s3cr3t", "***")
     assert sweep("here", *BEGIN, f"tracking.uri={url}") == ("", {(url, None)})
@@ -161,7 +161,7 @@ def test_a_folder_of_somebody_else_does_not_choose_a_store(sweep, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_elsewhere_with_the_uid_of_mine_is_not_sent_to_my_store(sweep, tmp_path):
+def test_sweep_with_my_uid_elsewhere_is_not_sent_to_my_store(sweep, tmp_path):
     sweep("here", *BEGIN, "tracking.uri=http://mine:1")
     shutil.move(tmp_path / "here" / "s", tmp_path / "theirs")
     told, sent = sweep("there", "resume=../theirs")
@@ -170,7 +170,7 @@ def test_a_sweep_elsewhere_with_the_uid_of_mine_is_not_sent_to_my_store(sweep, t
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_begun_without_a_store_goes_on_without_one(sweep, tmp_path):
+def test_sweep_begun_without_a_store_resumes_without_one(sweep, tmp_path):
     assert sweep("here", *BEGIN, "tracking=none") == ("", set())
     assert sweep("here", "resume=s", "tracking=mlflow")[1] == {
         (f"sqlite:///{tmp_path}/here/outputs/mlflow.db", None)

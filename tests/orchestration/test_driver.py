@@ -114,7 +114,7 @@ def test_interrupt_while_sending_leaves_an_outcome_per_record(measured):
 
 
 @pytest.mark.parametrize("later", [None, "save", "publish"])
-def test_what_ended_a_run_is_reported_whatever_happens_to_its_record(measured, later):
+def test_end_of_a_run_is_reported_even_if_its_record_fails(measured, later):
     failures = {"measure": PerfexpError("the worker died")} | (
         {later: ValueError()} if later else {}
     )

@@ -22,7 +22,7 @@ def test_a_noisy_machine_is_expected_to_stay_noisy(cache):
     assert known["latency"].variance == shipped["latency"].variance
 
 
-def test_the_runs_that_are_measured_together_say_nothing_of_each_other(cache):
+def test_runs_measured_together_are_no_prior_for_each_other(cache):
     cache.add("sweep/1", [("device", 1e-4, 4.0)])
     assert machine_priors.known(cache, "cuda", without="sweep") == machine_priors.known(
         None, "cuda"
@@ -40,7 +40,7 @@ def test_entries_that_nobody_can_have_written_are_ignored(cache, entry):
     assert machine_priors.known(cache, "cuda") == machine_priors.known(None, "cuda")
 
 
-def test_a_run_is_entered_once_it_has_figures_of_several_processes(finished, cache):
+def test_run_with_several_processes_becomes_a_machine_prior(finished, cache):
     record = finished(
         "model=fake", "gpu=fake", "tracking=none", "stopping=brisk", "processes=3"
     ).record

@@ -33,9 +33,7 @@ def cells(grid: Grid | None) -> dict[str, tuple[str, ...]]:
     return {column.title: column.cells for column in grid.columns}
 
 
-def test_each_training_has_a_line_with_its_rate_over_all_cards_and_per_card(
-    build: Builder, tmp_path: Path
-) -> None:
+def test_speed_table_has_rates_for_all_gpus_and_per_gpu(build: Builder, tmp_path: Path) -> None:
     found = cells(
         made(build, tmp_path, [[build.training(0.2, batch=2)], [build.training(0.2, batch=2)]])
     )

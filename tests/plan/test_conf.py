@@ -91,7 +91,7 @@ def targets(node):
 
 
 @pytest.mark.parametrize("name", schema.TARGETS)
-def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(name):
+def test_schema_matches_the_arguments_and_defaults_of_its_code(name):
     node = ConfigStore.instance().load(f"schema/{name}.yaml").node
     module, _, attribute = schema.TARGETS[name].rpartition(".")
     taken = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
@@ -353,9 +353,7 @@ def test_another_wording_of_a_data_sheets_notes_is_the_same_plan():
         "MemoryError()",
     ],
 )
-def test_a_class_that_memory_is_not_enough_to_import_is_not_the_users_mistake(
-    tmp_path, monkeypatch, raised
-):
+def test_import_that_runs_out_of_memory_is_not_a_user_error(tmp_path, monkeypatch, raised):
     (tmp_path / "hungry.py").write_text(f"raise {raised}\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MemoryError, match=r"hungry\.Model can't be loaded: "):
@@ -377,7 +375,7 @@ def test_the_experiment_with_every_model_has_every_model():
     assert aliases == []
 
 
-def test_a_number_is_the_frames_of_a_skeleton_and_pixels_of_other_models():
+def test_input_size_counts_frames_of_skeletons_and_else_pixels():
     def sizes(*overrides):
         return config.typed(plan("model=clip_gesture", *overrides)).input_size
 

@@ -14,6 +14,7 @@ from perfexp.main import main
 from perfexp.models import Execution, Precision, tf32, torch_settings
 from perfexp.records.number_formats import Formats, tf32_flags
 from perfexp.records.record import Record
+from tests.support import typed
 from tests.support.verdicts import record
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
@@ -82,7 +83,8 @@ def test_a_run_of_the_former_default_is_continued_with_it(tmp_path, monkeypatch,
     del plan["mode"]["inference"]["trained"]  # as before that key existed
     plan["command"].remove("precision=fp32")
     (tmp_path / "x" / "details" / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-    assert main(["resume=x"]) == 0
+    assert main(["resume=x"]) == 2  # nobody has signed it
+    assert main(typed.shown(capsys.readouterr().err)) == 0
     assert "Nothing is left to measure" in capsys.readouterr().out
     assert main([*COMMAND, "output_dir=x"]) == 2
     assert "precision.name: fp32 → torch" in capsys.readouterr().err
@@ -91,7 +93,7 @@ def test_a_run_of_the_former_default_is_continued_with_it(tmp_path, monkeypatch,
     )
 
 
-def test_a_sweep_of_the_former_default_is_continued_with_it(tmp_path, monkeypatch):
+def test_a_sweep_of_the_former_default_is_continued_with_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["-m", *COMMAND[:-1], "batch_size=1,2", "output_dir=s"]
     assert main([*words, "precision=fp32"]) == 0
@@ -99,7 +101,8 @@ def test_a_sweep_of_the_former_default_is_continued_with_it(tmp_path, monkeypatc
         content = json.loads(file.read_text())
         content["command"].remove("precision=fp32")
         file.write_text(json.dumps(content))
-    assert main(["resume=s"]) == 0
+    assert main(["resume=s"]) == 2  # nobody has signed it
+    assert main(typed.shown(capsys.readouterr().err)) == 0
     assert {
         Record.load(file.parent).plan["precision"]["name"]
         for file in tmp_path.glob("s/*/record.json")

@@ -14,6 +14,7 @@ from perfexp.main import main
 from perfexp.plan import config, plan_file
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.record import Record
+from tests.support import typed
 
 pytestmark = pytest.mark.usefixtures("quick_commands")
 
@@ -49,7 +50,7 @@ def test_an_override_of_an_earlier_name_gets_todays(text, today):
     assert arguments_of_today([text]) == [today]
 
 
-def test_a_command_line_with_earlier_names_has_the_plan_of_one_with_todays():
+def test_command_with_earlier_names_has_the_same_plan():
     old, new = (composition.compose([*FAKE, *texts]) for texts in (OLD, arguments_of_today(OLD)))
     assert plan_file.differences(old, new) == []
     assert chosen(config.typed(old)) == (2, True, 0.03)
@@ -60,7 +61,7 @@ def test_python_arguments_may_have_earlier_names():
     assert chosen(plan) == (2, True, 0.03)
 
 
-def test_a_users_file_may_have_earlier_names_and_a_typed_value_wins(tmp_path):
+def test_user_file_may_have_earlier_names_and_typed_values_win(tmp_path):
     file = tmp_path / "own" / "experiment" / "mine.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("# @package _global_\nreplicate: 2\nttfp: true\nstopping:\n  epsilon: 0.03\n")
@@ -105,7 +106,8 @@ def test_run_of_an_earlier_version_continues_with_the_same_hash(tmp_path, capsys
     assert record.plan["processes"] == 1
     measured = record.points
 
-    assert main([f"resume={folder}", "processes=2"]) == 0, capsys.readouterr().err
+    assert main([f"resume={folder}", "processes=2"]) == 2  # nobody has signed it
+    assert main(typed.shown(capsys.readouterr().err)) == 0
     again = Record.load(folder)
     assert again.points[0] == measured[0]
     assert {point.key.replicate for point in again.points} == {0, 1}

@@ -74,9 +74,7 @@ def test_settings_of_nvidia_gpus_are_refused_on_a_cpu(
         (["model.weights_dir=nowhere"], "model.weights_dir is not a folder: nowhere"),
     ],
 )
-def test_a_device_and_files_that_are_missing_are_found_by_a_dry_run(
-    run, tmp_path, settings, message
-):
+def test_dry_run_finds_a_missing_device_and_missing_files(run, tmp_path, settings, message):
     code, printed, _ = run(*NO_DEVICE, *settings, "--dry-run")
     assert code == 2
     with pytest.raises(UserError, match=message):
@@ -84,7 +82,7 @@ def test_a_device_and_files_that_are_missing_are_found_by_a_dry_run(
     assert not list(tmp_path.iterdir())
 
 
-def test_files_and_devices_of_the_nodes_of_a_cluster_are_not_looked_for_here(run, monkeypatch):
+def test_dry_run_for_a_cluster_does_not_look_for_files_here(run, monkeypatch):
     monkeypatch.setattr(auto, "predicted_name", lambda index=0: "cpu")
     settings = (
         "gpu=l40s",
@@ -169,7 +167,7 @@ def test_a_worker_finds_mistakes_before_it_reserves_the_device(
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "device_lock=fail"])
-def test_ranks_without_a_gpu_are_those_of_a_cpu_that_was_asked_for(run, monkeypatch, flag):
+def test_ranks_without_gpus_need_an_explicit_cpu(run, monkeypatch, flag):
     monkeypatch.setattr(auto, "predicted_name", lambda index=0: "cpu")
     code, printed, records = run(*NO_DEVICE, "gpu.count=99", flag)
     assert (code, records) == (2, [])

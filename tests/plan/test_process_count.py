@@ -48,7 +48,7 @@ def count(processes, of=None):
 NOISY = (0.01, 0.012, 0.0105, 0.0115, 0.01)
 
 
-def test_the_least_number_is_measured_whatever_the_first_ones_show():
+def test_minimum_process_count_is_measured_in_any_case():
     for done in range(1, 3):
         assert count([process(number) for number in range(done)]) == 3
 
@@ -61,7 +61,7 @@ def test_imprecise_processes_add_others_up_to_the_maximum():
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(7.9, 3), (8.1, 4)])
-def test_another_process_has_to_fit_into_the_budget_with_its_start(budget, expected):
+def test_further_process_must_fit_into_the_time_budget(budget, expected):
     """Three processes of 2 s each, starts included, and one more."""
     noisy = [process(number, NOISY[number]) for number in range(3)]
     assert count(noisy, rule(budget_seconds=budget)) == expected

@@ -44,7 +44,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_the_users_files_import_is_followed_without_importing_it(here):
+def test_imports_of_user_files_are_followed_without_running(here):
     found = sources.hashes(
         ["netfile.Net", "perfexp.models.fake.FakeModel", "torch.nn.Linear", "nothing.there"]
     )

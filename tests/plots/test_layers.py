@@ -170,7 +170,7 @@ def test_the_layers_of_a_call_are_drawn(record: Record) -> None:
     assert png == layer_plot.draw(record)
 
 
-def test_layers_that_disagree_with_the_call_are_shares_without_times(
+def test_layers_that_disagree_with_the_call_have_shares_only(
     record: Record, build: Builder
 ) -> None:
     point = record.points[-1]
@@ -244,7 +244,7 @@ def test_identical_layers_are_one_with_their_numbers_as_a_range(build: Builder) 
     ("closure", "method", "call"),
     [(0.4, "queue", 5e-3), (None, "queue", 7e-3), (0.4, "unheld", 7e-3)],
 )
-def test_share_times_call_is_the_time_and_one_disturbed_call_changes_neither(
+def test_layer_time_is_its_share_of_the_call_despite_an_outlier(
     build: Builder, closure: float | None, method: str, call: float
 ) -> None:
     """The tenth of the profiled calls took ten times as long."""
@@ -260,7 +260,7 @@ def test_share_times_call_is_the_time_and_one_disturbed_call_changes_neither(
     )
 
 
-def test_the_strip_has_stages_blocks_and_layers_in_the_order_of_execution(build: Builder) -> None:
+def test_strip_has_stages_blocks_and_layers_in_execution_order(build: Builder) -> None:
     rows = dict(layer_groups.in_order(blocks(build)))
     assert {title: [stretch.name for stretch in row] for title, row in rows.items()} == {
         "stage": ["stage", "neck", "fc"],

@@ -48,7 +48,7 @@ def test_one_point_shows_its_samples(build: Builder) -> None:
     assert taken.text.startswith("62.")
 
 
-def test_one_point_shows_all_of_its_times_the_representative_one_first(build: Builder) -> None:
+def test_plot_of_one_point_starts_with_its_representative_time(build: Builder) -> None:
     plot = record_plots.plot(
         Analysis.of(build.record(build.point(kinds=("latency", "throughput", "device"))))
     )
@@ -98,7 +98,7 @@ def test_batch_sizes_bring_the_throughput(build: Builder) -> None:
     )
 
 
-def test_each_batch_size_has_its_line_over_sizes_and_each_phase_its_panel(build: Builder) -> None:
+def test_each_batch_size_has_a_line_and_each_phase_a_panel(build: Builder) -> None:
     points = [
         build.point(size=size, batch=batch, phase=phase)
         for size in (256, 224)
@@ -115,7 +115,7 @@ def test_each_batch_size_has_its_line_over_sizes_and_each_phase_its_panel(build:
         )
 
 
-def test_the_latency_is_the_lighter_line_behind_the_time_of_the_device(build: Builder) -> None:
+def test_latency_is_a_lighter_line_behind_the_device_time(build: Builder) -> None:
     points = [build.point(size=size, kinds=("device", "latency")) for size in (224, 256)]
     plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
@@ -156,7 +156,7 @@ def test_lines_of_several_runs_are_judged_each_by_itself(build: Builder) -> None
     assert all(line.odd == {} for panel in plot.panels for line in panel.lines)
 
 
-def test_the_rate_stays_near_the_best_one_from_the_marked_batch_on(build: Builder) -> None:
+def test_rate_that_still_rises_is_marked_at_the_largest_batch(build: Builder) -> None:
     seconds = {4: 4 / 50, 8: 8 / 60, 16: 16 / 70, 32: 32 / 105}
     plot = record_plots.plot(
         Analysis.of(
@@ -214,7 +214,7 @@ def rough(build: Builder, n: int, **key: Any) -> Point:
         ((80, 3), "no interval"),
     ],
 )
-def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
+def test_rough_values_are_hollow_and_explained_in_the_legend(
     build: Builder, n: tuple[int, ...], meaning: str
 ) -> None:
     points = [rough(build, count, batch=batch) for batch, count in zip((1, 2), n, strict=True)]
@@ -240,9 +240,7 @@ def test_values_that_the_console_marks_as_rough_are_hollow_and_have_a_legend(
 
 
 @pytest.mark.parametrize(("n", "text"), [(3, "62"), (80, "62")])
-def test_the_median_of_a_strip_is_dotted_where_the_console_marks_it(
-    build: Builder, n: int, text: str
-) -> None:
+def test_strip_median_without_an_interval_is_dotted(build: Builder, n: int, text: str) -> None:
     plot = record_plots.plot(Analysis.of(build.record(rough(build, n))))
     assert isinstance(plot, Strips)
     [(_, taken)] = plot.points
@@ -337,7 +335,7 @@ def test_words_lie_inside_the_figure(build: Builder) -> None:
             )
 
 
-def test_an_svg_has_tooltips_whose_words_are_escaped_and_cannot_break_it(build: Builder) -> None:
+def test_hostile_names_are_escaped_in_svg_tooltips(build: Builder) -> None:
     name = "</title><script>alert(1)</script>\x1b\n\"' onload='"
     axes = [{"algorithm": name}, {"algorithm": "fft"}]
     bars = sweep_plots.plot(
@@ -379,7 +377,7 @@ def test_the_words_of_strips_name_whom_their_intervals_hold_for(build: Builder) 
         assert f"after the warm-up; 95 % intervals of {scope}, on " in plot.caption.subtitle
 
 
-def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build: Builder) -> None:
+def test_caption_names_subject_time_device_and_warnings(build: Builder) -> None:
     plot = record_plots.plot(Analysis.of(build.sizes()))
     assert plot is not None
     assert (
@@ -392,7 +390,7 @@ def test_the_words_name_what_was_measured_which_time_where_and_the_doubts(build:
     assert plot.caption.footer == "warnings: busy_host"
 
 
-def test_a_sweep_over_a_number_has_a_line_for_each_combination_of_the_rest(build: Builder) -> None:
+def test_numeric_sweep_has_a_line_for_each_other_combination(build: Builder) -> None:
     axes = [
         {"algorithm": name, "batch_size": str(batch)}
         for name in ("gemm", "fft")
@@ -409,7 +407,7 @@ def test_a_sweep_over_a_number_has_a_line_for_each_combination_of_the_rest(build
     assert plot.gaps == {8: "fft: oom"}
 
 
-def test_a_sweep_over_names_has_a_bar_for_each_the_shortest_first(build: Builder) -> None:
+def test_sweep_over_names_has_a_bar_each_with_the_shortest_first(build: Builder) -> None:
     axes = [{"algorithm": "gemm"}, {"algorithm": "fft"}, {"execution.threads": "4"}]
     points = [[build.point(0.1)], [build.failed()], [build.point(0.05)]]
     plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [*points])))
@@ -447,7 +445,7 @@ def test_bars_group_models_and_phases_have_own_axes(
     assert groups == {"b": ["gemm", "fft"], "a": ["fft", "gemm"]}
 
 
-def test_devices_that_share_a_batch_each_are_a_curve_of_their_rate(build: Builder) -> None:
+def test_sweep_over_device_counts_has_a_line_of_rates_per_model(build: Builder) -> None:
     """Twice the devices with twice the samples in 1.25 times the time; two models, of which one fails once."""
     axes = [
         {"model": model, "gpu.count": count} for model in ("a", "b") for count in ("1", "2", "4")
@@ -530,7 +528,7 @@ def test_a_caller_s_time_stands_behind_the_device_s(build: Builder) -> None:
     assert len(whiskers) == 2
 
 
-def test_intervals_of_latencies_are_drawn_and_do_not_set_the_scale(build: Builder) -> None:
+def test_wide_latency_intervals_are_drawn_beyond_the_scale(build: Builder) -> None:
     points = [build.point(size=size, kinds=("device", "latency")) for size in (224, 256)]
     plot = record_plots.plot(Analysis.of(build.record(*points)))
     assert isinstance(plot, Chart)
@@ -581,7 +579,7 @@ def test_long_names_of_bars_keep_both_ends() -> None:
 
 
 @pytest.mark.parametrize("kind", ["single", "sizes", "batches", "bars"])
-def test_every_kind_is_drawn_at_its_size_silently_and_always_the_same(
+def test_every_plot_has_its_size_and_is_reproducible(
     build: Builder, kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     axes = [{"algorithm": "gemm"}, {"algorithm": "fft"}]
@@ -603,7 +601,7 @@ def test_every_kind_is_drawn_at_its_size_silently_and_always_the_same(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_name_that_looks_like_a_formula_or_has_no_glyph_is_drawn(build: Builder) -> None:
+def test_name_with_formula_syntax_or_missing_glyphs_is_drawn(build: Builder) -> None:
     record = build.record(build.point(), plan={"model": {"name": "$\\frac$ 模型"}})
     plot = record_plots.plot(Analysis.of(record))
     assert plot is not None

@@ -83,7 +83,7 @@ def test_a_traced_start_finds_the_edge_in_few_trials(largest, near):
 
 @pytest.mark.parametrize("start", [1, 64, 1500, 1_000_000])
 @pytest.mark.parametrize("assumed", [0.97, 0.99, 1, 1.01, 1.03])
-def test_a_wrong_start_or_capacity_costs_trials_and_not_the_truth(start, assumed):
+def test_wrong_start_or_capacity_costs_trials_not_correctness(start, assumed):
     trials = search(720, start=start, assumed=assumed)
     fits, fails = bracket(trials)
     assert len(trials) <= MOST_TRIALS
@@ -172,7 +172,7 @@ def test_trials_are_due_until_the_edge_is_known():
     assert sizes(tried) == ([2, 4, 2, 4], [])
 
 
-def test_a_measurement_out_of_memory_is_a_trial_and_the_search_goes_on():
+def test_out_of_memory_measurement_counts_as_a_trial():
     tried = [point(2), point(4), point(5, Status.OOM)]
     trials = [{"batch_size": 4, "status": "ok"}]
     tried.append(point(4, Status.OOM, of_trial=False, **{TRIALS: trials}))
@@ -188,7 +188,7 @@ def test_a_measured_batch_is_final_without_its_trials():
 @pytest.mark.parametrize(
     "status", [Status.FAILED, Status.TIMEOUT, Status.KILLED, Status.UNSUPPORTED]
 )
-def test_a_trial_that_fails_otherwise_ends_the_search_without_a_batch(batch, status):
+def test_trial_failing_without_oom_ends_the_search_with_no_batch(batch, status):
     tried = [*([point(4)] if batch else []), point(batch, status)]
     tried[-1].error = "why"
     assert sizes(tried) == ([2, LARGEST, 2, LARGEST], [])
@@ -212,7 +212,7 @@ def test_a_model_that_does_not_even_load_has_no_largest_batch():
     assert sizes([timed]) == ([2, LARGEST, 2, LARGEST], [])
 
 
-def test_the_supervisor_gives_points_the_status_of_the_failed_search(tmp_path, monkeypatch):
+def test_points_get_the_status_of_their_failed_search(tmp_path, monkeypatch):
     wanted = [*WANTED[1::2], replace(WANTED[1], phase="inference")]
 
     plan = SimpleNamespace(
@@ -272,7 +272,7 @@ def batches(record):
 
 @pytest.mark.slow
 @pytest.mark.always("memory limits: the largest batch")
-def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, capsys):
+def test_each_phase_is_measured_with_its_own_largest_batch(run, capsys):
     run.draws = True
     code, printed, [record] = run.shared(*SEARCH, "output_dir=x")
     assert (code, record.status) == (0, Status.OK)
@@ -299,7 +299,7 @@ def test_both_phases_are_measured_with_the_largest_batch_of_their_own(run, capsy
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_goes_on_with_the_trials_that_it_has(run):
+def test_interrupted_search_continues_with_its_finished_trials(run):
     _, _, [record] = run.shared(*SEARCH, "output_dir=x")
     lines = Path("x/details/points.jsonl").read_bytes().splitlines(keepends=True)
     assert is_trial(read_points(Path("x/details/points.jsonl"))[1].key)

@@ -25,7 +25,7 @@ def truth(seed=0, *, noise=0.01, jump=None, group="model"):
     return Truth(name=str(seed), group=group, x=x, values=values, errors=np.full(100, 0.001))
 
 
-def test_the_prediction_of_one_grid_point_is_that_of_the_textbook(monkeypatch):
+def test_prediction_at_one_grid_point_matches_the_textbook(monkeypatch):
     monkeypatch.setattr(gaussian_process, "GRID", GRID[100:101])
     smooth, length, lasting, white = GRID[100]
     random = np.random.default_rng(3)
@@ -89,7 +89,7 @@ def test_two_phases_are_measured_until_both_are_sure():
     assert selection.following(x, curves, range(100), target=0.03) is None
 
 
-def test_batch_sizes_and_sizes_with_batch_sizes_begin_at_all_corners():
+def test_initial_points_include_all_corners_of_sizes_and_batches():
     batches = selection.coordinates([((224, 224), 2**power) for power in range(8)])
     assert selection.initial(selection.scaled(batches, batches), 4) == [0, 2, 5, 7]
     both = selection.coordinates(
@@ -154,7 +154,7 @@ def test_single_batch_runs_form_one_curve_newest_value_wins(make_record, tmp_pat
     ]  # a whole curve comes first, though it is older
 
 
-def test_a_joined_curve_knows_of_a_run_that_only_ran_out_of_memory(make_record, tmp_path):
+def test_joined_curve_includes_a_run_that_only_ran_out_of_memory(make_record, tmp_path):
     for number, size in enumerate((64, 128, 224, 512, 256)):
         run = tmp_path / str(number)
         run.mkdir()
@@ -166,7 +166,7 @@ def test_a_joined_curve_knows_of_a_run_that_only_ran_out_of_memory(make_record, 
     assert (len(curve.values), curve.out_of_memory) == (4, {((512, 512), 1)})
 
 
-def test_shuffled_values_leave_no_skill_and_unseen_values_change_no_prediction():
+def test_shuffled_values_give_no_skill_and_unseen_are_not_used():
     one = truth(noise=0.01)
     random = np.random.default_rng(0)
     nonsense = Truth(
@@ -227,7 +227,7 @@ def curve_over(values, *, quantity="time", spread=0.001):
 
 
 @pytest.mark.parametrize(("falling", "is_stair"), [(None, False), (1, True), (4, True)])
-def test_a_larger_size_that_takes_less_time_is_a_stair_at_each_batch_size(falling, is_stair):
+def test_faster_larger_size_is_a_stair_at_each_batch_size(falling, is_stair):
     sizes, batches = range(128, 289, 32), (1, 2, 4)
     values = {
         ((size, size), batch): 1e-3 + 1e-7 * size**2 * batch for batch in batches for size in sizes
@@ -245,7 +245,7 @@ def test_a_larger_size_that_takes_less_time_is_a_stair_at_each_batch_size(fallin
     assert is_stair or not found
 
 
-def test_memory_that_falls_with_the_size_is_a_stair_without_any_interval():
+def test_memory_that_falls_with_the_size_is_a_stair():
     pairs = [((size, size), 1) for size in range(128, 289, 32)]
     for values, is_stair in (
         ([100, 101, 60, 62, 64, 66], True),

@@ -35,7 +35,7 @@ def scripted(monkeypatch):
     return made
 
 
-def test_rates_are_those_of_the_fastest_product_and_copy_and_are_kept(scripted, tmp_path):
+def test_ceilings_are_the_fastest_product_and_copy_and_cached(scripted, tmp_path):
     kept = JsonCache(tmp_path, {"device": "a"})
     found = ceilings(CpuDevice(), BF16, cache=kept)
     assert found == {"bf16": pytest.approx(2e3 * 16**3), "bytes_per_second": pytest.approx(2e6)}
@@ -131,7 +131,7 @@ def test_more_work_than_the_device_can_do_is_doubted(ceiling, doubts):
 
 
 @pytest.mark.parametrize(("convolutions", "codes"), [(1500, []), (500, ["tf32_ceiling"])])
-def test_products_and_convolutions_of_other_formats_have_peaks_of_their_own(convolutions, codes):
+def test_products_and_convolutions_have_peaks_of_their_formats(convolutions, codes):
     """By torch's flags: 2,000 FLOPs, at a peak of 1 MFLOP/s for products and 2 MFLOP/s for convolutions."""
     geometry = Geometry(
         in_channels=1, out_channels=1, kernel=(1,), stride=(1,), padding=(0,), dilation=(1,)

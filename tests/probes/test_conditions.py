@@ -48,7 +48,7 @@ def diagnostic(point, code):
     return next((item for item in point.doubts if item.code == code), None)
 
 
-def test_a_device_that_throttles_only_under_load_is_doubted_with_its_share():
+def test_throttling_under_load_is_reported_with_its_share():
     point = measure(throttled_share=0.3, noise=0.01)
     for name in ("device", "throughput", "latency"):
         assert point.facts["throttled_share"][name]["power cap"] == pytest.approx(0.3, rel=0.1)
@@ -59,7 +59,7 @@ def test_a_device_that_throttles_only_under_load_is_doubted_with_its_share():
 
 
 @pytest.mark.parametrize(("script", "share"), [({"throttled_share": 0.0}, {}), ({}, None)])
-def test_without_throttling_there_is_no_doubt_and_without_counters_no_share(script, share):
+def test_no_throttling_gives_no_warning_and_no_counters_no_share(script, share):
     point = measure(**script)
     assert point.facts.get("throttled_share", {}).get("device") == share
     assert diagnostic(point, "throttled") is None
@@ -83,7 +83,7 @@ def test_a_driver_without_counters_is_sampled_after_each_block():
     assert point.facts["temperature_celsius"]["latency"] == [53.0, 50.0]
 
 
-def test_a_clock_that_changes_between_blocks_is_doubted_with_its_states():
+def test_clock_change_between_blocks_is_reported_with_its_states():
     point = measure(clock_hertz=[1.98e9, 1.755e9], clock_noise=0.002)
     clocks = np.asarray(point.facts["clock_hertz"]["device"])
     slow = float(np.mean(clocks < 1.9e9))
@@ -172,7 +172,7 @@ def test_without_the_wait_a_slow_warming_is_a_bias():
     assert bias < -0.003
 
 
-def test_a_clock_that_falls_is_waited_for_although_the_times_do_not_show_it():
+def test_falling_clock_delays_the_start_despite_steady_times():
     device, seen = FakeDevice(enqueue_seconds=1e-6), []
 
     def block(samples):

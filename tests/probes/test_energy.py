@@ -112,9 +112,7 @@ def codes(energy):
 
 @pytest.mark.parametrize("query_seconds", [0.0, 0.5e-3, 4e-3])
 @pytest.mark.parametrize("phase_seconds", [0.0, 0.037, 0.0991])
-def test_a_steady_power_comes_out_within_half_a_percent_after_a_second(
-    query_seconds, phase_seconds
-):
+def test_steady_power_is_within_half_a_percent_after_1_second(query_seconds, phase_seconds):
     """The rule's own row: 300 W, a counter that ticks every 100 ms, at most 0.5 % off."""
     device = FakeDevice(enqueue_seconds=10e-6)
     meter = meter_of(
@@ -224,7 +222,7 @@ def test_after_a_rest_for_the_idle_power_the_plateau_is_whole():
 @pytest.mark.parametrize(
     ("enqueue_seconds", "work_seconds"), [(10e-6, 100e-6), (1e-3, 8e-3), (2e-3, 5e-3)]
 )
-def test_a_query_of_four_milliseconds_does_not_let_the_device_idle(enqueue_seconds, work_seconds):
+def test_slow_meter_query_does_not_let_the_device_idle(enqueue_seconds, work_seconds):
     device = Logged(enqueue_seconds=enqueue_seconds)
     meter = meter_of(device, Load(device, 700.0, 120.0), query_seconds=4e-3)
     energy = procedure(device, meter).measure(launching(device, work_seconds), images_per_call=1)
@@ -269,7 +267,7 @@ def exactly(seconds, half_width=0.0):
         (Interval(value=0.9e-3, low=None, high=None), True),
     ],
 )
-def test_calls_that_took_another_time_than_when_they_were_timed_are_told(clean, told):
+def test_call_time_unlike_the_clean_time_is_reported(clean, told):
     device = FakeDevice(enqueue_seconds=10e-6)
     measuring = procedure(device, meter_of(device, steady(300.0)))
     energy = measuring.measure(launching(device, 1e-3), images_per_call=1, clean=clean)
@@ -348,7 +346,7 @@ def test_a_call_longer_than_the_window_has_an_energy_too():
     assert values(energy)["per_call_joules"] == pytest.approx(2100.0, rel=0.01)
 
 
-def test_on_a_synchronous_device_the_meters_are_asked_between_calls():
+def test_synchronous_device_has_its_meters_read_between_calls():
     device = Logged(enqueue_seconds=0.0, asynchronous=False)
     script = {
         "tick_seconds": 1e-3,
@@ -366,7 +364,7 @@ def test_on_a_synchronous_device_the_meters_are_asked_between_calls():
     assert codes(energy) == []
 
 
-def test_ticks_that_are_seen_late_make_a_longer_window_and_then_a_doubt():
+def test_late_ticks_lengthen_the_window_and_bound_the_error():
     """Calls of 0.4 s between which the counter can be asked, and its period of 0.1 s is not known before."""
     device = FakeDevice(enqueue_seconds=0.0, asynchronous=False)
     energy = procedure(device, meter_of(device, steady(300.0))).measure(
@@ -393,7 +391,7 @@ def test_a_counter_that_begins_anew_is_followed():
     assert codes(energy) == []
 
 
-def test_a_counter_that_begins_anew_without_telling_where_gives_no_energy():
+def test_counter_that_wraps_at_an_unknown_value_gives_no_energy():
     device = FakeDevice(enqueue_seconds=10e-6)
     meter = meter_of(device, steady(300.0), wrap_joules=1200.0, tells_wrap=False)
     energy = measured(device, meter)
@@ -522,7 +520,7 @@ def test_without_a_meter_everything_is_null_and_says_why():
     assert device.now_ns() == 0, "nothing was run for it"
 
 
-def test_power_at_rest_above_that_of_the_calls_gives_no_net_energy():
+def test_idle_power_above_the_calls_power_gives_no_net_energy():
     device = FakeDevice(enqueue_seconds=10e-6)
     measuring = procedure(
         device, meter_of(device, Polyline([(0.0, 300.0), (2.8, 300.0), (2.9, 200.0)]))
@@ -595,7 +593,7 @@ def test_devices_are_put_together_only_if_all_have_meters():
 # --- the record ----------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_of_training_has_an_energy_where_the_data_has_an_end():
+def test_epoch_energy_needs_training_data_with_an_end():
     device = FakeDevice(enqueue_seconds=10e-6)
     measuring = procedure(device, meter_of(device, steady(300.0)))
     with_end = measuring.measure(

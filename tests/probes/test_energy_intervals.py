@@ -55,7 +55,7 @@ def holds(metric, truth):
 
 
 @pytest.mark.parametrize("tick_seconds", [0.02, 0.05, 0.1, 0.11])
-def test_three_windows_of_three_ticks_each_take_no_longer_than_one_did(tick_seconds):
+def test_three_windows_of_three_ticks_take_no_longer_than_one(tick_seconds):
     _, windows = power_of(steady(300.0), tick_seconds=tick_seconds, query_seconds=1e-3)
     assert len(windows.watts) == 3
     assert min(np.diff(windows.edges)) >= 2.9 * tick_seconds
@@ -67,7 +67,7 @@ def test_a_slow_counter_takes_the_ticks_that_it_needs():
     assert np.diff(windows.edges) == pytest.approx([0.9] * 3, abs=0.01)
 
 
-def test_a_counter_that_is_too_slow_for_three_ticks_has_one_in_each_window():
+def test_slow_counter_has_one_tick_in_each_window():
     _, windows = power_of(steady(300.0), tick_seconds=2.0, tells_tick=True)
     assert np.diff(windows.edges) == pytest.approx([2.0] * 3, abs=0.01)
 
@@ -89,7 +89,7 @@ def test_the_interval_is_that_of_student_where_windows_are_equal():
     assert windows_half_width(values[:1], [0.3]) is None
 
 
-def test_the_ends_count_where_they_are_less_certain_than_the_windows():
+def test_interval_includes_the_uncertainty_of_the_window_ends():
     """A steady power, and ticks that all are seen equally late: only the ends are uncertain."""
     power, windows = power_of(steady(300.0), query_seconds=1e-3)
     assert (
@@ -147,7 +147,7 @@ def test_five_repetitions_agree_within_their_intervals():
 
 
 @pytest.mark.parametrize(("rules", "is_checked"), [(None, True), (Rules(most_seconds=0.0), False)])
-def test_a_power_that_varies_is_watched_until_its_integral_checks_the_counter(rules, is_checked):
+def test_varying_power_is_watched_until_it_checks_the_counter(rules, is_checked):
     device = FakeDevice(enqueue_seconds=10e-6)
     measuring = procedure(
         device, meter_of(device, noisy(3, 150.0, 25.0, seconds=30.0)), rules=rules
@@ -160,7 +160,7 @@ def test_a_power_that_varies_is_watched_until_its_integral_checks_the_counter(ru
     assert (len(energy.facts["meters"][0]["window_watts"]) > 3) is is_checked
 
 
-def test_a_counter_that_never_agrees_is_given_up_after_the_limit_twice():
+def test_counter_that_never_agrees_is_abandoned_after_two_limits():
     device = FakeDevice(enqueue_seconds=10e-6)
     measuring = procedure(device, meter_of(device, steady(300.0), gain=1.2))
     energies = [measuring.measure(launching(device, 1e-3), images_per_call=1) for _ in range(3)]
@@ -178,7 +178,7 @@ def test_a_counter_that_never_agrees_is_given_up_after_the_limit_twice():
 # --- idle power ----------------------------------------------------------------------------------------------------
 
 
-def test_idle_power_that_rises_with_the_heat_is_covered_before_and_after():
+def test_rising_idle_power_is_covered_before_and_after():
     device = Logged(enqueue_seconds=10e-6)
     load = Load(device, 700.0, 100.0)
     heat = Polyline([(0.0, 0.0), (3.0, 0.0), (4.0, 20.0)])

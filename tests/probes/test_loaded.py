@@ -83,7 +83,7 @@ def test_it_reads_only_during_drains():
     assert set(measured.facts[CLOCK]["device"]) == {1e9}
 
 
-def test_it_reads_every_100_ms_at_most_and_not_before_the_device_is_released():
+def test_device_is_read_at_most_every_100_ms_after_its_release():
     clock, begun, ended, enough = Clock(), [], [], threading.Event()
 
     def query():
@@ -119,7 +119,7 @@ def test_the_interval_lasts_from_one_drain_to_the_next():
     assert np.diff(begun).min() >= 0.1 - 1e-9
 
 
-def test_a_reading_that_outlasts_the_drain_is_discarded_and_holds_up_its_end():
+def test_drain_waits_for_a_late_reading_and_discards_it():
     asked, answered = threading.Event(), []
 
     def query():
@@ -145,7 +145,7 @@ def test_a_driver_that_refuses_leaves_no_fact():
     assert measured.facts == {}
 
 
-def test_the_thread_ends_when_a_block_fails_and_its_readings_stay():
+def test_reader_thread_ends_with_a_failed_block_and_keeps_facts():
     read, measured = threading.Event(), point()
 
     def query():
@@ -163,12 +163,12 @@ def test_the_thread_ends_when_a_block_fails_and_its_readings_stay():
 
 
 @pytest.mark.parametrize(("queries", "series"), [({}, "device"), ({CLOCK: lambda: 1e9}, None)])
-def test_without_queries_or_a_time_of_the_device_there_is_no_thread(queries, series):
+def test_no_reader_thread_without_queries_or_a_device_time(queries, series):
     with LoadReader(queries).observing(point(), series):
         assert not has_thread()
 
 
-def test_a_chain_announces_the_wait_for_the_device_and_the_rest_of_its_hold():
+def test_chain_announces_its_device_wait_and_the_remaining_hold():
     device, drains = FakeDevice(enqueue_seconds=20e-6), []
 
     @contextmanager
@@ -230,7 +230,7 @@ def measured_on(device, **settings):
     ).measure(KEY)
 
 
-def test_the_facts_of_a_point_have_the_readings_of_its_device_times_only(patient):
+def test_point_has_load_readings_only_for_its_device_times(patient):
     device, drains = patient
     measured = measured_on(device)
     assert measured.status is Status.OK

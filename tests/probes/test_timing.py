@@ -23,7 +23,7 @@ def repeat(device, work_seconds, launches=1):
 
 
 @pytest.mark.parametrize("work_seconds", [5e-6, 50e-6])
-def test_a_held_queue_gives_the_device_time_whatever_the_host_needs(work_seconds):
+def test_held_queue_gives_the_device_time_despite_a_slow_host(work_seconds):
     device = FakeDevice(enqueue_seconds=20e-6)
     seconds = queue.Chain(repeat(device, work_seconds), device, 400)(500)
     # the first block finds out how long the queue has to be held
@@ -101,13 +101,13 @@ def test_the_host_time_is_that_of_a_queue_with_room():
 
 
 @pytest.mark.parametrize("launches", [600, 900])
-def test_a_call_of_which_the_queue_takes_only_one_is_measured_one_by_one(launches):
+def test_call_that_fills_the_queue_is_measured_one_by_one(launches):
     device = FakeDevice(enqueue_seconds=1e-6, record_seconds=2e-6)
     k, chunk, *_ = depth.fit(repeat(device, 2e-3, launches), device)
     assert (k, chunk) == (1, 1)
 
 
-def test_a_call_that_the_host_takes_long_to_issue_fits_all_the_same():
+def test_call_that_is_slow_to_issue_still_fits_the_queue():
     device = FakeDevice(enqueue_seconds=80e-3)
     k, chunk, *_ = depth.fit(repeat(device, 2e-3), device)
     assert k == 1
@@ -198,7 +198,7 @@ def test_segments_split_a_call_into_its_parts(asynchronous):
     assert sums == pytest.approx(found["forward"] + found["backward"])
 
 
-def test_the_garbage_collector_is_off_while_timing_and_on_afterwards():
+def test_garbage_collector_is_off_only_while_timing():
     seen = []
     device = FakeDevice(asynchronous=False)
 
@@ -267,7 +267,7 @@ def test_a_data_loader_can_not_catch_up_between_blocks(monkeypatch):
     assert gaps == [0]  # all garbage was collected once, before the first block
 
 
-def test_time_that_filling_the_queue_takes_counts_towards_the_limit():
+def test_time_to_fill_the_queue_counts_toward_the_limit():
     device = FakeDevice(enqueue_seconds=3e-3, queue_depth=10)
     noise, begun = (
         itertools.cycle(np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, 997)),
@@ -282,7 +282,7 @@ def test_time_that_filling_the_queue_takes_counts_towards_the_limit():
 
 
 @pytest.mark.parametrize(("enqueue_seconds", "k"), [(40e-6, 200), (1e-6, 200)])
-def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_seconds, k):
+def test_calls_per_sample_follow_the_device_time_not_the_host(enqueue_seconds, k):
     device = FakeDevice(enqueue_seconds=enqueue_seconds, record_seconds=2e-6, queue_depth=10_000)
     call = repeat(device, 5e-6)
     found, chunk, *_ = depth.fit(call, device)
@@ -293,7 +293,7 @@ def test_k_comes_from_the_device_time_not_from_what_the_host_needs(enqueue_secon
     assert np.median(seconds) == pytest.approx(5e-6, rel=0.004)
 
 
-def test_calls_that_allocate_at_first_and_wait_for_it_are_given_another_chance():
+def test_calls_that_allocate_at_first_get_another_chance():
     device, waits = FakeDevice(), iter([True, True])
 
     def call():
@@ -307,7 +307,7 @@ def test_calls_that_allocate_at_first_and_wait_for_it_are_given_another_chance()
 
 
 @pytest.mark.parametrize("every", [10, 50])
-def test_a_hold_does_not_run_away_where_the_device_makes_the_host_wait(every):
+def test_hold_stays_bounded_if_the_device_makes_the_host_wait(every):
     device, calls = FakeDevice(enqueue_seconds=1e-6, queue_depth=1000), iter(range(1, 10**9))
 
     def call():

@@ -89,7 +89,7 @@ def test_workspace_is_extra_memory_of_the_second_call(calls):
     assert calls[0].arguments[1] == Layout((8, 3, 3, 3), (27, 1, 9, 3), "float32")
 
 
-def test_workspaces_are_measured_once_and_known_without_the_device(calls):
+def test_workspaces_are_measured_once_and_known_without_a_device(calls):
     sizes = {"convolution": 2**20, "convolution_backward": 2**21}
     with Allocator(sizes) as allocator:
         device = Scripted(allocator)
@@ -184,7 +184,7 @@ def test_a_device_without_figures_of_its_memory_is_a_reason(calls, monkeypatch):
     assert known(device).of(calls).reason == f"{H100} does not report its memory"
 
 
-def test_autocast_to_fp16_is_measured_in_fp16_though_its_trace_has_bf16(monkeypatch):
+def test_fp16_autocast_is_measured_in_fp16_despite_a_bf16_trace(monkeypatch):
     layouts = Layout((1, 2), (2, 1), "bfloat16"), Layout((1,), (1,), "float32")
     call = OperatorCall("convolution", (*layouts, None, (1, 1)))
     seen = []

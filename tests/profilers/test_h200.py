@@ -128,7 +128,7 @@ def test_constants_that_are_moved_by_half_precision_are_no_flops(launches):
         ("kernel", False),
     ],
 )
-def test_half_precision_is_left_out_only_where_the_name_says_single(kernel, moves):
+def test_half_flops_are_moves_only_if_the_kernel_name_says_fp32(kernel, moves):
     """A name that says nothing keeps what was counted."""
     metrics = {
         "smsp__sass_thread_inst_executed_op_hfma_pred_on.sum": 100.0,
@@ -174,7 +174,7 @@ def test_ncu_catches_a_training_step_whole(step):
     assert not any("incomplete" in note for note in found.notes)
 
 
-def test_double_precision_of_the_cuda_cores_has_a_roof_of_its_own(step):
+def test_fp64_on_cuda_cores_has_its_own_ceiling(step):
     """A transform of Winograd computes in FP64, without matrix units: half of what they do is its roof, as ncu says."""
     sheet = of_sheet(gpu_sheets.read([conf_dir()])["h200"].facts)
     rows = {part.name: part for part in roofline.of_csv(step, sheet).parts}
@@ -186,7 +186,7 @@ def test_double_precision_of_the_cuda_cores_has_a_roof_of_its_own(step):
     assert own["fp64_vector"] == pytest.approx(34e12, rel=0.05)
 
 
-def test_counted_flops_are_fewer_than_by_definition_where_cudnn_transforms(step):
+def test_cudnn_transforms_need_fewer_flops_than_the_definition(step):
     """Convolutions by spectra, and weights' gradients by Winograd: never more than the definition's FLOPs."""
     found = roofline.of_csv(step, by_hand(67.0, 4800.0))
     names, parts = (

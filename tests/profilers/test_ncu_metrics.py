@@ -15,7 +15,7 @@ SM75 = [
 ]
 
 
-def test_operations_of_tensor_cores_come_before_their_instructions():
+def test_tensor_core_operations_are_preferred_to_instructions():
     chosen = roofline_counters(METRICS_SM90)
     tensor = [name for name in chosen if "tensor" in name]
     assert tensor == [

@@ -58,7 +58,7 @@ def test_an_old_nsys_makes_what_is_asked_for_by_its_new_name(nsys, tmp_path):
         ("Time (%),Total Time (ns),Name\n", "rows"),
     ],
 )
-def test_a_report_without_rows_is_a_failure_although_nsys_ends_with_0(nsys, tmp_path, answer, why):
+def test_report_without_rows_is_a_failure_despite_exit_code_0(nsys, tmp_path, answer, why):
     nsys(reports={"cuda_gpu_kern_sum": answer})
     tool = tools.find("nsys")
     with pytest.raises(ProfilerFailed, match=why) as failure:
@@ -112,7 +112,7 @@ def test_a_profile_and_a_tool_may_be_named_by_relative_paths(nsys, tmp_path, mon
     assert len(sheet.rows) == 2
 
 
-def test_a_database_that_is_there_stays_where_nsys_can_not_export(nsys, tmp_path):
+def test_failed_export_leaves_the_earlier_database(nsys, tmp_path):
     tool = nsys(no_export=True)
     profile, target = tmp_path / "x.nsys-rep", tmp_path / "x.sqlite"
     profile.touch()

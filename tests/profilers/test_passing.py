@@ -124,7 +124,7 @@ def test_a_processor_has_no_nvtx_and_says_what_to_use():
         pass
 
 
-def test_the_first_point_of_each_phase_is_looked_at_unless_all_are():
+def test_first_point_of_each_phase_is_profiled_unless_all_are():
     keys = [
         Key(phase=phase, input_size=(8, 8), batch_size=batch, precision="fp32", replicate=replicate)
         for replicate in (0, 1)
@@ -180,7 +180,7 @@ def test_command_lines_fit_the_marked_call():
     assert all(line.endswith(end) for line in lines.values())
 
 
-def test_a_captured_graph_shows_its_kernels_and_odd_paths_stay_as_they_are(nsys, tmp_path):
+def test_nsys_traces_graph_nodes_and_escapes_the_output_path(nsys, tmp_path):
     nsys()
     place = Place(folder=tmp_path / "100%h", stem="inference")
     command = Nsys(options=["--gpu-metrics-devices=all"]).command(place, About(phase="inference"))

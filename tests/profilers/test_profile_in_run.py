@@ -148,7 +148,7 @@ def test_a_failing_nsys_costs_the_profile_only(run, nsys, script, told):
     assert told in printed
 
 
-def test_what_was_recorded_but_not_imported_is_kept_and_can_be_imported_later(run, nsys):
+def test_unimported_recording_is_kept_for_a_later_import(run, nsys):
     nsys(importer="Importer error status: The importer binary and its dependencies were not found.")
     _, _, [record] = run(*FAKE, "profiler=nsys")
     assert "x/train.qdstrm" in {
@@ -174,7 +174,7 @@ def test_missing_profiler_is_reported_and_retried_later(run, nsys, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_the_worker_itself_runs_under_the_tool_and_says_what_it_can_not_do(run, nsys):
+def test_worker_under_the_tool_reports_an_unsupported_device(run, nsys):
     nsys(runs=True)
     code, _, [record] = run(*FAKE, "profiler=nsys")
     point = profile_of(record)
@@ -227,7 +227,7 @@ def test_a_report_of_copies_is_missing_unless_there_were_none(
 
 
 @pytest.mark.slow
-def test_every_point_has_a_profile_of_its_own_where_that_is_wanted(run, nsys):
+def test_all_points_option_gives_each_point_its_own_profile(run, nsys):
     nsys()
     _, _, [record] = run(*FAKE, "batch_size=[1,2]", "profiler=nsys", "profiler.all_points=true")
     assert {path.name for path in Path("x").glob("*.nsys-rep")} == {
@@ -358,7 +358,7 @@ def test_a_processor_is_told_before_a_tool_that_would_not_help(run, monkeypatch,
 
 
 @pytest.mark.parametrize("kind", [{"kind": "cuda", "rocm": "6.4"}, {"kind": "mps"}])
-def test_other_cards_are_told_too_and_what_is_not_known_is_left_to_the_worker(kind):
+def test_nvidia_tools_refuse_other_gpus_but_not_unknown_ones(kind):
     with pytest.raises(Unsupported, match="use profiler=torch"):
         refuse_other_devices(kind)
     for known in ({}, {"kind": "cuda", "rocm": None}):
@@ -420,9 +420,7 @@ def test_profile_stays_if_its_replacement_is_interrupted(run, nsys, database):
         ),  # before anything is moved aside
     ],
 )
-def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(
-    run, nsys, database, script, told
-):
+def test_profile_stays_if_its_replacement_fails(run, nsys, database, script, told):
     tool = nsys()
     run(*FAKE, "profiler=nsys")
     files = content_of("x")
@@ -439,7 +437,7 @@ def test_a_profile_stays_when_the_one_that_was_to_replace_it_fails(
 
 
 @pytest.mark.slow
-def test_what_a_pass_that_was_killed_has_left_is_not_taken_for_a_profile(run, nsys):
+def test_leftovers_of_a_killed_profiling_pass_are_not_a_profile(run, nsys):
     nsys()
     run(*FAKE, "profiler=nsys")
     files = content_of("x")
@@ -504,7 +502,7 @@ def test_wrong_settings_are_refused_before_anything_starts(run, settings, told):
 
 
 @pytest.mark.slow
-def test_a_profiler_that_hangs_is_ended_and_costs_the_profile_only(run, nsys):
+def test_hanging_profiler_is_terminated_and_costs_only_a_profile(run, nsys):
     nsys(hangs=True)
     code, printed, [record] = run(*FAKE, "profiler=nsys", "timeout_seconds=5")
     assert (code, record.status) == (1, Status.OK)
@@ -550,7 +548,7 @@ def test_a_folder_in_place_of_a_file_costs_the_profile_only(run, nsys):
     assert "train_ranges.csv" in printed
 
 
-def test_a_tool_that_can_not_start_the_worker_costs_the_profile_only(run, nsys, monkeypatch):
+def test_tool_that_cannot_start_costs_only_the_profile(run, nsys, monkeypatch):
     nsys()
     monkeypatch.setattr(Nsys, "command", lambda self, place, about: ["/nowhere/nsys"])
     code, printed, [record] = run(*FAKE, "profiler=nsys")

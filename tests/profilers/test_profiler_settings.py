@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick_commands")
 
 
 @pytest.mark.parametrize("option", ["nsys", "ncu", "torch", "nvtx"])
-def test_a_schema_names_the_arguments_of_its_code_and_their_defaults(option):
+def test_profiler_schema_matches_the_arguments_and_defaults(option):
     config.register()
     with initialize_config_dir(config_dir=str(installation.conf_dir()), version_base="1.3"):
         plain = config.plan_of(compose(config_name="config", overrides=[f"profiler={option}"]), {})[

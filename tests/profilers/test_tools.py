@@ -57,7 +57,7 @@ def are_gone(told: Path) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupt_that_is_held_ends_the_tool_and_comes_through(tmp_path, number):
+def test_held_interrupt_ends_the_tool_and_is_raised(tmp_path, number):
     told = tmp_path / "told"
     with interrupts.handled():
         thread = interrupt_when(told, number)
@@ -78,7 +78,7 @@ def test_an_interrupt_that_is_not_held_ends_the_tool_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_tool_that_takes_too_long_is_ended_however_stubborn_it_is(tmp_path, monkeypatch):
+def test_stubborn_tool_is_terminated_after_its_time_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(tools, "_GRACE_SECONDS", 0.1)
     told = tmp_path / "told"
     answer = tools.ask(sleeper(told, stubborn=True), 3.0)

@@ -128,7 +128,7 @@ def test_stacks_show_the_models_lines_and_not_those_of_perfexp(run):
 
 
 @pytest.mark.slow
-def test_inference_has_its_own_and_nothing_is_followed_that_nobody_asked_for(run):
+def test_inference_profile_has_only_the_requested_files(run):
     _, _, [record] = run(*TORCH, "profiler=torch", "profiler.warmup=0", "profiler.steps=1")
     names = {artifact.path for artifact in record.artifacts if artifact.kind == "profiles"}
     assert names == {"inference.pt.trace.json.gz", "inference_operators.csv"}
@@ -136,7 +136,7 @@ def test_inference_has_its_own_and_nothing_is_followed_that_nobody_asked_for(run
 
 
 @pytest.mark.slow
-def test_modules_of_what_has_none_are_refused_and_cost_the_profile_only(run):
+def test_modules_option_without_modules_costs_only_the_profile(run):
     fake = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=y")
     code, _, [record] = run(*fake, "profiler=torch", "profiler.modules=true")
     assert (code, record.points[-1].status) == (1, Status.FAILED)

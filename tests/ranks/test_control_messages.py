@@ -191,7 +191,7 @@ def test_all_make_the_same_calls_in_the_same_order(ranks):
     assert second == [str(KEY), "first", *calls, "closed", str(ANOTHER), "call", "closed"]
 
 
-def test_a_burst_is_made_by_all_without_messages_and_reported_by_all(ranks):
+def test_burst_runs_without_messages_and_all_ranks_report_it(ranks):
     leader, plain, end, _ = ranks
     leader.begin()
     leader.open(KEY)

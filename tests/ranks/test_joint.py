@@ -186,7 +186,7 @@ def test_a_burst_is_of_several_calls_unless_they_are_very_long(seconds, calls):
     assert {asked for _, asked in group.asked} == {calls}
 
 
-def test_a_call_that_one_rank_alone_can_not_make_costs_the_efficiency_only():
+def test_call_impossible_on_one_rank_costs_only_the_efficiency():
     """A batch norm over one value for each channel, which several ranks have two of."""
 
     class Refusing(Scripted):

@@ -83,9 +83,7 @@ def test_all_ranks_open_a_point_make_every_call_and_close_it():
 
 
 @pytest.mark.parametrize(("group", "key"), [(True, "train"), (True, "inference"), (False, "train")])
-def test_a_shared_training_is_called_until_it_waits_no_more_before_it_is_timed(
-    monkeypatch, group, key
-):
+def test_shared_training_makes_ten_calls_before_it_is_timed(monkeypatch, group, key):
     """DistributedDataParallel waits for the device in its first ten iterations: no queue could be filled."""
     device = FakeDevice(enqueue_seconds=1e-6)
     measuring = procedure(device, **({"group": ProcessGroup()} if group else {}))
@@ -108,7 +106,7 @@ def test_one_card_is_compared_where_that_is_asked_for():
     assert value(point, "ranks/communication_share") == pytest.approx(0.1)
 
 
-def test_the_energy_of_a_call_is_that_of_all_ranks_and_of_all_their_images():
+def test_call_energy_covers_all_ranks_and_all_their_images():
     device = FakeDevice(enqueue_seconds=1e-6)
     spend = partial(device.launch, 0.0)
     turns = Turns(device)

@@ -153,7 +153,7 @@ def test_killed_rank_is_named_and_finished_points_stay(tmp_path, size):
     assert ranks_of(folder) == {}
 
 
-def test_gradients_are_shared_so_both_ranks_have_the_same_weights(tmp_path):
+def test_ranks_share_gradients_and_have_equal_weights(tmp_path):
     """The seeds of their data differ; after some steps the weights do not."""
     script = tmp_path / "rank.py"
     script.write_text("""
@@ -222,9 +222,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("cuda", "nccl"), ("cpu", "gloo")])
-def test_a_group_waits_for_long_and_lets_a_rank_say_how_its_device_failed(
-    monkeypatch, kind, backend
-):
+def test_process_group_waits_long_and_records_its_environment(monkeypatch, kind, backend):
     import torch.distributed as dist
 
     from perfexp.ranks.group import TorchGroup
@@ -259,7 +257,7 @@ def test_two_runs_take_the_locks_of_their_devices_in_one_order():
     )
 
 
-def test_devices_that_are_not_alike_are_doubted_and_doubts_name_their_rank():
+def test_unlike_devices_are_flagged_and_warnings_name_their_rank():
     busy = Diagnostic(code="shared_device", message="busy", help="wait")
     names = [{"name": "A"}, {"name": "B"}]
     found = rank_process._of_all([[busy], [busy]], names)

@@ -166,7 +166,7 @@ def test_sizes_are_written_height_times_width():
     )
 
 
-def test_a_diagnostic_keeps_the_values_that_its_message_is_made_of():
+def test_stored_diagnostic_keeps_the_values_of_its_message():
     made = make("device_idle", idle=0.2, of_mean="", cause="launches", advice="larger batch_size")
     stored = msgspec.convert(json.loads(msgspec.json.encode(made)), Diagnostic)
     assert stored == made

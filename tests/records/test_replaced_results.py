@@ -80,9 +80,7 @@ def killed_at(step, monkeypatch, act):
 
 
 @pytest.mark.parametrize("step", range(1, 25))
-def test_a_complete_replacement_is_in_place_after_a_kill_at_any_step(
-    folder, replacement, monkeypatch, step
-):
+def test_complete_replacement_survives_a_kill_at_any_step(folder, replacement, monkeypatch, step):
     uid = replacement.uid
     was_killed = killed_at(step, monkeypatch, RunPaths(folder).put_in_place)
     assert (folder / "record.json").read_bytes() in (OLD["record.json"], NEW["record.json"])

@@ -106,7 +106,7 @@ def test_percentiles_without_interval_are_named_below_the_table(build: Builder) 
     )
 
 
-def test_percentiles_of_several_processes_are_explained_beside_their_p50(build: Builder) -> None:
+def test_percentiles_over_several_processes_are_explained(build: Builder) -> None:
     note = "  p95, p99 pool the calls of all processes; p50 is the geometric mean of their medians"
     points = [build.point(n=80, replicate=replicate) for replicate in range(2)]
     assert note in shown(build, *points).splitlines()
@@ -135,7 +135,7 @@ def test_a_percentile_with_a_wide_interval_has_both_ends(build: Builder) -> None
     assert re.search(r"p95: [\d.]+ ms \(6\d\.\d … [2-9]\d\d ms\)\n", shown(build, point))
 
 
-def test_the_size_and_the_batch_that_all_points_have_are_in_the_header(build: Builder) -> None:
+def test_batch_that_all_points_share_is_in_the_header(build: Builder) -> None:
     lines = shown(build, build.point(batch=4), build.point(batch=4, size=256)).splitlines()
     assert lines[0] == "resnet50 · inference · batch 4 · fp32 · threads=2 · Example CPU @ 2.00GHz"
 
@@ -186,7 +186,7 @@ def test_a_doubt_of_the_run_and_one_of_a_point_are_two(build: Builder) -> None:
     ]
 
 
-def test_some_points_have_the_doubts_of_their_own_first_prediction_only(build: Builder) -> None:
+def test_cold_start_warning_belongs_to_its_own_point_only(build: Builder) -> None:
     first = build.first_prediction()
     first.doubts.append(Diagnostic(code="busy_host", message="load"))
     record = build.record(build.training(), build.point(), build.point(batch=8), first)
@@ -207,7 +207,7 @@ def test_a_rate_without_an_interval_is_marked(build: Builder) -> None:
     assert "≈ 16" not in shown(build, build.point(n=400))
 
 
-def test_a_rate_that_slow_calls_lower_is_explained_below_the_table(build: Builder) -> None:
+def test_rate_that_slow_calls_lower_is_explained_below_the_table(build: Builder) -> None:
     point = build.point(n=400)
     assert "mean of all calls" not in shown(build, point)
     point.series[0].samples[10::7] = [0.2] * len(point.series[0].samples[10::7])
@@ -215,7 +215,7 @@ def test_a_rate_that_slow_calls_lower_is_explained_below_the_table(build: Builde
     assert "at 1 of 2 points" in shown(build, point, build.point(n=400, batch=2))
 
 
-def test_the_worst_of_several_doubts_comes_first_and_with_the_range(build: Builder) -> None:
+def test_worst_of_several_warnings_is_shown_with_its_range(build: Builder) -> None:
     points = []
     for size, share in ((224, 0.4), (256, 0.7), (288, 0.5)):
         points.append(build.point(size=size, doubts=[idle(share)]))
@@ -263,7 +263,7 @@ def test_the_least_coverage_is_the_worst(build: Builder) -> None:
     assert "warning: 224, the worst of 2 measurements: 0.0% of the conv" in shown(build, *points)
 
 
-def test_figures_that_say_nothing_about_the_harm_are_not_compared(build: Builder) -> None:
+def test_figures_that_do_not_measure_harm_are_not_ranked(build: Builder) -> None:
     points = [
         build.point(size=size, doubts=[make("pace_changed", pipelined_ms=one, waiting_ms=two)])
         for size, one, two in ((224, 2.0, 10.0), (256, 90.0, 100.0))
@@ -289,7 +289,7 @@ def test_figures_of_one_doubt_are_not_those_of_the_others(build: Builder) -> Non
     )
 
 
-def test_the_worst_of_several_intervals_is_the_widest_and_its_range_has_a_unit(
+def test_worst_interval_is_the_widest_and_its_range_has_units(
     build: Builder,
 ) -> None:
     points = []
@@ -461,13 +461,11 @@ def test_figures_have_the_unit_of_what_they_count(
         (Metric(name="train/loss_first", unit="1", value=2.0, low=1.0, high=3.0), "1.00 … 3.00"),
     ],
 )
-def test_the_ends_of_a_wide_interval_are_in_the_unit_of_the_value(
-    metric: Metric, text: str
-) -> None:
+def test_ends_of_a_wide_interval_are_in_the_unit_of_the_value(metric: Metric, text: str) -> None:
     assert metric_text(metric).endswith(f" ({text})")
 
 
-def test_titles_distinguish_times_from_energies_and_a_difference_from_a_share() -> None:
+def test_titles_distinguish_times_energies_and_differences() -> None:
     names = {
         "energy/call_seconds": "seconds",
         "energy/per_call_joules": "joules",
@@ -477,7 +475,7 @@ def test_titles_distinguish_times_from_energies_and_a_difference_from_a_share() 
     assert titles == ["energy/time of a call", "energy/per_call", "layers − call"]
 
 
-def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: Builder) -> None:
+def test_rate_and_mfu_name_the_time_and_peak_they_use(build: Builder) -> None:
     rate = Metric(name="work/flops_per_second", value=6.5e12, unit="1/s")
     shares = [Metric(name=name, value=0.045, unit="1") for name in ("mfu", "mfu_of_ceiling")]
     lines = shown(build, build.point(metrics=[rate, *shares]))
@@ -491,7 +489,7 @@ def test_a_rate_and_the_part_of_the_peak_name_the_time_that_they_are_by(build: B
     assert of_the_sheet not in shown(build, build.point(metrics=[rate]))
 
 
-def test_energies_name_the_loop_that_they_are_of_and_its_time_is_beside_them(
+def test_energies_name_their_loop_and_show_its_call_time(
     build: Builder,
 ) -> None:
     loop = [
@@ -517,7 +515,7 @@ def test_energies_name_the_loop_that_they_are_of_and_its_time_is_beside_them(
     )
 
 
-def test_warnings_come_with_their_help_and_failures_with_their_reason(build: Builder) -> None:
+def test_warnings_show_their_help_and_failures_their_reason(build: Builder) -> None:
     doubt = Diagnostic(code="busy_host", message="load average 3.1", help="end other work")
     lines = shown(
         build, build.point(doubts=[doubt]), build.failed(size=512), build.first_prediction()
@@ -588,7 +586,7 @@ def test_no_figure_is_cut_off_at_any_width(build: Builder, width: int) -> None:
     } <= words
 
 
-def test_columns_without_room_follow_in_a_further_table_with_the_keys() -> None:
+def test_columns_that_do_not_fit_follow_in_a_second_table() -> None:
     grid = Grid(
         [
             Column("size", ["224", "256"], is_key=True),
@@ -674,7 +672,7 @@ def test_an_estimated_basis_is_marked_in_the_table_of_points_too(build: Builder)
 @pytest.mark.parametrize(
     ("engine", "is_noted"), [("cudnn.winograd_nonfused", True), ("cudnn.gemm", False)]
 )
-def test_mfu_by_an_algorithm_with_fewer_multiplications_is_explained(
+def test_mfu_note_names_an_algorithm_with_fewer_multiplications(
     build: Builder, engine: str, is_noted: bool
 ) -> None:
     layers = [{"name": "conv", "passes": [{"which": "forward", "selected": engine, "seconds": {}}]}]
@@ -702,7 +700,7 @@ def test_lines_are_plain_without_terminal_color_or_if_quiet(
         assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_quiet_prints_results_warnings_failures_and_where_the_files_are(build: Builder) -> None:
+def test_quiet_prints_results_warnings_failures_and_the_folder(build: Builder) -> None:
     out = io.StringIO()
     quiet = console(out, quiet=True)
     quiet.header(PLAN, {}, points="2", seconds=1)
@@ -722,7 +720,7 @@ def test_quiet_prints_results_warnings_failures_and_where_the_files_are(build: B
     ]
 
 
-def test_a_run_without_a_terminal_has_one_line_for_each_finished_point() -> None:
+def test_run_without_a_terminal_prints_one_line_per_point() -> None:
     out = io.StringIO()
     with console(out).progress() as progress:
         progress.started(2)
@@ -762,7 +760,7 @@ def test_the_bar_is_drawn_by_events_alone() -> None:
         assert len(out.getvalue()) > drawn
 
 
-def test_a_training_has_a_bar_of_its_epochs_with_the_figures_of_the_last(tmp_path: Path) -> None:
+def test_training_bar_shows_epochs_and_the_last_figures(tmp_path: Path) -> None:
     key = Key(phase="train", input_size=(32, 32), batch_size=8, precision="fp32")
     plan = SimpleNamespace(epochs=20)
     assignment = SimpleNamespace(folder=tmp_path, plan=plan, whole=None, seconds=lambda *_: None)
@@ -803,7 +801,7 @@ def test_what_is_left_of_a_run_is_counted_down() -> None:
     assert progress.left_text == ""
 
 
-def test_what_is_left_of_a_sweep_is_told_by_the_runs_that_have_been_measured() -> None:
+def test_time_left_of_a_sweep_comes_from_measured_runs() -> None:
     now, out = [0.0], io.StringIO()
     whole = Whole(110, clock=lambda: now[0])
     whole.begin(1, "a")
@@ -837,7 +835,7 @@ def test_a_bar_shows_the_sweep_above_the_run() -> None:
     assert re.search(r"0/1 +inference 224 .*about 2\d s left", shown)
 
 
-def test_a_sweep_has_a_line_for_each_run_and_the_reasons_of_failures(build: Builder) -> None:
+def test_sweep_table_has_a_line_per_run_and_failure_reasons(build: Builder) -> None:
     axes = [{"algorithm": name} for name in ("gemm", "fft", "direct")]
     sweep, records = build.sweep(axes, [[build.point()], [build.failed()], None])
     out = io.StringIO()
@@ -849,14 +847,14 @@ def test_a_sweep_has_a_line_for_each_run_and_the_reasons_of_failures(build: Buil
     assert "  run 2 resnet50-2: failed: the worker died" in lines
 
 
-def test_errors_go_to_stderr_without_markup_or_control_characters() -> None:
+def test_error_markup_is_literal_and_control_codes_are_removed() -> None:
     out, err = io.StringIO(), io.StringIO()
     Console(out=out, err=err).error("[bold]model=x\x1b[2J[/bold] is unknown.\nDid you mean y?")
     assert out.getvalue() == ""
     assert err.getvalue() == "error: [bold]model=x [2J[/bold] is unknown.\nDid you mean y?\n"
 
 
-def test_a_stream_that_can_not_encode_a_character_gets_a_question_mark(build: Builder) -> None:
+def test_character_the_stream_cannot_encode_is_a_question_mark(build: Builder) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     Console(out=stream, err=io.StringIO()).show(
@@ -876,7 +874,7 @@ def test_a_sweep_of_sizes_says_how_the_time_grows(build: Builder) -> None:
     )
 
 
-def test_each_batch_size_has_its_line_and_a_flat_one_has_no_exponent(build: Builder) -> None:
+def test_each_batch_size_has_a_line_and_flat_ones_no_exponent(build: Builder) -> None:
     points = [
         build.point(0.01 if batch == 1 else 1e-7 * size**2, size=size, batch=batch)
         for batch in (1, 4)
@@ -889,7 +887,7 @@ def test_each_batch_size_has_its_line_and_a_flat_one_has_no_exponent(build: Buil
     assert re.search(r"  batch 4: latency ≈ .*\(pixels / 512²\)\^", text)
 
 
-def test_a_law_of_which_the_exponent_is_hardly_known_is_told_as_a_range(build: Builder) -> None:
+def test_uncertain_scaling_exponent_is_given_as_a_range(build: Builder) -> None:
     times = (0.01, 0.0135, 0.0165, 0.021, 0.024)
     points = [
         build.point(seconds, size=size)
@@ -931,7 +929,7 @@ def test_a_growth_that_is_not_that_of_the_pixels_is_named(
     assert f", growing {words} than the pixels" in shown(build, *points)
 
 
-def test_times_across_processes_come_with_interval_spread_and_number(build: Builder) -> None:
+def test_times_over_processes_show_interval_spread_and_count(build: Builder) -> None:
     points = [
         build.point(seconds, size=size, replicate=replicate)
         for size in (224, 256)
@@ -1022,7 +1020,7 @@ def test_warning_that_voids_most_comes_first(
     assert ", ".join(order) in several
 
 
-def test_the_line_below_says_where_most_of_an_interval_is_how_runs_differ(build: Builder) -> None:
+def test_interval_note_mentions_runs_only_if_they_differ(build: Builder) -> None:
     points = [build.point(n=400, replicate=number) for number in range(3)]
     for point in points:
         point.facts["process_start"] = "forked"
@@ -1069,7 +1067,7 @@ def test_batches_that_may_be_equally_fast_are_named_together(build: Builder) -> 
     assert "best: undecided" in shown(build, *undecided, verbose=False)
 
 
-def test_errors_are_printed_before_the_first_warning_and_notes_on_request(build: Builder) -> None:
+def test_errors_precede_warnings_and_notes_are_on_request(build: Builder) -> None:
     codes = ("busy_host", "too_few_samples", "meter_fault", "throttled")
     point = build.point(
         doubts=[Diagnostic(code=code, message=f"about {code}", help="try") for code in codes]

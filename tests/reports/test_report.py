@@ -28,7 +28,7 @@ def test_it_says_what_was_measured_where_and_by_what(build: Builder) -> None:
         assert part in text
 
 
-def test_a_percentile_without_interval_says_how_many_samples_it_wants(build: Builder) -> None:
+def test_percentile_without_an_interval_states_samples_needed(build: Builder) -> None:
     point = build.independent(n=80)
     assert "80 of 368 effective samples" in markdown.markdown(Analysis.of(build.record(point)))
 
@@ -44,7 +44,7 @@ def test_training_shows_its_phases_and_the_share_of_data(build: Builder) -> None
     assert alone.startswith("- data: 2")
 
 
-def test_clock_and_power_under_load_are_medians_over_the_processes(build: Builder) -> None:
+def test_loaded_clock_and_power_are_medians_over_processes(build: Builder) -> None:
     points = [
         build.point(kinds=("device", "latency"), replicate=replicate) for replicate in range(3)
     ]
@@ -116,7 +116,7 @@ def test_a_diagnostic_has_a_line_for_each_help_that_it_needs(build: Builder) -> 
     ("backend", "told"),
     [("nccl", "2 × Example CPU @ 2.00GHz"), ("gloo", "Example CPU @ 2.00GHz (2 ranks)")],
 )
-def test_devices_are_counted_and_so_are_processes_that_divide_one(
+def test_devices_and_ranks_that_share_one_are_counted(
     build: Builder, backend: str, told: str
 ) -> None:
     record = build.record(build.point())
@@ -153,7 +153,7 @@ def test_a_long_command_is_narrow_and_still_the_same_to_a_shell() -> None:
     assert told.splitlines() == words * 3
 
 
-def test_a_command_of_somebody_else_that_no_shell_takes_is_shown_all_the_same() -> None:
+def test_unparsable_shell_command_is_shown_quoted() -> None:
     assert markdown.code("nsys 'profile") == "    'nsys '\"'\"'profile'\n"
 
 
@@ -206,7 +206,7 @@ def test_facts_of_the_device_are_words_with_units(build: Builder) -> None:
 
 
 @pytest.mark.parametrize("accuracy", [0.05, None])
-def test_the_accuracy_of_the_meter_stands_below_the_energies_once(
+def test_meter_accuracy_is_stated_once_below_the_energies(
     build: Builder, accuracy: float | None
 ) -> None:
     points = [build.training(batch=8), build.training(batch=16)]

@@ -34,7 +34,7 @@ def with_ranks(make_record, *, share_low, phase="train", **more):
     return record
 
 
-def test_rates_and_shares_stand_in_one_sentence_with_their_intervals(make_record):
+def test_rates_and_shares_are_in_one_sentence_with_intervals(make_record):
     _, sentence = overview.ranks(with_ranks(make_record, share_low=0.15))
     assert sentence == (
         "check by bursts: together 42.7 samples/s, each 21.6 … 21.7 while all work, "
@@ -42,7 +42,7 @@ def test_rates_and_shares_stand_in_one_sentence_with_their_intervals(make_record
     )
 
 
-def test_the_answer_says_which_figures_are_of_one_rank_and_which_of_all(make_record):
+def test_result_states_which_figures_cover_one_rank_or_all(make_record):
     record = with_ranks(make_record, share_low=0.15)
     for is_verbose in (False, True):
         out = io.StringIO()
@@ -70,7 +70,7 @@ def test_losses_are_named_and_the_largest_comes_first(make_record):
     )
 
 
-def test_the_rate_of_one_rank_alone_precedes_the_scaling_efficiency(make_record):
+def test_rate_of_one_rank_precedes_the_scaling_efficiency(make_record):
     record = with_ranks(make_record, share_low=0.15, batches=(8,))
     for point in record.points:
         point.series.append(
@@ -93,7 +93,7 @@ def test_points_are_named_where_there_are_several(make_record):
     assert [sentence.partition(":")[0] for sentence in told] == ["batch 4", "batch 8"]
 
 
-def test_other_figures_do_not_repeat_them_and_other_runs_have_none(make_record):
+def test_rank_metrics_are_not_repeated_and_absent_in_other_runs(make_record):
     record = with_ranks(make_record, share_low=0.15)
     grid = overview.metrics(Analysis.of(record))
     assert not any("ranks" in column.title for column in grid.columns)

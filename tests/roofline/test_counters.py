@@ -71,9 +71,7 @@ def test_operations_of_tensor_cores_are_counted_once() -> None:
 @pytest.mark.parametrize(
     ("capability", "each"), [("7.0", 512), ("7.5", 2048), ("8.0", 4096), ("8.9", 4096)]
 )
-def test_instructions_of_older_tensor_cores_have_a_size_that_is_an_estimate(
-    capability: str, each: int
-) -> None:
+def test_older_tensor_core_instructions_have_an_estimated_size(capability: str, each: int) -> None:
     found = count(launch({"sm__inst_executed_pipe_tensor.sum": 10.0}, capability))
     assert found.flops == {"tensor": 10 * each}
     assert found.estimated
@@ -84,7 +82,7 @@ def test_instructions_of_older_tensor_cores_have_a_size_that_is_an_estimate(
     assert count(launch(kinds, capability)).flops == {"tensor": 10 * each, "tensor fp64": 512}
 
 
-def test_instructions_whose_size_is_not_known_are_told_not_guessed() -> None:
+def test_instructions_of_unknown_size_are_named_not_guessed() -> None:
     found = count(launch({"sm__inst_executed_pipe_tensor.sum": 10.0}, "9.0"))
     assert found.flops is None
     assert found.lacking == ("sm__ops_path_tensor_src_*.sum",)

@@ -72,7 +72,7 @@ def test_every_unit_says_the_same(
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
-def test_encodings_delimiters_and_messages_before_the_header_do_no_harm(
+def test_encodings_delimiters_and_surrounding_messages_are_read(
     encoding: str, tmp_path: Path
 ) -> None:
     before = '==PROF== Connected to process 4713\nepoch 1, loss 0.5\n==WARNING== "quoted, with commas"\n\n'
@@ -114,7 +114,7 @@ def test_the_page_of_details_is_read_by_its_labels(tmp_path: Path) -> None:
     assert roofline.total.load.dram_bytes == pytest.approx(0.5 * 1e12 * 1e-5)
 
 
-def test_ranges_of_threads_and_of_the_process_are_read_with_their_nesting(tmp_path: Path) -> None:
+def test_thread_and_process_ranges_are_read_with_their_nesting(tmp_path: Path) -> None:
     kernels = [
         counted(stack=("step", "forward: a b", "conv")),
         counted(stack=("step", "forward: a b")),
@@ -166,9 +166,7 @@ UNITLESS = {
 
 
 @pytest.mark.parametrize("text", UNITLESS.values(), ids=UNITLESS)
-def test_a_time_or_bytes_without_their_unit_are_refused_in_one_line(
-    text: str, tmp_path: Path
-) -> None:
+def test_time_or_bytes_without_a_known_unit_are_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=rf"({TIME}|{BYTES}) at line \d+ (has no unit|is in '.+', an unknown unit)"
     ) as error:
@@ -300,7 +298,7 @@ def test_a_table_whose_header_comes_again_is_read_on_and_told(
     assert not any("tables" in note for note in once.notes)
 
 
-def test_a_second_header_with_other_columns_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_second_header_with_other_columns_is_refused(tmp_path: Path) -> None:
     first = "==PROF== Connected\n" + wide_form([counted()]) + "==PROF== Disconnected\n"
     for second in (wide_form([Kernel(metrics={TIME: ("us", "10")})]), long_form([counted()])):
         with pytest.raises(
@@ -322,7 +320,7 @@ def test_a_value_below_zero_is_left_out_and_named_with_its_line(
         of_csv(both(form([counted(mbytes=-1000)]), tmp_path), PEAKS)
 
 
-def test_a_launch_that_lacks_what_others_have_is_left_out_and_told(tmp_path: Path) -> None:
+def test_launch_that_lacks_metrics_is_left_out_with_a_note(tmp_path: Path) -> None:
     torn = counted()
     torn.metrics = dict(list(torn.metrics.items())[:2])
     roofline = of_csv(both(long_form([counted(), counted(), torn]), tmp_path), PEAKS)
@@ -368,7 +366,7 @@ def test_numbers_of_another_locale_are_refused_with_their_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_metric_that_is_not_needed_shows_the_locale_of_the_others(tmp_path: Path) -> None:
+def test_other_locale_in_an_unneeded_metric_is_refused(tmp_path: Path) -> None:
     text = (
         '"ID","Kernel Name","launch__waves_per_multiprocessor","dram__bytes.sum","gpu__time_duration.sum","FADD",'
         '"FMUL","FFMA"\n"","","","byte","nsecond","inst","inst","inst"\n"0","add","1,19","3.145","4.512","262.144","0","0"\n'

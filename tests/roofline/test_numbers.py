@@ -61,7 +61,7 @@ def test_what_is_no_number_is_none(text: str) -> None:
 
 
 @given(st.decimals(min_value=0, max_value=10**12, places=2))
-def test_a_number_survives_its_grouping_and_is_refused_with_that_of_another_locale(
+def test_number_survives_grouping_and_other_locale_is_detected(
     value: object,
 ) -> None:
     text = f"{value:,.2f}"

@@ -107,7 +107,7 @@ def test_the_roof_that_binds_is_the_one_that_intensity_says(intensity: float, sh
         assert found.binds == ("DRAM" if found.load.intensity < ridge else "compute")
 
 
-def test_each_kind_of_flops_has_its_own_roof_and_the_fullest_counts() -> None:
+def test_each_kind_of_flops_has_a_ceiling_and_the_fullest_counts() -> None:
     sheet = Peaks(flops_per_second={"fp32": 1e13, "bf16": 1e14}, dram_bytes_per_second=1e12)
     kernel = counted(us=100, fmas=10**8, mbytes=1)
     kernel.metrics = {
@@ -151,9 +151,7 @@ def test_the_l2_roof_is_the_one_that_was_measured() -> None:
     ("percent", "warns"),
     [("50", False), ("47", False), ("53", False), ("44", True), ("60", True), ("10", False)],
 )
-def test_a_memory_roof_that_the_files_own_percentages_contradict_is_a_warning(
-    percent: str, warns: bool
-) -> None:
+def test_memory_ceiling_contradicted_by_percentages_is_flagged(percent: str, warns: bool) -> None:
     """50 MB in 100 µs are half of 1000 GB/s; a memory that is hardly used tells no peak."""
     busy = counted(us=100, mbytes=50 if percent != "10" else 5)
     busy.metrics = {**busy.metrics, DRAM: ("%", percent)}
@@ -176,7 +174,7 @@ def test_percentages_become_estimates_and_it_says_what_they_are() -> None:
     assert any("Bytes are estimates" in note for note in found.notes)
 
 
-def test_a_step_whose_backward_pass_was_not_caught_looks_incomplete() -> None:
+def test_step_with_a_missing_backward_pass_looks_incomplete() -> None:
     forward = [counted(stack=("train_step", "forward")) for _ in range(10)]
     backward = [counted(stack=("train_step", "backward"))]
     (told, *_) = roofline(*forward, *backward).notes
@@ -206,7 +204,7 @@ def test_a_step_whose_backward_pass_was_not_caught_looks_incomplete() -> None:
         ({}, False),
     ],
 )
-def test_only_training_steps_with_too_little_backward_look_incomplete(
+def test_only_steps_with_too_little_backward_look_incomplete(
     ranges: dict[str, int], incomplete: bool
 ) -> None:
     assert (missing_backward(ranges) is not None) == incomplete
@@ -231,7 +229,7 @@ def parts(*names: str) -> list[tuple[str, str]]:
     return [(row.name, row.label) for row in found.parts]
 
 
-def test_kernels_with_one_short_name_are_numbered_from_the_slowest() -> None:
+def test_kernels_with_the_same_short_name_are_numbered() -> None:
     names = (
         "void ns::gemm<float, (int)4, (bool)1>(T1 *)",
         "void ns::gemm<float, (int)8, (bool)1>(T1 *)",
@@ -271,7 +269,7 @@ def test_roofline_numbers_kernels_and_layers_from_the_slowest() -> None:
     assert [row.number for row in found.ranges] == ["R1", "R2"]
 
 
-def test_what_is_estimated_and_what_is_counted_is_said_of_each_figure() -> None:
+def test_each_figure_states_whether_it_is_estimated_or_counted() -> None:
     def row(**metrics: tuple[str, str]) -> Row:
         kernel = counted(us=100, fmas=10**6, mbytes=10)
         kernel.metrics = {**kernel.metrics, **metrics}
@@ -338,7 +336,7 @@ def test_a_peak_is_above_zero(compute: float, memory: float) -> None:
         by_hand(compute, memory)
 
 
-def test_a_folder_of_ones_own_adds_a_gpu_and_a_damaged_file_is_told(tmp_path: Path) -> None:
+def test_own_folder_adds_a_gpu_and_its_damaged_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "gpu").mkdir()
     text = "facts:\n  product: Z9\n  peak_flops_per_second: {fp32: 1.0e+12}\n  memory_bytes_per_second: 1.0e+11\n"
     (tmp_path / "gpu" / "z9.yaml").write_text(text)
@@ -369,7 +367,7 @@ SHEET = {
 }
 
 
-def test_a_records_layers_stand_by_definition_and_above_the_roof_is_no_error(make_record) -> None:
+def test_analytic_layer_above_the_ceiling_is_not_an_error(make_record) -> None:
     lines = [
         layer("conv1", Pass.forward, 1e-3, flops=2 * 10**9, bytes_min=10**6),
         layer("conv2", Pass.forward, 1e-3, flops=10**8, bytes_min=9 * 10**7),
@@ -430,9 +428,7 @@ def test_flops_that_may_not_have_been_computed_show_no_limit(
 
 
 @pytest.mark.parametrize(("share", "limit"), [(0.9, Limit.memory), (1.3, Limit.cached)])
-def test_a_layer_beyond_the_memory_ceiling_does_not_count_as_limited_by_it(
-    make_record, share, limit
-) -> None:
+def test_layer_beyond_the_memory_ceiling_counts_as_cached(make_record, share, limit) -> None:
     moved = round(share * 1e-3 * SHEET["memory_bytes_per_second"])
     lines = [layer("relu", Pass.forward, 1e-3, flops=1000, bytes_min=moved)]
     found = of_record(run_of(make_record, lines, plan={"gpu": {"facts": SHEET}}))["inference"]
@@ -443,7 +439,7 @@ def test_a_layer_beyond_the_memory_ceiling_does_not_count_as_limited_by_it(
     )
 
 
-def test_analytic_work_does_not_say_why_a_layer_is_below_its_roofs(make_record) -> None:
+def test_analytic_layer_below_its_ceilings_points_to_counters(make_record) -> None:
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     found = of_record(run_of(make_record, [line], plan={"gpu": {"facts": SHEET}}))["inference"]
     assert "latency" not in meaning(found, found.parts[0])
@@ -477,7 +473,7 @@ def test_what_a_backward_pass_moves_is_not_made_up(make_record) -> None:
     assert "no place" in meaning(found, found.parts[0])
 
 
-def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_record) -> None:
+def test_measured_ceilings_replace_a_missing_data_sheet(make_record) -> None:
     record = run_of(make_record, [layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)])
     with pytest.raises(
         UserError,
@@ -493,9 +489,7 @@ def test_without_a_data_sheet_what_the_device_was_seen_to_reach_stands_in(make_r
     assert "measured in the run" in found.peaks.sources[0]
 
 
-def test_peaks_of_another_device_are_told_wherever_they_are_asked_for_by_name(
-    make_record, tmp_path: Path
-) -> None:
+def test_peaks_of_another_device_are_labeled_as_such(make_record, tmp_path: Path) -> None:
     line = layer("conv1", Pass.forward, 1e-3, flops=10**8, bytes_min=10**6)
     record = run_of(make_record, [line])  # measured on an NVIDIA H200
     note = of_record(record, named("t4", {"t4": T4}))["inference"].notes[0]

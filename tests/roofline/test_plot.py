@@ -62,9 +62,7 @@ def legend_of(figure: Any) -> list[str]:
 
 @pytest.mark.parametrize("l2_ceiling", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 12, 60, 600])
-def test_numbers_never_overlap_and_stay_inside_and_the_legend_names_each(
-    count: int, l2_ceiling: bool
-) -> None:
+def test_plot_numbers_never_overlap_and_are_in_the_legend(count: int, l2_ceiling: bool) -> None:
     found = roofline(many(count, l2_roof=l2_ceiling))
     figure = compose(found)
     texts = numbers_of(figure, found)
@@ -115,7 +113,7 @@ def test_numbers_of_kernels_on_one_spot_stand_together() -> None:
     assert sorted(numbers) == ["1", "2", "3", "4", "5"]
 
 
-def test_the_ceilings_are_named_with_their_heights_and_equal_ones_are_one() -> None:
+def test_ceilings_have_names_and_heights_and_equal_ones_merge() -> None:
     figure = compose(roofline(many(8, l2_roof=True)))
     words = [text.get_text() for text in figure.axes[0].texts]
     told = " ".join(words)
@@ -245,7 +243,7 @@ def test_the_page_is_whole_in_itself_and_shows_names_as_they_are() -> None:
                      for row in (found.total, *found.ranges, *found.parts)]  # fmt: skip
 
 
-def test_a_marker_of_the_page_has_its_figures_and_leads_to_its_row() -> None:
+def test_plot_marker_shows_its_figures_and_links_to_its_row() -> None:
     found = roofline(many(5))
     page = page_of(found)
     targets = re.findall(r'xlink:href="#(R?\d+)"', page)

@@ -38,7 +38,7 @@ def test_a_file_is_written_and_an_earlier_one_replaced(tmp_path):
     assert placing.whose(tmp_path / NAME) == "/runs/b/run.log"
 
 
-def test_files_go_into_the_current_folder_or_to_the_mount_of_a_container(tmp_path, monkeypatch):
+def test_default_folder_is_the_current_one_or_a_container_mount(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert placing.default_folder() == "."
     with monkeypatch.context() as mounted:
@@ -115,7 +115,7 @@ def test_so_do_folders_pipes_and_links_to_nothing(tmp_path):
         (tmp_path / NAME).rename(tmp_path / f"old {make}")
 
 
-def test_a_link_to_a_speed_file_is_replaced_and_what_it_leads_to_stays(tmp_path):
+def test_linked_speed_file_is_replaced_and_its_target_stays(tmp_path):
     (tmp_path / "other").mkdir()
     placing.put(speed("there"), tmp_path / "other", remedy="")
     (tmp_path / NAME).symlink_to(tmp_path / "other" / NAME)

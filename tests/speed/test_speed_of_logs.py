@@ -44,7 +44,7 @@ def log(tmp_path):
 
 
 @any_family
-def test_the_warm_up_is_skipped_and_the_rest_is_images_over_mean_time(family, log):
+def test_warm_up_is_skipped_and_speed_is_images_over_mean_time(family, log):
     speed = of_log(log(family(WARMING)), KNOWN)
     assert speed.images_per_second == pytest.approx(2 / 0.25)
     assert not speed.failed
@@ -70,7 +70,7 @@ def test_log_warm_up_is_cut_but_rare_slow_steps_stay(first):
 
 
 @any_family
-def test_skip_counts_lines_about_steps_and_takes_the_place_of_the_rule(family, log):
+def test_skip_counts_step_lines_and_replaces_the_warm_up_rule(family, log):
     times = [0.8, 0.4, 0.2, 0.2, 0.4]
     speed = of_log(log(family(times)), KNOWN, skip=1)
     assert speed.images_per_second == pytest.approx(2 / 0.3)
@@ -78,7 +78,7 @@ def test_skip_counts_lines_about_steps_and_takes_the_place_of_the_rule(family, l
 
 
 @any_family
-def test_skipping_everything_is_refused_unless_the_training_failed_anyway(family, log):
+def test_skipping_all_lines_is_refused_unless_training_failed(family, log):
     path = log(family([0.2, 0.2]))
     with pytest.raises(UserError, match=r"train\.log: --skip 2 leaves no usable line of 2\."):
         of_log(path, KNOWN, skip=2)
@@ -94,7 +94,7 @@ def test_the_last_line_may_be_cut_off_anywhere(family, log):
 
 
 @any_family
-def test_line_ends_colours_marks_and_bytes_of_no_encoding_do_no_harm(family, log):
+def test_line_ends_colors_and_invalid_bytes_do_no_harm(family, log):
     text = "\ufeff" + family(WARMING).replace("\n", "\r\n").replace(
         "INFO", "\x1b[4m\x1b[37mINFO\x1b[0m"
     )
@@ -164,7 +164,7 @@ def test_no_file_is_anything_but_a_figure_a_failure_or_no_log(tmp_path_factory, 
 # what is not steps
 
 
-def test_lines_that_time_a_validation_or_a_checkpoint_are_left_out(log):
+def test_lines_timing_a_validation_or_checkpoint_are_left_out(log):
     lines = writing.mmengine_iter([0.5, *[0.25] * 9, 3.0, *[0.25] * 10]).splitlines(keepends=True)
     val = (
         "05/01 10:03:00 - mmengine - INFO - Iter(val) [500/500]    aAcc: 90.1  mIoU: 70.2  "
@@ -177,7 +177,7 @@ def test_lines_that_time_a_validation_or_a_checkpoint_are_left_out(log):
         assert "1 left out" in speed.remark
 
 
-def test_the_validation_of_mmcv_goes_into_the_next_line_of_its_json(log):
+def test_mmcv_json_line_after_a_validation_is_left_out(log):
     lines = writing.mmcv_json([0.25] * 6 + [6.77] + [0.25] * 5).splitlines(keepends=True)
     val = '{"mode": "val", "epoch": 1, "iter": 500, "lr": 0.004, "mIoU": 0.187, "time": 9.9}\n'
     speed = of_log(log("".join([*lines[:6], val, *lines[6:]])), KNOWN)
@@ -209,7 +209,7 @@ def test_tests_after_the_training_are_no_steps(log):
 
 
 @any_family
-def test_of_two_trainings_in_a_log_the_last_counts_and_it_is_said(family, log):
+def test_last_of_two_trainings_in_a_log_counts_with_a_remark(family, log):
     speed = of_log(log(family([1.0] * 8) + family([0.25] * 8)), KNOWN)
     assert speed.images_per_second == pytest.approx(8.0)
     assert speed.remark.endswith("the last of 2 trainings in the log")
@@ -272,9 +272,7 @@ def test_crash_before_the_first_step_counts_if_last(log):
     ],
 )
 @any_family
-def test_what_ended_a_training_makes_it_a_failure_whatever_was_logged_before(
-    family, said, remark, log
-):
+def test_training_with_a_logged_error_at_its_end_is_a_failure(family, said, remark, log):
     speed = of_log(log(family([0.25] * 10) + said), KNOWN)
     assert (speed.images_per_second, speed.failed) == (0, True)
     assert speed.remark.startswith(remark)
@@ -291,7 +289,7 @@ def test_a_crash_right_after_the_configuration_is_seen(log):
     assert speed.remark == "a traceback: FileNotFoundError: data/cityscapes"
 
 
-def test_an_exception_that_python_ignored_at_its_end_is_no_failure(log):
+def test_exception_ignored_by_python_at_exit_is_not_a_failure(log):
     ignored = (
         "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f>\n"
         "Traceback (most recent call last):\n  File 'dataloader.py', line 1466\nAssertionError: can only test a child\n"
@@ -312,7 +310,7 @@ def test_so_it_does_in_json(family, loss, log):
     assert of_log(log(family([0.25] * 8, loss=loss)), KNOWN).failed
 
 
-def test_a_gradient_that_is_no_number_is_what_loss_scaling_lives_with(log):
+def test_nan_gradient_norm_is_not_a_failure(log):
     text = writing.mmengine_iter([0.25] * 8).replace(
         "loss: 1.2345  decode", "loss: 1.2345  grad_norm: nan  decode"
     )
@@ -549,7 +547,7 @@ def test_the_experiments_name_counts_more_than_the_folders(log):
         (writing.mmcv_head(distributed=True), "--gpus N"),
     ],
 )
-def test_what_the_log_does_not_say_is_asked_for_by_the_options_name(text, missing, log):
+def test_facts_missing_from_a_log_are_requested_by_option_name(text, missing, log):
     with pytest.raises(UserError, match=rf"lacks facts about the training; add {missing}\."):
         of_log(log(text + writing.mmengine_iter([0.25] * 8)))
 
@@ -589,7 +587,7 @@ def test_mmcvs_json_has_its_configuration_in_its_first_line(log):
     )
 
 
-def test_json_takes_from_the_files_beside_it_what_it_does_not_say(log):
+def test_json_log_takes_missing_facts_from_neighboring_files(log):
     log(writing.mmcv_head(distributed=False), "old/20220501_100000.log")
     old = log(writing.mmcv_meta() + writing.mmcv_json([0.25] * 8), "old/20220501_100000.log.json")
     assert of_log(old).num_gpus == 1
@@ -689,7 +687,7 @@ def test_text_and_json_of_one_training_log_agree():
     assert text.remark.split(",")[0] == values.remark.split(",")[0]
 
 
-def test_json_of_mmengine_before_0_7_4_counts_steps_and_has_no_iter(log):
+def test_json_log_before_mmengine_0_7_4_is_read_by_step(log):
     """The key `iter` came with mmengine 0.7.4; validations have no learning rate."""
     lines = []
     for step, seconds in enumerate([2.0, 0.9, 0.4, *[0.249, 0.251] * 10], start=1):
@@ -739,7 +737,7 @@ def test_one_line_per_epoch_is_not_left_out_as_an_epochs_start(log):
         ),
     ],
 )
-def test_a_log_that_tells_no_speed_is_refused_and_not_called_a_failure(log, lines, told):
+def test_log_without_a_speed_is_refused_but_not_a_failure(log, lines, told):
     with pytest.raises(UserError, match=told):
         of_log(log("\n".join(lines) + "\n"), KNOWN)
 

@@ -121,7 +121,7 @@ def test_a_record_gives_one_for_each_point_that_was_trained(make_record, tmp_pat
     )
 
 
-def test_without_pipelined_calls_it_is_the_latency_of_single_ones(make_record, tmp_path):
+def test_speed_without_pipelined_calls_uses_single_call_latency(make_record, tmp_path):
     (speed,) = of_record(make_record(phases=("train",), batches=(2,)), tmp_path)
     point = timed_point(224, 2, "train")
     measured = point.series[0].measured
@@ -190,7 +190,7 @@ def test_points_differing_by_size_or_process_have_own_files(make_record, tmp_pat
     assert {speed.model for speed in found} == {"resnet50"}
 
 
-def test_the_interval_of_the_figure_is_that_of_the_mean_turned_round(make_record, tmp_path):
+def test_speed_interval_is_the_inverted_interval_of_the_mean(make_record, tmp_path):
     (speed,) = of_record(make_record(phases=("train",), batches=(2,)), tmp_path)
     point = timed_point(224, 2, "train")
     time = mean_interval(point.series[0].measured)

@@ -56,7 +56,7 @@ def test_the_variance_is_the_mean_of_prior_and_own_by_degrees():
     assert math.log(interval.high / interval.value) == pytest.approx(half)
 
 
-def test_without_a_prior_it_is_students_interval_of_the_logarithms():
+def test_interval_without_a_prior_is_students_of_the_logarithms():
     values = (1.0, 1.02, 0.99, 1.01)
     expected = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
     found = geometric_mean(values)
@@ -77,7 +77,7 @@ def test_one_process_has_no_interval_where_its_samples_have_none():
     assert few.within == pytest.approx(9 * one.within)
 
 
-def test_more_processes_do_not_lower_the_variance_between_servers():
+def test_more_processes_do_not_lower_variance_between_servers():
     prior = Prior(variance=1e-4, degrees=3.0, server=4e-4)
     for count in (1, 5, 100):
         forked = Repeats(values=(1.0,) * count, prior=prior)

@@ -105,9 +105,7 @@ def test_a_staircase_of_tiles_is_no_reason_for_doubt():
 @pytest.mark.parametrize("count", [8, 10, 30])
 @pytest.mark.parametrize("smallest", [64, 224])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
-def test_a_time_that_is_flat_until_the_device_is_busy_is_no_reason_for_doubt(
-    count, smallest, share
-):
+def test_time_flat_until_the_device_is_busy_is_not_flagged(count, smallest, share):
     rng, x = (
         np.random.default_rng(22),
         megapixels(count, smallest, 512 if smallest == 224 else 1024),
@@ -131,7 +129,7 @@ def test_one_point_off_the_curve_is_far_and_no_other(index, factor):
     assert found.exponent.low <= 1 <= found.exponent.high
 
 
-def test_a_point_is_not_far_where_its_own_interval_reaches_nearer():
+def test_point_within_its_own_wide_interval_is_not_far():
     x = megapixels()
     y = law(x)
     y[4] *= 1.3

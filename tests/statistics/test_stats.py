@@ -214,7 +214,7 @@ def test_the_interval_of_a_mean_uses_students_distribution(n, student):
     [((1.0, 0.0), (1.1, 0.0), True), ((1.0, 0.0), (1.04, 0.0), False), ((1.0, 0.03), (1.1, 0.04), False),
      ((1.0, 0.03), (1.2, 0.04), True), ((1.0, None), (1.1, None), True), ((1.0, None), (1.1, 0.06), False)],
 )  # fmt: skip
-def test_statistics_differ_beyond_the_tolerance_and_what_both_are_uncertain_by(one, other, told):
+def test_statistics_differ_beyond_tolerance_and_uncertainty(one, other, told):
     def interval(value, half):
         low, high = (None, None) if half is None else (value * (1 - half), value * (1 + half))
         return estimators.Interval(value=value, low=low, high=high)
@@ -274,7 +274,7 @@ def test_interval_across_processes_covers_pooled_calls_do_not():
 
 
 @pytest.mark.parametrize("processes", [2, 3, 10])
-def test_the_interval_across_covers_the_truth_for_any_number_of_processes(processes):
+def test_interval_over_processes_covers_the_truth_at_its_level(processes):
     rng, covered = np.random.default_rng(18), 0
     for _ in range(RUNS):
         interval = geometric_mean(np.exp(0.02 * rng.standard_normal(processes)))
@@ -282,7 +282,7 @@ def test_the_interval_across_covers_the_truth_for_any_number_of_processes(proces
     assert abs(covered / RUNS - 0.95) <= adapted(0.02, nominal=0)
 
 
-def test_the_interval_across_two_processes_is_that_of_the_formula():
+def test_interval_over_two_processes_matches_the_formula():
     interval, spread = geometric_mean([1.0, 1.02]), Repeats(values=(1.0, 1.02)).own.spread
     assert interval.value == pytest.approx(np.sqrt(1.02))
     assert interval.high / interval.value == pytest.approx(np.exp(12.706205 * np.log(1.02) / 2))
@@ -290,7 +290,7 @@ def test_the_interval_across_two_processes_is_that_of_the_formula():
     assert spread == pytest.approx(np.exp(np.log(1.02) / np.sqrt(2)) - 1)
 
 
-def test_an_interval_of_blocks_that_differ_by_more_than_their_median_is_positive():
+def test_interval_of_widely_spread_blocks_is_positive():
     rng = np.random.default_rng(3)
     blocks = [level * (1 + 0.01 * rng.random(5)) for level in 4 * (1.0, 8.0, 1.0)]
     interval = blockwise.block_median(blocks)

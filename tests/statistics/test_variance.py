@@ -98,7 +98,7 @@ def test_percentile_interval_does_not_cross_the_median():
     assert found.percentiles[5].high == found.median.high > found.percentiles[5].value
 
 
-def test_the_width_in_logarithms_grows_with_the_interval_also_beyond_0():
+def test_logarithmic_width_grows_with_the_interval_even_beyond_0():
     ends = [(1 - width, 1 + width) for width in (0.01, 0.5, 0.9, 0.999, 1.0, 1.5)]
     widths = [Interval(value=1.0, low=low, high=high).log_half_width for low, high in ends]
     assert widths == sorted(widths)

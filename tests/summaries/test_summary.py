@@ -60,7 +60,7 @@ def unexpected(rows):
     }
 
 
-def test_each_batch_and_kind_of_time_has_a_scaling_model_of_its_own(make_record):
+def test_each_batch_and_kind_of_time_has_its_own_scaling_model(make_record):
     points = [
         point(proportional(size, batch), size, batch=batch, replicate=replicate)
         for batch in (1, 4)
@@ -124,7 +124,7 @@ def test_a_time_far_from_the_others_is_in_doubt_and_no_other_is(make_record, fac
     assert unexpected(summary.rows(make_record(points=points))) == {"352": f"{factor:.2f}"}
 
 
-def test_of_times_that_fall_as_sizes_rise_those_left_fall_by_less_than_a_tenth(make_record):
+def test_unmarked_falling_times_fall_by_less_than_a_tenth(make_record):
     rows = summary.rows(make_record(points=[point(0.02 * 224 / size, size) for size in SIZES]))
     left = [row.time.median.value for row in rows if row.key.size_label not in unexpected(rows)]
     assert 2 <= len(left) < len(rows)
@@ -157,17 +157,17 @@ H100 = {
 }
 
 
-def test_the_slow_size_is_marked_and_not_the_larger_ones_that_are_faster(make_record):
+def test_slow_size_is_marked_and_faster_larger_ones_are_not(make_record):
     points = [point(1e-3 * ms, size, kind="device") for size, ms in H100.items()]
     assert list(unexpected(summary.rows(make_record(points=points)))) == ["200"]
 
 
-def test_a_size_that_is_too_fast_is_marked_and_not_the_smaller_ones(make_record):
+def test_too_fast_size_is_marked_and_smaller_ones_are_not(make_record):
     points = [point(1e-3 * (ms if size != 200 else 2.1), size) for size, ms in H100.items()]
     assert list(unexpected(summary.rows(make_record(points=points)))) == ["200"]
 
 
-def test_another_workspace_and_other_kernels_are_evidence_for_an_odd_size(make_record):
+def test_odd_size_is_explained_by_its_memory_and_kernels(make_record):
     points = [point(1e-3 * ms, size, kind="device") for size, ms in H100.items()]
     for each in list(points):
         odd = each.key.input_size[0] == 200
@@ -201,7 +201,7 @@ def test_a_batch_with_a_lower_rate_than_a_smaller_one_is_named(make_record):
     assert "batch_size=32" in found[64].help
 
 
-def test_rates_fall_only_by_intervals_and_the_best_of_all_is_recommended(make_record):
+def test_falling_rate_needs_intervals_and_recommends_the_best(make_record):
     seconds = {1: 0.010, 8: 0.160, 32: 0.060}  # 100, 50 and 533 samples/s
     for calls, expected in ((60, {8: "batch_size=32"}), (4, {})):
         points = [point(value, batch=batch, calls=calls) for batch, value in seconds.items()]
@@ -218,7 +218,7 @@ def test_rates_fall_only_by_intervals_and_the_best_of_all_is_recommended(make_re
         assert all(expected[batch] in doubt.help for batch, doubt in falling.items())
 
 
-def test_small_dips_and_falls_within_the_intervals_are_no_reason_for_doubt(make_record):
+def test_small_dips_and_falls_within_intervals_are_not_flagged(make_record):
     dips = [point(0.01 * (1.04 if size % 64 else 0.96), size) for size in SIZES]
     assert not unexpected(summary.rows(make_record(points=dips)))
     wide = [point(0.020, 224, calls=12, noise=0.4), point(0.016, 448, calls=12, noise=0.4)]
@@ -400,9 +400,7 @@ def test_few_sample_interval_counts_three_times_as_wide(reason, noise, few):
         (0.012, {"loop/host_seconds": 0.011}, None),
     ],
 )
-def test_a_device_that_is_idle_in_the_loop_is_reported_with_what_is_known(
-    make_record, wall, metrics, words
-):
+def test_idle_device_in_the_loop_is_reported_with_its_cause(make_record, wall, metrics, words):
     measured = point(0.01, kind="device", noise=0)
     measured.series += point(wall, kind="throughput", noise=0).series
     measured.metrics = [Metric(name=name, value=value, unit="1") for name, value in metrics.items()]
@@ -428,9 +426,7 @@ def test_a_rate_has_its_interval(low, high, text):
 
 
 @pytest.mark.parametrize(("pipelined", "is_said"), [(0.0108, False), (0.0115, True)])
-def test_a_loop_that_is_slower_than_one_that_waits_shows_a_change_of_pace(
-    make_record, pipelined, is_said
-):
+def test_loop_slower_than_waiting_calls_is_a_change_of_pace(make_record, pipelined, is_said):
     measured = point(0.01, kind="latency", noise=0)
     measured.series += point(pipelined, kind="throughput", noise=0).series
     found = [doubt for row in summary.rows(make_record(points=[measured])) for doubt in row.doubts]
@@ -527,7 +523,7 @@ def test_cycles_are_those_of_the_device_time_of_all_processes(make_record):
     assert row.metric("device/cycles_per_call").value == pytest.approx(6e6)
 
 
-def test_workspace_and_promised_speedups_are_those_of_all_processes(make_record):
+def test_workspace_and_promised_speedups_cover_all_processes(make_record):
     record = make_record(points=of_processes([None, 3.0, 7.0], [1.2, 1.3, 1.25]))
     rows = summary.rows(record)
     value = {metric.name.removeprefix("algorithm/"): metric for metric in rows[0].metrics}
@@ -542,7 +538,7 @@ def test_workspace_and_promised_speedups_are_those_of_all_processes(make_record)
     assert note.startswith("speedups, but for the promised ones, are of the first process")
 
 
-def test_a_race_that_other_processes_read_from_the_cache_counts_once(make_record):
+def test_cached_race_in_other_processes_counts_once(make_record):
     [row] = summary.rows(
         make_record(points=of_processes([3.0, 3.0], [1.2, 1.2], kept_since="2026-01-01"))
     )

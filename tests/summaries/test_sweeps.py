@@ -131,7 +131,7 @@ def test_what_all_runs_share_is_said_once(build: Builder) -> None:
         ((1, 2), "gloo", "NVIDIA X or NVIDIA X (2 ranks)"),
     ],
 )
-def test_runs_on_several_devices_say_how_many_and_of_what_the_figures_are(
+def test_sweep_setting_names_device_counts_and_scope_of_figures(
     build: Builder, counts: tuple[int, ...], backend: str, words: str
 ) -> None:
     axes = [{"gpu.count": str(count)} for count in counts]
@@ -223,7 +223,7 @@ def test_slower_devices_are_a_fact_only_if_both_have_an_interval(
     assert found[1].message == f"2 devices together reach 0.40 of the samples/s of 1{scope}"
 
 
-def test_a_run_of_a_sweep_is_a_line_and_all_of_its_tables_on_request(build: Builder) -> None:
+def test_sweep_run_is_one_line_unless_verbose_or_quiet(build: Builder) -> None:
     point = build.point(0.0624, n=400, noise=0.02)
     point.doubts.append(
         diagnostics.make("drift", relative=0.05, changes="the median moved by +5.0%")

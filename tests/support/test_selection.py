@@ -27,7 +27,7 @@ def names(*arguments, everything=False, shard=None):
     return [item.name for item in selected(options, arguments, ITEMS)]
 
 
-def test_a_default_run_takes_fast_tests_and_slow_ones_marked_always():
+def test_default_run_takes_fast_tests_and_those_marked_always():
     assert names() == names("tests") == [item.name for item in ITEMS if item.name != "slow"]
 
 

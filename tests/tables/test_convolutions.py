@@ -133,9 +133,7 @@ def test_torchs_own_choice_is_no_proof_of_what_fastest_chose(record):
         ([layer("a", "cudnn.gemm", "requested")], 0.0, "100 %, not verified"),
     ],
 )
-def test_what_is_proven_leaves_out_torchs_own_choice_also_in_older_records(
-    record, layers, recorded, text
-):
+def test_proven_share_excludes_torch_choices_even_in_old_records(record, layers, recorded, text):
     made = record((8, *layers))
     made.points[0].metrics += [
         Metric(name=f"algorithm/{name}_share", value=value, unit="1")
@@ -145,7 +143,7 @@ def test_what_is_proven_leaves_out_torchs_own_choice_also_in_older_records(
     assert sweep_summary.coverage(rows(made)) == text
 
 
-def test_the_coverage_of_a_requested_algorithm_has_no_engines_to_name(record):
+def test_coverage_of_a_requested_algorithm_names_no_engines(record):
     asked = record((8, {**layer("a", "cudnn.gemm", "requested"), "requested": "gemm"}))
     assert convolutions.coverage(asked) == []
 
@@ -165,7 +163,7 @@ def raced(selected, half_width=0.01, **more):
     return layer("a", selected, seconds=TIMES, launching="captured", races=races, **more)
 
 
-def test_times_of_a_race_have_their_intervals_and_the_sum_its_own(record):
+def test_race_times_and_their_sum_have_intervals(record):
     one, other = raced("cudnn.gemm"), raced("default", not_cached="throttled")
     [line, _] = convolutions.lines(Analysis.of(record((8, one, other))))
     assert [line[name] for name in ("launching", "selected_speedup", "selected_speedup_high")] == [

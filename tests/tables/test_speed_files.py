@@ -70,7 +70,7 @@ def test_inference_and_first_predictions_leave_none(build: Builder, place: Place
     assert not any("speed" in name for name in place.write(record))
 
 
-def test_each_training_has_a_file_of_its_own_one_that_failed_as_well(
+def test_each_training_has_its_own_speed_file_even_if_it_failed(
     build: Builder, place: Place
 ) -> None:
     failed = build.failed(phase="train", batch=4)
@@ -85,7 +85,7 @@ def test_each_training_has_a_file_of_its_own_one_that_failed_as_well(
     assert flags == [0, 0, 1]
 
 
-def test_an_earlier_file_of_the_run_is_replaced_and_anything_else_is_left_alone(
+def test_earlier_speed_file_is_replaced_and_foreign_files_stay(
     build: Builder, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.write(run(build))
@@ -134,7 +134,7 @@ def test_speed_dir_may_be_the_runs_own_folder(
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])
-def test_a_speed_dir_that_is_no_folder_costs_nothing_but_that_copy(
+def test_invalid_speed_dir_costs_only_the_copy_there(
     name: str, build: Builder, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place.speeds / "file").write_text("")

@@ -101,7 +101,7 @@ def test_energy_memory_phases_and_estimates_have_their_columns(build: Builder) -
     assert "phase_backward_ms" in line
 
 
-def test_a_metric_with_an_interval_has_columns_for_its_ends_at_every_point(build: Builder) -> None:
+def test_metric_interval_has_columns_at_every_point(build: Builder) -> None:
     points = [build.training(batch=8), build.training(batch=16)]
     points[0].metrics.append(
         Metric(name="energy/per_call_joules", value=1.25, unit="joules", low=1.2, high=1.3)
@@ -152,7 +152,7 @@ def test_a_sweep_has_its_axes_first_and_a_line_for_each_run(build: Builder) -> N
     assert lines[3]["error"] == "the worker died"
 
 
-def test_a_line_has_the_processes_that_measured_its_point_together(build: Builder) -> None:
+def test_line_counts_the_processes_that_measured_its_point(build: Builder) -> None:
     points = [
         build.point(0.060 * (1 + 0.02 * replicate), replicate=replicate) for replicate in range(3)
     ]

@@ -46,7 +46,7 @@ def measured(tmp_path, monkeypatch):
     return measure
 
 
-def test_figures_have_the_units_of_their_names_and_the_record_is_inside(measured):
+def test_vendor_file_has_figures_in_named_units_and_the_record(measured):
     [folder] = measured(
         "run",
         **{

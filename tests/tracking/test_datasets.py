@@ -37,7 +37,7 @@ def test_other_data_has_another_digest(make_record):
     assert len({of(make_record(plan=plan))[0].digest for plan in plans}) == 3
 
 
-def test_the_table_compares_medians_of_equal_points_and_has_no_nan(make_record, tmp_path):
+def test_logged_points_table_has_medians_and_no_nan(make_record, tmp_path):
     record = make_record(
         batches=(1, 8), metrics=[Metric(name="custom/nan", value=math.nan, unit="1")]
     )

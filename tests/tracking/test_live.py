@@ -67,7 +67,7 @@ def epochs_of(training, number):
     )
 
 
-def test_each_epoch_is_sent_once_and_a_delivery_pauses_the_next_one(training, live):
+def test_each_epoch_is_sent_exactly_once_while_training_runs(training, live):
     for number in range(2):
         live.requests.put(epochs_of(training, number))
         assert live.arrived.acquire(timeout=30)
@@ -78,7 +78,7 @@ def test_each_epoch_is_sent_once_and_a_delivery_pauses_the_next_one(training, li
     assert names >= {"epoch/loss", "epoch/accuracy", "epoch/samples_per_second"}
 
 
-def test_after_a_slow_delivery_nothing_is_sent_for_199_times_as_long(training, live):
+def test_slow_delivery_pauses_sending_for_199_times_as_long(training, live):
     live.answers += [lambda: threading.Event().wait(0.05) or {"link": ""}] * 2
     for number in range(2):
         live.requests.put(epochs_of(training, number))
@@ -105,7 +105,7 @@ def test_epochs_that_wait_are_sent_together(training):
     assert {figure.step for figure in whole.figures} == {1, 2, 3}
 
 
-def test_a_store_that_fails_ends_the_following_and_not_the_training(training, live):
+def test_failing_store_ends_live_tracking_but_not_the_training(training, live):
     live.answers.append({"error": "no store", "is_late": False})
     live.requests.put(epochs_of(training, 0))
     assert live.arrived.acquire(timeout=30)

@@ -155,7 +155,7 @@ def test_tags_and_params_are_those_that_queries_use(sink, runs, make_record, lea
     }
 
 
-def test_the_points_of_a_sweep_over_sizes_have_their_widths_as_steps(
+def test_points_of_a_size_sweep_use_their_width_as_step(
     sink, runs, history, make_record, leave_run, tmp_path
 ):
     record = make_record(sizes=(224, 256, 288), failing={256: Status.OOM})
@@ -226,7 +226,7 @@ def test_a_size_has_a_run_of_its_own_with_the_figures_at_it(
         assert ("ttfp/total_ms" in run.data.metrics) is ((size, batch) == ("224", "1"))
 
 
-def test_more_sizes_than_a_store_takes_in_time_have_no_runs_of_their_own(make_record, tmp_path):
+def test_more_than_64_sizes_get_no_runs_of_their_own(make_record, tmp_path):
     assert (
         len(payload.of_run(Analysis.of(make_record(sizes=range(32, 96))), tmp_path).children) == 64
     )
@@ -270,7 +270,7 @@ def parts(runs):
     return read
 
 
-def test_phases_and_batch_sizes_are_runs_of_their_own_with_the_same_names(
+def test_phases_and_batch_sizes_are_runs_with_the_same_metrics(
     sink, parts, history, files, make_record, leave_run, tmp_path
 ):
     record = make_record(sizes=(224, 256), batches=(1, 8), phases=("train", "inference"))
@@ -338,7 +338,7 @@ def test_names_do_not_depend_on_what_else_a_run_measured(alone, make_record, tmp
 
 
 @pytest.mark.slow
-def test_runs_below_a_run_are_found_again_completed_and_follow_it(
+def test_child_runs_are_found_again_completed_and_recreated(
     sink, store, parts, runs, history, make_record, leave_run, tmp_path, monkeypatch, in_process
 ):
     from mlflow import MlflowClient
@@ -375,7 +375,7 @@ def test_runs_below_a_run_are_found_again_completed_and_follow_it(
     assert same == {("inference", "1"), ("inference", "16")}
 
 
-def test_runs_below_a_run_follow_the_earlier_one_of_two_that_were_made_at_once(
+def test_child_runs_follow_the_earlier_of_two_concurrent_runs(
     sink, store, parts, runs, make_record, leave_run, tmp_path, monkeypatch, in_process
 ):
     from mlflow import MlflowClient
@@ -526,7 +526,7 @@ def test_custom_metrics_of_epochs_have_the_number_of_the_epoch(
     assert history(run, "epoch/custom.f1") == [(1, 0.5), (2, 0.7)]
 
 
-def test_values_and_names_that_mlflow_cannot_take_are_named_in_a_tag(
+def test_values_and_names_that_mlflow_rejects_are_named_in_a_tag(
     sink, runs, make_record, leave_run, tmp_path
 ):
     metrics = [
@@ -722,15 +722,13 @@ def test_the_users_environment_does_not_leak_in(
     assert len(runs()) == 1
 
 
-def test_the_default_store_is_in_the_working_directory_and_absolute(tmp_path, monkeypatch):
+def test_default_store_is_absolute_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert MlflowSink().uri == f"sqlite:///{tmp_path}/outputs/mlflow.db"
     assert MlflowSink(uri="sqlite:///other.db").uri == f"sqlite:///{tmp_path}/other.db"
 
 
-def test_an_unreachable_server_is_one_message_that_says_what_to_do(
-    make_record, leave_run, tmp_path
-):
+def test_unreachable_server_is_one_error_with_a_remedy(make_record, leave_run, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     record = make_record()
@@ -828,9 +826,7 @@ def _publish(uri, record, folder):
 
 
 @pytest.mark.slow
-def test_processes_that_meet_at_a_fresh_store_do_each_other_no_harm(
-    make_record, leave_run, tmp_path
-):
+def test_processes_that_share_a_fresh_store_do_not_collide(make_record, leave_run, tmp_path):
     from mlflow import MlflowClient
 
     uri, context, processes = (
@@ -863,7 +859,7 @@ def test_mlflow_variables_name_store_and_experiment_by_default(tmp_path, monkeyp
         MlflowSink()
 
 
-def test_a_run_that_went_on_in_further_processes_shows_its_last_figures(
+def test_run_continued_by_another_process_shows_its_last_figures(
     sink, runs, make_record, leave_run, tmp_path, in_process
 ):
     record = make_record()

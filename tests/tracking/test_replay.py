@@ -26,7 +26,7 @@ from tests.conftest import timed_point
         (["failed", "killed"], "KILLED"),
     ],
 )
-def test_a_run_is_finished_when_measuring_it_again_would_tell_nothing_new(statuses, expected):
+def test_run_is_finished_if_remeasuring_would_show_nothing_new(statuses, expected):
     assert payload.run_status([Status(status) for status in statuses]) == expected
 
 
@@ -158,7 +158,7 @@ def test_growth_with_the_size_is_a_figure_at_the_largest_size(make_record, tmp_p
         )
 
 
-def test_a_growth_that_is_not_determined_has_no_figure_but_its_scatter(make_record, tmp_path):
+def test_undetermined_growth_has_only_its_scatter_as_a_figure(make_record, tmp_path):
     content = payload.of_run(Analysis.of(make_record(sizes=(224, 288, 352, 416))), tmp_path)
     found = [figure.name for figure in content.figures if figure.name.startswith("scaling/")]
     assert found == ["scaling/scatter_percent"]

@@ -202,7 +202,7 @@ def test_a_tag_that_is_taken_is_refused_and_never_sent(name):
 
 
 @pytest.mark.parametrize("tags", ["team", {"gpu": "mine"}])
-def test_tags_that_cannot_be_are_refused_before_anything_is_measured(tags, tmp_path):
+def test_invalid_tags_are_refused_before_measuring(tags, tmp_path):
     with pytest.raises(UserError, match=r"tracking\.tags"):
         MlflowSink(uri=f"sqlite:///{tmp_path}/mlflow.db", tags=tags)
 

@@ -165,7 +165,7 @@ def test_sending_ends_whatever_a_server_does(behavior, serve, make_record, leave
 
 
 @pytest.mark.slow
-def test_a_huge_answer_ends_in_an_error_and_not_in_the_machines_memory(
+def test_huge_response_ends_in_an_error_within_a_memory_limit(
     serve, make_record, leave_run, tmp_path
 ):
     uri, _ = serve(answers_3_gb)
@@ -204,9 +204,7 @@ def test_the_sending_process_stays_for_the_next_run(serve, make_record, leave_ru
 
 
 @pytest.mark.slow
-def test_a_store_that_missed_its_deadline_is_not_waited_for_again(
-    serve, make_record, leave_run, tmp_path
-):
+def test_store_that_missed_its_deadline_is_not_tried_again(serve, make_record, leave_run, tmp_path):
     uri, paths = serve(never_answers)
     record = make_record()
     folder = leave_run(record, tmp_path)
@@ -218,7 +216,7 @@ def test_a_store_that_missed_its_deadline_is_not_waited_for_again(
     assert len(paths) == asked == 1
 
 
-def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(
+def test_wait_for_a_database_lock_ends_and_names_its_holder(
     make_record, leave_run, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(mlflow_sink, "deliver", send.send)
@@ -235,7 +233,7 @@ def test_waiting_for_the_lock_of_a_database_ends_and_its_holder_is_named(
     assert not list(tmp_path.glob("mlflow.db*"))
 
 
-def test_the_lock_follows_from_the_database_and_not_from_the_folder(monkeypatch, tmp_path):
+def test_database_lock_depends_on_the_database_not_the_folder(monkeypatch, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").symlink_to("one")
     monkeypatch.chdir(tmp_path / "one")
@@ -259,9 +257,7 @@ def test_no_lock_file_is_left_beside_the_database(store, make_record, leave_run,
 
 
 @pytest.mark.slow
-def test_a_killed_sending_process_releases_the_lock_of_a_database(
-    store, make_record, leave_run, tmp_path
-):
+def test_killed_sender_releases_the_database_lock(store, make_record, leave_run, tmp_path):
     """The process that sends holds the lock, and nobody else does."""
     uri, record = store_uri(store), make_record()
     content = payload.of_run(Analysis.of(record), leave_run(record, tmp_path / "run"))
@@ -364,7 +360,7 @@ def test_a_home_that_somebody_else_prepared_is_refused(prepared, monkeypatch, tm
         locks.private_folder()
 
 
-def test_a_lock_of_the_cache_that_is_a_link_is_not_written_through(tmp_path):
+def test_linked_lock_file_in_the_cache_is_not_written_through(tmp_path):
     (tmp_path / "precious").write_text("mine")
     cache = JsonCache(tmp_path / "cache", {"sweep": "x"})
     cache.path.parent.mkdir()

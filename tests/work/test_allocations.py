@@ -58,7 +58,7 @@ def test_an_inference_holds_two_layers_and_its_last_outputs():
     assert peak.total_bytes == weights + wide + 3 * narrow
 
 
-def test_a_training_step_holds_gradients_and_the_state_of_the_optimizer():
+def test_training_step_holds_gradients_and_optimizer_state():
     with FakeTensorMode():
         module = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(3)))
         peak = traced(module, (1, 2048), trains=True)

@@ -27,7 +27,7 @@ MIB = 2**20
         (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),
     ],
 )
-def test_a_block_has_the_size_of_its_allocation_or_of_the_rest_of_a_segment(size, taken, reserved):
+def test_block_has_its_allocation_size_or_the_segments_rest(size, taken, reserved):
     allocator = CachingAllocator()
     assert allocator.allocate(size).size == taken
     assert allocator.reserved_bytes == reserved
@@ -91,7 +91,7 @@ def attended(dtype, dropout=0.0):
 @pytest.mark.parametrize(
     ("dtype", "efficient"), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)]
 )
-def test_the_output_of_fused_attention_has_the_layout_of_the_kernels_of_cuda(dtype, efficient):
+def test_fused_attention_output_has_the_layout_of_cuda_kernels(dtype, efficient):
     """The memory-efficient kernel, for float32, has its own, and joining the heads costs a copy."""
     assert attended(dtype)[1] == [efficient, not efficient]
 

@@ -51,7 +51,7 @@ def test_a_forked_process_that_hangs_or_ends_is_reported(monkeypatch):
     Forked(lambda: 1).close()
 
 
-def test_calls_of_a_forked_process_share_its_memory_and_not_that_of_its_parent():
+def test_calls_in_a_fork_share_its_memory_and_not_the_parents():
     numbers = []
     with Forked(lambda number: numbers.append(number) or len(numbers)) as forked:
         assert [forked(5), forked(6)] == [1, 2]

@@ -57,7 +57,7 @@ def test_a_convolution_by_hand():
     assert row.backward_flops is None
 
 
-def test_convolutions_of_other_dimensions_and_transposed_ones_by_hand():
+def test_work_of_1d_3d_and_transposed_convolutions_is_exact():
     assert only(count(nn.Conv1d(4, 6, 3), size(2, 4, 10))).macs == 2 * 6 * 8 * 4 * 3
     assert (
         only(count(nn.Conv3d(2, 4, 3, groups=2), size(1, 2, 5, 6, 7))).macs
@@ -112,7 +112,7 @@ class Attention(nn.Module):
         return self.last(torch.softmax(y @ y.transpose(1, 2), dim=-1) @ y)
 
 
-def test_a_training_step_has_six_flops_per_mac_in_its_contractions():
+def test_training_step_has_six_flops_per_mac_in_its_contractions():
     work = count(Attention(), size(2, 5, 8), backward=True)
     assert work.macs == 2 * (5 * 8 * 8 + 2 * 5 * 5 * 8 + 5 * 8 * 4)
     assert work.contraction_flops == 6 * work.macs
@@ -454,7 +454,7 @@ class Calling(nn.Module):
         return self.function(*inputs)
 
 
-def test_operators_that_only_a_gpu_runs_are_counted_like_those_of_a_cpu():
+def test_gpu_only_operators_are_counted_like_those_of_a_cpu():
     aten = torch.ops.aten
     with torch.device("meta"):
         heads = [torch.ones(2, 3, length, 8, dtype=torch.float16) for length in (8, 16, 16)]

@@ -120,7 +120,7 @@ def test_a_part_in_inference_mode_is_counted():
     assert count(Frozen(4, 5), torch.Size((2, 3, 4))).macs == 2 * 3 * 4 * 5
 
 
-def test_models_without_memory_and_caught_failures_can_be_counted():
+def test_meta_model_that_catches_a_failure_can_be_counted():
     class Careful(nn.Module):
         def __init__(self):
             super().__init__()

@@ -154,7 +154,7 @@ def test_the_kernels_of_a_layer_tell_which_algorithm_ran(monkeypatch, kernel, ra
         )
 
 
-def test_the_algorithm_of_torchs_own_choice_is_read_from_its_kernels():
+def test_algorithm_of_torchs_choice_is_read_from_its_kernels():
     def line(which, **fields):
         key = RowKey(path="conv", call=0, operation=None, kind="Conv2d", which=which)
         spread = Spread(mean=1.0, median=1.0, low=None, high=None)
@@ -191,7 +191,7 @@ def test_a_point_that_was_not_timed_well_is_not_tried_again():
         assert why in point.metric("layers/closure").reason
 
 
-def test_layers_are_those_of_a_call_without_waits_as_the_device_time_is(monkeypatch):
+def test_layers_come_from_calls_without_waits_like_device_time(monkeypatch):
     measuring, entered, seen = of_torch(), [], []
 
     @contextmanager
@@ -248,7 +248,7 @@ def test_layers_are_those_of_a_graph_where_the_device_time_is(monkeypatch, metho
 
 
 @pytest.mark.parametrize("doubted", [True, False])
-def test_layers_are_those_of_calls_on_held_batches_as_the_device_time_is(monkeypatch, doubted):
+def test_layers_come_from_calls_on_held_batches_like_device_time(monkeypatch, doubted):
     measuring, fetched = of_torch(), []
     opening, usual = measuring.data.open, stamps.stamp_layers
 

@@ -198,9 +198,7 @@ def test_a_cpu_has_no_data_sheet():
     assert workbench.sheet_peaks(plan, SimpleNamespace(kind="cpu", name="Intel(R) Xeon(R)")) is None
 
 
-def test_few_calls_lie_between_the_start_of_a_worker_and_the_first_timed_call(
-    monkeypatch, tmp_path
-):
+def test_call_stack_to_the_first_timed_call_has_at_most_12_hops(monkeypatch, tmp_path):
     """Everything is built in one place, so that the way from the command to the clock can be read."""
     folder = tmp_path / "x"
     assert (

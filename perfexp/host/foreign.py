@@ -1,4 +1,4 @@
-"""Foreign files: reading and appending to files that somebody else may have made. They are data, never code.
+"""Foreign: the one reader of files that perfexp did not write in this process. They are data, never code.
 
 Only regular files are opened: a link, a FIFO, a device or a folder in their place is an `OSError` that names it.
 """
@@ -9,7 +9,10 @@ import codecs
 import errno
 import os
 import re
+import shlex
 import stat
+import unicodedata
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -27,6 +30,12 @@ _MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
 _NUMBER, _MAX_NUMBER = re.compile(r"[-+.:\d_]*"), 1000
 #: The C loader if available: a hundred plans take 40 ms instead of 300.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+#: Limit on a command that is shown, in characters: nobody types more.
+_MAX_SHOWN = 50_000
+#: Texts that a terminal or a shell shows or reads as something else.
+_AMBIGUOUS = ("  ", "\\'", "!")
+#: Categories of visible characters. Some letters and a symbol are blank all the same.
+_VISIBLE, _BLANK = "LNPS", "\u115f\u1160\u2800\u3164\uffa0"
 #: What msgspec raises for content that is not of the expected type.
 DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _T = TypeVar("_T")
@@ -136,6 +145,22 @@ def printable(line: str) -> str:
     return "".join(
         letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line
     )
+
+
+def command_line(words: Sequence[str]) -> str | None:
+    """Return a perfexp command line that a terminal shows, and any shell reads, as it is.
+
+    None if there is no such line. For example, characters are invisible, or a backslash precedes a
+    quote, which fish takes for an escape. csh replaces `!` in quotes, too.
+    """
+    line = shlex.join(["perfexp", *words])
+    is_ambiguous = any(text in line for text in _AMBIGUOUS) or not all(map(_is_visible, line))
+    return None if is_ambiguous or len(line) > _MAX_SHOWN else line
+
+
+def _is_visible(letter: str) -> bool:
+    is_blank = letter in _BLANK
+    return letter == " " or (unicodedata.category(letter)[0] in _VISIBLE and not is_blank)
 
 
 def _check_events(content: bytes) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import codecs
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from perfexp import commands
 from perfexp.errors import UserError
-from perfexp.host import untrusted
+from perfexp.host import foreign
 from perfexp.plan import plan_file
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
 from perfexp.tables import vendor_file
+
+INVISIBLE = ("\x1b[2J", "\u202e", "\u200b", "\u3164", "\u2800", "\ufe0f", "\u00a0", "\n", "  ")
 
 
 def write(path: Path, text: str, encoding: str) -> Path:
@@ -22,7 +25,7 @@ def write(path: Path, text: str, encoding: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("read", [untrusted.json_data, untrusted.yaml_data])
+@pytest.mark.parametrize("read", [foreign.json_data, foreign.yaml_data])
 def test_the_mark_of_utf_8_is_read_and_utf_16_refused(read):
     assert read('{"größe": 1}'.encode("utf-8-sig")) == {"größe": 1}
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
@@ -77,9 +80,9 @@ def test_a_speed_file_with_a_mark_is_replaced_like_any_other(
         "!!timestamp 2020-99-99",
     ],
 )
-def test_values_that_are_not_of_their_type_are_refused_in_one_line(text, tmp_path):
+def test_yaml_values_of_the_wrong_type_are_refused_in_one_line(text, tmp_path):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
-        untrusted.yaml_data(f"x: {text}".encode())
+        foreign.yaml_data(f"x: {text}".encode())
     assert type(caught.value) is ValueError
     with pytest.raises(UserError, match="cannot be read as a plan"):
         plan_file.read(write(tmp_path / "plan.yaml", f"x: {text}", "utf-8"))
@@ -88,8 +91,8 @@ def test_values_that_are_not_of_their_type_are_refused_in_one_line(text, tmp_pat
 @pytest.mark.parametrize("form", ["1{}", '!!int "1{}"', "!!int '1{} '", "1{}.5"])
 def test_numbers_in_base_60_have_a_limited_length(form):
     with pytest.raises(ValueError, match="a number of more than 1000 characters"):
-        untrusted.yaml_data(b"x: " + form.format(":59" * 100_000).encode())
-    assert untrusted.yaml_data(b"x: " + b"ab " * 100_000)["x"] == ("ab " * 100_000).strip()
+        foreign.yaml_data(b"x: " + form.format(":59" * 100_000).encode())
+    assert foreign.yaml_data(b"x: " + b"ab " * 100_000)["x"] == ("ab " * 100_000).strip()
 
 
 @pytest.mark.parametrize("text", ["1: x\na: b", "1: x", "a: {1: x, b: y}", "a: {2020-01-01: x}"])
@@ -102,3 +105,13 @@ def test_settings_of_a_model_may_have_numbers_as_keys(tmp_path):
     assert plan_file.read(write(tmp_path / "plan.yaml", "a: {1: x, 2: y}", "utf-8")) == {
         "a": {1: "x", 2: "y"}
     }
+
+
+def test_a_shown_command_is_read_by_a_shell_as_it_was_stored():
+    words = ["model=a b", "x=$(touch y)", "z='q'", "data.root=/home/Jörg/数据", "e=;#&"]
+    assert shlex.split(foreign.command_line(words)) == ["perfexp", *words]
+
+
+@pytest.mark.parametrize("text", [*INVISIBLE, "\\'\"; touch x #", "!ls", "x" * 60_000])
+def test_a_command_that_could_be_taken_for_another_is_not_shown(text):
+    assert foreign.command_line([f"model.name=a{text}b"]) is None
