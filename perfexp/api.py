@@ -145,7 +145,7 @@ def _assignment(words: list[str], models: Mapping[str, Any] | None = None) -> As
     Args:
         models: model options added to conf/ for this run, by name.
     """
-    plain = composition.compose(words, models)
+    plain = composition.compose(words, models or {})
     plan = config.typed(plain)
     name = naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
     folder = naming.run_folder(plan)

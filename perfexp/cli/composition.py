@@ -175,7 +175,7 @@ def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
     node = torchvision_names.node(name)
     if not name.startswith(torchvision_names.HF):
         return node
-    return {**node, "config": own_models.typed_settings(arguments, "model.config.")}
+    return {**node, "config": own_models.settings(arguments, "model.config.")}
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:

@@ -53,7 +53,7 @@ def nodes(arguments: Sequence[str]) -> dict[str, Any]:
         name: {
             "_target_": name.replace(":", "."),
             "_partial_": True,
-            **typed_settings(arguments),
+            **settings(arguments),
         }
         for name in named(arguments)
     }
@@ -73,17 +73,17 @@ def _find(module: str) -> None:
         )
 
 
-def typed_settings(typed: Sequence[str], prefix: str = "model.") -> dict[str, Any]:
-    """Return the typed keys below a prefix, as nested mappings with null values."""
-    settings: dict[str, Any] = {}
-    for text in typed:
+def settings(arguments: Sequence[str], prefix: str = "model.") -> dict[str, Any]:
+    """Return the keys below a prefix, as nested mappings with null values."""
+    found: dict[str, Any] = {}
+    for text in arguments:
         if not (key := key_of(text)).startswith(prefix) or text[0] in "+~":
             continue
         *parents, last = key.removeprefix(prefix).split(".")
-        node = settings
+        node = found
         for parent in parents:
             if not isinstance(node.get(parent), dict):
                 node[parent] = {}
             node = node[parent]
         node.setdefault(last)
-    return settings
+    return found

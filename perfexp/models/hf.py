@@ -59,14 +59,7 @@ _POSITIONS = re.compile(r"^(?!.*(?:vision|visual|image)).*\b(?:wpe|\w*pos\w*)$")
 
 
 class HuggingFace:
-    """An architecture, such as `hf:bert`. Nothing is downloaded, and foreign code never runs.
-
-    Args:
-        config: keys of the architecture's configuration that differ from its defaults.
-        task: head of the model, for example `causal`; by default the architecture's first.
-        weights: folder with config.json and safetensors files; None for random weights.
-        decode: whether a call computes one token after a context (mode=decode).
-    """
+    """An architecture, such as `hf:bert`. Nothing is downloaded, and foreign code never runs."""
 
     def __init__(
         self,

@@ -233,17 +233,15 @@ MFU = _quantity(
 )
 TOKENS_RATE = _quantity(
     "tokens_per_second",
-    "Tokens per call over the mean time of a pipelined call, like samples/s",
+    "Tokens per call over the mean time of a pipelined call",
     unit="tokens/s",
     pooled=Pooled.BY_RATE,
 )
-CACHE_BYTES = _quantity(
-    "memory/cache_bytes", "Keys and values of all contexts that a call of mode=decode reads"
-)
+CACHE_BYTES = _quantity("memory/cache_bytes", "`mode=decode`: keys and values of all contexts")
 MBU = _quantity(
     "mbu",
-    "Memory bandwidth utilization of mode=decode: bytes of parameters and cache, over the time of a call and the "
-    "measured bandwidth of a copy (`probes.ceilings`). The time is `device/graph`, or else `device` or `latency`",
+    "`mode=decode`: bytes of parameters and cache over time (`device/graph` first) and "
+    "`ceiling/bytes_per_second`",
     heading="MBU at {time}",
     is_share=True,
     pooled=Pooled.BY_TIME,
