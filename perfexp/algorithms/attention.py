@@ -556,7 +556,7 @@ def _is_real(tensor: torch.Tensor) -> bool:
 
 
 def _kind_of(tensors: Sequence[torch.Tensor], *settings: Any) -> Any:
-    """Return what tells one problem from another, quickly; None if torch has to decide.
+    """Return a key for a problem, quickly; None if torch has to decide.
 
     That is so for nested tensors and symbolic sizes.
     """

@@ -159,6 +159,7 @@ def test_the_report_tells_shapes_apart(forced):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("wanted", ["fastest", "math"])
 def test_compiled_attention_uses_the_backend(forced, wanted):
     torch.compiler.reset()

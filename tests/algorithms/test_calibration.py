@@ -55,7 +55,7 @@ def test_a_calibrated_device_has_kernels_of_its_own(device):
     assert families.current() == table
     assert families.foreign() is None
     assert path == families.calibrated("sm_80", 90000)
-    for which in Pass:
+    for which in CODES:
         assert set(table.counts[which.value]) == set(CODES[which]) - {"winograd"}
         for algorithm, counts in table.counts[which.value].items():
             assert (
