@@ -251,12 +251,12 @@ class Small(torch.nn.Module):
 def plan_of(**changed):
     place = {name: software_of(CpuDevice())[name] for name in ("device", "torch", "cudnn")}
     layer = {"name": "first", "input_shape": [1, 3, 16, 16], "dtype": "float32"}
-    shape = {"shape": "1×2×16×4", "dtype": "float32", "backward": False, "backend": "math"}
+    shape = {"name": "1×2×16×4", "input_shape": [1, 2, 16, 4], "dtype": "float32"}
     plan = {
         "model": "small",
         **place,
         "layers": [{**layer, "passes": {"forward": "torch.gemm"}}],
-        "attention": [shape],
+        "attention": [{**shape, "passes": {"forward": "math"}}],
     }
     return plan | changed
 
