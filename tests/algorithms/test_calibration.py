@@ -29,7 +29,7 @@ def device(monkeypatch, scripted, tmp_path):
         f"{_name(which, code)}_of_tomorrow",
     ]
     monkeypatch.setattr(
-        proof, "_mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)")
+        proof, "mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)")
     )
 
     def names(call):
