@@ -297,6 +297,8 @@ class Procedure:
         self.first_forward(batches)
         step.call()
         self.device.synchronize()
+        if self.attention is not None:
+            self.attention.report()  # the backends are settled for further calls
         return self.session.number(step.state.loss) if step.trains else None
 
     def first_forward(self, batches: Batches) -> None:

@@ -275,7 +275,9 @@ class Workbench:
             UserError: the model or the device cannot use it.
         """
         execution = self.plan.execution
-        if execution.attention is Attention.auto and "torch" not in sys.modules:
+        is_own = execution.attention is Attention.auto
+        # ranks other than the first report nothing, so they would record for ever
+        if is_own and (self.plan.ranks > 1 or "torch" not in sys.modules):
             return nullcontext()
         from perfexp.algorithms import attention  # imports torch
 

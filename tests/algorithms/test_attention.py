@@ -245,7 +245,7 @@ class Small(torch.nn.Module):
         self.block = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
 
     def forward(self, images):
-        return self.block(self.first(images).flatten(2).transpose(1, 2))
+        return self.block(self.first(images).flatten(2).transpose(1, 2)).mean(1)
 
 
 def plan_of(**changed):
@@ -339,3 +339,21 @@ def test_another_device_is_measured_again_where_asked(written, cache):
     with torch.no_grad(), perfexp.apply(module, plan=written(torch="1.0"), remeasure=True):
         assert module(images).isfinite().all()
     assert list(cache.rglob("*.json"))
+
+
+@pytest.mark.slow
+def test_a_run_records_its_attention(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = {"input_size": 16, "gpu": "cpu", "stopping": "coarse", "tracking": "none"}
+    settings |= {"mode": "train", "execution__attention_verify": True}
+    record = perfexp.measure(
+        Small(), execution__attention="math", output_dir=str(tmp_path / "run"), **settings
+    )
+    [point] = [point for point in record.points if point.key.is_timed]
+    [shape] = point.facts["attention"]["layers"]
+    assert shape["name"] == "1×2×16×4"
+    assert [one["status"] for one in shape["passes"]] == ["ok", "ok"]
+    assert point.metric("attention/proven_share").value == 1
+    [table] = (tmp_path / "run").glob("*_attention.csv")
+    assert len(table.read_text().splitlines()) == 3
+    assert "math (proven): 1 of 1×2×16×4 float32" in record.text()
