@@ -356,4 +356,5 @@ def test_a_run_records_its_attention(tmp_path, monkeypatch):
     assert point.metric("attention/proven_share").value == 1
     [table] = (tmp_path / "run").glob("*_attention.csv")
     assert len(table.read_text().splitlines()) == 3
-    assert "math (proven): 1 of 1×2×16×4 float32" in record.text()
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "math (proven): 1 of 1×2×16×4 float32" in report
