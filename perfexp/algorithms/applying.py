@@ -128,7 +128,10 @@ def _applied(
         by_layer = partial(_raced if differences else _planned, module, plan, device)
         contexts.append(by_layer)
     if plan.attention:
-        stored = {(one.shape, one.dtype, one.backward): one.backend for one in plan.attention}
+        stored = {
+            (one.name, one.dtype, "backward" in one.passes): one.passes.get("forward", "math")
+            for one in plan.attention
+        }
         if unknown := sorted(set(stored.values()) - set(BACKENDS)):
             raise UserError(
                 f"The plan names the attention backend {unknown[0]!r}, which is unknown."

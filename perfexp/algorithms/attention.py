@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,7 +21,7 @@ from perfexp.algorithms.coverage import LayerReport, LayerStatus, Pass
 from perfexp.algorithms.fastest import MAX_ERROR, Races, Threads, Winners, context_of
 from perfexp.errors import Unsupported, UserError
 from perfexp.host.cache import JsonCache, cache_folder
-from perfexp.models import Attention, Session
+from perfexp.models import Attention, Execution, Session
 from perfexp.records.record import Metric
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
@@ -40,34 +41,39 @@ _NAMED = 3
 _HEADINGS = {"flash": "flash", "efficient": "memory efficient", "cudnn": "cudnn"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operand:
-    """Shape, strides and gradient of a tensor that attention reads."""
+class Operand(NamedTuple):
+    """Shape, strides, data type and gradient of a tensor that attention reads."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    wants_gradient: bool
     dtype: torch.dtype
+    wants_gradient: bool
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Operand:
         """Return a tensor's operand."""
         wanted = torch.is_grad_enabled() and tensor.requires_grad
-        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-        return cls(shape=shape, strides=strides, wants_gradient=wanted, dtype=tensor.dtype)
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, wanted)
+
+    @property
+    def first(self) -> Operand:
+        """Return one sample and head of it."""
+        return self._replace(shape=(1,) * (len(self.shape) - 2) + self.shape[-2:])
 
     def draw(self, device: torch.device) -> torch.Tensor:
         """Return a random tensor with this memory layout; a Boolean tensor is all true."""
         strides = self.strides
         if 0 in strides:
-            strides = tuple(torch.empty(self.shape, device="meta").stride())
+            strides = torch.empty(self.shape, device="meta").stride()
         made = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=device)
         return made.normal_() if self.dtype.is_floating_point else made.fill_(1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionProblem:
-    """A call of attention with everything that affects which backend computes it how fast."""
+class AttentionProblem(NamedTuple):
+    """A call of attention with everything that affects which backend computes it how fast.
+
+    It is made in each call, so it is a tuple.
+    """
 
     query: Operand
     key: Operand
@@ -80,9 +86,14 @@ class AttentionProblem:
     device: torch.device
 
     @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Return query, key and value."""
+        return self[:3]
+
+    @property
     def passes(self) -> tuple[Pass, ...]:
         """Return the passes that run: with gradients, also the backward pass."""
-        wanted = any(one.wants_gradient for one in (self.query, self.key, self.value))
+        wanted = any(one.wants_gradient for one in self.operands)
         return (Pass.forward, Pass.backward) if wanted else (Pass.forward,)
 
     @property
@@ -93,34 +104,28 @@ class AttentionProblem:
     @property
     def label(self) -> str:
         """Return the shape in words, for example `64×12×197×64 causal`."""
-        *_, heads, length, _ = self.key.shape if len(self.key.shape) > 2 else (1, *self.key.shape)
-        own = self.query.shape
-        others = ""
-        if (heads, length) != (own[-3] if len(own) > 2 else 1, own[-2]):
-            others = f" key-value {heads}×{length}"
-        parts = ["×".join(map(str, own)) + others, *["causal"] * self.causal]
-        parts += ["mask"] * (self.mask is not None)
-        parts += [f"dropout {self.dropout:g}"] * (self.dropout > 0)
-        return " ".join(parts)
+        parts = ["×".join(map(str, self.query.shape))]
+        if self.key.shape[:-1] != self.query.shape[:-1]:
+            parts.append(f"key-value {'×'.join(map(str, self.key.shape[-3:-1]))}")
+        parts += ["causal"] * self.causal + ["mask"] * (self.mask is not None)
+        return " ".join(parts + [f"dropout {self.dropout:g}"] * (self.dropout > 0))
 
     @property
-    def key_of_plan(self) -> tuple[str, str, bool]:
-        """Return what identifies the problem in a plan: label, data type, backward pass."""
-        return self.label, _dtype_name(self.query.dtype), Pass.backward in self.passes
+    def dtype(self) -> str:
+        """Return the name of the data type."""
+        return str(self.query.dtype).removeprefix("torch.")
 
     @property
     def flops(self) -> dict[Pass, int]:
         """Return the FLOPs of each pass, without a saving for causal attention."""
-        *outer, length, width = self.query.shape
-        count = 2 * length * self.key.shape[-2] * (width + self.value.shape[-1])
-        for size in outer:
-            count *= size
+        *_, keys, width = self.value.shape
+        count = 2 * math.prod(self.query.shape[:-1]) * keys * (self.query.shape[-1] + width)
         return {Pass.forward: count, Pass.backward: count * 5 // 2}
 
     def draw(self) -> list[torch.Tensor]:
         """Return random query, key and value, also while a compiler traces."""
         with _disable_current_modes():
-            return [one.draw(self.device) for one in (self.query, self.key, self.value)]
+            return [one.draw(self.device) for one in self.operands]
 
     def draw_mask(self) -> torch.Tensor | None:
         """Return a mask that hides nothing that matters for the time."""
@@ -149,8 +154,7 @@ def chosen_by_torch(problem: AttentionProblem, given: Sequence[Any] = ()) -> str
 def _differentiable(
     problem: AttentionProblem, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    operands = (problem.query, problem.key, problem.value)
-    pairs = zip(tensors, operands, strict=True)
+    pairs = zip(tensors, problem.operands, strict=True)
     return [tensor.detach().requires_grad_(one.wants_gradient) for tensor, one in pairs]
 
 
@@ -200,7 +204,7 @@ class FastestBackend(Races):
     def choose(self, problem: AttentionProblem) -> Winners:
         """Return the fastest backend of a problem, for all its passes."""
         # the index of a GPU does not matter
-        key = str(replace(problem, device=torch.device(problem.device.type)))
+        key = str(problem._replace(device=torch.device(problem.device.type)))
         hold = partial(self._raced, problem)
         return self.remembered(key, problem.passes, hold, partial(_check, problem))
 
@@ -214,7 +218,7 @@ class FastestBackend(Races):
                 able = [one for one in names if one == default or _runs(runner(one, tensors))]
                 del tensors
                 limit = MAX_ERROR[problem.query.dtype]
-                exactly = partial(_runner, replace(problem, dropout=0.0))
+                exactly = partial(_exact_runner, problem)
                 winner, facts = self.winner(
                     able, runner, problem.draw, limit,
                     default=default, reference="math", exactly=exactly,
@@ -227,6 +231,16 @@ class FastestBackend(Races):
         first, *others = problem.passes
         rest = {which: PassChoice(engine=winner) for which in others}  # the times cover all passes
         return {first: PassChoice(engine=winner, **facts), **rest}
+
+
+def _exact_runner(
+    problem: AttentionProblem, name: str, tensors: Sequence[torch.Tensor]
+) -> Callable[[], list[torch.Tensor]]:
+    """Return a call without dropout of one sample and head, whose products fit in float64."""
+    query, key, value = (one.first for one in problem.operands)
+    mask = problem.mask and problem.mask.first
+    small = problem._replace(query=query, key=key, value=value, mask=mask, dropout=0.0)
+    return _runner(small, name, [tensor[(slice(1),) * (tensor.ndim - 2)] for tensor in tensors])
 
 
 def _check(problem: AttentionProblem, which: Pass, engine: str) -> None:
@@ -242,8 +256,6 @@ def _runs(run: Callable[[], Any]) -> bool:
     """Return whether a backend computes; it may lack a deterministic backward pass."""
     try:
         run()
-    except torch.OutOfMemoryError:
-        return False
     except RuntimeError:
         return False
     return True
@@ -307,7 +319,6 @@ class AttentionBackends:
         self.name = f"attention_{wanted}"
         self._verify, self._stored = verify, stored
         self._rows: dict[AttentionProblem, _Row] = {}
-        self._problems: dict[Any, AttentionProblem] = {}
         self._active: ExitStack | None = None
         names = set((stored or {}).values())
         self._sole: str | None = names.pop() if len(names) == 1 else None
@@ -338,7 +349,6 @@ class AttentionBackends:
     def begin_point(self) -> None:
         """Discard the shapes of earlier points."""
         self._rows.clear()
-        self._problems.clear()
         self._reinstall(None)
         self._is_reported = False
 
@@ -460,14 +470,17 @@ class AttentionBackends:
     ) -> Any:  # fmt: skip
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
         settings = {"scale": scale, "enable_gqa": enable_gqa}
-        tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-        kind = _kind_of(tensors, dropout_p, is_causal, scale, enable_gqa)
-        if kind is None:
+        if not all(one is None or _is_dense(one) for one in arguments[:4]):
             return _OPERATOR.decompose(*arguments, **settings)
-        problem = self._problems.get(kind)
-        if problem is None:
-            problem = self._problems[kind] = self._new(kind, arguments, settings)
-        row = self._rows[problem]
+        mask = None if attn_mask is None else Operand.of(attn_mask)
+        problem = AttentionProblem(
+            Operand.of(query), Operand.of(key), Operand.of(value), mask,
+            dropout_p, is_causal, scale, enable_gqa, query.device,
+        )  # fmt: skip
+        row = self._rows.get(problem)
+        if row is None:
+            given = arguments[:4] if _is_real(query) else ()
+            row = self._rows[problem] = _Row(choices=self._decided(problem, given))
         if not self._is_reported:
             row.calls += 1
         name = row.choices[Pass.forward].engine
@@ -480,22 +493,6 @@ class AttentionBackends:
         if self._marks is not None:
             marked(outputs, partial(self._marks.append, (problem, Pass.backward)))
         return outputs
-
-    def _new(
-        self, kind: Any, arguments: Sequence[Any], settings: Mapping[str, Any]
-    ) -> AttentionProblem:
-        """Return the problem of a new kind of inputs, with a row."""
-        query, key, value, mask, dropout, causal = arguments
-        problem = AttentionProblem(
-            query=Operand.of(query), key=Operand.of(key), value=Operand.of(value),
-            mask=None if mask is None else Operand.of(mask),
-            dropout=dropout, causal=causal, scale=settings["scale"],
-            grouped=settings["enable_gqa"], device=query.device,
-        )  # fmt: skip
-        if problem not in self._rows:
-            given = arguments[:4] if _is_real(query) else ()
-            self._rows[problem] = _Row(choices=self._decided(problem, given))
-        return problem
 
     @contextmanager
     def _around(self, problem: AttentionProblem) -> Iterator[None]:
@@ -512,7 +509,7 @@ class AttentionBackends:
             own = "math"
         choice = PassChoice(engine=own)
         if self._stored is not None:
-            name = self._stored.get(problem.key_of_plan)
+            name = self._stored.get((problem.label, problem.dtype, Pass.backward in problem.passes))
             if name is not None and why_not(name, problem, given) is None:
                 choice = PassChoice(engine=name)
         elif self.wanted is Attention.fastest:
@@ -541,13 +538,9 @@ class AttentionBackends:
             requested=str(self.wanted),
             input_shape=problem.query.shape,
             calls=calls,
-            dtype=_dtype_name(problem.query.dtype),
+            dtype=problem.dtype,
             passes=tuple(passes),
         )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
@@ -555,18 +548,9 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-def _kind_of(tensors: Sequence[torch.Tensor], *settings: Any) -> Any:
-    """Return what tells one problem from another, quickly; None if torch has to decide.
-
-    That is so for nested tensors and symbolic sizes.
-    """
-    recorded, parts = torch.is_grad_enabled(), list[Any]()
-    for tensor in tensors:
-        if tensor.is_nested or not all(type(size) is int for size in tensor.shape):
-            return None
-        wanted = recorded and tensor.requires_grad
-        parts.append((tensor.shape, tensor.stride(), tensor.dtype, wanted))
-    return (*parts, tensors[0].device, *settings)
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has plain sizes; otherwise torch decides."""
+    return not tensor.is_nested and all(type(size) is int for size in tensor.shape)
 
 
 def _races(device: Any, threads: Threads) -> FastestBackend:
@@ -575,26 +559,23 @@ def _races(device: Any, threads: Threads) -> FastestBackend:
     return FastestBackend(device=device, threads=threads, choices=choices)
 
 
-@contextmanager
-def applied(session: Session, wanted: Attention, *, compiled: bool, verify: bool) -> Iterator[Any]:
-    """Apply a plan's attention backend to a session while entered; None without a torch model.
+def applied(session: Session, execution: Execution) -> AbstractContextManager[Any]:
+    """Return a context that applies a plan's attention backend to a session.
 
     Raises:
-        UserError: the device has no such backend.
+        UserError: the model is not a torch model, or the device has no such backend.
     """
-    device = getattr(session, "device", None)
+    wanted, device = execution.attention, getattr(session, "device", None)
     if not isinstance(getattr(session, "module", None), torch.nn.Module) or device is None:
-        if wanted is not Attention.auto:
-            raise UserError(
-                f"execution.attention={wanted} is for torch models; leave it out for this one."
-            )
-        yield None
-        return
+        if wanted is Attention.auto:
+            return nullcontext()
+        raise UserError(
+            f"execution.attention={wanted} is for torch models; leave it out for this one."
+        )
     if wanted in (Attention.efficient, Attention.cudnn) and device.kind != "cuda":
         raise UserError(
             f"execution.attention={wanted} needs a GPU, and this is {device.name}: "
             "choose auto, flash, math or fastest."
         )
-    backends = AttentionBackends(wanted, device, compiled=compiled, verify=verify)
-    with backends.applied() as active:
-        yield active
+    is_compiled, verify = execution.compile is not None, execution.attention_verify
+    return AttentionBackends(wanted, device, compiled=is_compiled, verify=verify).applied()

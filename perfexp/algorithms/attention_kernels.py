@@ -142,12 +142,13 @@ class AttentionReport(AlgorithmReport):
 
     def doubts(self) -> list[Diagnostic]:
         """Return diagnostics about attention that another backend computed."""
-        doubts, how = [], {"backend": self.name, "share": self.share or 0.0}
-        for status, code in (
-            (LayerStatus.fallback, "attention_fallback"),
-            (LayerStatus.substituted, "attention_substituted"),
-            (LayerStatus.unproven, "attention_unproven"),
-        ):
-            if shapes := self._named(status):
-                doubts.append(diagnostics.make(code, shapes=shapes, **how))
+        share, name, doubts = self.share or 0.0, self.name, []
+        if shapes := self._named(LayerStatus.fallback):
+            doubts.append(
+                diagnostics.make("attention_fallback", share=share, backend=name, shapes=shapes)
+            )
+        if shapes := self._named(LayerStatus.substituted):
+            doubts.append(diagnostics.make("attention_substituted", backend=name, shapes=shapes))
+        if shapes := self._named(LayerStatus.unproven):
+            doubts.append(diagnostics.make("attention_unproven", backend=name, shapes=shapes))
         return doubts

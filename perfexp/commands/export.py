@@ -100,7 +100,12 @@ def export(
     Example: perfexp export outputs --out runs.parquet --samples
     """
     if plan is not None:
-        _write_plan(places, plan, force=force, as_json=as_json)
+        if len(places) != 1:
+            raise UserError("--plan takes one run: name its folder alone.")
+        refuse_to_overwrite([plan], "Choose another with --plan FILE", force=force)
+        content = algorithm_plan.encoded(algorithm_plan.read(places[0]))
+        write_files({plan: content}, "Choose another with --plan FILE.")
+        emit({"file": str(plan.absolute())}, [f"wrote {plan.absolute()}"], as_json=as_json)
         return
     stems = {"points": out.stem}
     if samples:
@@ -137,28 +142,6 @@ def export(
         as_json=as_json,
     )
     raise typer.Exit(collected.exit_code)
-
-
-def _write_plan(places: Sequence[Path], out: Path, *, force: bool, as_json: bool) -> None:
-    """Write the algorithms of a run for the user's own program.
-
-    Raises:
-        UserError: there is not exactly one run, or it left everything to torch.
-    """
-    collected = Collected(samples=False)
-    files = [file for place in places for file in collected.files(place) if file.name != SWEEP]
-    if len(files) != 1:
-        raise UserError(f"--plan takes one run, and these are {len(files)}: name one run's folder.")
-    refuse_to_overwrite([out], "Choose another with --plan FILE", force=force)
-    made = algorithm_plan.of_record(Record.load(files[0]))
-    write_files({out: algorithm_plan.encoded(made)}, "Choose another with --plan FILE.")
-    counted = (
-        f"{units.counted(len(made.layers), 'convolution')}, "
-        f"{units.counted(len(made.attention), 'shape')} of attention"
-    )
-    document = {"file": str(out.absolute()), "convolutions": len(made.layers)}
-    document |= {"attention": len(made.attention)}
-    emit(document, [counted, f"wrote {out.absolute()}"], as_json=as_json)
 
 
 def _kinds(out: Path, form: Format | None) -> list[str]:

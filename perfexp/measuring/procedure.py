@@ -298,6 +298,8 @@ class Procedure:
         self.first_forward(batches)
         step.call()
         self.device.synchronize()
+        if self.attention is not None:
+            self.attention.report()  # the backends are settled for further calls
         if not step.trains:
             return None
         return self.session.number(step.state.loss)

@@ -10,29 +10,20 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.records import quantities
-from perfexp.records.races import is_own_choice, passes
+from perfexp.records.races import is_own_choice
 from perfexp.records.record import Point, Record
 
 _FORMAT = 1
 _RECORD = "record.json"
 
 
-class PlannedLayer(msgspec.Struct, frozen=True):
-    """Engines of a convolution layer for one input shape, by pass."""
+class Planned(msgspec.Struct, frozen=True):
+    """Engines of a convolution layer, or backends of a shape of attention, by pass."""
 
     name: str
     input_shape: tuple[int, ...]
     dtype: str
     passes: dict[str, str]
-
-
-class PlannedAttention(msgspec.Struct, frozen=True):
-    """Backend of one shape of attention, with or without its backward pass."""
-
-    shape: str
-    dtype: str
-    backward: bool
-    backend: str
 
 
 class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +40,8 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     torch: str
     cudnn: int | None
-    layers: tuple[PlannedLayer, ...] = ()
-    attention: tuple[PlannedAttention, ...] = ()
+    layers: tuple[Planned, ...] = ()
+    attention: tuple[Planned, ...] = ()
     gains: dict[str, tuple[float | None, float | None, float | None]] = {}
 
     def differences(self, *, device: str, torch: str, cudnn: int | None) -> list[str]:
@@ -66,10 +57,14 @@ def of_record(record: Record) -> AlgorithmPlan:
     Raises:
         UserError: the run left all convolutions and all attention to torch.
     """
-    layers, attention, gains = [], [], {}
+    layers, attention = (
+        tuple(
+            {repr(one): one for point in record.points for one in _planned(point, group)}.values()
+        )
+        for group in ("algorithm", "attention")
+    )
+    gains = {}
     for point in record.points:
-        layers += list(_layers(point))
-        attention += list(_attention(point))
         for metric in point.metrics:
             if metric.name.startswith(quantities.member(quantities.SPEEDUP, "")):
                 size = "×".join(map(str, point.key.input_size))
@@ -90,39 +85,22 @@ def of_record(record: Record) -> AlgorithmPlan:
         device=str(device.get("name")),
         torch=str(session.get("torch")),
         cudnn=device.get("cudnn"),
-        layers=tuple({repr(one): one for one in layers}.values()),
-        attention=tuple(dict.fromkeys(attention)),
+        layers=layers,
+        attention=attention,
         gains=gains,
     )
 
 
-def _layers(point: Point) -> Iterator[PlannedLayer]:
-    for layer in (point.facts.get("algorithm") or {}).get("layers", ()):
+def _planned(point: Point, group: str) -> Iterator[Planned]:
+    facts = point.facts.get(group) or {}
+    for layer in facts.get("layers", ()) if facts.get("name") != "auto" else ():
         chosen = {
             one["which"]: one["selected"]
             for one in layer["passes"]
             if not is_own_choice(one["selected"], one["status"]) and one["status"] != "fallback"
         }
         if chosen:
-            yield PlannedLayer(
-                name=layer["name"],
-                input_shape=tuple(layer["input_shape"]),
-                dtype=layer["dtype"],
-                passes=chosen,
-            )
-
-
-def _attention(point: Point) -> Iterator[PlannedAttention]:
-    if (point.facts.get("attention") or {}).get("name") == "auto":
-        return
-    for layer, one_pass in passes(point, "attention"):
-        if one_pass["which"] == "forward" and one_pass["status"] != "fallback":
-            yield PlannedAttention(
-                shape=layer["name"],
-                dtype=layer["dtype"],
-                backward=len(layer["passes"]) > 1,
-                backend=one_pass["selected"],
-            )
+            yield Planned(layer["name"], tuple(layer["input_shape"]), layer["dtype"], chosen)
 
 
 def encoded(plan: AlgorithmPlan) -> bytes:

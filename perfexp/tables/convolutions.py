@@ -73,34 +73,21 @@ def sentences(record: Record) -> list[str]:
 
 
 def attention(record: Record) -> list[str]:
-    """Return the backends of each point's attention, with their largest shapes."""
-    texts = {}
+    """Return the backends of a record's attention: `flash (proven): 12 of 64×12×197×64 float32`."""
+    shapes = dict[str, Counter[str]]()
     for point in record.points:
-        if not point.key.replicate and (text := _attention_text(point)):
-            texts[point.key] = text
-    if len(set(texts.values())) == 1:
-        return list(texts.values())[:1]
-    fields = varying(texts)
-    return [f"{label(key, fields)}: {text}" for key, text in texts.items()]
-
-
-def _attention_text(point: Point) -> str:
-    """Return a point's attention as text: `flash (proven): 12 of 64×12×197×64 float32`."""
-    flops, shapes = Counter[str](), dict[str, list[str]]()
-    for layer, one_pass in passes(point, "attention"):
-        how = {"ok": " (proven)", "requested": ""}.get(
-            one_pass["status"], f" ({one_pass['status']})"
-        )
-        name = f"{one_pass['selected']}{how}"
-        flops[name] += one_pass["flops"]
-        shape = f"{layer['calls']} of {layer['name']} {layer['dtype']}"
-        if shape not in shapes.setdefault(name, []):
-            shapes[name].append(shape)
-    parts = []
-    for name, _ in flops.most_common():
-        more = f" and {len(shapes[name]) - 1} more shapes" if len(shapes[name]) > 1 else ""
-        parts.append(f"{name}: {shapes[name][0]}{more}")
-    return "; ".join(parts)
+        for layer, one_pass in passes(point, "attention"):
+            how = {"ok": " (proven)", "requested": ""}.get(
+                one_pass["status"], f" ({one_pass['status']})"
+            )
+            shape = f"{layer['calls']} of {layer['name']} {layer['dtype']}"
+            name = f"{one_pass['selected']}{how}"
+            shapes.setdefault(name, Counter())[shape] += one_pass["flops"]
+    texts = []
+    for name, flops in shapes.items():
+        more = f" and {len(flops) - 1} more shapes" if len(flops) > 1 else ""
+        texts.append(f"{name}: {flops.most_common(1)[0][0]}{more}")
+    return texts
 
 
 def coverage(record: Record) -> list[str]:

@@ -270,31 +270,20 @@ class Workbench:
                 report=self._report_epoch,
             )
 
-    @contextmanager
-    def attention(self) -> Iterator[AppliedAlgorithm | None]:
-        """Apply the plan's attention backend to the model while entered.
+    def attention(self) -> AbstractContextManager[AppliedAlgorithm | None]:
+        """Return a context that applies the plan's attention backend to the model.
 
         Raises:
             UserError: the model or the device cannot use it.
         """
-        wanted = self.plan.execution.attention
-        if "torch" not in sys.modules:
-            if wanted is not Attention.auto:
-                raise UserError(
-                    f"execution.attention={wanted} is for torch models; leave it out for this one."
-                )
-            yield None
-            return
+        execution = self.plan.execution
+        is_own = execution.attention is Attention.auto
+        # ranks other than the first report nothing, so they would record for ever
+        if is_own and (self.plan.ranks > 1 or "torch" not in sys.modules):
+            return nullcontext()
         from perfexp.algorithms import attention  # imports torch
 
-        execution = self.plan.execution
-        with attention.applied(
-            self.session,
-            wanted,
-            compiled=execution.compile is not None,
-            verify=execution.attention_verify,
-        ) as applied:
-            yield applied
+        return attention.applied(self.session, execution)
 
     def trained_weights(self) -> Path:
         """Return the path of the final weights that the plan's training writes."""

@@ -159,6 +159,7 @@ def test_the_report_tells_shapes_apart(forced):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("wanted", ["fastest", "math"])
 def test_compiled_attention_uses_the_backend(forced, wanted):
     torch.compiler.reset()
@@ -244,18 +245,18 @@ class Small(torch.nn.Module):
         self.block = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
 
     def forward(self, images):
-        return self.block(self.first(images).flatten(2).transpose(1, 2))
+        return self.block(self.first(images).flatten(2).transpose(1, 2)).mean(1)
 
 
 def plan_of(**changed):
     place = {name: software_of(CpuDevice())[name] for name in ("device", "torch", "cudnn")}
     layer = {"name": "first", "input_shape": [1, 3, 16, 16], "dtype": "float32"}
-    shape = {"shape": "1×2×16×4", "dtype": "float32", "backward": False, "backend": "math"}
+    shape = {"name": "1×2×16×4", "input_shape": [1, 2, 16, 4], "dtype": "float32"}
     plan = {
         "model": "small",
         **place,
         "layers": [{**layer, "passes": {"forward": "torch.gemm"}}],
-        "attention": [shape],
+        "attention": [{**shape, "passes": {"forward": "math"}}],
     }
     return plan | changed
 
@@ -338,3 +339,22 @@ def test_another_device_is_measured_again_where_asked(written, cache):
     with torch.no_grad(), perfexp.apply(module, plan=written(torch="1.0"), remeasure=True):
         assert module(images).isfinite().all()
     assert list(cache.rglob("*.json"))
+
+
+@pytest.mark.slow
+def test_a_run_records_its_attention(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = {"input_size": 16, "gpu": "cpu", "stopping": "coarse", "tracking": "none"}
+    settings |= {"mode": "train", "execution__attention_verify": True}
+    record = perfexp.measure(
+        Small(), execution__attention="math", output_dir=str(tmp_path / "run"), **settings
+    )
+    [point] = [point for point in record.points if point.key.is_timed]
+    [shape] = point.facts["attention"]["layers"]
+    assert shape["name"] == "1×2×16×4"
+    assert [one["status"] for one in shape["passes"]] == ["ok", "ok"]
+    assert point.metric("attention/proven_share").value == 1
+    [table] = (tmp_path / "run").glob("*_attention.csv")
+    assert len(table.read_text().splitlines()) == 3
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "math (proven): 1 of 1×2×16×4 float32" in report

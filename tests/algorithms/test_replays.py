@@ -8,7 +8,7 @@ from perfexp.algorithms import replays as replays_module
 from perfexp.algorithms.captured import CaptureError
 from perfexp.algorithms.convolution_plan import Plan, Shape
 from perfexp.algorithms.coverage import Pass
-from perfexp.algorithms.cudnn import CudnnError, Math
+from perfexp.algorithms.cudnn import CODES, CudnnError, Math
 from perfexp.algorithms.forced import Forced
 from perfexp.algorithms.replays import _MOST_ONCE, Replays
 
@@ -67,7 +67,7 @@ def work():
     return Replays(lambda *addresses: enqueued.append(addresses), 0), enqueued
 
 
-@pytest.mark.parametrize("which", list(Pass))
+@pytest.mark.parametrize("which", list(CODES))
 def test_pass_is_launched_as_a_graph_once_its_addresses_recur(scripted, monkeypatch, made, which):
     cudnn = scripted(workspace=lambda *_: 256)
     monkeypatch.setattr(replays_module, "Launch", Launched)
