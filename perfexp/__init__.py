@@ -5,14 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 from perfexp.version import __version__
 
-__all__ = ["__version__", "compose", "load", "measure", "metric"]
+__all__ = ["__version__", "apply", "compose", "gain", "load", "measure", "metric"]
 
 if TYPE_CHECKING:
     from perfexp.api import compose, load, measure
+    from perfexp.convolution.applying import apply
+    from perfexp.measuring.plan_gain import gain
     from perfexp.records.metrics import metric
 
 #: Modules of the interface.
 _MODULES = {
+    "apply": "perfexp.convolution.applying",
+    "gain": "perfexp.measuring.plan_gain",
     "compose": "perfexp.api",
     "load": "perfexp.api",
     "measure": "perfexp.api",

@@ -9,7 +9,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -56,15 +57,17 @@ def compose(*arguments: str, **overrides: Any) -> config.Plan:
     return config.typed(composition.compose([*arguments, *_texts(overrides)]))
 
 
-def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) -> Record:
+def measure(
+    model: str | Callable[..., Any], *arguments: str, inputs: Any = None, **overrides: Any
+) -> Record:
     """Measure a model and return its record, which is also on disk.
 
-    Worker processes measure a model given by name. The name is a model option, such as `resnet50`
-    or `timm:convnext_atto`. It may also be `module:name` for a class or function that makes a torch
-    module.
+    Worker processes measure a model given by name. The name is a model option, such as `resnet50`,
+    `timm:convnext_atto` or `hf:bert`. It may also be `module:name` for a class or function that
+    makes a torch module.
 
     This process measures a model object once, and the record is marked `in_process`. The object is
-    a torch module, a module class, or a function that takes an image batch.
+    a torch module, a module class, or a function that takes a batch.
 
     >>> record = measure("fake", gpu="fake", tracking="none", processes=2)
     >>> print(record.status.value, record.points[0].key)
@@ -72,6 +75,8 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
 
     Args:
         arguments: overrides as text.
+        inputs: inputs of a model object, as CPU tensors: one, a tuple of positional arguments, or a
+            dictionary of named ones. Their first dimension is the batch. By default images.
         overrides: keys with their values, as for `compose`; `quiet=False` prints progress and
             results.
 
@@ -96,16 +101,17 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
     }
     with interrupts.handled():
         if not isinstance(model, str):
-            record = _measured_here(model, texts, console)
-        elif ":" not in model or torchvision_names.is_name(model):
-            record = driver.run(
-                _assignment([f"model={model}", *texts, *_texts(own, "model.")]), console
+            record = _measured_here(model, inputs, texts, console)
+        elif inputs is not None:
+            raise UserError(
+                f"inputs: other processes measure '{model}'; give its class a method example_inputs(batch_size)."
             )
         else:
-            module, _, name = model.partition(":")
-            node = {"_target_": f"{module}.{name}", **own}
-            with _importable(module):
-                record = driver.run(_assignment(texts, {_free_name(name): node}), console)
+            module, colon, _ = model.partition(":")
+            is_own = colon and not torchvision_names.is_name(model)
+            words = [f"model={model}", *texts, *_texts(own, "model.")]
+            with _importable(module) if is_own else nullcontext():
+                record = driver.run(_assignment(words), console)
     for line in failures(record) if quiet else ():
         console.warning(line)
     return record
@@ -133,13 +139,13 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     ).frame(what)
 
 
-def _assignment(texts: list[str], models: Mapping[str, Any] | None = None) -> Assignment:
+def _assignment(words: list[str], models: Mapping[str, Any] | None = None) -> Assignment:
     """Compose a run.
 
     Args:
-        models: model options added to conf/ for this run, by name; the run uses the first.
+        models: model options added to conf/ for this run, by name.
     """
-    plain = composition.compose([*(f"model={name}" for name in models or ()), *texts], models or {})
+    plain = composition.compose(words, models or {})
     plan = config.typed(plain)
     name = naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
     folder = naming.run_folder(plan)
@@ -148,15 +154,18 @@ def _assignment(texts: list[str], models: Mapping[str, Any] | None = None) -> As
     return Assignment(plan=plan, plain=plain, folder=folder, name=name)
 
 
-def _measured_here(model: Callable[..., Any], texts: list[str], console: Console) -> Record:
+def _measured_here(
+    model: Callable[..., Any], inputs: Any, texts: list[str], console: Console
+) -> Record:
     from perfexp.worker.in_process import measure_points  # with torch
 
     name = _free_name(getattr(model, "__name__", type(model).__name__))
     given = {text.partition("=")[0] for text in texts}
-    once = [
-        text for text in ("processes=1", "cold_start=false") if text.partition("=")[0] not in given
-    ]
-    assignment = _assignment([*once, *texts], {name: {"_target_": _LIVE}})
+    usual = ["processes=1", "cold_start=false"]
+    usual += [] if inputs is None else [f"batch_size={_batch_of(inputs)}"]
+    once = [text for text in usual if text.partition("=")[0] not in given]
+    words = [f"model={name}", *once, *texts]
+    assignment = _assignment(words, {name: {"_target_": _LIVE}})
     module = getattr(model, "__module__", type(model).__module__)
     assignment.plain["sources"] = sources.hashes([str(module)])
     paths = RunPaths(assignment.folder)
@@ -164,9 +173,18 @@ def _measured_here(model: Callable[..., Any], texts: list[str], console: Console
         raise UserError(
             f"{assignment.folder} has the results of an earlier object: choose another output_dir."
         )
-    return driver.run(
-        assignment, console, lambda: measure_points(assignment.plan, paths, model, console.warning)
-    )
+    measured = partial(measure_points, assignment.plan, paths, model, inputs, console.warning)
+    return driver.run(assignment, console, measured)
+
+
+def _batch_of(inputs: Any) -> int:
+    """Return the length of the first tensor."""
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
+    tensors = values if isinstance(inputs, Mapping | tuple | list) else [inputs]
+    lengths = (len(one) for one in tensors if getattr(one, "ndim", 0))
+    if (length := next(lengths, 0)) == 0:
+        raise UserError("inputs: give a tensor, a tuple or a dictionary of tensors with a batch.")
+    return length
 
 
 def _texts(overrides: Mapping[str, Any], prefix: str = "") -> list[str]:

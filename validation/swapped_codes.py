@@ -79,7 +79,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     missed, pairs = 0, 0
     print("| pass | pair | ok, as it is | ok, swapped | found out |\n|---|---|---:|---:|---|")
-    for which in Pass:
+    for which in CODES:
         right = {name: outcome(which, name) for name in CODES[which]}
         for one, other in combinations(CODES[which], 2):
             codes = CODES[which]

@@ -122,7 +122,7 @@ def call_with_hydra(
         stack.enter_context(patch.dict(os.environ, {"HYDRA_FULL_ERROR": "1"}))
         if prints:
             stack.enter_context(_masked_stdout())
-        nodes = {name: torchvision_names.node(name) for name in _models_without_file(arguments)}
+        nodes = {name: _node(name, arguments) for name in _models_without_file(arguments)}
         config.register(Path(scratch), {**nodes, **own_models.nodes(arguments), **(models or {})})
         create = Plugins.instantiate_sweeper
 
@@ -156,7 +156,7 @@ def call_with_hydra(
 
 
 def _models_without_file(arguments: Sequence[str]) -> list[str]:
-    """Return torchvision and timm names that are set as model, typed or in a --config-dir file."""
+    """Return names without a file that are set as model, typed or in a --config-dir file."""
     texts = list(arguments)
     known = {file.stem for file in installation.conf_dir().glob("model/*.yaml")}
     for folder in map(Path, flag_values(arguments, *CONFIG_DIR)):
@@ -166,8 +166,16 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
     words: set[str] = set()
     for text in texts:
         for line in _MODEL.findall(text):
-            words.update(re.findall(r"[\w:]+", line))
+            words.update(re.findall(r"[\w:-]+", line))
     return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
+
+
+def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of a model without a file; keys of transformers are known when they are typed."""
+    node = torchvision_names.node(name)
+    if not name.startswith(torchvision_names.HF):
+        return node
+    return {**node, "config": own_models.settings(arguments, "model.config.")}
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:

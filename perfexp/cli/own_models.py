@@ -14,7 +14,6 @@ from perfexp.models import torchvision_names
 from perfexp.plan.override_keys import key_of
 
 _NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
-_PREFIX = "model."
 
 
 def named(arguments: Sequence[str]) -> dict[str, str]:
@@ -54,7 +53,7 @@ def nodes(arguments: Sequence[str]) -> dict[str, Any]:
         name: {
             "_target_": name.replace(":", "."),
             "_partial_": True,
-            **_settings(arguments),
+            **settings(arguments),
         }
         for name in named(arguments)
     }
@@ -74,17 +73,17 @@ def _find(module: str) -> None:
         )
 
 
-def _settings(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the model's keys, as nested mappings with null values."""
-    settings: dict[str, Any] = {}
+def settings(arguments: Sequence[str], prefix: str = "model.") -> dict[str, Any]:
+    """Return the keys below a prefix, as nested mappings with null values."""
+    found: dict[str, Any] = {}
     for text in arguments:
-        if not (key := key_of(text)).startswith(_PREFIX) or text[0] in "+~":
+        if not (key := key_of(text)).startswith(prefix) or text[0] in "+~":
             continue
-        *parents, last = key.removeprefix(_PREFIX).split(".")
-        node = settings
+        *parents, last = key.removeprefix(prefix).split(".")
+        node = found
         for parent in parents:
             if not isinstance(node.get(parent), dict):
                 node[parent] = {}
             node = node[parent]
         node.setdefault(last)
-    return settings
+    return found

@@ -16,7 +16,8 @@ from perfexp.errors import UserError, did_you_mean
 _WIDTH = 80
 #: Models without a file in conf/.
 _OTHER_MODELS = (
-    "Others: each name of torchvision; timm:NAME; mine:TinyNet for your class or function in "
+    "Others: each name of torchvision; timm:NAME; hf:NAME for an architecture of Hugging Face, "
+    "such as hf:bert; mine:TinyNet for your class or function in "
     "mine.py, in the current folder or on the module path, with its arguments as model.KEY=VALUE. "
     "Its method example_inputs(batch_size) makes inputs other than images."
 )
@@ -26,7 +27,7 @@ perfexp measures how fast a deep-learning model trains and infers.
 
   perfexp model=resnet50 mode=inference
   perfexp model=resnet18 mode=train batch_size=[8,32] two points of one run
-  perfexp -m model=resnet18,alexnet batch_size=1,8    a run for each combination
+  perfexp -m model=resnet18,hf:bert batch_size=1,8    a run for each combination
   perfexp experiment=quick model=vgg16                10 sizes
   perfexp model=mine:TinyNet model.width=32           your class in ./mine.py
 

@@ -25,7 +25,7 @@ from perfexp.commands.app import (
 )
 from perfexp.commands.show import refuse_unfinished
 from perfexp.errors import PerfexpError, UserError
-from perfexp.records import folders, units
+from perfexp.records import algorithm_plan, folders, units
 from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
@@ -76,6 +76,12 @@ def export(
     layers: Annotated[
         bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")
     ] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the algorithms of one run for perfexp.apply instead."
+        ),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -93,6 +99,14 @@ def export(
 
     Example: perfexp export outputs --out runs.parquet --samples
     """
+    if plan is not None:
+        if len(places) != 1:
+            raise UserError("--plan takes one run: name its folder alone.")
+        refuse_to_overwrite([plan], "Choose another with --plan FILE", force=force)
+        content = algorithm_plan.encoded(algorithm_plan.read(places[0]))
+        write_files({plan: content}, "Choose another with --plan FILE.")
+        emit({"file": str(plan.absolute())}, [f"wrote {plan.absolute()}"], as_json=as_json)
+        return
     stems = {"points": out.stem}
     if samples:
         stems["samples"] = f"{out.stem}_samples"

@@ -116,7 +116,7 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
     if group == "model" and (others := sorted(set(torchvision_names.names()) - about.keys())):
         by_name = (
             f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME; "
-            "your own: model=FILE:CLASS"
+            "of Hugging Face: hf:NAME; your own: model=FILE:CLASS"
         )
         texts.append(textwrap.fill(by_name, _WIDTH))
         about = dict.fromkeys(others, "of torchvision") | about

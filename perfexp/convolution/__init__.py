@@ -58,9 +58,16 @@ class Algorithm(Protocol):
 
 
 class AppliedAlgorithm(Protocol):
-    """An algorithm that replaces torch's own choice; `name` is NAME in `algorithm=NAME`."""
+    """An algorithm that replaces torch's own choice; `name` is NAME in `algorithm=NAME`.
+
+    Attributes:
+        group: prefix of its metrics: `algorithm`, or `attention` for the backend of attention.
+        is_forced: whether it changes anything; otherwise it records what torch chooses.
+    """
 
     name: str
+    group: str
+    is_forced: bool
 
     def begin_point(self) -> None:
         """Discard everything recorded for earlier points."""
@@ -100,5 +107,5 @@ class AppliedAlgorithm(Protocol):
     def launched_share(self) -> Metric | None:
         """Return the share of cuDNN passes launched as captured; None without cuDNN passes."""
 
-    def output_error(self, inputs: Any) -> Metric:
-        """Return the error of the model's outputs relative to the `default` baseline."""
+    def output_error(self, inputs: Any) -> Metric | None:
+        """Return the error of the model's outputs relative to the `default` baseline, if any."""

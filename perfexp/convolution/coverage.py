@@ -18,11 +18,15 @@ _NAMED = 3
 
 
 class Pass(StrEnum):
-    """A convolution within a layer: its outputs, its input gradient or its weight gradient."""
+    """A convolution within a layer: its outputs, its input gradient or its weight gradient.
+
+    Attention has a single backward pass.
+    """
 
     forward = "forward"
     backward_data = "backward_data"
     backward_filter = "backward_filter"
+    backward = "backward"
 
 
 class LayerStatus(StrEnum):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from perfexp import __version__
 from perfexp.convolution import T, kernels, replays
 from perfexp.convolution.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
 from perfexp.convolution.coverage import Pass
@@ -24,17 +25,18 @@ from perfexp.convolution.problem import Problem
 from perfexp.convolution.race import Race
 from perfexp.cost.tensors import tensors_in
 from perfexp.devices import Device
+from perfexp.devices.cpu import processor_name
 from perfexp.host.cache import JsonCache
 from perfexp.models import cuda_graphs, tf32
 
 #: Default limits of the relative L2 error against float64: a multiple of the data type's rounding
 #: error.
-_MAX_ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+MAX_ERROR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 _MAX_ERROR_TF32 = 3e-3
 
 Run = Callable[[], Any]
 Runner = Callable[[str, Sequence[torch.Tensor]], Run]
-_Winners = dict[Pass, PassChoice]
+Winners = dict[Pass, PassChoice]
 
 
 class Threads:
@@ -78,12 +80,8 @@ class Threads:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fastest(Support):
-    """Races all candidates, including torch itself, and chooses the fastest.
-
-    On an NVIDIA GPU each pass has its own race between torch's choice, torch's search, cuDNN
-    algorithms and Triton kernels. Elsewhere the algorithms in torch operations compete. They
-    include their own backward passes, so the three training passes share a race.
+class Races:
+    """Races engines that compute the same, and remembers the winners.
 
     `max_error` limits the relative L2 error against float64; the default depends on the data type.
     Winners of earlier processes may be reused.
@@ -91,36 +89,31 @@ class Fastest(Support):
 
     device: Device
     threads: Threads
-    workspace_bytes: int | None = None
     max_error: float | None = None
     choices: JsonCache
     reuse: bool = True
-    _known: dict[str, _Winners] = field(default_factory=dict)
+    _known: dict[str, Winners] = field(default_factory=dict)
     _chosen: list[str] = field(default_factory=list)
 
-    def choose(self, problem: Problem) -> Choice:
-        if why_no_cudnn(problem.device) is None:
-            return {
-                which: self._remembered(problem, (which,), self._of_pass)[which]
-                for which in problem.passes
-            }
-        return self._remembered(problem, problem.passes, self._of_all_passes)
-
-    def _remembered(
+    def remembered(
         self,
-        problem: Problem,
+        key: str,
         passes: tuple[Pass, ...],
-        hold_race: Callable[[Problem, tuple[Pass, ...]], _Winners],
-    ) -> _Winners:
-        kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
-        key = f"{kind} {' '.join(passes)}"
-        winners = self._known.get(key) or self._read(key, passes, problem)
+        hold_race: Callable[[], Winners],
+        check: Callable[[Pass, str], None],
+    ) -> Winners:
+        """Return the winner of each pass: from this process, an earlier one, or a new race.
+
+        Args:
+            check: raises ValueError or CudnnError if an engine cannot compute a pass.
+        """
+        winners = self._known.get(key) or self._read(key, passes, check)
         if winners is None:
             with (
                 torch.no_grad(),
                 replays.eager(),
             ):  # like for like: torch's passes are not launched as captured either
-                winners = self.threads.run("race", partial(hold_race, problem, passes))
+                winners = self.threads.run("race", hold_race)
             if not any(winner.not_cached for winner in winners.values()):
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 entry = {
@@ -136,7 +129,9 @@ class Fastest(Support):
         """Remove all choices from the cache for other processes; this process keeps using them."""
         self.choices.remove(self._chosen)
 
-    def _read(self, key: str, passes: tuple[Pass, ...], problem: Problem) -> _Winners | None:
+    def _read(
+        self, key: str, passes: tuple[Pass, ...], check: Callable[[Pass, str], None]
+    ) -> Winners | None:
         """Return an earlier process's choice, if it is still possible."""
         entry = self.choices.find(key) if self.reuse else None
         try:
@@ -146,30 +141,96 @@ class Fastest(Support):
             for which, choice in (winners or {}).items():
                 if choice.kept_since is None:
                     raise ValueError("cached by an earlier version, without a date")
-                self._check(which, choice.engine, problem)
+                check(which, choice.engine)
         except (KeyError, TypeError, ValueError, CudnnError):
             return None
         return winners
 
-    def _check(self, which: Pass, engine: str, problem: Problem) -> None:
-        """Check that an engine can compute a pass.
+    def winner(
+        self,
+        names: Sequence[str],
+        runner: Runner,
+        draw: Callable[[], list[torch.Tensor]],
+        limit: float,
+        *,
+        default: str = DEFAULT,
+        reference: str = DEFAULT,
+        exactly: Runner | None = None,
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the winner among the sufficiently exact engines, and facts about all engines.
 
-        Raises:
-            ValueError: the engine cannot compute the pass.
-            CudnnError: cuDNN refuses.
+        Args:
+            limit: usual limit of the error, unless `max_error` is set.
+            default: the engine to beat.
+            reference: the engine that computes in float64.
+            exactly: runner for the errors, if a race's results are random.
         """
-        backend, _, name = engine.partition(".")
-        is_able = backend in (CUDNN, DEFAULT, BENCHMARK)
-        if backend == CUDNN:
-            plan_of(which, engine, problem)
-        elif backend == TORCH:
-            is_able = ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None
-        elif backend == TRITON:
-            is_able = no_kernels(problem.device) is None
-        if not is_able:
-            raise ValueError(engine)
+        captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
+        race = Race(device=self.device, default=default, where=self._thread, captures=captures)
+        tensors = draw()
+        expected = (exactly or runner)(reference, [tensor.double() for tensor in tensors])()
+        trials = {name: (exactly or runner)(name, tensors) for name in names}
+        limit = limit if self.max_error is None else self.max_error
+        errors = self._errors(trials, expected, default)
+        exact = [name for name in names if name == default or errors.get(name, math.inf) <= limit]
+        del expected, trials
+        nominees = race.nominate({name: runner(name, tensors) for name in exact})
+        again = dict.fromkeys(
+            [*nominees, *(name for name in (default, BENCHMARK) if name in exact)]
+        )
+        tensors = draw()
+        outcome = race.decide({name: runner(name, tensors) for name in again}, nominees[0])
+        return outcome.chosen, {"errors": errors, **outcome.facts()}
 
-    def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
+    def _errors(self, runs: dict[str, Run], expected: Any, default: str) -> dict[str, float]:
+        """Return the errors of engines that fit into memory."""
+        errors: dict[str, float] = {}
+        for name, run in runs.items():
+            try:
+                errors[name] = self._thread(name)(partial(_error, run, expected))
+            except torch.OutOfMemoryError:
+                if name == default:
+                    raise
+        return errors
+
+    def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
+        """Return a runner for an engine.
+
+        Torch's search gets its own thread, because it must not use its heuristic's cached choice.
+        """
+        return partial(self.threads.run, "search") if name == BENCHMARK else lambda work: work()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fastest(Races, Support):
+    """Races all candidates, including torch itself, and chooses the fastest.
+
+    On an NVIDIA GPU each pass has its own race between torch's choice, torch's search, cuDNN
+    algorithms and Triton kernels. Elsewhere the algorithms in torch operations compete. They
+    include their own backward passes, so the three training passes share a race.
+    """
+
+    workspace_bytes: int | None = None
+
+    def choose(self, problem: Problem) -> Choice:
+        if why_no_cudnn(problem.device) is None:
+            return {
+                which: self._of(problem, (which,), self._of_pass)[which] for which in problem.passes
+            }
+        return self._of(problem, problem.passes, self._of_all_passes)
+
+    def _of(
+        self,
+        problem: Problem,
+        passes: tuple[Pass, ...],
+        hold_race: Callable[[Problem, tuple[Pass, ...]], Winners],
+    ) -> Winners:
+        kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
+        check = partial(check_engine, problem)
+        hold = partial(hold_race, problem, passes)
+        return self.remembered(f"{kind} {' '.join(passes)}", passes, hold, check)
+
+    def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> Winners:
         (which,) = passes
         try:
             return {which: self._raced(which, problem.even())}
@@ -184,12 +245,11 @@ class Fastest(Support):
         def runner(name: str, tensors: Sequence[torch.Tensor]) -> Run:
             return _runner(which, name, problem, tensors)
 
-        winner, facts = self._winner(
-            list(entrants), runner, partial(_tensors, problem, which), problem
-        )
+        draw = partial(_tensors, problem, which)
+        winner, facts = self.winner(list(entrants), runner, draw, _limit(problem))
         return replace(entrants[winner], **facts)
 
-    def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> _Winners:
+    def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> Winners:
         """Return the joint winner for all passes, among the algorithms in torch operations."""
         convolution = problem.convolution
         able = [
@@ -216,9 +276,8 @@ class Fastest(Support):
 
             return run
 
-        winner, facts = self._winner(
-            [DEFAULT, *(f"{TORCH}.{name}" for name in able)], runner, draw, problem
-        )
+        names = [DEFAULT, *(f"{TORCH}.{name}" for name in able)]
+        winner, facts = self.winner(names, runner, draw, _limit(problem))
         others = {
             which: PassChoice(engine=winner) for which in passes[1:]
         }  # the times cover all passes
@@ -235,61 +294,24 @@ class Fastest(Support):
             choices = (Kernels(name=name).candidate(which, problem) for name in kernels.ALGORITHMS)
             yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
 
-    def _winner(
-        self,
-        names: Sequence[str],
-        runner: Runner,
-        draw: Callable[[], list[torch.Tensor]],
-        problem: Problem,
-    ) -> tuple[str, dict[str, Any]]:
-        """Return the winner among the sufficiently exact engines, and facts about all engines."""
-        captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
-        race = Race(device=self.device, default=DEFAULT, where=self._thread, captures=captures)
-        errors, exact, nominees = self._nominees(race, names, runner, draw(), problem)
-        again = dict.fromkeys(
-            [*nominees, *(name for name in (DEFAULT, BENCHMARK) if name in exact)]
-        )
-        tensors = draw()
-        outcome = race.decide({name: runner(name, tensors) for name in again}, nominees[0])
-        return outcome.chosen, {"errors": errors, **outcome.facts()}
 
-    def _nominees(
-        self,
-        race: Race,
-        names: Sequence[str],
-        runner: Runner,
-        tensors: list[torch.Tensor],
-        problem: Problem,
-    ) -> tuple[dict[str, float], list[str], list[str]]:
-        """Return the errors of engines that fit into memory, the exact engines, and the fastest.
+def check_engine(problem: Problem, which: Pass, engine: str) -> None:
+    """Check that an engine can compute a pass.
 
-        Exact means within the error limit; only exact engines can be among the fastest.
-        """
-        usual = _MAX_ERROR_TF32 if _tf32(problem) else _MAX_ERROR[problem.dtype]
-        limit = usual if self.max_error is None else self.max_error
-        runs = {name: runner(name, tensors) for name in names}
-        reference = runner(DEFAULT, [tensor.double() for tensor in tensors])()
-        errors: dict[str, float] = {}
-        for name, run in runs.items():
-            try:
-                errors[name] = self._thread(name)(partial(_error, run, reference))
-            except torch.OutOfMemoryError:
-                if name == DEFAULT:
-                    raise
-        del reference
-        exact = {
-            name: run
-            for name, run in runs.items()
-            if name == DEFAULT or errors.get(name, limit + 1) <= limit
-        }
-        return errors, list(exact), race.nominate(exact)
-
-    def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
-        """Return a runner for an engine.
-
-        Torch's search gets its own thread, because it must not use its heuristic's cached choice.
-        """
-        return partial(self.threads.run, "search") if name == BENCHMARK else lambda work: work()
+    Raises:
+        ValueError: the engine cannot compute the pass.
+        CudnnError: cuDNN refuses.
+    """
+    backend, _, name = engine.partition(".")
+    is_able = backend in (CUDNN, DEFAULT, BENCHMARK)
+    if backend == CUDNN:
+        plan_of(which, engine, problem)
+    elif backend == TORCH:
+        is_able = ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None
+    elif backend == TRITON:
+        is_able = no_kernels(problem.device) is None
+    if not is_able:
+        raise ValueError(engine)
 
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
@@ -327,3 +349,24 @@ def _error(run: Run, reference: Any) -> float:
 
 def _tf32(problem: Problem) -> bool:
     return problem.dtype is torch.float32 and problem.device.type == "cuda" and tf32.allowed()[1]
+
+
+def context_of(device: Device) -> dict[str, Any]:
+    """Return what all races on a device depend on."""
+    return {**software_of(device), "perfexp": __version__, **device.limits()}
+
+
+def software_of(device: Device) -> dict[str, Any]:
+    """Return the device and the libraries that a choice of engines is for."""
+    cuda = device.kind == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device.identifier) if cuda else processor_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
+        "threads": None if cuda else torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _limit(problem: Problem) -> float:
+    return _MAX_ERROR_TF32 if _tf32(problem) else MAX_ERROR[problem.dtype]

@@ -17,20 +17,18 @@ from perfexp.convolution.coverage import AlgorithmReport, LayerStatus, Pass
 from perfexp.convolution.cudnn import CODES, why_no_cudnn
 from perfexp.convolution.difference import relative_error, with_statistics
 from perfexp.convolution.families import foreign
-from perfexp.convolution.fastest import Fastest, Threads
+from perfexp.convolution.fastest import Fastest, Threads, context_of
 from perfexp.convolution.layer import Layer
 from perfexp.convolution.operators import DEFAULT
 from perfexp.convolution.portable.algorithms import ALGORITHMS, canonical
 from perfexp.convolution.portable.geometry import clear_constants
 from perfexp.convolution.problem import Problem
 from perfexp.convolution.proof import watch
-from perfexp.devices.cpu import processor_name
 from perfexp.errors import Unsupported, UserError, did_you_mean
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Session
 from perfexp.records.quantities import ALGORITHM_ERROR, LAUNCHED
 from perfexp.records.record import Metric
-from perfexp.version import __version__
 
 #: Number of layers that an error names before it counts the rest.
 _NAMED = 5
@@ -45,6 +43,8 @@ class Forced:
     Raises:
         UserError: there is no such algorithm, or a setting is invalid.
     """
+
+    group, is_forced = "algorithm", True
 
     def __init__(
         self,
@@ -262,19 +262,12 @@ class Forced:
         )
 
     def _fastest(self) -> Fastest:
-        cuda = self._device.type == "cuda"
         context = {
-            "device": torch.cuda.get_device_name(self._device) if cuda else processor_name(),
-            "torch": torch.__version__,
-            "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
-            "threads": None if cuda else torch.get_num_threads(),
-            "perfexp": __version__,
+            **context_of(self._session.device),
             # earlier races compared captured cuDNN passes with torch's kernels
             "race": "of equal launches",
-            **self._session.device.limits(),
             "triton": metadata.version("triton") if util.find_spec("triton") else None,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
             "workspace_bytes": self._workspace_bytes,
             "max_error": self._max_error,
             "objective": self._objective.value,

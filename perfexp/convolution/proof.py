@@ -16,7 +16,7 @@ from perfexp.convolution.coverage import LayerStatus, PassReport
 from perfexp.convolution.families import judge
 
 #: Torch's spin kernel; a few cycles of it mark a place in the stream.
-_MARKER = "spin_kernel"
+MARKER = "spin_kernel"
 _MARKER_CYCLES = 1
 
 
@@ -45,9 +45,9 @@ def watch(call: Callable[[], Any]) -> Seen:
 
     def around(plan: ConvolutionPlan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         order.append(plan)
-        _mark()
+        mark()
         outputs = run()
-        _mark()
+        mark()
         return outputs
 
     plans.watcher = around
@@ -55,44 +55,48 @@ def watch(call: Callable[[], Any]) -> Seen:
         names = kernel_names(call)
     finally:
         plans.watcher = None
-    between = _between_markers(names)
+    between = between_markers(names)
     return Seen(dict(zip(order, between, strict=True)) if len(between) == len(order) else {})
 
 
-def kernel_names(call: Callable[[], Any]) -> list[str]:
-    """Return the names of a call's activities on an NVIDIA GPU, in execution order.
+def kernel_names(call: Callable[[], Any], *, is_cuda: bool = True) -> list[str]:
+    """Return the names of a call's activities on a GPU, or of its operators on a CPU, in order.
 
     Memory copies and fills on streams without markers do not belong to the call and are left out.
     Kernels on such streams are included: cuDNN runs some kernels on its own streams and joins them
     to the caller's.
     """
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    kind = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
+    synchronize: Callable[[], Any] = torch.cuda.synchronize if is_cuda else bool
+    synchronize()
+    with profile(activities=[kind]) as profiler:
         call()
-        torch.cuda.synchronize()
+        synchronize()
     assert profiler.profiler is not None
     events = [
         (event.start_ns(), event.device_resource_id(), event.name())
         for event in profiler.profiler.kineto_results.events()
-        if event.device_type() == DeviceType.CUDA
+        if event.device_type() == (DeviceType.CUDA if is_cuda else DeviceType.CPU)
     ]
-    streams = {stream for _, stream, name in events if _MARKER in name}
+    streams = {stream for _, stream, name in events if MARKER in name}
     return [
         name
         for _, stream, name in sorted(events)
-        if stream in streams or not name.startswith("Mem")
+        if not is_cuda or stream in streams or not name.startswith("Mem")
     ]
 
 
-def _mark() -> None:
+def mark() -> None:
+    """Mark a place in the current stream."""
     torch.cuda._sleep(_MARKER_CYCLES)  # type: ignore[no-untyped-call]
 
 
-def _between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
+def between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return the names between each pair of markers."""
     found: list[tuple[str, ...]] = []
     inside: list[str] | None = None
     for name in names:
-        if _MARKER in name:
+        if MARKER in name:
             if inside is not None:
                 found.append(tuple(inside))
             inside = [] if inside is None else None

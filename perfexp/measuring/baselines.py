@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from perfexp.convolution import AppliedAlgorithm
+from perfexp.convolution import AppliedAlgorithm, T
 from perfexp.devices import Device
 from perfexp.errors import Unsupported
 from perfexp.records import diagnostics, races
@@ -104,7 +104,7 @@ def judge(
         point.doubts.append(
             diagnostics.make("device_of_graph", what="the baselines were compared as calls")
         )
-    for baseline, ratio in races.promised(races.timed_passes(point)).items():
+    for baseline, ratio in races.promised(races.timed_passes(point, algorithm.group)).items():
         point.metrics.append(_metric(member(PROMISED_SPEEDUP, baseline), ratio))
     if is_slower:
         algorithm.discard_choices()
@@ -155,8 +155,20 @@ def _metric(name: str, ratio: Interval | None, reason: str | None = None) -> Met
     return Metric.of(name, ratio.value, low=ratio.low, high=ratio.high)
 
 
+class Contestant(Protocol):
+    """What runs a call in its own way and in the ways of its baselines; see `AppliedAlgorithm`."""
+
+    name: str
+
+    def baselines(self) -> tuple[str, ...]: ...
+
+    def run_baseline(self, baseline: str, work: Callable[[], T]) -> T: ...
+
+    def run_eager(self, work: Callable[[], T]) -> T: ...
+
+
 def compare(
-    algorithm: AppliedAlgorithm,
+    algorithm: Contestant,
     call: collecting.Call,
     device: Device,
     capture: collecting.Capture | None = None,

@@ -42,6 +42,7 @@ class Context:
         modes: kind of call by phase.
         stopping: rule that ends each series.
         algorithm: algorithm applied to the model; None for torch's own choice.
+        attention: attention backend applied to the model, or a record of torch's choice.
         percentiles: latency percentiles to report, in percent.
         probes: the user's probes by name.
         epochs: full passes over the training data; None if the stopping rule sets the step count.
@@ -75,6 +76,7 @@ class Context:
     modes: dict[str, Mode]
     stopping: StoppingRule
     algorithm: AppliedAlgorithm | None = None
+    attention: AppliedAlgorithm | None = None
     percentiles: Sequence[float] = (50.0, 95.0, 99.0)
     probes: dict[str, Probe] = field(default_factory=dict)
     epochs: int | None = None
@@ -143,18 +145,19 @@ class Context:
         *,
         together: bool = False,
     ) -> None:
-        """Run an optional step with the applied algorithm; do nothing for torch's own choice."""
-        if self.algorithm is not None:
-            self.run_optional(
-                point, f"algorithm/{figure}", partial(action, self.algorithm), together=together
-            )
+        """Run an optional step with what is applied; do nothing for torch's own choice."""
+        for applied in self._applied:
+            if applied.is_forced:
+                self.run_optional(
+                    point, f"{applied.group}/{figure}", partial(action, applied), together=together
+                )
 
     @contextmanager
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
         """Yield a point's call with the loaded weights restored and the memory peak reset."""
         self.group.open(key)
-        if self.algorithm is not None:
-            self.algorithm.begin_point()
+        for applied in self._applied:
+            applied.begin_point()
         self.session.reset()
         if self.trained_weights is not None and key.phase == "inference":
             self.session.adopt(self.trained_weights)
@@ -188,6 +191,8 @@ class Context:
         self.first_forward(batches)
         step.call()
         self.device.synchronize()
+        if self.attention is not None:
+            self.attention.report()  # the backends are settled for further calls
         if not step.trains:
             return None
         return self.session.number(step.state.loss)
@@ -195,8 +200,8 @@ class Context:
     def first_forward(self, batches: Batches) -> None:
         """Make a size's first forward pass."""
         self.session.first_forward(batches.next())
-        if self.algorithm is not None:
-            self.algorithm.begin_call()
+        for applied in self._applied:
+            applied.begin_call()
 
     def capture(self, step: Step, batches: Batches) -> collecting.Capture:
         """Return a function that captures the call as a single launch."""
@@ -229,9 +234,10 @@ class Context:
         """
         inputs = batches.next().inputs
         count = partial(self.session.work, inputs, training=step.trains)
-        if self.algorithm is None:
-            return count()
-        return self.algorithm.run_baseline("default", count)
+        for applied in self._applied:
+            if applied.is_forced:
+                count = partial(applied.run_baseline, "default", count)
+        return count()
 
 
 def without_exit(action: Callable[[], None]) -> None:

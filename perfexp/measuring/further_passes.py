@@ -70,6 +70,9 @@ def measure(
         context.run_optional(point, ENERGY, next_part_of_energy, together=True)
     if context.checks_outputs:
         context.run_optional(point, OUTPUT_ERROR, partial(_check_outputs, context, point, batches))
+    inputs = batches.next().inputs
+    if (tokens := context.session.tokens(inputs)) is not None:
+        work_rates.add_token_metrics(point, tokens, context.ceilings)
     if context.counts_work:  # last, because rates need every time
         context.run_optional(point, FLOPS, partial(_count_work, context, point, step, batches))
 

@@ -126,6 +126,10 @@ class Procedure(Context):
         # after the step is closed, on the weights as they were loaded
         self.run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
 
+    @property
+    def _applied(self) -> list[AppliedAlgorithm]:
+        return [one for one in (self.algorithm, self.attention) if one is not None]
+
     def _measure_warmup_memory(self, point: Point, step: Step) -> None:
         """Add the memory peak of the first calls, then reset it.
 
@@ -148,11 +152,12 @@ class Procedure(Context):
 
     def _report_algorithm(self, point: Point) -> None:
         """Add which algorithms computed the first call; later calls of the same size keep them."""
-        if self.algorithm is not None:
-            report = self.algorithm.report()
-            point.metrics += report.metrics()
-            point.facts["algorithm"] = report.facts()
-            point.doubts += report.doubts()
+        for applied in self._applied:
+            report = applied.report()
+            if applied.is_forced or report.layers:
+                point.metrics += report.metrics()
+                point.facts[applied.group] = report.facts()
+                point.doubts += report.doubts()
 
     def _check_outputs(self, point: Point, step: Step) -> None:
         """Check the last call's outputs for infinities and NaN: they can change its speed."""
@@ -195,7 +200,8 @@ class Procedure(Context):
     def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:
         self.session.reset()
         with self._batches(point.key, training=False) as batches:
-            point.metrics.append(algorithm.output_error(batches.next().inputs))
+            error = algorithm.output_error(batches.next().inputs)
+            point.metrics += [] if error is None else [error]
 
     def _close(self, point: Point, before: dict[str, Any]) -> None:
         """Add device memory and state; after an out-of-memory error, also the batch that fits."""

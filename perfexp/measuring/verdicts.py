@@ -118,10 +118,10 @@ def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm)
     """
     if algorithm.prove(call):
         report = algorithm.report()
-        point.facts["algorithm"] = report.facts()
+        point.facts[algorithm.group] = report.facts()
         proven = {metric.name: metric for metric in report.metrics()}
         point.metrics = [proven.get(metric.name, metric) for metric in point.metrics]
-        point.doubts += diagnostics.without(report.doubts(), "algorithm_fallback")
+        point.doubts += diagnostics.without(report.doubts(), f"{algorithm.group}_fallback")
 
 
 def judge_bound(point: Point) -> None:

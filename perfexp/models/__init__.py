@@ -71,10 +71,23 @@ class Ddp:
     static_graph: bool = False
 
 
+class Attention(StrEnum):
+    """Backend of attention: torch's choice, one of torch's, or the fastest for each shape."""
+
+    auto = "auto"
+    flash = "flash"
+    efficient = "efficient"
+    cudnn = "cudnn"
+    math = "math"
+    fastest = "fastest"
+
+
 @dataclass(kw_only=True)
 class Execution:
     """How torch runs the model."""
 
+    attention: Attention = Attention.auto
+    attention_verify: bool = False
     compile: str | None = None
     channels_last: bool = False
     cuda_graph: bool = False
@@ -96,6 +109,21 @@ class Batch:
 
     inputs: Any
     targets: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Tokens that a call processes.
+
+    Attributes:
+        count: number of tokens in the batch.
+        weight_bytes: parameters that a call of mode=decode reads.
+        cache_bytes: keys and values of the context that it reads.
+    """
+
+    count: int
+    weight_bytes: int | None = None
+    cache_bytes: int | None = None
 
 
 class Schedule(StrEnum):
@@ -293,6 +321,10 @@ class Session(Protocol):
 
         Raises `Unsupported` if the model cannot be traced.
         """
+        return None
+
+    def tokens(self, inputs: Any) -> Tokens | None:
+        """Return the tokens among a call's inputs; None for a model of images."""
         return None
 
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:

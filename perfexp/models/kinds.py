@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 from torch.utils._pytree import tree_leaves
 
 from perfexp.cost.tape import original_of
-from perfexp.errors import UserError
+from perfexp.errors import Unsupported, UserError
+from perfexp.models.transformer import info_nce
 
 #: Label for pixels outside all classes (Pascal VOC, Cityscapes, torchvision's references).
 VOID = 255
@@ -27,11 +28,13 @@ class Kind:
 
     Attributes:
         target_dims: dimensions of a target batch; None for any.
+        channels: channels of an image.
         inputs_help: sentence on giving the module other inputs, with a leading space.
     """
 
     name: str
     target_dims: int | None
+    channels = 3
     inputs_help = ""
 
     def __init__(self, num_classes: int | None) -> None:
@@ -39,7 +42,7 @@ class Kind:
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
         """Return the shape of one sample, without the batch, from height and width in pixels."""
-        return (3, *input_size)
+        return (self.channels, *input_size)
 
     @property
     def input_dims(self) -> int | None:
@@ -55,6 +58,19 @@ class Kind:
         named arguments.
         """
         return torch.randn(batch_size, *self.sample_shape(input_size), generator=generator)
+
+    def tokens(self, inputs: Any) -> int:
+        """Return the number of token ids in a call's inputs; 0 if there are none, or images, too.
+
+        Token ids are integers of shape (batch, length), alone or with a name that ends in
+        `input_ids`.
+        """
+        named = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        tensors = {key: one for key, one in named.items() if isinstance(one, torch.Tensor)}
+        if any(one.is_floating_point() for one in tensors.values()):
+            return 0
+        ids = (one for key, one in tensors.items() if key.endswith("input_ids") and one.ndim == 2)
+        return sum(one.numel() for one in ids)
 
     def labels(
         self, input_size: tuple[int, int], batch_size: int
@@ -117,6 +133,111 @@ class Segmentation(Classification):
         return self.num_classes, (batch_size, *input_size)
 
 
+class Named(Kind):
+    """Token ids and images by the names of transformers; a single input has no name.
+
+    `input_size` is the number of tokens; with images it is their size, and texts are as long as
+    the model allows. The loss uses all outputs, so that all parameters are trained: InfoNCE of a
+    batch's images and texts, or else the mean square of each output.
+
+    Args:
+        vocabulary: number of token ids; None for images alone.
+        names: names of the token ids.
+        longest: maximum number of tokens, if the model has one.
+        takes_images: whether `pixel_values` are an input.
+    """
+
+    target_dims: int | None = None
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        vocabulary: int | None = None,
+        names: Sequence[str] = (),
+        longest: int | None = None,
+        takes_images: bool = False,
+    ) -> None:
+        super().__init__(None)
+        self.name, self._vocabulary, self._names = name, vocabulary, tuple(names)
+        self._longest, self._takes_images = longest, takes_images
+
+    @property
+    def input_dims(self) -> int | None:
+        if len(self._names) + self._takes_images > 1:
+            return None
+        return 4 if self._takes_images else 2
+
+    def length(self, input_size: tuple[int, int]) -> int:
+        """Return the tokens per sample; raise `Unsupported` if the model has too few positions."""
+        length, longest = input_size[1], self._longest or input_size[1]
+        if self._takes_images:
+            return longest
+        if length > longest:
+            raise Unsupported(
+                f"input_size={length}: the model has positions for {longest} tokens; set "
+                f"input_size={longest}, or more positions in its configuration (model.config.…)"
+            )
+        return length
+
+    def random_inputs(
+        self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
+    ) -> Any:
+        """See `Kind`. Token ids are evenly distributed."""
+        inputs = {}
+        if self._vocabulary is not None:
+            shape = batch_size, self.length(input_size)
+            inputs = {
+                name: torch.randint(self._vocabulary, shape, generator=generator)
+                for name in self._names
+            }
+        if self._takes_images:
+            inputs["pixel_values"] = super().random_inputs(input_size, batch_size, generator)
+        return inputs if len(inputs) > 1 else next(iter(inputs.values()))
+
+    def labels(
+        self, input_size: tuple[int, int], batch_size: int
+    ) -> tuple[int, tuple[int, ...]] | None:
+        return None
+
+    def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
+        if label_smoothing:
+            raise UserError(f"mode.train.label_smoothing: {self.name} has no labels; set it to 0.")
+        if (scores := getattr(outputs, "logits_per_image", None)) is not None:
+            return info_nce(scores)
+        leaves = (one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor))
+        learned = [one.float().square().mean() for one in leaves if one.requires_grad]
+        return torch.stack(learned).sum()
+
+
+class LanguageModel(Named):
+    """Text whose tokens are predicted: the next ones, hidden ones, or an answer's.
+
+    Args:
+        shifted: whether outputs predict the next token. Otherwise each position has a label.
+    """
+
+    target_dims = 2
+
+    def __init__(self, name: str, *, shifted: bool, **inputs: Any) -> None:
+        super().__init__(name, **inputs)
+        self._shifted = shifted
+
+    def labels(
+        self, input_size: tuple[int, int], batch_size: int
+    ) -> tuple[int, tuple[int, ...]] | None:
+        assert self._vocabulary is not None
+        return self._vocabulary, (batch_size, self.length(input_size))
+
+    def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
+        logits = outputs.logits
+        if self._shifted:
+            logits, targets = logits[:, :-1], targets[:, 1:]
+        return cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), label_smoothing=label_smoothing
+        )
+
+
 class ByOutput(Kind):
     """Kind by output shape.
 
@@ -134,13 +255,15 @@ class ByOutput(Kind):
         "sample_shape(input_size); for token ids or several inputs a method example_inputs(batch_size)."
     )
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, inputs: Any = None) -> None:
         module = original_of(module)
         super().__init__(own_classes(module))
         self._sample_shape = _own_method(module, "sample_shape", 1) or super().sample_shape
         self._loss = _own_method(module, "loss", 2)
         made = (_own_method(module, "example_inputs", count) for count in (2, 1, 0))
-        self._example_inputs = next(filter(None, made), None)
+        self._example_inputs = (
+            (lambda: inputs) if inputs is not None else next(filter(None, made), None)
+        )
         self._labels: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
@@ -254,7 +377,12 @@ def weighted_cross_entropy(
     ignored = _ignored_label(targets)
     losses = (
         weight
-        * cross_entropy(scores, targets, ignore_index=ignored, label_smoothing=label_smoothing)
+        * cross_entropy(
+            _at_labels(scores, targets),
+            targets,
+            ignore_index=ignored,
+            label_smoothing=label_smoothing,
+        )
         for weight, scores in _weighted(outputs)
     )
     return sum(losses, start=next(losses))
@@ -266,8 +394,16 @@ def correct(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     Void pixels do not count. Both counts stay on the device, so the host does not wait.
     """
     counted = targets != _ignored_label(targets)
-    right = (main_output(outputs).argmax(1) == targets) & counted
+    right = (_at_labels(main_output(outputs), targets).argmax(1) == targets) & counted
     return right.sum(), counted.sum()
+
+
+def _at_labels(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return scores of the labels' size; some models segment at a quarter of it."""
+    size = targets.shape[1:]
+    if len(size) != 2 or scores.shape[2:] == size:
+        return scores
+    return interpolate(scores, size=size, mode="bilinear", align_corners=False)
 
 
 def _ignored_label(targets: torch.Tensor) -> int:

@@ -18,8 +18,8 @@ from perfexp.models.session import TorchSession
 class ModuleModel:
     """A module, or a partial that makes one, as a model.
 
-    Its inputs are images, and its outputs determine its kind. With a partial (`_partial_: true` in
-    YAML), random weights follow the run's seed. The module may have:
+    Without `inputs` it gets images. Its outputs determine its kind. With a partial
+    (`_partial_: true` in YAML), random weights follow the run's seed. The module may have:
 
     - `sample_shape(input_size)`: the shape of one sample for a height and width,
     - `loss(outputs, targets)`: the scalar to minimize,
@@ -27,10 +27,14 @@ class ModuleModel:
     """
 
     def __init__(
-        self, module: torch.nn.Module | functools.partial[torch.nn.Module], *, name: str
+        self,
+        module: torch.nn.Module | functools.partial[torch.nn.Module],
+        *,
+        name: str,
+        inputs: Any = None,
     ) -> None:
         self.name = name
-        self._module = module
+        self._module, self._inputs = module, inputs
 
     def open(
         self,
@@ -53,7 +57,7 @@ class ModuleModel:
             raise UserError(f"The data has {num_classes} classes, {self.name} has {classes}.")
         return TorchSession(
             module,
-            kind=ByOutput(module),
+            kind=ByOutput(module, self._inputs),
             name=self.name,
             device=device,
             precision=precision,
@@ -62,7 +66,7 @@ class ModuleModel:
         )
 
 
-def adapt(built: object, name: str) -> Model:
+def adapt(built: object, name: str, inputs: Any = None) -> Model:
     """Return the object built from a `model` node as a model; raise `UserError` if impossible.
 
     It may be a model, a torch module, or a partial that makes a torch module.
@@ -71,8 +75,8 @@ def adapt(built: object, name: str) -> Model:
         built = built()
     # a module may have its own method `open`
     if isinstance(built, (torch.nn.Module, functools.partial)):
-        return ModuleModel(built, name=name)
-    if hasattr(built, "open"):
+        return ModuleModel(built, name=name, inputs=inputs)
+    if hasattr(built, "open") and inputs is None:
         return cast(Model, built)
     raise UserError(
         f"model={name} built a {type(built).__name__}. Its _target_ has to name a torch.nn.Module, a function that "
@@ -102,15 +106,13 @@ class _Called(torch.nn.Module):
         super().__init__()
         self._function = function
 
-    def forward(self, inputs: torch.Tensor) -> Any:
-        return self._function(inputs)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self._function(*inputs, **named)
 
 
-def live_model(given: Callable[..., Any], name: str) -> Model:
-    """Return a torch module, a torch module class, or a function of an image batch as a model."""
+def live_model(given: Callable[..., Any], name: str, inputs: Any = None) -> Model:
+    """Return a torch module, a torch module class, or a function of a batch as a model."""
     if isinstance(given, type):
-        return adapt(functools.partial(given), name)
-    return adapt(
-        given if isinstance(given, torch.nn.Module) or hasattr(given, "open") else _Called(given),
-        name,
-    )
+        return adapt(functools.partial(given), name, inputs)
+    is_module = isinstance(given, torch.nn.Module) or hasattr(given, "open")
+    return adapt(given if is_module else _Called(given), name, inputs)

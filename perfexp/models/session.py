@@ -33,6 +33,7 @@ from perfexp.models import (
     Precision,
     Session,
     Sharing,
+    Tokens,
     compilation,
     modules,
     torch_settings,
@@ -375,6 +376,10 @@ class TorchSession(Session):
                 f"the model can't be followed without its numbers: {error}"
             ) from error
 
+    def tokens(self, inputs: Any) -> Tokens | None:
+        count = self._kind.tokens(inputs)
+        return Tokens(count=count) if count else None
+
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         if self.device.kind != "cuda":
             raise Unsupported(f"{self.device.name} has no CUDA graphs")
@@ -496,8 +501,9 @@ class TorchSession(Session):
         """Raise `Unsupported` if a call failed because the module does not accept these inputs."""
         reason = modules.missing_inputs(self.module, inputs)
         if not isinstance(inputs, torch.Tensor):
+            reason = reason or str(error).splitlines()[0]
             raise Unsupported(
-                f"{self._name} can't take its example_inputs: {reason or str(error).splitlines()[0]}."
+                f"{self._name} can't take its inputs: {reason}.{self._kind.inputs_help}"
             )
         with self.sharing(Sharing.alone):
             reason = reason or why_refused(self.module, inputs)

@@ -1,6 +1,6 @@
-"""Names of models without a configuration file: from torchvision's source, and from timm.
+"""Names of models without a configuration file: of torchvision, timm and transformers.
 
-Importing either package takes seconds.
+Importing any of these packages takes seconds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ REFUSED = {
     "detection": "learns from boxes and takes a list of images",
     "optical_flow": "takes pairs of images",
 }
-#: Prefix for timm models.
-TIMM = "timm:"
-_TIMM_NAME = re.compile(rf"{TIMM}\w+")
+#: Prefixes for models of timm and of Hugging Face's transformers.
+TIMM, HF = "timm:", "hf:"
+_PREFIXED = re.compile(rf"{TIMM}\w+|{HF}[\w-]+")
 _BUILDER = re.compile(
     r"^@register_model\((?:name=)?(?:[\"'](\w+)[\"'])?\)\n.*?^def (\w+)", re.MULTILINE | re.DOTALL
 )
@@ -42,14 +42,12 @@ def names() -> tuple[str, ...]:
 
 
 def is_name(option: str) -> bool:
-    """Return whether a `model` option needs no file: a torchvision name or `timm:NAME`."""
-    return _TIMM_NAME.fullmatch(option) is not None or option in names()
+    """Return whether a `model` option needs no file, such as `swin_t`, `timm:NAME` or `hf:NAME`."""
+    return _PREFIXED.fullmatch(option) is not None or option in names()
 
 
 @cache
 def node(option: str) -> dict[str, Any]:
     """Return the configuration for an option without a file; the same object each time."""
-    return {
-        "defaults": ["timm" if option.startswith(TIMM) else "torchvision", "_self_"],
-        "name": option,
-    }
+    prefix, colon, _ = option.partition(":")
+    return {"defaults": [prefix if colon else "torchvision", "_self_"], "name": option}

@@ -399,7 +399,7 @@ def plan_of(
     plain["command"] = list(command)
     model = plain["model"]
     own = []
-    if isinstance(model, dict) and model.get("config"):
+    if isinstance(model, dict) and isinstance(model.get("config"), str):
         own.append(Path(model["config"]))
     plain["sources"] = sources.hashes({target for _, target in targets(plain)}, own)
     plain["format"] = FORMAT

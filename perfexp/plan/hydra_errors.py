@@ -183,7 +183,7 @@ def _missing_option(error: MissingConfigException) -> UserError:
     own = ""
     if group == "model":
         options += torchvision_names.names()
-        own = " Your own class in mine.py: model=mine:CLASS."
+        own = " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
     hint = did_you_mean(option, options)
     return UserError(
         f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}{own}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfexp.errors import UserError
+
 _MMSEG = "perfexp.models.mmseg.Mmseg"
+_HUGGING_FACE = "perfexp.models.hf.HuggingFace"
 _SKELETONS = "perfexp.models.clip_gesture.ClipGesture"
 _TRAIN = "perfexp.measuring.modes.train.Train"
 #: Batch sizes for a full training: for small images or vectors, and for mmsegmentation's 512 × 1024
@@ -23,6 +26,11 @@ def settle(plain: dict[str, Any]) -> None:
     model = plain["model"] if isinstance(plain["model"], dict) else {}
     if model.get("_target_") == _MMSEG and model.get("optimizer") is None:
         model["optimizer"] = "mode" if _settings_of_trainer(plain["mode"].get("train")) else "own"
+    decodes = plain["mode"].get("name") == "decode"
+    if model.get("_target_") == _HUGGING_FACE:
+        model["decode"] = decodes
+    elif decodes:
+        raise UserError("mode=decode needs a causal language model, for example model=hf:llama.")
     if model.get("_target_") == _SKELETONS and model.get("backbone") == "skeleton":
         columns = 3 * int(model["joints"])
         sizes = plain["input_size"]

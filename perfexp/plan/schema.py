@@ -104,6 +104,7 @@ TARGETS = {
     "mode/inference": "perfexp.measuring.modes.inference.Inference",
     "model/torchvision": "perfexp.models.torchvision.Torchvision",
     "model/timm": "perfexp.models.timm_models.Timm",
+    "model/hf": "perfexp.models.hf.HuggingFace",
     "model/mmseg": "perfexp.models.mmseg.Mmseg",
     "model/clip_gesture": "perfexp.models.clip_gesture.ClipGesture",
     "model/fake": "perfexp.models.fake.FakeModel",

@@ -116,6 +116,21 @@ DIAGNOSTICS: dict[str, Rule] = {
         "run `perfexp calibrate kernels` on this device, then measure again; or trust cuDNN's "
         "report",
     ),
+    "attention_substituted": _error(
+        "torch ran another attention backend than {backend}: {shapes}",
+        "read the time as that of the kernels that ran",
+        shared=True,
+    ),
+    "attention_fallback": _warning(
+        "{share:.1%} of attention's FLOPs ran as requested ({backend}); exceptions: {shapes}",
+        "read the time as that of a mix, or choose execution.attention=fastest",
+        by="share:.1%",
+        badness=operator.neg,
+    ),
+    "attention_unproven": _warning(
+        "no full proof that attention ran by {backend}: {shapes}",
+        "read the backend as requested, not as proven",
+    ),
     # --- other work, and the clock of the device ---
     "shared_device": _warning(
         "{evidence}", "measure when nobody else uses the device", disturbs=True

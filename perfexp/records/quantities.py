@@ -228,6 +228,21 @@ MFU = _quantity(
     pooled=Pooled.BY_RATE,
     note="MFU is of the data sheet's peak {precision}",
 )
+TOKENS_RATE = _quantity(
+    "tokens_per_second",
+    "Tokens per call over the mean time of a pipelined call",
+    unit="tokens/s",
+    pooled=Pooled.BY_RATE,
+)
+CACHE_BYTES = _quantity("memory/cache_bytes", "`mode=decode`: keys and values of all contexts")
+MBU = _quantity(
+    "mbu",
+    "`mode=decode`: bytes of parameters and cache over time (`device/graph` first) and "
+    "`ceiling/bytes_per_second`",
+    heading="MBU at {time}",
+    is_share=True,
+    pooled=Pooled.BY_TIME,
+)
 MFU_OF_CEILING = _quantity(
     "mfu_of_ceiling",
     "The same over the measured ceiling",
@@ -359,6 +374,18 @@ PROMISED_SPEEDUP = _quantity(
     pooled=Pooled.SPEEDUP,
 )
 
+ATTENTION_COVERAGE = _quantity(
+    "attention/flops_share",
+    "Share of attention's FLOPs that the requested backend computed",
+    heading="attention coverage",
+    is_share=True,
+)
+ATTENTION_PROVEN = _quantity(
+    "attention/proven_share",
+    "The part of it that is proven by the kernels that ran (`execution.attention_verify=true`)",
+    is_share=True,
+    is_apart=True,
+)
 RANKS_RATE = _quantity(
     "ranks/samples_per_second", "All ranks, from bursts", unit="samples/s", is_apart=True
 )

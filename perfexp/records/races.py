@@ -20,9 +20,13 @@ _MULTIPLY_LESS = re.compile("winograd|fft")
 LayerPass = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
-def passes(point: Point) -> Iterator[LayerPass]:
-    """Yield layers with their passes; records of earlier versions have none."""
-    for layer in (point.facts.get("algorithm") or {}).get("layers", ()):
+def passes(point: Point, group: str = "algorithm") -> Iterator[LayerPass]:
+    """Yield layers with their passes; records of earlier versions have none.
+
+    Args:
+        group: `algorithm`, or `attention` for a model's shapes of attention.
+    """
+    for layer in (point.facts.get(group) or {}).get("layers", ()):
         for one_pass in layer.get("passes", ()):
             yield layer, one_pass
 
@@ -62,9 +66,9 @@ def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> f
     return None
 
 
-def timed_passes(point: Point) -> list[LayerPass]:
-    """Return layers with their raced passes."""
-    return [each for each in passes(point) if each[1]["seconds"]]
+def timed_passes(point: Point, group: str = "algorithm") -> list[LayerPass]:
+    """Return layers with their raced passes; `group` as in `passes`."""
+    return [each for each in passes(point, group) if each[1]["seconds"]]
 
 
 def seconds_of(

@@ -69,6 +69,7 @@ def _contents(
     tables = {
         "overall": flat.overall(analysis),
         "convolutions": convolutions.lines(analysis),
+        "attention": convolutions.lines(analysis, "attention"),
         "layers": layer_tables.lines(analysis),
         "epochs": flat.epochs(analysis),
         "predicted": flat.predicted(analysis, forecasts),

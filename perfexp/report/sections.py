@@ -128,6 +128,7 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
     parts += [
         Section("scaling with the input size", scaling_lines(analysis)),
         Section("convolutions", convolutions.sentences(record)),
+        Section("attention", convolutions.attention(record)),
         Section("ranks", overview.ranks(record)),
         *_shown("phases", overview.phases(table)),
         *_shown("epochs", overview.epochs(record)),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import nullcontext
 
 from perfexp.errors import UserError
 from perfexp.measuring.verdicts import verdict, watching_the_host
+from perfexp.models import Attention
 from perfexp.plan import config
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
@@ -75,6 +77,7 @@ def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:
     session, plan, size, batch_size = bench.session, bench.plan, key.input_size, key.batch_size
     with (
         config.build(plan.algorithm).applied(session),
+        nullcontext() if plan.execution.attention is Attention.auto else bench.attention(),
         bench.data.open(
             session=session, input_size=size, batch_size=batch_size, training=False, seed=plan.seed
         ) as batches,

@@ -19,11 +19,16 @@ from perfexp.worker.workbench import Workbench
 
 
 def measure_points(
-    plan: config.Plan, paths: RunPaths, model: Callable[..., Any], warn: Callable[[str], None]
+    plan: config.Plan,
+    paths: RunPaths,
+    model: Callable[..., Any],
+    inputs: Any,
+    warn: Callable[[str], None],
 ) -> None:
     """Measure the plan's points and layers that have no result yet.
 
     Args:
+        inputs: the object's inputs; None for images.
         warn: called with the reason for a wait, at once and then every minute.
 
     Raises:
@@ -47,7 +52,7 @@ def measure_points(
             redirect_stderr(log),  # a worker's tracebacks go to run.log, too
             unchanged(model),
             Workbench(
-                plan, paths, emit, partial(live_model, model, plan.model_name)
+                plan, paths, emit, partial(live_model, model, plan.model_name, inputs)
             ).opened() as procedure,
         ):
             points.measure_points(procedure, plan, paths, 0, emit)

@@ -22,6 +22,7 @@ from perfexp.doctor import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import host_turns
 from perfexp.host.files import disk_error, write_atomically
+from perfexp.models import Attention
 from perfexp.plan import config, plan_fields, prerequisites
 from perfexp.records import diagnostics, units
 from perfexp.records.diagnostics import Diagnostic
@@ -31,6 +32,7 @@ from perfexp.records.record import Point, read_points
 from perfexp.statistics import distributions
 
 if TYPE_CHECKING:
+    from perfexp.convolution import AppliedAlgorithm
     from perfexp.data import Data
     from perfexp.devices.meters import DeviceMeters
     from perfexp.measuring.probes.energy import EnergyProcedure
@@ -204,6 +206,8 @@ class Workbench:
             from perfexp.models.module import adapt
 
             model = adapt(model, self.plan.model_name)
+        elif not hasattr(model, "open"):  # a class that was typed as module:name
+            model = model()
         session: Session = model.open(
             device=device,
             precision=self.plan.precision,
@@ -232,7 +236,10 @@ class Workbench:
         )  # imports all probes, which a cold start does not need
 
         plan, probes = self.plan, self.plan.probes
-        with config.build(plan.algorithm).applied(self.session) as applied:
+        with (
+            config.build(plan.algorithm).applied(self.session) as applied,
+            self.attention() as attention,
+        ):
             distributions.preload()
             gc.collect()
             gc.freeze()  # the collection before each timed block need not visit what stays loaded
@@ -243,6 +250,7 @@ class Workbench:
                 modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
                 stopping=plan.stopping_rule,
                 algorithm=applied,
+                attention=attention,
                 percentiles=plan.percentiles,
                 probes={name: config.build(node) for name, node in plan.probe.items()},
                 epochs=plan.epochs,
@@ -261,6 +269,21 @@ class Workbench:
                 progress=self.emit.block,
                 report=self._report_epoch,
             )
+
+    def attention(self) -> AbstractContextManager[AppliedAlgorithm | None]:
+        """Return a context that applies the plan's attention backend to the model.
+
+        Raises:
+            UserError: the model or the device cannot use it.
+        """
+        execution = self.plan.execution
+        is_own = execution.attention is Attention.auto
+        # ranks other than the first report nothing, so they would record for ever
+        if is_own and (self.plan.ranks > 1 or "torch" not in sys.modules):
+            return nullcontext()
+        from perfexp.convolution import attention  # imports torch
+
+        return attention.applied(self.session, execution)
 
     def trained_weights(self) -> Path:
         """Return the path of the final weights that the plan's training writes."""

@@ -29,7 +29,7 @@ def device(monkeypatch, scripted, tmp_path):
         f"{_name(which, code)}_of_tomorrow",
     ]
     monkeypatch.setattr(
-        proof, "_mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)")
+        proof, "mark", lambda: made.launched.append("void at::cuda::spin_kernel(long)")
     )
 
     def names(call):
@@ -55,7 +55,7 @@ def test_a_calibrated_device_has_kernels_of_its_own(device):
     assert families.current() == table
     assert families.foreign() is None
     assert path == families.calibrated("sm_80", 90000)
-    for which in Pass:
+    for which in CODES:
         assert set(table.counts[which.value]) == set(CODES[which]) - {"winograd"}
         for algorithm, counts in table.counts[which.value].items():
             assert (

@@ -8,7 +8,7 @@ from perfexp.convolution import replays as replays_module
 from perfexp.convolution.captured import CaptureError
 from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape
 from perfexp.convolution.coverage import Pass
-from perfexp.convolution.cudnn import CudnnError, Math
+from perfexp.convolution.cudnn import CODES, CudnnError, Math
 from perfexp.convolution.forced import Forced
 from perfexp.convolution.replays import _MOST_ONCE, Replays
 
@@ -67,7 +67,7 @@ def work():
     return Replays(lambda *addresses: enqueued.append(addresses), 0), enqueued
 
 
-@pytest.mark.parametrize("which", list(Pass))
+@pytest.mark.parametrize("which", list(CODES))
 def test_pass_is_launched_as_a_graph_once_its_addresses_recur(scripted, monkeypatch, made, which):
     cudnn = scripted(workspace=lambda *_: 256)
     monkeypatch.setattr(replays_module, "GraphLaunch", Launched)

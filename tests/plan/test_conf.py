@@ -367,7 +367,7 @@ def test_the_experiment_with_every_model_has_every_model():
     [override] = parsed([f"model={params['model']}"])
     known = {file.stem for file in (installation.conf_dir() / "model").glob("*.yaml")}
     chosen = set(override.sweep_string_iterator()) & known  # other tests add models of their own
-    assert known - chosen == {"fake", "mmseg", "ocrnet_hrnetw48", "timm", "torchvision"}
+    assert known - chosen == {"fake", "mmseg", "ocrnet_hrnetw48", "timm", "torchvision", "hf"}
     assert {"ocrnet", "fastscnn", "segformer_b0", "vgg16"} <= chosen
     nodes = [{**config.typed(plan(f"model={name}")).model, "name": None} for name in sorted(chosen)]
     own = [node for node in nodes if node["_target_"] != "perfexp.models.torchvision.Torchvision"]

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from perfexp.cost import Work
+from perfexp.models import Tokens
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.number_formats import Formats
-from perfexp.records.point_times import DEVICE_TIMES, first_median, loop_interval
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH, first_median, loop_interval
 from perfexp.records.quantities import (
     ACTIVATION_BYTES,
     BYTES_CEILING,
+    CACHE_BYTES,
     FLOPS,
     FLOPS_CEILING,
     LEAST_BYTES,
     MACS,
+    MBU,
     MFU,
     MFU_OF_CEILING,
     PARAMETERS,
+    TOKENS_RATE,
     WORK_RATE,
 )
 from perfexp.records.races import saving_engines
@@ -104,6 +108,30 @@ def add_work_metrics(
             )
             point.status, point.error = Status.FAILED, reason
     point.doubts += [*_worth_of_tf32(work, formats, peaks or {}), *_doubts(work)]
+
+
+def add_token_metrics(
+    point: Point, tokens: Tokens, ceilings: Mapping[str, float] | None = None
+) -> None:
+    """Add tokens/s, and in mode=decode the cache and `mbu`, to a timed point.
+
+    Args:
+        ceilings: see `add_work_metrics`.
+    """
+    call = loop_interval(point)
+    missing = "nothing was timed" if call is None else None
+    rate = None if call is None else tokens.count / call.value
+    point.metrics.append(Metric.of(TOKENS_RATE, rate, reason=missing))
+    if tokens.cache_bytes is None or tokens.weight_bytes is None:
+        return
+    point.metrics.append(Metric.of(CACHE_BYTES, tokens.cache_bytes))
+    seconds, share = first_median(point, GRAPH, *DEVICE_TIMES, "latency"), None
+    if not ceilings:
+        missing = "the device's bandwidth is unknown; probes.ceilings=true measures it"
+    elif seconds is not None:
+        moved = tokens.weight_bytes + tokens.cache_bytes
+        share = moved / seconds / ceilings["bytes_per_second"]
+    point.metrics.append(Metric.of(MBU, share, reason=missing))
 
 
 def _doubts(work: Work) -> Iterator[Diagnostic]:

@@ -32,11 +32,15 @@ _STATUSES = {"ok": "proven", "requested": "not verified; algorithm.verify=true"}
 _OWN_CHOICE = "torch's own choice, of an algorithm that was not observed"
 
 
-def lines(analysis: Analysis) -> list[Line]:
-    """Return a line for each point, process, layer, shape and pass; empty without algorithms."""
+def lines(analysis: Analysis, group: str = "algorithm") -> list[Line]:
+    """Return a line for each point, process, layer, shape and pass; empty without algorithms.
+
+    Args:
+        group: `algorithm`, or `attention` with a shape in the place of a layer.
+    """
     table: list[Line] = []
     for point in analysis.record.points:
-        for layer, one_pass in passes(point):
+        for layer, one_pass in passes(point, group):
             line = columns_of(analysis.about, point.key)
             line["replicate"] = point.key.replicate
             line["layer"] = layer["name"]
@@ -65,6 +69,24 @@ def sentences(record: Record) -> list[str]:
         place = f"{label(key, fields)}: " if fields else ""
         for text in _of(own, has_no_tf32=has_no_tf32):
             texts.append(place + text)
+    return texts
+
+
+def attention(record: Record) -> list[str]:
+    """Return the backends of a record's attention: `flash (proven): 12 of 64×12×197×64 float32`."""
+    shapes = dict[str, Counter[str]]()
+    for point in record.points:
+        for layer, one_pass in passes(point, "attention"):
+            how = {"ok": " (proven)", "requested": ""}.get(
+                one_pass["status"], f" ({one_pass['status']})"
+            )
+            shape = f"{layer['calls']} of {layer['name']} {layer['dtype']}"
+            name = f"{one_pass['selected']}{how}"
+            shapes.setdefault(name, Counter())[shape] += one_pass["flops"]
+    texts = []
+    for name, flops in shapes.items():
+        more = f" and {len(flops) - 1} more shapes" if len(flops) > 1 else ""
+        texts.append(f"{name}: {flops.most_common(1)[0][0]}{more}")
     return texts
 
 

@@ -1,0 +1,581 @@
+"""Attention backends: which of torch's implementations computes scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from perfexp.convolution import T
+from perfexp.convolution.attention_kernels import AttentionReport, Seen, mark, marked, watch
+from perfexp.convolution.backends import PassChoice, joined
+from perfexp.convolution.coverage import LayerReport, LayerStatus, Pass
+from perfexp.convolution.fastest import MAX_ERROR, Races, Threads, Winners, context_of
+from perfexp.errors import Unsupported, UserError
+from perfexp.host.cache import JsonCache, cache_folder
+from perfexp.models import Attention, Execution, Session
+from perfexp.records.record import Metric
+
+_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
+_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_NAMES = {int(backend): name for name, backend in BACKENDS.items()}  # type: ignore[call-overload]
+#: Name of the whole-model baseline: the backends that torch chooses.
+AUTO = "auto"
+#: Number of shapes that an error names before it counts the rest.
+_NAMED = 3
+#: How torch's warnings begin that head the reasons against a backend.
+_HEADINGS = {"flash": "flash", "efficient": "memory efficient", "cudnn": "cudnn"}
+
+
+class Operand(NamedTuple):
+    """Shape, strides, data type and gradient of a tensor that attention reads."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    wants_gradient: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Operand:
+        """Return a tensor's operand."""
+        wanted = torch.is_grad_enabled() and tensor.requires_grad
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, wanted)
+
+    @property
+    def first(self) -> Operand:
+        """Return one sample and head of it."""
+        return self._replace(shape=(1,) * (len(self.shape) - 2) + self.shape[-2:])
+
+    def draw(self, device: torch.device) -> torch.Tensor:
+        """Return a random tensor with this memory layout; a Boolean tensor is all true."""
+        strides = self.strides
+        if 0 in strides:
+            strides = torch.empty(self.shape, device="meta").stride()
+        made = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=device)
+        return made.normal_() if self.dtype.is_floating_point else made.fill_(1)
+
+
+class AttentionProblem(NamedTuple):
+    """A call of attention with everything that affects which backend computes it how fast.
+
+    It is made in each call, so it is a tuple.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    mask: Operand | None
+    dropout: float
+    causal: bool
+    scale: float | None
+    grouped: bool
+    device: torch.device
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Return query, key and value."""
+        return self[:3]
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """Return the passes that run: with gradients, also the backward pass."""
+        wanted = any(one.wants_gradient for one in self.operands)
+        return (Pass.forward, Pass.backward) if wanted else (Pass.forward,)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the keyword arguments of the operator."""
+        return {"scale": self.scale, "enable_gqa": self.grouped}
+
+    @property
+    def label(self) -> str:
+        """Return the shape in words, for example `64×12×197×64 causal`."""
+        parts = ["×".join(map(str, self.query.shape))]
+        if self.key.shape[:-1] != self.query.shape[:-1]:
+            parts.append(f"key-value {'×'.join(map(str, self.key.shape[-3:-1]))}")
+        parts += ["causal"] * self.causal + ["mask"] * (self.mask is not None)
+        return " ".join(parts + [f"dropout {self.dropout:g}"] * (self.dropout > 0))
+
+    @property
+    def dtype(self) -> str:
+        """Return the name of the data type."""
+        return str(self.query.dtype).removeprefix("torch.")
+
+    @property
+    def flops(self) -> dict[Pass, int]:
+        """Return the FLOPs of each pass, without a saving for causal attention."""
+        *_, keys, width = self.value.shape
+        count = 2 * math.prod(self.query.shape[:-1]) * keys * (self.query.shape[-1] + width)
+        return {Pass.forward: count, Pass.backward: count * 5 // 2}
+
+    def draw(self) -> list[torch.Tensor]:
+        """Return random query, key and value, also while a compiler traces."""
+        with _disable_current_modes():
+            return [one.draw(self.device) for one in self.operands]
+
+    def draw_mask(self) -> torch.Tensor | None:
+        """Return a mask that hides nothing that matters for the time."""
+        with _disable_current_modes():
+            return None if self.mask is None else self.mask.draw(self.device)
+
+
+def chosen_by_torch(problem: AttentionProblem, given: Sequence[Any] = ()) -> str:
+    """Return the backend that torch chooses now for a problem.
+
+    Args:
+        given: query, key, value and mask if they have memory; otherwise such tensors are made.
+
+    Raises:
+        RuntimeError: no backend that is on can compute it.
+    """
+    with _disable_current_modes(), torch.set_grad_enabled(Pass.backward in problem.passes):
+        tensors = given or [*_differentiable(problem, problem.draw()), problem.draw_mask()]
+        choice: Any = torch._fused_sdp_choice
+        chosen = choice(*tensors, problem.dropout, problem.causal, **problem.settings)
+    if chosen not in _NAMES:
+        raise RuntimeError("torch has no backend for it")
+    return _NAMES[chosen]
+
+
+def _differentiable(
+    problem: AttentionProblem, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    pairs = zip(tensors, problem.operands, strict=True)
+    return [tensor.detach().requires_grad_(one.wants_gradient) for tensor, one in pairs]
+
+
+def why_not(name: str, problem: AttentionProblem, given: Sequence[Any] = ()) -> str | None:
+    """Return torch's reasons why a backend cannot compute a problem; None if it can."""
+    with warnings.catch_warnings(record=True) as raised, sdpa_kernel(BACKENDS[name]):
+        warnings.simplefilter("always")
+        try:
+            if chosen_by_torch(problem, given) == name:
+                return None
+            reason = ""
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+    return joined(_reasons(name, [str(one.message) for one in raised])) or reason or "torch refuses"
+
+
+def _reasons(name: str, texts: Iterable[str]) -> Iterator[str]:
+    """Yield torch's reasons against a backend, without the place in torch's source."""
+    is_own = False
+    for text in texts:
+        words = text.partition(" (Triggered internally")[0].strip().rstrip(".")
+        if words.endswith("not used because:"):
+            is_own = words.lower().startswith(_HEADINGS.get(name, name))
+        elif is_own and "runtime disabled" not in words:
+            yield " ".join(words.split())
+
+
+def computed(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """Return attention's result by a backend; its backward pass uses the same backend."""
+    with sdpa_kernel(BACKENDS[name]):
+        return _OPERATOR.decompose(*arguments, **settings)
+
+
+def _preferred(name: str, kind: str) -> AbstractContextManager[None]:
+    """Return a context in which a backend computes what it can, and torch chooses for the rest."""
+    others = [SDPBackend.MATH]
+    if kind == "cuda":  # the order has no meaning on a CPU
+        others = [SDPBackend(number) for number in torch._C._get_sdp_priority_order()]
+    usable = [one for one in others if one in BACKENDS.values()]
+    return sdpa_kernel([*dict.fromkeys([BACKENDS[name], *usable])], set_priority=True)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FastestBackend(Races):
+    """Races all backends that can compute a problem, forward and backward together."""
+
+    def choose(self, problem: AttentionProblem) -> Winners:
+        """Return the fastest backend of a problem, for all its passes."""
+        # the index of a GPU does not matter
+        key = str(problem._replace(device=torch.device(problem.device.type)))
+        hold = partial(self._raced, problem)
+        return self.remembered(key, problem.passes, hold, partial(_check, problem))
+
+    def _raced(self, problem: AttentionProblem) -> Winners:
+        default = chosen_by_torch(problem)
+        names = [name for name in BACKENDS if why_not(name, problem) is None]
+        runner = partial(_runner, problem)
+        try:
+            with torch.random.fork_rng(_cuda_devices(problem.device)):
+                tensors = problem.draw()
+                able = [one for one in names if one == default or _runs(runner(one, tensors))]
+                del tensors
+                limit = MAX_ERROR[problem.query.dtype]
+                exactly = partial(_exact_runner, problem)
+                winner, facts = self.winner(
+                    able, runner, problem.draw, limit,
+                    default=default, reference="math", exactly=exactly,
+                )  # fmt: skip
+        except torch.OutOfMemoryError:  # a race needs more memory than the model
+            winner, facts = default, {}
+        finally:
+            if problem.device.type == "cuda":
+                torch.cuda.empty_cache()  # the losers' workspaces
+        first, *others = problem.passes
+        rest = {which: PassChoice(engine=winner) for which in others}  # the times cover all passes
+        return {first: PassChoice(engine=winner, **facts), **rest}
+
+
+def _exact_runner(
+    problem: AttentionProblem, name: str, tensors: Sequence[torch.Tensor]
+) -> Callable[[], list[torch.Tensor]]:
+    """Return a call without dropout of one sample and head, whose products fit in float64."""
+    query, key, value = (one.first for one in problem.operands)
+    mask = problem.mask and problem.mask.first
+    small = problem._replace(query=query, key=key, value=value, mask=mask, dropout=0.0)
+    return _runner(small, name, [tensor[(slice(1),) * (tensor.ndim - 2)] for tensor in tensors])
+
+
+def _check(problem: AttentionProblem, which: Pass, engine: str) -> None:
+    if engine not in BACKENDS or why_not(engine, problem):
+        raise ValueError(engine)
+
+
+def _cuda_devices(device: torch.device) -> list[int]:
+    return [torch.cuda.current_device()] if device.type == "cuda" else []
+
+
+def _runs(run: Callable[[], Any]) -> bool:
+    """Return whether a backend computes; it may lack a deterministic backward pass."""
+    try:
+        run()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _runner(
+    problem: AttentionProblem, name: str, tensors: Sequence[torch.Tensor]
+) -> Callable[[], list[torch.Tensor]]:
+    mask = problem.draw_mask()
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(tensors[0].dtype)
+    arguments = (mask, problem.dropout, problem.causal)
+    if Pass.backward not in problem.passes:
+        return lambda: [computed(name, (*tensors, *arguments), problem.settings)]
+    given = _differentiable(problem, tensors)
+    wanted = [tensor for tensor in given if tensor.requires_grad]
+    shape = (*problem.query.shape[:-1], problem.value.shape[-1])
+    gradient = torch.ones(shape, dtype=tensors[0].dtype, device=problem.device)
+
+    def run() -> list[torch.Tensor]:
+        with torch.enable_grad():
+            outputs = computed(name, (*given, *arguments), problem.settings)
+            return [outputs.detach(), *torch.autograd.grad(outputs, wanted, gradient)]
+
+    return run
+
+
+@dataclass(kw_only=True)
+class _Row:
+    """A problem with its backend; calls are counted until the report."""
+
+    choices: Winners
+    calls: int = 0
+    seen: Seen = field(default_factory=Seen)
+
+
+class AttentionBackends:
+    """Computes attention by a backend, or records what torch chooses; see `AppliedAlgorithm`.
+
+    It replaces torch's operator `scaled_dot_product_attention` in the process, so that eager calls,
+    recomputation and a tracing compiler all meet it, wherever the model imports its function from.
+
+    Args:
+        wanted: backend, `auto` or `fastest`.
+        stored: backends by label, data type and whether there is a backward pass; other shapes are
+            left to torch.
+    """
+
+    group = "attention"
+
+    def __init__(
+        self,
+        wanted: Attention,
+        device: Any,
+        *,
+        compiled: bool = False,
+        verify: bool = False,
+        stored: Mapping[tuple[str, str, bool], str] | None = None,
+    ) -> None:
+        self.wanted, self._device, self._compiled = wanted, device, compiled
+        self.name = f"attention_{wanted}"
+        self._verify, self._stored = verify, stored
+        self._rows: dict[AttentionProblem, _Row] = {}
+        self._active: ExitStack | None = None
+        names = set((stored or {}).values())
+        self._sole: str | None = names.pop() if len(names) == 1 else None
+        self._marks: list[tuple[AttentionProblem, Pass]] | None = None
+        self._threads = Threads()
+        self._races: FastestBackend | None = None
+        self._is_reported = False
+
+    @property
+    def is_forced(self) -> bool:
+        """Return whether attention is changed, not only recorded."""
+        return self.wanted is not Attention.auto
+
+    @contextmanager
+    def applied(self) -> Iterator[AttentionBackends]:
+        """Apply the backend while entered."""
+        with ExitStack() as stack:
+            stack.callback(self._threads.end)
+            stack.callback(self._remove)
+            if self.is_forced and self._compiled:
+                from torch._functorch import config  # imports the compiler
+
+                # its cache does not know the backend
+                stack.enter_context(config.patch(enable_autograd_cache=False))
+            self._install()
+            yield self
+
+    def begin_point(self) -> None:
+        """Discard the shapes of earlier points."""
+        self._rows.clear()
+        self._reinstall(None)
+        self._is_reported = False
+
+    def begin_call(self) -> None:
+        """Reset the counts; the next call is reported."""
+        for row in self._rows.values():
+            row.calls = 0
+
+    def report(self) -> AttentionReport:
+        """Return a row per shape.
+
+        Raises:
+            UserError: the model has no attention, but a backend is forced.
+            Unsupported: the backend could compute no shape.
+        """
+        self._is_reported = True
+        if not self.is_forced:
+            self._remove()  # later calls run as if perfexp were not there
+        else:  # one backend for all shapes needs no look at each call
+            names = {row.choices[Pass.forward].engine for row in self._rows.values()}
+            self._reinstall(names.pop() if len(names) == 1 else None)
+        layers = tuple(self._reported(problem, row) for problem, row in self._rows.items())
+        report = AttentionReport(name=str(self.wanted), layers=layers)
+        if not self.is_forced:
+            return report
+        if not layers:
+            raise UserError(
+                f"execution.attention={self.wanted}: the model calls no scaled_dot_product_attention; "
+                "choose execution.attention=auto."
+            )
+        if all(layer.status is LayerStatus.fallback for layer in layers):
+            reasons = [f"{layer.name} {layer.dtype}: {layer.reason}" for layer in layers[:_NAMED]]
+            rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
+            raise Unsupported(
+                f"execution.attention={self.wanted} can't compute this model's attention "
+                f"({'; '.join(reasons + rest)}); choose auto or fastest"
+            )
+        return report
+
+    def baselines(self) -> tuple[str, ...]:
+        """Return `auto` for a race; compiled code keeps its backends, so it has no baseline."""
+        is_raced = self.wanted is Attention.fastest and not self._compiled
+        return (AUTO,) if is_raced else ()
+
+    def run_baseline(self, baseline: str, work: Callable[[], T]) -> T:
+        """Run work with the backends that torch chooses."""
+        self._remove()
+        try:
+            return work()
+        finally:
+            self._install()
+
+    def run_eager(self, work: Callable[[], T]) -> T:
+        """Run work as it is."""
+        return work()
+
+    def discard_choices(self) -> None:
+        """Forget cached backends."""
+        if self._races is not None:
+            self._races.discard_choices()
+
+    def launched_share(self) -> Metric | None:
+        """Return None: torch launches all passes."""
+        return None
+
+    def output_error(self, inputs: Any) -> Metric | None:
+        """Return None: each race has checked its backends."""
+        return None
+
+    def prove(self, call: Callable[[], Any]) -> bool:
+        """Add the kernels of an uncaptured call to the shapes, if requested."""
+        if not self._verify:
+            return False
+        self._reinstall(None)
+        marks: list[tuple[AttentionProblem, Pass]] = []
+        self._marks = marks
+        try:
+            between, everything = watch(call, str(self._device.identifier))
+        finally:
+            self._marks = None
+        if len(between) == len(marks):
+            for (problem, which), kernels in zip(marks, between, strict=True):
+                self._rows[problem].seen.add(which, kernels)
+        for row in self._rows.values():
+            row.seen.everything = everything
+        return True
+
+    def _install(self) -> None:
+        if self._active is not None:
+            return
+        self._active = ExitStack()
+        if self.is_forced:  # the fast path of MultiheadAttention multiplies by itself
+            before = torch.backends.mha.get_fastpath_enabled()
+            self._active.callback(torch.backends.mha.set_fastpath_enabled, before)
+            torch.backends.mha.set_fastpath_enabled(False)
+        if self._sole is not None:
+            self._active.enter_context(_preferred(self._sole, self._device.kind))
+            return
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        self._active.callback(library._destroy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the replaced kernel
+            for key in _KEYS:
+                library.impl("scaled_dot_product_attention", self._attend, key)
+
+    def _remove(self) -> None:
+        if self._active is not None:
+            self._active.close()
+            self._active = None
+
+    def _reinstall(self, sole: str | None) -> None:
+        self._remove()
+        self._sole = sole
+        self._install()
+
+    def _attend(
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+        settings = {"scale": scale, "enable_gqa": enable_gqa}
+        if not all(one is None or _is_dense(one) for one in arguments[:4]):
+            return _OPERATOR.decompose(*arguments, **settings)
+        mask = None if attn_mask is None else Operand.of(attn_mask)
+        problem = AttentionProblem(
+            Operand.of(query), Operand.of(key), Operand.of(value), mask,
+            dropout_p, is_causal, scale, enable_gqa, query.device,
+        )  # fmt: skip
+        row = self._rows.get(problem)
+        if row is None:
+            given = arguments[:4] if _is_real(query) else ()
+            row = self._rows[problem] = _Row(choices=self._decided(problem, given))
+        if not self._is_reported:
+            row.calls += 1
+        name = row.choices[Pass.forward].engine
+        is_marked = self._marks is not None
+        with self._around(problem) if is_marked else nullcontext():
+            if not self.is_forced:
+                outputs = _OPERATOR.decompose(*arguments, **settings)
+            else:
+                outputs = computed(name, arguments, settings)
+        if self._marks is not None:
+            marked(outputs, partial(self._marks.append, (problem, Pass.backward)))
+        return outputs
+
+    @contextmanager
+    def _around(self, problem: AttentionProblem) -> Iterator[None]:
+        assert self._marks is not None
+        self._marks.append((problem, Pass.forward))
+        mark(problem.device)
+        yield
+        mark(problem.device)
+
+    def _decided(self, problem: AttentionProblem, given: Sequence[Any]) -> Winners:
+        try:
+            own = chosen_by_torch(problem, given)
+        except RuntimeError:
+            own = "math"
+        choice = PassChoice(engine=own)
+        if self._stored is not None:
+            name = self._stored.get((problem.label, problem.dtype, Pass.backward in problem.passes))
+            if name is not None and why_not(name, problem, given) is None:
+                choice = PassChoice(engine=name)
+        elif self.wanted is Attention.fastest:
+            if self._races is None:
+                self._races = _races(self._device, self._threads)
+            return self._races.choose(problem)
+        elif self.wanted is not Attention.auto:
+            reason = why_not(str(self.wanted), problem, given)
+            choice = (
+                PassChoice(engine=str(self.wanted))
+                if reason is None
+                else PassChoice(engine=own, reason=reason)
+            )
+        return dict.fromkeys(problem.passes, choice)
+
+    def _reported(self, problem: AttentionProblem, row: _Row) -> LayerReport:
+        calls = max(1, row.calls)
+        passes = []
+        for which, choice in row.choices.items():
+            report = choice.report(which, calls * problem.flops[which])
+            if report.status is LayerStatus.ok:
+                report = replace(report, status=LayerStatus.requested)
+            passes.append(row.seen.proven(report))
+        return LayerReport(
+            name=problem.label,
+            requested=str(self.wanted),
+            input_shape=problem.query.shape,
+            calls=calls,
+            dtype=problem.dtype,
+            passes=tuple(passes),
+        )
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory: a compiler traces with subclasses that have none."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has plain sizes; otherwise torch decides."""
+    return not tensor.is_nested and all(type(size) is int for size in tensor.shape)
+
+
+def _races(device: Any, threads: Threads) -> FastestBackend:
+    place = cache_folder("algorithms")
+    choices = JsonCache(place, {**context_of(device), "race": "of attention"})
+    return FastestBackend(device=device, threads=threads, choices=choices)
+
+
+def applied(session: Session, execution: Execution) -> AbstractContextManager[Any]:
+    """Return a context that applies a plan's attention backend to a session.
+
+    Raises:
+        UserError: the model is not a torch model, or the device has no such backend.
+    """
+    wanted, device = execution.attention, getattr(session, "device", None)
+    if not isinstance(getattr(session, "module", None), torch.nn.Module) or device is None:
+        if wanted is Attention.auto:
+            return nullcontext()
+        raise UserError(
+            f"execution.attention={wanted} is for torch models; leave it out for this one."
+        )
+    if wanted in (Attention.efficient, Attention.cudnn) and device.kind != "cuda":
+        raise UserError(
+            f"execution.attention={wanted} needs a GPU, and this is {device.name}: "
+            "choose auto, flash, math or fastest."
+        )
+    is_compiled, verify = execution.compile is not None, execution.attention_verify
+    return AttentionBackends(wanted, device, compiled=is_compiled, verify=verify).applied()

@@ -1,0 +1,27 @@
+"""Gain of an applied plan: a call of the user's program with the plan and without it, in turns."""
+
+from __future__ import annotations
+
+from perfexp.convolution.applying import Applied
+from perfexp.errors import Unsupported
+from perfexp.measuring import baselines
+from perfexp.statistics.estimators import Interval
+from perfexp.timing import collecting
+
+
+def gain(applied: Applied, call: collecting.Call) -> Interval:
+    """Return how much faster a call is with an applied plan, with its 95 % interval.
+
+    Args:
+        call: function without arguments that calls the module, for example a training step.
+
+    Raises:
+        Unsupported: the host keeps the device waiting, so there is no gain to measure.
+    """
+    applied.device.start()
+    compared = baselines.compare(applied, call, applied.device)
+    if compared is None or not compared.speedups:
+        raise Unsupported(
+            "the host keeps the device waiting, so a plan gains nothing: use a larger batch"
+        )
+    return compared.speedups["default"]
