@@ -1,7 +1,7 @@
 """Convolution: how a model's convolutions are computed, and the proof of it.
 
 May import: cost, devices, host, models, records, statistics, timing.
-Used by: commands, measuring, plan, worker.
+Used by: commands, measuring, perfexp, plan, worker.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from perfexp import __version__
 from perfexp.convolution import T, kernels, replays
 from perfexp.convolution.backends import Choice, Cudnn, Kernels, PassChoice, Support, no_kernels
 from perfexp.convolution.coverage import Pass
@@ -28,6 +27,7 @@ from perfexp.devices import Device
 from perfexp.devices.cpu import processor_name
 from perfexp.host.cache import JsonCache
 from perfexp.models import cuda_graphs, tf32
+from perfexp.version import __version__
 
 #: Default limits of the relative L2 error against float64: a multiple of the data type's rounding
 #: error.

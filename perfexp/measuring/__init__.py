@@ -2,5 +2,5 @@
 
 May import: convolution, cost, data, devices, doctor, host, models, records, roofline, statistics,
     timing.
-Used by: commands, plan, report, run, worker.
+Used by: commands, perfexp, plan, report, run, worker.
 """

@@ -146,7 +146,7 @@ class Context:
         together: bool = False,
     ) -> None:
         """Run an optional step with what is applied; do nothing for torch's own choice."""
-        for applied in self._applied:
+        for applied in self.applied:
             if applied.is_forced:
                 self.run_optional(
                     point, f"{applied.group}/{figure}", partial(action, applied), together=together
@@ -156,7 +156,7 @@ class Context:
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
         """Yield a point's call with the loaded weights restored and the memory peak reset."""
         self.group.open(key)
-        for applied in self._applied:
+        for applied in self.applied:
             applied.begin_point()
         self.session.reset()
         if self.trained_weights is not None and key.phase == "inference":
@@ -197,10 +197,15 @@ class Context:
             return None
         return self.session.number(step.state.loss)
 
+    @property
+    def applied(self) -> list[AppliedAlgorithm]:
+        """Return what is applied to the model: an algorithm, an attention backend, both or none."""
+        return [one for one in (self.algorithm, self.attention) if one is not None]
+
     def first_forward(self, batches: Batches) -> None:
         """Make a size's first forward pass."""
         self.session.first_forward(batches.next())
-        for applied in self._applied:
+        for applied in self.applied:
             applied.begin_call()
 
     def capture(self, step: Step, batches: Batches) -> collecting.Capture:
@@ -234,7 +239,7 @@ class Context:
         """
         inputs = batches.next().inputs
         count = partial(self.session.work, inputs, training=step.trains)
-        for applied in self._applied:
+        for applied in self.applied:
             if applied.is_forced:
                 count = partial(applied.run_baseline, "default", count)
         return count()

@@ -126,10 +126,6 @@ class Procedure(Context):
         # after the step is closed, on the weights as they were loaded
         self.run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
 
-    @property
-    def _applied(self) -> list[AppliedAlgorithm]:
-        return [one for one in (self.algorithm, self.attention) if one is not None]
-
     def _measure_warmup_memory(self, point: Point, step: Step) -> None:
         """Add the memory peak of the first calls, then reset it.
 
@@ -152,7 +148,7 @@ class Procedure(Context):
 
     def _report_algorithm(self, point: Point) -> None:
         """Add which algorithms computed the first call; later calls of the same size keep them."""
-        for applied in self._applied:
+        for applied in self.applied:
             report = applied.report()
             if applied.is_forced or report.layers:
                 point.metrics += report.metrics()
