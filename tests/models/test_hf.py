@@ -195,7 +195,7 @@ def test_an_image_size_other_than_the_models_is_explained():
 
 
 @of_transformers
-def test_images_for_a_text_model_and_tokens_for_images_are_refused():
+def test_images_for_text_and_tokens_for_images_are_refused():
     text, images = opened("bert"), opened("vit")
     with pytest.raises(UserError, match="takes inputs of 2 dimensions, the data gives 4"):
         text.place(images.random_batch(SIZE, BATCH, 0))
