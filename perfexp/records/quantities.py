@@ -234,7 +234,6 @@ MFU = _quantity(
 TOKENS_RATE = _quantity(
     "tokens_per_second",
     "Tokens per call over the mean time of a pipelined call",
-    heading="tokens/s",
     unit="tokens/s",
     is_apart=True,
     pooled=Pooled.BY_RATE,
