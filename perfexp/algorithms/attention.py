@@ -21,7 +21,7 @@ from perfexp.algorithms.coverage import LayerReport, LayerStatus, Pass
 from perfexp.algorithms.fastest import MAX_ERROR, Races, Threads, Winners, context_of
 from perfexp.errors import Unsupported, UserError
 from perfexp.host.cache import JsonCache, cache_folder
-from perfexp.models import Attention, Execution, Session
+from perfexp.models import Attention, Execution, Session, tf32
 from perfexp.records.record import Metric
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
@@ -201,8 +201,9 @@ class FastestBackend(Races):
 
     def choose(self, problem: AttentionProblem) -> Winners:
         """Return the fastest backend of a problem, for all its passes."""
-        # the index of a GPU does not matter
-        key = str(problem._replace(device=torch.device(problem.device.type)))
+        # the index of a GPU does not matter, but whether products round
+        place = torch.device(problem.device.type)
+        key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=place)}"
         hold = partial(self._raced, problem)
         return self.remembered(key, problem.passes, hold, partial(_check, problem))
 
@@ -486,9 +487,7 @@ class AttentionBackends:
         if marks is not None:
             marks.append((problem, Pass.forward))
             mark(problem.device)
-        if self.is_forced:
-            outputs = computed(name, arguments, settings)
-        else:
+        with sdpa_kernel(BACKENDS[name]) if self.is_forced else nullcontext():
             outputs = _OPERATOR.decompose(*arguments, **settings)
         if marks is not None:
             mark(problem.device)
