@@ -21,7 +21,7 @@ from perfexp.convolution.coverage import LayerReport, LayerStatus, Pass
 from perfexp.convolution.fastest import MAX_ERROR, Races, Threads, Winners, context_of
 from perfexp.errors import Unsupported, UserError
 from perfexp.host.cache import JsonCache, cache_folder
-from perfexp.models import Attention, Execution, Session
+from perfexp.models import Attention, Execution, Session, tf32
 from perfexp.records.record import Metric
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
@@ -35,8 +35,6 @@ BACKENDS = {
 _NAMES = {int(backend): name for name, backend in BACKENDS.items()}  # type: ignore[call-overload]
 #: Name of the whole-model baseline: the backends that torch chooses.
 AUTO = "auto"
-#: Number of shapes that an error names before it counts the rest.
-_NAMED = 3
 #: How torch's warnings begin that head the reasons against a backend.
 _HEADINGS = {"flash": "flash", "efficient": "memory efficient", "cudnn": "cudnn"}
 
@@ -203,8 +201,9 @@ class FastestBackend(Races):
 
     def choose(self, problem: AttentionProblem) -> Winners:
         """Return the fastest backend of a problem, for all its passes."""
-        # the index of a GPU does not matter
-        key = str(problem._replace(device=torch.device(problem.device.type)))
+        # the index of a GPU does not matter, but whether products round
+        place = torch.device(problem.device.type)
+        key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=place)}"
         hold = partial(self._raced, problem)
         return self.remembered(key, problem.passes, hold, partial(_check, problem))
 
@@ -380,11 +379,11 @@ class AttentionBackends:
                 "choose execution.attention=auto."
             )
         if all(layer.status is LayerStatus.fallback for layer in layers):
-            reasons = [f"{layer.name} {layer.dtype}: {layer.reason}" for layer in layers[:_NAMED]]
-            rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
+            more = f" and {len(layers) - 1} more shapes" if len(layers) > 1 else ""
             raise Unsupported(
                 f"execution.attention={self.wanted} can't compute this model's attention "
-                f"({'; '.join(reasons + rest)}); choose auto or fastest"
+                f"({layers[0].name} {layers[0].dtype}: {layers[0].reason}{more}); "
+                "choose auto or fastest"
             )
         return report
 
@@ -484,23 +483,16 @@ class AttentionBackends:
         if not self._is_reported:
             row.calls += 1
         name = row.choices[Pass.forward].engine
-        is_marked = self._marks is not None
-        with self._around(problem) if is_marked else nullcontext():
-            if not self.is_forced:
-                outputs = _OPERATOR.decompose(*arguments, **settings)
-            else:
-                outputs = computed(name, arguments, settings)
-        if self._marks is not None:
-            marked(outputs, partial(self._marks.append, (problem, Pass.backward)))
+        marks = self._marks
+        if marks is not None:
+            marks.append((problem, Pass.forward))
+            mark(problem.device)
+        with sdpa_kernel(BACKENDS[name]) if self.is_forced else nullcontext():
+            outputs = _OPERATOR.decompose(*arguments, **settings)
+        if marks is not None:
+            mark(problem.device)
+            marked(outputs, partial(marks.append, (problem, Pass.backward)))
         return outputs
-
-    @contextmanager
-    def _around(self, problem: AttentionProblem) -> Iterator[None]:
-        assert self._marks is not None
-        self._marks.append((problem, Pass.forward))
-        mark(problem.device)
-        yield
-        mark(problem.device)
 
     def _decided(self, problem: AttentionProblem, given: Sequence[Any]) -> Winners:
         try:

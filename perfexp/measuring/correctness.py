@@ -57,7 +57,9 @@ def _captured(session: Any, inputs: Any) -> Any:
 def _agreement(outputs: Any, plain: Any) -> float | None:
     """Return the share of samples (or pixels) with the same class; None without class scores."""
     try:
-        own, expected = (main_output(one).argmax(1) for one in (outputs, plain))
+        scores = [main_output(one) for one in (outputs, plain)]
     except UserError:
         return None
+    # tokens have their scores last, (batch, tokens, vocabulary)
+    own, expected = (one.argmax(-1 if one.ndim == 3 else 1) for one in scores)
     return float((own == expected).double().mean())

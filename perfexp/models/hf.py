@@ -36,6 +36,26 @@ def _import() -> Any:
     return sys.modules["transformers"]
 
 
+def _one_text(position_ids: torch.Tensor) -> None:
+    """Return that the positions are those of a single text."""
+
+
+def _mask_alike() -> None:
+    """Let calls with all tokens of one text compute the same when they are captured.
+
+    Otherwise each call reads its positions back to look for packed texts, and a captured one gets a
+    mask that rules out fast attention (transformers 5.17).
+    """
+    masks: Any = importlib.import_module("transformers.masking_utils")
+    if masks.find_packed_sequence_indices is _one_text:
+        return
+    is_tracing = masks.is_tracing
+    masks.find_packed_sequence_indices = _one_text
+    masks.is_tracing = lambda tensor=None: (
+        (tensor is not None or torch.compiler.is_compiling()) and is_tracing(tensor)
+    )
+
+
 transformers = _import()
 #: Heads by task, as in the names of transformers' auto classes. An architecture gets the first one
 #: that it has.
@@ -86,6 +106,8 @@ class HuggingFace:
     ) -> TorchSession:
         if transformers is None:
             raise UserError(f"model={self.name} needs transformers: pip install 'perfexp[hf]'")
+        if not self._decodes:  # a token needs its mask
+            _mask_alike()
         config = self._configuration(num_classes)
         task, auto = self._head(config)
         module: torch.nn.Module

@@ -232,6 +232,7 @@ TOKENS_RATE = _quantity(
     "tokens_per_second",
     "Tokens per call over the mean time of a pipelined call",
     unit="tokens/s",
+    is_apart=True,
     pooled=Pooled.BY_RATE,
 )
 CACHE_BYTES = _quantity("memory/cache_bytes", "`mode=decode`: keys and values of all contexts")

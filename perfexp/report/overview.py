@@ -62,6 +62,8 @@ def brief_points(rows: Sequence[Row]) -> Grid:
 
 def _common_columns(rows: Sequence[Row]) -> Iterator[Column]:
     yield Column("samples/s", map(wording.row_rate_text, rows), rank=1)
+    tokens = [wording.figure_text(row, quantities.TOKENS_RATE).partition(" tok")[0] for row in rows]
+    yield Column("tokens/s", tokens, rank=10)
     memory = [wording.figure_text(row, quantities.PEAK_MEMORY) for row in rows]
     yield Column("memory", memory, rank=20)
 

@@ -76,6 +76,8 @@ def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
     if rate := wording.row_rate_text(row):
         value, sign, half_width = rate.partition(" ± ")
         parts["throughput"] = [f"{value} samples/s{sign}{half_width}"]
+    if text := wording.figure_text(row, quantities.TOKENS_RATE):
+        parts.setdefault("throughput", []).append(text)
     if text := wording.figure_text(row, quantities.PEAK_MEMORY):
         parts.setdefault("throughput", []).append(f"memory {text}")
     if text := wording.figure_text(row, quantities.ENERGY):

@@ -295,3 +295,15 @@ def test_a_typed_architecture_is_measured(mode, tmp_path, monkeypatch):
     assert all(point.metric("work/forward_macs").value > 0 for point in record.points)
     plan = json.loads((tmp_path / "run" / "record.json").read_text())["plan"]
     assert plan["model"]["config"] == LLAMA
+
+
+@of_transformers
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "t5"])
+def test_a_call_reads_no_numbers_back(name):
+    session = opened(name)
+    inputs = session.random_batch(SIZE, BATCH, seed=0).inputs
+    with torch.profiler.profile() as profile, session.inferring():
+        session.forward(inputs)
+    names = {event.name for event in profile.events()}
+    assert "aten::linear" in names or "aten::addmm" in names
+    assert not names & {"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense"}

@@ -104,6 +104,8 @@ def test_the_work_of_a_layer_does_not_depend_on_what_computes_it():
 class Handed:
     """An algorithm that says that it handed cuDNN `implicit_precomp_gemm`."""
 
+    group, is_forced = "algorithm", True
+
     def begin_point(self):
         pass
 
