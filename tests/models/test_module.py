@@ -193,9 +193,7 @@ class Wide(Classifier):
         ({}, r"model=mine: missing a required argument: 'width'; set it as model\.KEY=VALUE\."),
     ],
 )
-def test_keys_that_a_class_cannot_take_are_refused_before_it_is_called(
-    keys: dict[str, int], message: str
-) -> None:
+def test_keys_that_a_class_cannot_take_are_refused(keys: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         adapt(functools.partial(Wide, **keys), "mine")
 
