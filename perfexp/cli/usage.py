@@ -19,7 +19,8 @@ _OTHER_MODELS = (
     "Others: each name of torchvision; timm:NAME; hf:NAME for an architecture of Hugging Face, "
     "such as hf:bert; mine:TinyNet for your class or function in "
     "mine.py, in the current folder or on the module path, with its arguments as model.KEY=VALUE. "
-    "Its method example_inputs(batch_size) makes inputs other than images."
+    "Its method example_inputs(batch_size) makes inputs other than images; a tuple or a "
+    "dictionary holds several inputs of forward."
 )
 #: The overview, with places for the groups and the keys.
 _OVERVIEW = """\
@@ -30,6 +31,7 @@ perfexp measures how fast a deep-learning model trains and infers.
   perfexp -m model=resnet18,hf:bert batch_size=1,8    a run for each combination
   perfexp experiment=quick model=vgg16                10 sizes
   perfexp model=mine:TinyNet model.width=32           your class in ./mine.py
+                                                      inputs: perfexp help model
 
 look     perfexp list runs               runs and sweeps below outputs
          perfexp show                    the last run; DIR another one, -v all

@@ -1,4 +1,4 @@
-"""perfexp reproduce: measure the plan of a record again, and show whether the figures are the same."""
+"""perfexp reproduce: measure a record's plan again, and show whether the figures are the same."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ from perfexp.records.record import LARGEST, TIMED, Record, Status
 from perfexp.records.sizes import seeks_batch
 from perfexp.run import container
 
-#: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
-_PROCESSES, _FEW_POINTS = 5, 3
+#: Least number of fresh processes that measure a small run again.
+_PROCESSES = 5
+#: Largest number of points in a small run.
+_FEW_POINTS = 3
 
 
 @app.command()
@@ -93,8 +95,8 @@ def reproduce(
 ) -> None:
     """Measure a record's plan again and compare: REPRODUCED, DIFFERS, UNDECIDED or NOT COMPARABLE.
 
-    The command of a record that you did not begin must be typed. The same command with the output_dir of an attempt
-    continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not comparable or refused.
+    Type the overrides of a record that you did not begin. The same command with the output_dir of
+    an attempt continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not comparable or refused.
 
     Example: perfexp reproduce outputs/2026-11-28/100000-resnet50-b1
     """
@@ -108,11 +110,8 @@ def reproduce(
         outcome, compared = _known(record, settings, in_image=image is not None), None
         if outcome is None:
             code = _measure(again, image, engine, dry_run=dry_run)
-            if dry_run or code not in (
-                0,
-                1,
-                3,
-            ):  # refused or interrupted; 1: some points failed, 3: not sent
+            # 1: some points failed; 3: not sent to tracking; others: refused or interrupted
+            if dry_run or code not in (0, 1, 3):
                 raise typer.Exit(code)
             outcome, compared = _judge(side, again, settings)
         if compared is not None and not as_json:
@@ -135,8 +134,8 @@ class _Repetition:
 
     Attributes:
         plan: plan of the record.
-        chosen: keys with other values than in the record's command.
-        readable: paths of the command line that a container needs.
+        chosen: keys whose values differ from the record's command.
+        readable: paths in the command line, which a container mounts.
     """
 
     arguments: tuple[str, ...]
@@ -147,18 +146,26 @@ class _Repetition:
     has_gpus: bool
 
     def changes(self, plain: Mapping[str, Any]) -> list[str]:
-        """The keys in which a plan measures something else than the record's, without those chosen now."""
+        """Return the differences between a plan and the record's, except in `chosen` keys.
+
+        Each is a line `KEY: OLD → NEW`.
+        """
         as_stored = json.loads(json.dumps(plain, default=str))
-        lines = plan_file.differences(self.plan, as_stored)
-        return [
-            line
-            for line in lines
-            if not f"{line.partition(':')[0]}.".startswith(tuple(f"{key}." for key in self.chosen))
-        ]
+        chosen = tuple(f"{key}." for key in self.chosen)
+        lines = []
+        for line in plan_file.differences(self.plan, as_stored):
+            key, _, _ = line.partition(":")
+            if not f"{key}.".startswith(chosen):  # the key, or one below it
+                lines.append(line)
+        return lines
 
 
 def _read(place: Path) -> Record:
-    """Read a record whose plan is the one that was measured; raises UserError for any other."""
+    """Read a record.
+
+    Raises:
+        UserError: it is unfinished or a sweep, or its plan was changed after the measurement.
+    """
     if place.is_dir() and not (place / RECORD).exists():
         if (place / SWEEP).is_file():
             raise UserError(
@@ -168,7 +175,8 @@ def _read(place: Path) -> Record:
     record = Record.load(place)
     if plan_file.plan_hash(record.plan) != record.plan_hash:
         raise UserError(
-            f"{place}: the plan in it does not match its plan_hash; it was changed. Nothing was run."
+            f"{place}: the plan in it does not match its plan_hash; it was changed. "
+            "Nothing was run."
         )
     return record
 
@@ -182,7 +190,15 @@ def _settle(
     *,
     composed_here: bool,
 ) -> _Repetition:
-    """Compose the record's command; raises UserError if somebody has to type it, or it has another plan here."""
+    """Compose the record's command.
+
+    Args:
+        overrides: overrides that the user typed.
+        composed_here: whether the plan must be the record's; a container composes its own.
+
+    Raises:
+        UserError: the user must type the command, or it gives another plan here.
+    """
     given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
     found = [] if "batch_size" in given else _found_batches(record, given)
@@ -222,7 +238,8 @@ def _settle(
         commit = fact_at(record.environment, "git.commit")
         made = f"perfexp {record.perfexp_version}{f' (commit {commit})' if commit else ''}"
         raise UserError(
-            f"{place}: its command gives another plan here than in the record, which {made} made:\n  {listed}\n"
+            f"{place}: its command gives another plan here than in the record, "
+            f"which {made} made:\n  {listed}\n"
             "Use that version, or type the values again as KEY=VALUE. Nothing was run."
         )
     return again
@@ -233,7 +250,7 @@ def _folder_of(place: Path) -> Path:
 
 
 def _begun(record: Record, place: Path) -> Begun:
-    """The record's command: that of this user if the plan beside it is signed and has the same."""
+    """Return the record's command, as this user's own if the plan beside it is signed for it."""
     with suppress(UserError):
         begun = begun_run(_folder_of(place))
         if begun.command == record.command:
@@ -242,7 +259,11 @@ def _begun(record: Record, place: Path) -> Begun:
 
 
 def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
-    """Overrides with the batches that a search has found, so that it is not repeated; keys that are given now stay."""
+    """Return overrides with the batch sizes that a search found, so that it is not repeated.
+
+    Args:
+        given: keys that the user typed, which keep their values.
+    """
     shared, overrides = record.plan.get("batch_size"), []
     for phase in TIMED:  # names of a record may not choose keys
         key, own = (
@@ -255,7 +276,8 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
         points = [point.key for point in record.points if point.key.phase == phase]
         if len({key.input_size for key in points}) > 1:
             raise UserError(
-                "Each size of this record has a largest batch of its own: type batch_size=max or =N."
+                "Each size of this record has a largest batch of its own: "
+                "type batch_size=max or =N."
             )
         batches = sorted({key.batch_size for key in points} - {LARGEST})
         overrides.append(f"{key}={batches or 'max'}".replace(" ", ""))
@@ -263,7 +285,10 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
 
 
 def _default_processes(record: Record) -> int | None:
-    """Fresh processes of a small run; None leaves the number of the plan, as for whole trainings and several ranks."""
+    """Return the number of fresh processes for a small run.
+
+    It is None, which keeps the plan's number, for large runs, whole trainings and several ranks.
+    """
     timed = [
         point.key for point in record.points if point.key.is_timed and point.status is Status.OK
     ]
@@ -277,7 +302,7 @@ def _default_processes(record: Record) -> int | None:
 
 
 def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproduction | None:
-    """The outcome where facts of this machine rule out a comparison before anything is measured."""
+    """Return the outcome if this machine's facts rule out a comparison; None if they do not."""
     now = {**environment.collect(), "device": _device(record)}
     if in_image:  # it has its own software
         now = {name: now[name] for name in ("cpu", "device")}
@@ -289,7 +314,10 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
 
 
 def _device(record: Record) -> dict[str, Any]:
-    """Facts of this machine's device that corresponds to the record's, as far as they are known without torch."""
+    """Return facts about this machine's device for the record, without torch.
+
+    It is the GPU with the record's UUID, or else with its name, or else the first.
+    """
     kind, rocm, name, uuid = (
         fact_at(record.environment, f"device.{fact}") for fact in ("kind", "rocm", "name", "uuid")
     )

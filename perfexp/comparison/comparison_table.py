@@ -201,12 +201,12 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
     for summary in comparison.devices:
         if summary.side == side.name:
             notes.append(in_words(summary))
-    table = Grid.of_cells(columns, cells, notes)
+    Grid.of_cells(columns, cells)  # fills the columns
     if not any(pair.further_processes for pair in pairs):
         columns.pop()
     if len({pair.point for pair in comparison.pairs}) < 2:
         del columns[1]
-    return table
+    return Grid(columns, notes)
 
 
 def _own(value: float, unit: str, is_estimated: bool) -> str:

@@ -213,6 +213,10 @@ def read(root: Path, classes: int) -> FolderContents:
     """Read all images of CIFAR-10 or CIFAR-100.
 
     Raises `UserError` if files are missing or have another format.
+
+    Args:
+        root: folder of the format, or the folder above it.
+        classes: 10 or 100.
     """
     native = FORMATS[classes][0]
     if (found := find(root, classes)) is None:
@@ -224,6 +228,7 @@ def read(root: Path, classes: int) -> FolderContents:
         )
     folder, style, missing = found
     if missing:
+        # a download unpacks into a subfolder, so it must start above an incomplete one
         place = folder.parent if style is native else root
         raise UserError(f"{folder} lacks {', '.join(missing)}. {_remedy(place, native)}")
     return style.read(folder, classes)

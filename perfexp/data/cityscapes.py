@@ -61,10 +61,14 @@ class Cityscapes(Loading):
 def cropped(
     pair: Pair, *, size: tuple[int, int], training: bool, classes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a sample for any model: normalized float32 (3, height, width), int64 (height, width).
+    """Return an image, normalized float32 (3, height, width), and its mask, int64 (height, width).
 
-    In training it is a random crop, mirrored half of the time; in evaluation it is the whole image.
-    A crop enlarges the image 0.5 to 2 times, or more if needed to fill the crop.
+    In training they are a random crop, mirrored half of the time. The image is scaled 0.5 to 2
+    times before, or more if needed to fill the crop. In evaluation the whole image is resized.
+
+    Args:
+        size: height and width in pixels.
+        classes: number of classes; a mask with others raises `UserError`.
     """
     image = read_image(pair.image)
     whole, shape = (image.height, image.width), (size[1], size[0])

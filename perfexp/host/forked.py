@@ -24,7 +24,7 @@ from perfexp.host import lifeline
 _TIMEOUT_SECONDS, _IDLE_SECONDS = 600.0, 15.0
 #: Longest time between closing the pipe and the end of the process.
 _END_SECONDS = 2.0
-#: Methods that transfer bytes; a copy may not use them on connections of its parent.
+#: Methods that transfer bytes; in a copy they raise, except on its pipe to the parent.
 _TRANSFERS = {name: getattr(Connection, name) for name in ("_send", "_recv")}
 
 
@@ -129,18 +129,22 @@ def _serve(function: Callable[..., Any], own: Connection, theirs: Connection, pa
 
 
 def _detach(parent: int, own: Connection) -> None:
-    """Detach from the parent: its streams, its interrupts, its connections and its destructors.
+    """Detach this copy from the parent's streams, interrupts, connections and destructors.
 
     The copy still ends with the parent.
+
+    Args:
+        own: the copy's end of the pipe to the parent, which goes on working.
     """
     lifeline.die_with(parent)
     current_process().daemon = False  # a copy may make copies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in {0, 1, 2} - {own.fileno()}:  # the pipe may have a number that was closed
+    for stream in {0, 1, 2} - {own.fileno()}:  # the pipe has one if it was closed before
         os.dup2(nowhere, stream)
-    for name in _TRANSFERS:  # data-loader workers, for example, belong to the parent
+    # a copied connection, for example to a data-loader worker, is the parent's: using it raises
+    for name in _TRANSFERS:
         setattr(Connection, name, _refuse)
     faulthandler.disable()  # its file reports crashes of the parent
     gc.disable()

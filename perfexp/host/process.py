@@ -76,8 +76,8 @@ class WorkerProcess:
         command: command line; arguments for the pipe and the parent are added, and for a new
             interpreter its start time.
         log: output file.
-        imports: modules that it needs, to fork it; None starts a new interpreter or another
-            program.
+        imports: modules that a forked worker finds imported. None never forks: the command is run
+            as it is, for example another program.
 
     Raises:
         UserError: the worker cannot be started.
@@ -111,6 +111,11 @@ class WorkerProcess:
     def _forked(
         command: Sequence[str], imports: Sequence[str], log: IO[bytes], send: int
     ) -> fork_server.ForkedProcess | None:
+        """Fork the worker; return None, with the reason in the log, if this is impossible.
+
+        Args:
+            send: descriptor of the pipe for the worker's events.
+        """
         module, *arguments = command[command.index("-m") + 1 :]
         try:
             return fork_server.fork(module, arguments, imports, log=log.fileno(), events=send)

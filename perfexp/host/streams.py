@@ -74,13 +74,15 @@ def _tolerant(number: int, stream: TextIO | None, error: OSError | None) -> Text
 
 
 def _open_on_nothing(number: int) -> OSError | None:
-    """Open a closed descriptor, the lowest, on /dev/null.
+    """Open a standard descriptor on /dev/null if it is closed.
 
-    Return the error from using it, or None if it was open.
+    Returns:
+        The error that shows that it was closed; None if it was open.
     """
     try:
         os.fstat(number)
     except OSError as error:
+        # the new descriptor gets the lowest free number, which is this one: lower ones are open
         os.open(os.devnull, os.O_RDWR)
         return error
     return None

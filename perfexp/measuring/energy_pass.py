@@ -14,7 +14,7 @@ from perfexp.measuring import verdicts
 from perfexp.measuring.context import Context
 from perfexp.measuring.graph_fallback import on_held_batches, without_waits
 from perfexp.measuring.modes import Step, graphed
-from perfexp.measuring.probes.energy import EnergyProcedure, Plateau, counts
+from perfexp.measuring.probes.energy import EnergyProcedure, Plateau, calls_per_unit
 from perfexp.records.point_times import DEVICE_TIMES, first_median_interval, loop_interval
 from perfexp.records.record import Point
 
@@ -46,7 +46,7 @@ def in_two_parts(
         if context.device.asynchronous:
             queued = _queued(context, energy, loop, point, step, batches)
         energy.rest()
-    calls_per = counts(
+    calls_per = calls_per_unit(
         images_per_call=point.key.batch_size * context.group.size,
         trains=step.trains,
         calls_per_epoch=calls_per_epoch,

@@ -360,6 +360,7 @@ class Times:
             verdicts.judge_bound(point)
         if chain.held.starved:
             point.doubts.append(diagnostics.make("queue_starved", blocks=chain.held.starved))
+        # with flushes each call is timed by its own two events; else many calls share them
         if chain.flush is not None and series is not None and series.measured:
             call_us = float(np.median(series.measured)) * 1e6
             overhead_us = (device.event_tick_seconds + device.record_seconds) * 1e6

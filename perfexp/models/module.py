@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
 from perfexp.devices import Device
-from perfexp.errors import UserError
+from perfexp.errors import UserError, did_you_mean
 from perfexp.models import Execution, Model, Precision
 from perfexp.models.kinds import ByOutput, own_classes
 from perfexp.models.session import TorchSession
@@ -71,8 +72,10 @@ def adapt(built: object, name: str, inputs: Any = None) -> Model:
 
     It may be a model, a torch module, or a partial that makes a torch module.
     """
-    if isinstance(built, functools.partial) and _is_model(built.func):
-        built = built()
+    if isinstance(built, functools.partial):
+        _check_arguments(built, name)
+        if _is_model(built.func):
+            built = built()
     # a module may have its own method `open`
     if isinstance(built, (torch.nn.Module, functools.partial)):
         return ModuleModel(built, name=name, inputs=inputs)
@@ -82,6 +85,24 @@ def adapt(built: object, name: str, inputs: Any = None) -> Model:
         f"model={name} built a {type(built).__name__}. Its _target_ has to name a torch.nn.Module, a function that "
         "returns one, or a class with the method open of perfexp.models.Model."
     )
+
+
+def _check_arguments(factory: functools.partial[Any], name: str) -> None:
+    """Raise `UserError` if a class or function cannot be called with the model's keys."""
+    try:
+        signature = inspect.signature(factory.func)
+    except (TypeError, ValueError):  # a function in C has no signature
+        return
+    try:
+        signature.bind(*factory.args, **factory.keywords)
+    except TypeError as error:
+        unknown = [key for key in factory.keywords if key not in signature.parameters]
+        if not unknown:
+            raise UserError(f"model={name}: {error}; set it as model.KEY=VALUE.") from error
+        raise UserError(
+            f"model.{unknown[0]}: {name} has no argument '{unknown[0]}'. "
+            f"{did_you_mean(unknown[0], signature.parameters)}".rstrip()
+        ) from error
 
 
 def _is_model(made_by: Any) -> bool:

@@ -184,6 +184,8 @@ def _missing_option(error: MissingConfigException) -> UserError:
     if group == "model":
         options += torchvision_names.names()
         own = " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
+    elif group == "probe":
+        own = " Energy, layers and others are keys: probes.energy=true (perfexp help probes)."
     hint = did_you_mean(option, options)
     return UserError(
         f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}{own}"

@@ -80,12 +80,13 @@ class SkillTable:
         for curve, figures in lines[:_MOST_LISTED]:
             device = curve.about.device or "unknown"
             cells.append([curve.name, device, *map(_percent, _figures(figures)[:-1])])
-        grid = Grid.of_cells(columns, cells)
+        Grid.of_cells(columns, cells)  # fills the columns
         if len({*columns[1].cells}) == 1:
             del columns[1]
+        notes = []
         if rest := lines[_MOST_LISTED:]:
-            return Grid(columns, [f"and {units.counted(len(rest), 'more curve')}"])
-        return grid
+            notes.append(f"and {units.counted(len(rest), 'more curve')}")
+        return Grid(columns, notes)
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures as JSON values."""

@@ -150,8 +150,8 @@ DIAGNOSTICS: dict[str, Rule] = {
     "pace_changed": _warning(
         "a call takes {pipelined_ms:.3g} ms in the pipelined loop, but {waiting_ms:.3g} ms if the "
         "host waits for each: the host's pace changed in between",
-        "read samples/s and latency as those of two states of the host, and measure in several "
-        "processes (processes=3)",
+        "do not compare samples/s with latency, they describe two states of the host; measure in "
+        "several processes (processes=3)",
         disturbs=True,
     ),
     "throttled": _warning(
@@ -220,7 +220,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "device_leaves_out": _note(
         "`device` is the time of an equivalent call: {how}",
-        "`throughput` and `latency` are of the call as it is",
+        "read `throughput` and `latency` for the call itself",
         shared=True,
     ),
     "device_of_graph": _note(
@@ -316,8 +316,8 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "meter_limited": _note(
         "{meter}: {limit}",
-        "the interval includes what can be known; an NVIDIA board since Volta, with a driver of "
-        "530 or later and a larger batch, is read most exactly",
+        "the interval includes every error that is known; the meter is most accurate on an NVIDIA "
+        "board since Volta, with a driver of 530 or later and a larger batch",
     ),
     "untested": _warning(
         "perfexp was not tried on {what}, and follows its documentation",

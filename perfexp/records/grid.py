@@ -143,8 +143,11 @@ class Grid:
         """Return the grid without empty columns."""
         return replace(self, columns=[column for column in self.columns if any(column.cells)])
 
-    def common(self) -> tuple[list[str], Grid]:
-        """Return figures common to all rows as lines, and a grid with the rest and the notes."""
+    def split_common(self) -> tuple[list[str], Grid]:
+        """Return columns with the same cell in all rows as lines, and a grid with the others.
+
+        The grid keeps the notes. It has no columns if only key columns, such as the size, remain.
+        """
         lines, rest, has_figures = [], list[Column](), False
         for column in self.columns:
             if not column.is_key and len(set(column.cells)) == 1:

@@ -260,7 +260,12 @@ def _times(table: Iterable[Row]) -> str:
 
 
 def _remarks(status: Status, table: Sequence[Row], slower: Diagnostic | None) -> str:
-    words: dict[str, None] = {}
+    """Return remarks on a run in a few words, such as `2 of 3 points, failed, batch 64 fits`.
+
+    Args:
+        slower: diagnostic that fewer GPUs do more samples/s than the run's; None if they do not.
+    """
+    words: dict[str, None] = {}  # in order, each once: several sizes may fit the same batch
     if len(table) > 1:
         words[f"{len(_timed(table))} of {len(table)} points"] = None
     if status is not Status.OK:

@@ -176,7 +176,7 @@ def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator
         return
     lines, rest = list[str](), grid
     if is_split or len(grid.lines) == 1:
-        lines, rest = grid.common()
+        lines, rest = grid.split_common()
     if not rest.columns:
         yield Section(title, [*lines, *grid.notes])
     elif lines:

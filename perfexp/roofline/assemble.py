@@ -231,7 +231,10 @@ def _roofline(
 
 
 def _load(work: Counted, peaks: Peaks) -> Load | None:
-    """Return a launch's work, with peak shares as rates; None if a quantity is missing."""
+    """Return a launch's time, FLOPs and bytes; None if one of them is unknown.
+
+    If FLOPs or bytes were not counted, they follow from the time and the share of a peak rate.
+    """
     seconds, flops, moved = work.seconds, work.flops, work.dram_bytes
     if not seconds:
         return None
@@ -239,7 +242,8 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
     bytes_basis = Basis.counted
     if flops is None and work.sm_share is not None and peaks.reference:
         flops_basis = Basis.percentage
-        flops = {"fp32": work.sm_share * peaks.reference[1] * seconds}
+        _, flops_per_second = peaks.reference
+        flops = {"fp32": work.sm_share * flops_per_second * seconds}
     if moved is None and work.dram_share is not None and peaks.dram_bytes_per_second:
         bytes_basis = Basis.percentage
         moved = work.dram_share * peaks.dram_bytes_per_second * seconds

@@ -203,7 +203,8 @@ def _remove_moves(kernel: str, flops: dict[str, float]) -> float:
 
     NVIDIA's assembler loads a constant into a register with an HFMA2 on zeros. For sm_90, for
     example, nvdisasm shows `HFMA2.MMA R5, -RZ, RZ, 0, 0`. The counter counts it: a float32
-    addition had twice as many such FLOPs as its own.
+    addition had twice as many such FLOPs as its own. In a kernel whose name shows that it
+    computes in float32 alone, all half-precision FLOPs are such loads.
     """
     moves = flops.get("half")
     if not moves or not _SINGLE.search(kernel) or _NOT_SINGLE.search(kernel):

@@ -46,6 +46,7 @@ class AbRun:
         self.exit_codes: list[int] = []
         self._sweep_run, self._console = sweep_run, console
         self._settings = replace(settings, measures=settings.measures or judging.DECISIVE)
+        # measures that the user named decide all together; else the most precise one per point does
         self._decisive = list if settings.measures else judging.decisive
         self._max_seconds, self._start = max_seconds, time.monotonic()
 

@@ -183,9 +183,10 @@ def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_of_perfexp(paths: RunPaths) -> bool:
-    """Return whether a manifest belongs to the run or sweep beside it.
+    """Return whether the manifest in a folder has the identity of the run or sweep there.
 
-    Other software writes manifests, too, for example for data sets.
+    Otherwise it may come from other software, which also writes manifests, for example for data
+    sets.
     """
     identities: set[str | None] = set()
     for file in (paths.record, SweepPaths(paths.root).summary):

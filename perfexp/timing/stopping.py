@@ -165,7 +165,8 @@ class Precision:
         for name in ("target", "max_seconds"):
             if not 0 < (value := getattr(self, name)) <= _MOST_SECONDS:
                 raise UserError(
-                    f"stopping.{name}={value}: a positive and finite number, at most {_MOST_SECONDS:,}."
+                    f"stopping.{name}={value}: set a positive and finite number, "
+                    f"at most {_MOST_SECONDS:,}."
                 )
         for name, least, most in (
             ("max_calls", 1, _MOST_CALLS),

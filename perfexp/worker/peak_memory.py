@@ -140,9 +140,10 @@ class MemoryTrace:
                 return peak_of_calls(session.module, segments, workspaces=workspaces)
 
     def _phase(self, name: str) -> dict[str, Any]:
-        """Return a phase's node with `foreach` set for its optimizer.
+        """Return a phase's configuration with `foreach` set for its optimizer.
 
-        On CUDA devices torch updates all parameters together.
+        The trace runs on the host, where torch's default is to update one parameter after another.
+        On CUDA devices it updates all together, which needs more memory.
         """
         node: dict[str, Any] = dict(getattr(self._plan.mode, name))
         if isinstance(node.get("optimizer"), Mapping):

@@ -340,7 +340,7 @@ class Workbench:
         if self._live is not None:
             facts["in_process"] = True
             own.append(diagnostics.make("in_process"))
-        earlier = self._same_environment(facts)
+        earlier = self._earlier_diagnostics(facts)
         everything = [*earlier, *(item for item in own if item not in earlier)]
         content = json.dumps(
             {"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str
@@ -375,17 +375,20 @@ class Workbench:
         Raises:
             UserError: the environment has changed.
         """
-        self._same_environment(self.facts())
+        self._earlier_diagnostics(self.facts())
 
     def facts(self) -> dict[str, Any]:
         """Return facts about this host, its job and its device."""
         return {**environment.collect(), "device": self.device.facts()}
 
-    def _same_environment(self, facts: dict[str, Any]) -> list[Diagnostic]:
-        """Return the diagnostics in the environment file.
+    def _earlier_diagnostics(self, facts: dict[str, Any]) -> list[Diagnostic]:
+        """Return the diagnostics of the folder's earlier points, after comparing the environments.
+
+        Args:
+            facts: this worker's environment.
 
         Raises:
-            UserError: its facts differ from the given facts.
+            UserError: the points were measured in another environment.
         """
         path = self.paths.environment
         if not path.exists() or not read_points(self.paths.points):
@@ -395,19 +398,16 @@ class Workbench:
         changed = [f"{name}: {old} → {new}" for name, old, new in differences]
         if changed and facts.get("job") and {name for name, _, _ in differences} == {"device.uuid"}:
             # a requeued job may get another GPU in the same node, or of the same kind
-            where = f"{'; '.join(changed)} on {facts.get('host')}"
-            return [
-                *earlier,
-                diagnostics.make(
-                    "mixed_devices",
-                    what="devices before and after its job restarted",
-                    changes=where,
-                ),
-            ]
+            mixed = diagnostics.make(
+                "mixed_devices",
+                what="devices before and after its job restarted",
+                changes=f"{'; '.join(changed)} on {facts.get('host')}",
+            )
+            return [*earlier, mixed]
         if changed:
             raise UserError(
-                f"The points in {self.paths.root} were measured in another environment ({'; '.join(changed)}). "
-                "Choose another output_dir: a record holds one environment."
+                f"The points in {self.paths.root} were measured in another environment "
+                f"({'; '.join(changed)}). Choose another output_dir: a record holds one environment."
             )
         return earlier
 

@@ -80,9 +80,9 @@ def test_a_folder_of_another_power_limit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(workbench, "read_points", lambda path: ["a point"])
     stored = {"environment": {"device": {"power_limit_watts": 700.0}}, "doubts": []}
     bench.paths.environment.write_text(json.dumps(stored))
-    assert bench._same_environment({"device": {"power_limit_watts": 700.0}}) == []
+    assert bench._earlier_diagnostics({"device": {"power_limit_watts": 700.0}}) == []
     with pytest.raises(UserError, match=r"device\.power_limit_watts: 700\.0 → 500\.0"):
-        bench._same_environment({"device": {"power_limit_watts": 500.0}})
+        bench._earlier_diagnostics({"device": {"power_limit_watts": 500.0}})
 
 
 def test_the_image_is_known_by_its_build_and_its_engine(tmp_path, monkeypatch):

@@ -181,6 +181,23 @@ def test_a_partial_of_something_else_is_explained() -> None:
         open_adapted(functools.partial(int))
 
 
+class Wide(Classifier):
+    def __init__(self, width: int, depth: int = 1) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"width": 4, "widht": 8}, r"model\.widht: mine has no argument 'widht'\. .* width"),
+        ({}, r"model=mine: missing a required argument: 'width'; set it as model\.KEY=VALUE\."),
+    ],
+)
+def test_keys_that_a_class_cannot_take_are_refused(keys: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        adapt(functools.partial(Wide, **keys), "mine")
+
+
 class Tokens(torch.nn.Embedding):
     def __init__(self) -> None:
         super().__init__(10, 4)

@@ -157,7 +157,7 @@ class EnergyProcedure:
         worked_seconds: float = 0.0,
     ) -> Energy:
         """Measure the energy per call in its loop only; see `plateau` and `report`."""
-        calls_per = counts(
+        calls_per = calls_per_unit(
             images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch
         )
         return self.report(self.plateau(call, worked_seconds), calls_per, clean=clean)
@@ -174,7 +174,7 @@ class EnergyProcedure:
 
         Args:
             plateau: calls in the loop; None without a meter.
-            calls_per: number of calls per energy unit, from `counts`.
+            calls_per: number of calls per energy unit, from `calls_per_unit`.
             clean: mean seconds of the same call with no meter reading; None if unknown.
             queued: calls as a CUDA graph, which keeps the device busy, or a reading with the reason
                 for their absence. None if both paces agree.
@@ -226,15 +226,16 @@ class EnergyProcedure:
         return self.device.now_ns() * 1e-9
 
 
-def counts(
+def calls_per_unit(
     *, images_per_call: int, trains: bool, calls_per_epoch: int | None
 ) -> dict[str, Reading]:
     """Return the number of calls per energy unit (call, image and epoch).
 
     Args:
         trains: whether to include the epoch.
-        calls_per_epoch: None for endless data.
+        calls_per_epoch: None for endless data; the reading then has a reason instead of a value.
     """
+    # exact numbers: they add nothing to the interval of the energy
     calls_per = {
         "call": Reading(1.0, half_width=0.0),
         "image": Reading(1 / images_per_call, half_width=0.0),
