@@ -81,7 +81,8 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
     """
     if not (isinstance(model, str) or callable(model) or hasattr(model, "open")):
         raise UserError(
-            f"{model!r} is not a model; pass a name, such as 'resnet50', a torch module, or a function."
+            f"{model!r} is not a model; pass a name, such as 'resnet50', a torch module, or a "
+            "function."
         )
     quiet = overrides.setdefault("quiet", True)
     console = Console(quiet=quiet, out=io.StringIO() if quiet else None)
@@ -205,7 +206,8 @@ def _importable(module: str) -> Iterator[None]:
         spec = None
     if spec is None or spec.origin is None:
         raise UserError(
-            f"module '{module}' not found by another process; write the model into a file on the path."
+            f"module '{module}' not found by another process; write the model into a file on the "
+            "path."
         )
     folder = (
         Path(spec.origin).parent.parent

@@ -183,7 +183,8 @@ class _Application:
             flag = DRY_RUN if self.is_dry else _LAUNCHER
             sweeper = settings.runtime.choices["hydra/sweeper"]
             raise UserError(
-                f"hydra/sweeper={sweeper} chooses runs by the figures of earlier ones: leave out {flag}."
+                f"hydra/sweeper={sweeper} chooses runs by the figures of earlier ones: leave out "
+                f"{flag}."
             )
 
     def end_sweep(self, scratch: Path) -> None:
@@ -423,7 +424,8 @@ class _Application:
             folder = _sweep_folder(written, composed.output_dir, axes)
             if not (_is_basic(settings) or self.overwrites) and SweepPaths(folder).summary.exists():
                 raise UserError(
-                    f"{folder} has a study, which can't go on: choose another output_dir, or --overwrite."
+                    f"{folder} has a study, which can't go on: choose another output_dir, or "
+                    "--overwrite."
                 )
             sweep_run = SweepRun(
                 folder=folder,

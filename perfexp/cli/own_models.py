@@ -70,7 +70,8 @@ def _find(module: str) -> None:
         is_found = False
     if not is_found:
         raise UserError(
-            f"model={module}:…: there is no module {top}. Go to the folder with {top}.py, or set PYTHONPATH to it."
+            f"model={module}:…: there is no module {top}. Go to the folder with {top}.py, or set "
+            "PYTHONPATH to it."
         )
 
 

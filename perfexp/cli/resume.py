@@ -92,7 +92,8 @@ class Begun(NamedTuple):
                 "shell could take it for another one."
             )
         raise UserError(
-            f"{subject}: {why}. Nothing was run. To go on, type its command if you trust it:\n{line}"
+            f"{subject}: {why}. Nothing was run. To go on, type its command if you trust "
+            f"it:\n{line}"
         )
 
 
@@ -153,7 +154,8 @@ def begun_run(folder: Path) -> Begun:
     paths = RunPaths(folder)
     if not paths.plan.exists():
         raise UserError(
-            f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another folder."
+            f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another "
+            "folder."
         )
     plan, place = plan_file.read_begun(paths.plan)
     command = plan.get("command")

@@ -168,7 +168,8 @@ def _read(place: Path) -> Record:
     record = Record.load(place)
     if plan_file.plan_hash(record.plan) != record.plan_hash:
         raise UserError(
-            f"{place}: the plan in it does not match its plan_hash; it was changed. Nothing was run."
+            f"{place}: the plan in it does not match its plan_hash; it was changed. Nothing was "
+            "run."
         )
     return record
 
@@ -222,8 +223,9 @@ def _settle(
         commit = fact_at(record.environment, "git.commit")
         made = f"perfexp {record.perfexp_version}{f' (commit {commit})' if commit else ''}"
         raise UserError(
-            f"{place}: its command gives another plan here than in the record, which {made} made:\n  {listed}\n"
-            "Use that version, or type the values again as KEY=VALUE. Nothing was run."
+            f"{place}: its command gives another plan here than in the record, which {made} "
+            f"made:\n  {listed}\nUse that version, or type the values again as KEY=VALUE. Nothing "
+            "was run."
         )
     return again
 
@@ -255,7 +257,8 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
         points = [point.key for point in record.points if point.key.phase == phase]
         if len({key.input_size for key in points}) > 1:
             raise UserError(
-                "Each size of this record has a largest batch of its own: type batch_size=max or =N."
+                "Each size of this record has a largest batch of its own: type batch_size=max or "
+                "=N."
             )
         batches = sorted({key.batch_size for key in points} - {LARGEST})
         overrides.append(f"{key}={batches or 'max'}".replace(" ", ""))

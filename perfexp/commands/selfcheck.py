@@ -72,7 +72,8 @@ def selfcheck(
     known = selfcheck_summary.spreads(rows(record))
     if not known:
         raise UserError(
-            f"No two processes in {folder} have the same point; its report shows why (perfexp show)."
+            f"No two processes in {folder} have the same point; its report shows why (perfexp "
+            "show)."
         )
     sentence = selfcheck_summary.sentence(known)
     title = f"selfcheck: {processes} processes of {record.name}"

@@ -113,8 +113,8 @@ def refuse_unfinished(folder: Path) -> None:
         if why := run_status.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
-                f"If the command is right, resume it: {again}. Otherwise correct it and repeat it with "
-                "another output_dir."
+                f"If the command is right, resume it: {again}. Otherwise correct it and repeat it "
+                "with another output_dir."
             )
         raise UserError(
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
@@ -125,8 +125,8 @@ def refuse_unfinished(folder: Path) -> None:
     if below:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
         raise UserError(
-            f"{folder} is neither a run's folder nor a sweep's: they lie below it. Name one of them: "
-            f"{', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)} To list them: "
+            f"{folder} is neither a run's folder nor a sweep's: they lie below it. Name one of "
+            f"them: {', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)} To list them: "
             f"{shlex.join(['perfexp', 'list', 'runs', str(folder)])}"
         )
 

@@ -50,8 +50,8 @@ class Images(Loading):
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
-                f"The images in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
-                "use mode=inference."
+                f"The images in {self._root} have no classes to learn. Put them into a subfolder "
+                "for each class, or use mode=inference."
             )
         return Samples(
             items, partial(_cropped, size=input_size, crop=random_crop if training else centre_crop)
@@ -95,6 +95,7 @@ def _find_splits(root: Path) -> tuple[Split, Split]:
     if train.classes != val.classes:
         odd = sorted(set(train.classes) ^ set(val.classes))
         raise UserError(
-            f"{root / 'train'} and {root / 'val'} hold different classes: {', '.join(odd[:5])} are in one of them only."
+            f"{root / 'train'} and {root / 'val'} hold different classes: {', '.join(odd[:5])} are "
+            "in one of them only."
         )
     return train, val

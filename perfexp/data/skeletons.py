@@ -158,13 +158,15 @@ def split(
     )
     if unknown := sorted(set(chosen) - set(subjects)):
         raise UserError(
-            f"data.val_subjects: there is no {', '.join(unknown)}; the subjects are {', '.join(subjects)}."
+            f"data.val_subjects: there is no {', '.join(unknown)}; the subjects are "
+            f"{', '.join(subjects)}."
         )
     train = [repetition for repetition in repetitions if repetition.subject not in chosen]
     val = [repetition for repetition in repetitions if repetition.subject in chosen]
     if not train or not val:
         raise UserError(
-            f"Subjects are split into training and evaluation, and there are {len(subjects)}: two or more."
+            f"Subjects are split into training and evaluation, and there are {len(subjects)}: two "
+            "or more."
         )
     return train, val
 

@@ -84,7 +84,8 @@ class Synthetic:
     def __init__(self, *, num_samples: int | None = None) -> None:
         if num_samples is not None and not 0 < num_samples <= _MOST_SAMPLES:
             raise UserError(
-                f"data.num_samples={num_samples}: a whole number from 1 to {_MOST_SAMPLES:,}, or null."
+                f"data.num_samples={num_samples}: a whole number from 1 to {_MOST_SAMPLES:,}, or "
+                "null."
             )
         self.num_samples = num_samples
 

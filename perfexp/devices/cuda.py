@@ -236,7 +236,8 @@ class CudaDevice(Device):
         if more < torch.cuda.memory_reserved():
             return (
                 None,
-                "another process freed memory of the board during the measurement, which hides the increase",
+                "another process freed memory of the board during the measurement, which hides the "
+                "increase",
             )
         return more, None
 

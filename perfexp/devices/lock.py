@@ -38,7 +38,8 @@ def held(
             owner = _owner(descriptor)
             if not wait:
                 raise UserError(
-                    f"The device is in use: {owner}. Wait for it, or let perfexp wait with device_lock=wait."
+                    f"The device is in use: {owner}. Wait for it, or let perfexp wait with "
+                    "device_lock=wait."
                 )
             waiting(owner)
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -91,7 +91,8 @@ class Forked:
                 raise Ended(f"a forked process did not answer within {_TIMEOUT_SECONDS:.0f} s")
             if now - since > _IDLE_SECONDS:
                 raise Ended(
-                    "a forked process waits for what it has no copy of, such as a thread or another process"
+                    "a forked process waits for what it has no copy of, such as a thread or "
+                    "another process"
                 )
 
     def _cause(self) -> str:

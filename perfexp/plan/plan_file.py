@@ -111,8 +111,9 @@ def _refuse_other_format(path: Path, plain: Mapping[str, Any]) -> None:
     version = plain.get("format", 1)
     if type(version) is not int or not FIRST_FORMAT <= version <= FORMAT:
         raise UserError(
-            f"{path} has format {str(version)[:_LONGEST]}; this version resumes formats {FIRST_FORMAT} to {FORMAT}. "
-            "Measure again with --overwrite, or use another output_dir."
+            f"{path} has format {str(version)[:_LONGEST]}; this version resumes formats "
+            f"{FIRST_FORMAT} to {FORMAT}. Measure again with --overwrite, or use another "
+            "output_dir."
         )
 
 

@@ -147,7 +147,8 @@ class _Folder:
             self.details.mkdir(parents=True, exist_ok=True)
             if self.uid is None and self.manifest.exists():
                 raise UserError(
-                    f"{self.manifest} is none of perfexp's: choose another folder with output_dir=DIR."
+                    f"{self.manifest} is none of perfexp's: choose another folder with "
+                    "output_dir=DIR."
                 )
             if self.uid is None:
                 owner = {"sweep": sweep} if sweep else {}
@@ -155,7 +156,8 @@ class _Folder:
             self.claim(self.manifest, *self.usual)
         except OSError as error:
             raise UserError(
-                f"The output folder {self.root} can't be written: {error.strerror}. Choose another with output_dir=DIR."
+                f"The output folder {self.root} can't be written: {error.strerror}. Choose another "
+                "with output_dir=DIR."
             ) from error
 
     def withdraw(self) -> bool:

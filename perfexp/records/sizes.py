@@ -57,8 +57,8 @@ def refuse_many(*counts: int) -> None:
     """
     if math.prod(counts) > MOST_POINTS:
         raise UserError(
-            f"The plan has more than {MOST_POINTS:,} points (processes × sizes × batch sizes × phases). "
-            "Lower processes, or list fewer sizes or batch sizes."
+            f"The plan has more than {MOST_POINTS:,} points (processes × sizes × batch sizes × "
+            "phases). Lower processes, or list fewer sizes or batch sizes."
         )
 
 
@@ -76,7 +76,8 @@ def _parse_batch_size(item: object) -> int:
         item = int(item)
     if not isinstance(item, int) or isinstance(item, bool) or item < 1:
         raise UserError(
-            f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, a list [1,2,4], or max."
+            f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, a list "
+            "[1,2,4], or max."
         )
     if item > MOST_SAMPLES:
         raise UserError(f"batch_size={_short(item)}: at most {MOST_SAMPLES:,} samples a call.")
@@ -88,7 +89,8 @@ def _parse_size(item: object) -> Size:
     match = re.fullmatch(r"\s*(\d+)\s*(?:[x×]\s*(\d+)\s*)?", _short(item)) if is_size else None
     if match is None:
         raise UserError(
-            f"input_size={_short(item)} is not a size: set 224, 512x1024 (height × width) or a list [224,256]."
+            f"input_size={_short(item)} is not a size: set 224, 512x1024 (height × width) or a "
+            "list [224,256]."
         )
     size = int(match[1]), int(match[2] or match[1])
     if min(size) < 1:

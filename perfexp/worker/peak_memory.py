@@ -65,7 +65,8 @@ class MemoryTrace:
         self._gpu_name, self._facts = plan.sheet(workspaces.device_name if workspaces else None)
         if self._data.labelled:
             raise UserError(
-                "Memory is traced with data=synthetic, whose batches have the same size: leave data out."
+                "Memory is traced with data=synthetic, whose batches have the same size: leave "
+                "data out."
             )
         model = config.build(
             {**plan.model, **({"weights": None} if "weights" in plan.model else {})}

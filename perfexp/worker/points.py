@@ -205,7 +205,8 @@ def try_batch(
     capacity = device.facts().get("memory_bytes")
     if device.kind == "cpu" or not capacity:
         raise UserError(
-            f"batch_size=max needs a device with a limited memory, not {device.name}: set batch_size=N."
+            f"batch_size=max needs a device with a limited memory, not {device.name}: set "
+            "batch_size=N."
         )
     key = tried_key(plan.trial_keys(read_points(paths.points))[0])
     if key.batch_size == LARGEST:

@@ -166,7 +166,8 @@ def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
     if "train" in plan.phases:
         if not isinstance(bench.session, Shareable):
             raise UserError(
-                f"model={plan.model_name} can't be trained by several ranks (no `share`); set gpu.count=1."
+                f"model={plan.model_name} can't be trained by several ranks (no `share`); set "
+                "gpu.count=1."
             )
         shared |= bench.session.share(plan.execution.ddp)
     return Member(session=bench.session, device=bench.device, group=group, place=place), shared

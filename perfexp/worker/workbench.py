@@ -120,7 +120,8 @@ class Workbench:
         index = self.plan.gpu.get("index")
         if index and self.plan.ranks == 1 and self.device.kind == "cpu":
             raise UserError(
-                f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure the CPU."
+                f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure "
+                "the CPU."
             )
 
     def check(self) -> None:
@@ -383,8 +384,9 @@ class Workbench:
             ]
         if changed:
             raise UserError(
-                f"The points in {self.paths.root} were measured in another environment ({'; '.join(changed)}). "
-                "Choose another output_dir: a record holds one environment."
+                f"The points in {self.paths.root} were measured in another environment "
+                f"({'; '.join(changed)}). Choose another output_dir: a record holds one "
+                "environment."
             )
         return earlier
 

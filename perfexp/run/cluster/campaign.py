@@ -91,11 +91,13 @@ class SlurmCampaign(Campaign):
         plan, settings = assignment.plan, self._settings
         if cluster.container and settings.requeue:
             raise UserError(
-                "A job in cluster.container can't queue itself again: set hydra.launcher.requeue=false."
+                "A job in cluster.container can't queue itself again: set "
+                "hydra.launcher.requeue=false."
             )
         if cluster.container and plan.nodes > 1:
             raise UserError(
-                "A container has no srun, which gpu.nodes needs: leave cluster.container or gpu.nodes out."
+                "A container has no srun, which gpu.nodes needs: leave cluster.container or "
+                "gpu.nodes out."
             )
         requests = site.requests(cluster, plan.gpu_name, count=plan.devices, nodes=plan.nodes)
         if settings.exclusive:
@@ -138,7 +140,8 @@ class SlurmCampaign(Campaign):
             console.note(f"after {self._settings.after}: {gate[0].removeprefix('--dependency=')}")
         for job, array in submit(new, sweep_run.paths, sweep_run.sweep.uid, self._settings, gate):
             console.note(
-                f"job {job}: {units.counted(len(array), 'run')} on gpu={array[0].assignment.plan.gpu_name}"
+                f"job {job}: {units.counted(len(array), 'run')} on "
+                f"gpu={array[0].assignment.plan.gpu_name}"
             )
 
     def _hand_over(self, sweep_run: SweepRun, console: Console) -> None:
@@ -287,7 +290,8 @@ def _script(runs: Sequence[SweepElement], paths: SweepPaths, settings: SlurmSett
     script = "\n".join(lines)
     if len(script.encode()) > _MOST_SCRIPT_BYTES:
         raise UserError(
-            f"The script of {units.counted(len(runs), 'run')} is too long for SLURM: sweep in parts."
+            f"The script of {units.counted(len(runs), 'run')} is too long for SLURM: sweep in "
+            "parts."
         )
     return script
 
@@ -312,8 +316,9 @@ def dependency(after: Any) -> list[str]:
         first = ended[0]
         why = f": {first.why}" if first.why else ""
         raise UserError(
-            f"hydra.launcher.after={text}: {units.counted(len(ended), 'run')} of {folder} did not succeed "
-            f"({first.name}: {first.state}{why}). Repeat that sweep, or leave hydra.launcher.after out."
+            f"hydra.launcher.after={text}: {units.counted(len(ended), 'run')} of {folder} did not "
+            f"succeed ({first.name}: {first.state}{why}). Repeat that sweep, or leave "
+            "hydra.launcher.after out."
         )
     waiting = sorted({state.job for state in states if state.state is not JobState.done})
     return [f"--dependency=afterok:{':'.join(waiting)}"] if waiting else []
@@ -330,8 +335,8 @@ def _sweep(text: str) -> tuple[Sweep, Path]:
     stages = sorted(_sweeps_of(text), key=lambda pair: pair[0].started)
     if not stages:
         raise UserError(
-            f"hydra.launcher.after={text}: no sweep of a stage {text!r} in {_OUTPUTS}, and no sweep.json there; name a "
-            "stage (sanity), the folder of a sweep, or the ids of jobs."
+            f"hydra.launcher.after={text}: no sweep of a stage {text!r} in {_OUTPUTS}, and no "
+            "sweep.json there; name a stage (sanity), the folder of a sweep, or the ids of jobs."
         )
     return stages[-1]
 

@@ -105,12 +105,14 @@ class Campaign(ABC):
         """
         if assignment.overwrites:
             raise UserError(
-                "--overwrite is not for runs in processes of their own: choose another output_dir=DIR."
+                "--overwrite is not for runs in processes of their own: choose another "
+                "output_dir=DIR."
             )
         if secret := next((text for text in command if credentials.is_masked(text)), None):
             key = secret.partition("=")[0]
             raise UserError(
-                f"{key} has a credential, which a job's script would show; set it in the environment."
+                f"{key} has a credential, which a job's script would show; set it in the "
+                "environment."
             )
         self.runs.append(self._run(assignment, cluster, command))
 

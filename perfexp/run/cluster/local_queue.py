@@ -71,7 +71,8 @@ class LocalCampaign(Campaign):
     ) -> SweepElement:
         if assignment.plan.ranks > 1:
             raise UserError(
-                "hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes out."
+                "hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes "
+                "out."
             )
         overrides = [*overrides_of(command, sends=True), f"host_sharing={self._sharing}"]
         return SweepElement(assignment=assignment, overrides=overrides, cluster=cluster)
@@ -131,7 +132,8 @@ def slots(gpus: Any) -> list[Slot]:
     if gpus == "all":
         if not boards:
             raise UserError(
-                "hydra.launcher.gpus=all: the NVIDIA driver lists no GPU here; set a number of processes."
+                "hydra.launcher.gpus=all: the NVIDIA driver lists no GPU here; set a number of "
+                "processes."
             )
         return boards
     indices = range(gpus) if type(gpus) is int else gpus
@@ -142,7 +144,8 @@ def slots(gpus: Any) -> list[Slot]:
         and all(type(index) is int and 0 <= index < _MOST_GPUS for index in indices)
     ):
         raise UserError(
-            f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as [0,1]."
+            f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as "
+            "[0,1]."
         )
     if boards and max(indices) >= len(boards):
         raise UserError(

@@ -119,8 +119,8 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
             )
         except FileNotFoundError as error:
             raise UserError(
-                f"{command[0]} is not on the PATH: run this on a machine that submits to SLURM, or leave "
-                "hydra/launcher=slurm out."
+                f"{command[0]} is not on the PATH: run this on a machine that submits to SLURM, or "
+                "leave hydra/launcher=slurm out."
             ) from error
         except subprocess.TimeoutExpired as error:
             queued = (
