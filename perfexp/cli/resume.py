@@ -24,7 +24,8 @@ from perfexp.records.record import USUAL_PRECISION
 from perfexp.records.sweep_record import Sweep
 from perfexp.run.sweep_run import remembered_store
 
-#: Beginnings of the overrides that are not repeated: places, launchers, and the store, which the user's cache names.
+#: Beginnings of the overrides that are not repeated: places, launchers, and the store, which the
+#: user's cache names.
 _LEFT_OUT = (
     "output_dir",
     "quiet",
@@ -54,23 +55,21 @@ class Begun(NamedTuple):
     sweep: str | None = None
 
     def overrides(self, typed: Collection[str], is_wanted: Callable[[str], bool]) -> list[str]:
-        """The words of the command that are wanted, without those whose keys are typed, by today's names.
+        """Return the wanted words of the command by today's names, except keys that are typed.
 
-        To be typed, the precision is that of the plan where the command names none: the default was another one once.
+        For a command to type that names no precision, the plan's is added: the default has changed.
         """
-        words, choices = arguments_of_today(self.command), self.plan.get("choices")
-        precision = (
-            choices.get("precision")
-            if self.place is None and isinstance(choices, Mapping)
-            else None
-        )
-        if precision not in (None, USUAL_PRECISION) and "precision" not in map(key_of, words):
-            words = [*words, f"precision={precision}"]
+        words = arguments_of_today(self.command)
+        choices = self.plan.get("choices")
+        if self.place is None and isinstance(choices, Mapping):
+            precision = choices.get("precision")
+            if precision not in (None, USUAL_PRECISION) and "precision" not in map(key_of, words):
+                words = [*words, f"precision={precision}"]
         typed_keys = set(map(_key_of, typed))
         return [text for text in words if _key_of(text) not in typed_keys and is_wanted(text)]
 
     def refuse_untyped(self, words: Sequence[str], subject: str, typing: Sequence[str]) -> None:
-        """Raise UserError with the command line to type, where it is somebody else's, or its files may be.
+        """Raise UserError with the command line to type if it, or its files, may be another user's.
 
         Args:
             words: those of the stored command that nobody has typed now.
@@ -103,7 +102,7 @@ def _is_override(word: str) -> bool:
 
 
 def with_resumed(arguments: Sequence[str]) -> list[str]:
-    """Replace `resume=DIR` by the command stored there; overrides that the user typed take precedence.
+    """Replace `resume=DIR` by the command stored there; overrides typed by the user have priority.
 
     Raises UserError if nothing can be resumed there, or the user has to type the command.
     """

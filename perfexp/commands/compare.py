@@ -58,7 +58,8 @@ def compare(
     no interval. NOT COMPARABLE: something other than the subject differs and may explain the ratio.
     The exit code is 0 whatever the verdicts are.
 
-    Example: perfexp compare outputs/2026-11-27/100000-resnet50-b1 outputs/2026-11-28/100000-resnet50-b1
+    Example: perfexp compare outputs/2026-11-27/100000-resnet50-b1
+    outputs/2026-11-28/100000-resnet50-b1
     """
     settings = sides.settings(margin, fdr, metric, allow)
     targets = _targets(output, force=force)

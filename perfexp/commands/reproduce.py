@@ -1,10 +1,11 @@
-"""perfexp reproduce: measure the plan of a record again, and show whether the figures are the same."""
+"""perfexp reproduce: measure a record's plan again, and show whether the figures are the same."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from perfexp.records.record import LARGEST, TIMED, Record, Status
 from perfexp.records.sizes import seeks_batch
 from perfexp.run import container
 
-#: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
+#: Smallest number of fresh processes for a small run, and the most points that a small run has.
 _PROCESSES, _FEW_POINTS = 5, 3
 
 
@@ -93,8 +94,9 @@ def reproduce(
 ) -> None:
     """Measure a record's plan again and compare: REPRODUCED, DIFFERS, UNDECIDED or NOT COMPARABLE.
 
-    The command of a record that you did not begin must be typed. The same command with the output_dir of an attempt
-    continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not comparable or refused.
+    The command of a record that you did not begin must be typed. The same command with the
+    output_dir of an attempt continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not
+    comparable or refused.
 
     Example: perfexp reproduce outputs/2026-11-28/100000-resnet50-b1
     """
@@ -147,7 +149,7 @@ class _Repetition:
     has_gpus: bool
 
     def changes(self, plain: Mapping[str, Any]) -> list[str]:
-        """The keys in which a plan measures something else than the record's, without those chosen now."""
+        """Return the keys in which the plan and the record's differ, except those chosen now."""
         as_stored = json.loads(json.dumps(plain, default=str))
         lines = plan_file.differences(self.plan, as_stored)
         return [
@@ -183,7 +185,11 @@ def _settle(
     *,
     composed_here: bool,
 ) -> _Repetition:
-    """Compose the record's command; raises UserError if somebody has to type it, or it has another plan here."""
+    """Compose the record's command.
+
+    Raises:
+        UserError: the user has to type the command, or it gives another plan here.
+    """
     given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
     found = [] if "batch_size" in given else _found_batches(record, given)
@@ -244,13 +250,12 @@ def _begun(record: Record, place: Path) -> Begun:
 
 
 def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
-    """Overrides with the batches that a search has found, so that it is not repeated; keys that are given now stay."""
-    shared, overrides = record.plan.get("batch_size"), []
+    """Return overrides with the batches that a search found, except keys that are given now."""
+    shared = record.plan.get("batch_size")
+    overrides = []
     for phase in TIMED:  # names of a record may not choose keys
-        key, own = (
-            f"mode.{phase}.batch_size",
-            fact_at(record.plan, f"mode.{phase}.batch_size"),
-        )
+        key = f"mode.{phase}.batch_size"
+        own = fact_at(record.plan, key)
         is_measured = fact_at(record.plan, f"mode.{phase}") is not None
         if not is_measured or key in given or not seeks_batch(shared if own is None else own):
             continue
@@ -262,21 +267,26 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
             )
         batches = sorted({key.batch_size for key in points} - {LARGEST})
         overrides.append(f"{key}={batches or 'max'}".replace(" ", ""))
-    return [*overrides, *(["batch_size=1"] if seeks_batch(shared) else [])]
+    if seeks_batch(shared):
+        overrides.append("batch_size=1")
+    return overrides
 
 
 def _default_processes(record: Record) -> int | None:
-    """Fresh processes of a small run; None leaves the number of the plan, as for whole trainings and several ranks."""
-    timed = [
-        point.key for point in record.points if point.key.is_timed and point.status is Status.OK
-    ]
-    has_ranks = any(
-        fact_at(record.plan, f"gpu.{name}") not in (None, 1) for name in ("count", "nodes")
+    """Return the number of fresh processes for a small run.
+
+    None leaves the plan's number, as for whole trainings and several ranks.
+    """
+    gpus = fact_at(record.plan, "gpu.count"), fact_at(record.plan, "gpu.nodes")
+    has_ranks = not {None, 1}.issuperset(gpus)
+    points = Counter(
+        point.key.replicate
+        for point in record.points
+        if point.key.is_timed and point.status is Status.OK
     )
-    is_long = record.plan.get("epochs") or has_ranks
-    if is_long or sum(key.replicate == 0 for key in timed) > _FEW_POINTS:
+    if record.plan.get("epochs") or has_ranks or points[0] > _FEW_POINTS:
         return None
-    return max(_PROCESSES, len({key.replicate for key in timed}))
+    return max(_PROCESSES, len(points))
 
 
 def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproduction | None:
@@ -292,7 +302,10 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
 
 
 def _device(record: Record) -> dict[str, Any]:
-    """Facts of this machine's device that corresponds to the record's, as far as they are known without torch."""
+    """Return facts about this machine's device, as far as they are known without torch.
+
+    It is the device that corresponds to the record's.
+    """
     kind, rocm, name, uuid = (
         fact_at(record.environment, f"device.{fact}") for fact in ("kind", "rocm", "name", "uuid")
     )

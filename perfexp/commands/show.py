@@ -44,7 +44,8 @@ def show(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="A run's folder, its record.json, or a sweep's folder; by default what ended last in outputs.",
+            help="A run's folder, its record.json, or a sweep's folder; by default what ended last "
+            "in outputs.",
         ),
     ] = None,
     quiet: Annotated[

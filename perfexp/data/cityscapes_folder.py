@@ -90,7 +90,10 @@ def _wrong_labels(file: Path, wrong: Iterable[int], classes: int) -> str:
     numbers = list(map(str, wrong))
     labels = ", ".join(numbers[:5]) + (", …" if len(numbers) > 5 else "")
     if file.name.endswith(LABEL_IDS_END) and classes == len(CLASSES):
-        return f"{file} has labels that are not label ids of Cityscapes: {labels}. They go from 0 to 33."
+        return (
+            f"{file} has labels that are not label ids of Cityscapes: {labels}. They go from 0 to "
+            "33."
+        )
     if classes < len(CLASSES):
         return (
             f"{file} has labels that the model does not tell apart: {labels}. It has {classes} "

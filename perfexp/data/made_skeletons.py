@@ -54,7 +54,8 @@ def recipe(*, subjects: int, repetitions: int, seed: int) -> Recipe:
         },
         files=_files(subjects, repetitions, seed),
         count=count,
-        contents=f"{count} repetitions of 9 gestures by {subjects} subjects, in the layout of IntelliRehabDS",
+        contents=f"{count} repetitions of 9 gestures by {subjects} subjects, in the layout of "
+        "IntelliRehabDS",
         remark="It stands in for IntelliRehabDS, and its accuracies are its own.",
         command="python -m perfexp experiment=full_benchmark model=clip_gesture data=skeletons",
     )

@@ -29,8 +29,10 @@ def open_device(*, index: int = 0, **_: Any) -> Device:
         return cuda.CudaDevice(index=index)
     if cuda.is_available():
         last = torch.cuda.device_count() - 1
-        why = f"gpu.index={index} does not exist in this job; its CUDA devices are numbered from 0 to {last}."
-        raise DeviceMismatch(why)
+        raise DeviceMismatch(
+            f"gpu.index={index} does not exist in this job; its CUDA devices are numbered from 0 "
+            f"to {last}."
+        )
     return CpuDevice()
 
 

@@ -23,8 +23,10 @@ _MOST_MANIFEST_BYTES = 8 << 20
 #: Names that perfexp gives to files a record does not need.
 _ARTIFACT = re.compile(
     r"[\w.+-]+_(overall|layers|convolutions|epochs|predicted)\.csv|predicted\.jsonl"
-    r"|[\w.+-]+_speed(\.json)?|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md|benchmark_[\w.-]+\.json"
-    r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
+    r"|[\w.+-]+_speed(\.json)?|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md"
+    r"|benchmark_[\w.-]+\.json"
+    r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)"
+    r"|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
 )
 #: Folder in a run's folder for `--overwrite`, which measures there until everything is measured.

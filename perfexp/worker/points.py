@@ -294,7 +294,10 @@ def append(point: Point, paths: RunPaths, emit: Events) -> None:
         point.facts["start_seconds"] = round(_start_seconds.pop(), 3)
     if point.status is Status.OK and _forks:
         point.status = Status.FAILED
-        point.error = f"{_forks[0]} forked this process during the measurement, which two processes cannot share"
+        point.error = (
+            f"{_forks[0]} forked this process during the measurement, which two processes cannot "
+            "share"
+        )
     elif point.status is Status.OK and (time.perf_counter_ns is not _CLOCK or _took_no_time(point)):
         point.status, point.error = (
             Status.FAILED,

@@ -404,8 +404,8 @@ def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
     others = (facts.get("job") or {}).get("others") or {}
     if not any(others.values()):
         return []
-    node = facts["job"].get("node", "?")
-    text = f"other jobs, with {others['gpus']} GPUs and {others['cpus']} CPUs of node {node} at the start"
+    used = f"{others['gpus']} GPUs and {others['cpus']} CPUs"
+    text = f"other jobs, with {used} of node {facts['job'].get('node', '?')} at the start"
     return [diagnostics.make("shared_host", others=text)]
 
 

@@ -186,7 +186,8 @@ def _collect(run: SweepElement, state: RunState, console: Console, ended: Ended)
         or state.state not in (JobState.done, JobState.failed)
     ):
         why = f": {state.why}" if state.why else ""
-        text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp cluster logs {assignment.folder})"
+        logs = f"perfexp cluster logs {assignment.folder}"
+        text = f"{state.name}: {state.state}{why} (job {state.job}; {logs})"
         ended(assignment, PerfexpError(text))
         return
     if (tracker := _later(assignment)) is not None:

@@ -22,7 +22,10 @@ USES = ("nodes", "idle", "busy", "others")
 #: Short names for states of busy nodes; in other states except `idle`, nodes run no jobs.
 _BUSY = ("alloc", "mix", "comp", "plnd", "resv")
 #: Program of the test job: import what a worker imports, and print host and versions.
-_IMPORTS = "import platform, perfexp, torch; print(platform.node(), perfexp.__version__, torch.__version__)"
+_IMPORTS = (
+    "import platform, perfexp, torch; "
+    "print(platform.node(), perfexp.__version__, torch.__version__)"
+)
 
 
 def mapped(site: Cluster, kind: str) -> ClusterGpu:
@@ -69,7 +72,8 @@ def preparation(site: Cluster) -> Iterator[str]:
     for module in site.modules:
         yield f"module load {shlex.quote(module)} || exit 2"
     if site.scratch:
-        yield f"mkdir -p {site.scratch} && export TMPDIR={site.scratch} || exit 2  # the node expands variables"
+        folder = site.scratch
+        yield f"mkdir -p {folder} && export TMPDIR={folder} || exit 2  # the node expands variables"
     yield from site.setup
 
 
