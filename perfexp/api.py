@@ -183,13 +183,17 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float):
         return json.dumps(value)
     text = str(value)
-    return text if re.fullmatch(r"[A-Za-z]\w*", text) else quoted(text)
+    if re.fullmatch(r"[A-Za-z]\w*", text):
+        return text
+    return quoted(text)
 
 
 def _free_name(name: str) -> str:
     """Return an option name for the user's model that does not hide a file in conf/."""
     word = re.sub(r"\W", "_", name)
-    return f"own_{word}" if (installation.conf_dir() / "model" / f"{word}.yaml").exists() else word
+    if (installation.conf_dir() / "model" / f"{word}.yaml").exists():
+        return f"own_{word}"
+    return word
 
 
 @contextmanager

@@ -93,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             application.close()
     codes = set(application.exit_codes)
     code = max(codes - {_NOT_SENT}, default=0) or max(codes, default=0)
-    return code if application.element is None else application.element.end(code)
+    if application.element is None:
+        return code
+    return application.element.end(code)
 
 
 def _measure(application: _Application, arguments: list[str]) -> None:
@@ -486,11 +488,9 @@ def _multirun(written: Path) -> bytes:
     Only Hydra's own sweeper writes the file; otherwise, dump the current configuration.
     """
     file = written / "multirun.yaml"
-    return (
-        file.read_bytes()
-        if file.is_file()
-        else OmegaConf.to_yaml({"hydra": HydraConfig.get()}).encode()
-    )
+    if file.is_file():
+        return file.read_bytes()
+    return OmegaConf.to_yaml({"hydra": HydraConfig.get()}).encode()
 
 
 def _objective(record: Record, direction: Any) -> float | list[float]:
@@ -525,4 +525,6 @@ def _sweep_folder(written: Path, output_dir: str | None, axes: Iterable[str]) ->
     """
     if not written.name.startswith(SCRATCH):
         return written
-    return Path(output_dir) if output_dir else naming.sweep_folder(axes)
+    if output_dir:
+        return Path(output_dir)
+    return naming.sweep_folder(axes)

@@ -182,7 +182,9 @@ def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
 
 def _key_of(word: str) -> str:
     key = key_of(word)
-    return CONFIG_DIR[0] if key in CONFIG_DIR else key
+    if key in CONFIG_DIR:
+        return CONFIG_DIR[0]
+    return key
 
 
 def _name_files(words: Sequence[str]) -> bool:

@@ -231,11 +231,15 @@ def _assignments(
 def _value(plain: dict[str, Any], key: str) -> str:
     """Return the value in this variant for a key that only the other variant overrides."""
     value = plain["choices"].get(key) or fact_at(plain, key)
-    return "default" if isinstance(value, Mapping) or value is None else str(value)
+    if isinstance(value, Mapping) or value is None:
+        return "default"
+    return str(value)
 
 
 def _processes(folder: Path) -> int:
     """Return the process count in a folder's plan; 0 without a plan."""
     plan = RunPaths(folder).plan
     processes = plan_file.read(plan).get("processes") if plan.exists() else None
-    return min(processes, sequential.MOST) if type(processes) is int else 0
+    if type(processes) is int:
+        return min(processes, sequential.MOST)
+    return 0

@@ -147,7 +147,9 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
             f"--out {out} and --format {form} contradict each other: leave one of them out."
         )
     wanted = form.value if form else suffix
-    return [wanted] if wanted in every else every
+    if wanted in every:
+        return [wanted]
+    return every
 
 
 @dataclass(kw_only=True)
@@ -222,7 +224,9 @@ class Collected:
         return csv_tables.to_csv(self._lines(what))
 
     def _lines(self, what: str) -> list[Line]:
-        return self.points() if what == "points" else self.layer_rows()
+        if what == "points":
+            return self.points()
+        return self.layer_rows()
 
     def files(self, place: Path) -> list[Path]:
         """Return all records and sweeps in and below a folder, or the named file.

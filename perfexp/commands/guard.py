@@ -122,7 +122,9 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _matches(host: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(host, pattern) if "*" in pattern else host == pattern
+    if "*" in pattern:
+        return fnmatch.fnmatchcase(host, pattern)
+    return host == pattern
 
 
 def _is_link(scope: Scope) -> bool:

@@ -237,7 +237,9 @@ def _settle(
 
 
 def _folder_of(place: Path) -> Path:
-    return place if place.is_dir() else place.parent
+    if place.is_dir():
+        return place
+    return place.parent
 
 
 def _begun(record: Record, place: Path) -> Begun:
@@ -323,7 +325,9 @@ def _device(record: Record) -> dict[str, Any]:
     own = next(iter([*same, *boards]), None)
     if own is None and is_absent:
         return {"kind": "cpu", "name": processor_name()}
-    return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]} if own else {}
+    if not own:
+        return {}
+    return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]}
 
 
 def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_run: bool) -> int:

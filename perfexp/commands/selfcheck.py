@@ -109,4 +109,6 @@ def settle(
 def _default_model(gpu: str | None) -> str:
     if gpu in ("cpu", "fake", "mps"):
         return _MODEL
-    return _GPU_MODEL if worker_query.visible_gpus() else _MODEL
+    if worker_query.visible_gpus():
+        return _GPU_MODEL
+    return _MODEL

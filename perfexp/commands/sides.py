@@ -205,7 +205,9 @@ def _decided_by(folder: Path) -> tuple[str, ...] | None:
     """
     sweep = Sweep.load(folder)
     metrics = [text.removeprefix(METRIC) for text in sweep.command if text.startswith(METRIC)]
-    return tuple(words(metrics)) if sweep.in_turn else None
+    if not sweep.in_turn:
+        return None
+    return tuple(words(metrics))
 
 
 def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:

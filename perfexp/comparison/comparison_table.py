@@ -154,7 +154,9 @@ def _processes(comparison: Comparison) -> list[str]:
 
 
 def _counted(processes: int) -> str:
-    return "1 process" if processes == 1 else f"{processes} processes"
+    if processes == 1:
+        return "1 process"
+    return f"{processes} processes"
 
 
 def interval_words(level: float) -> str:
@@ -211,7 +213,9 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
 
 def _own(value: float, unit: str, is_estimated: bool) -> str:
     text = figure(value, unit)
-    return f"≈ {text}" if is_estimated else text
+    if is_estimated:
+        return f"≈ {text}"
+    return text
 
 
 def _figure_notes(pairs: Sequence[Compared]) -> list[str]:

@@ -293,7 +293,9 @@ def _compared_time(pairs: Sequence[Compared]) -> str:
     measures = {pair.measure for pair in pairs}
     if len(measures) > 1:
         return "time"
-    return "time per sample" if measures == {"throughput"} else measures.pop()
+    if measures == {"throughput"}:
+        return "time per sample"
+    return measures.pop()
 
 
 def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> list[str]:

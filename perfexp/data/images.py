@@ -83,7 +83,9 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     left, top = across * (image.width - width), down * (image.height - height)
     box = (left, top, left + width, top + height)
     cut = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box)
-    return ImageOps.mirror(cut) if flip < 0.5 else cut
+    if flip < 0.5:
+        return ImageOps.mirror(cut)
+    return cut
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:

@@ -245,7 +245,9 @@ class LoadedBatches:
             )
         if isinstance(loaded, UserError):
             raise loaded
-        return None if loaded is None else Batch(inputs=loaded[0], targets=loaded[1])
+        if loaded is None:
+            return None
+        return Batch(inputs=loaded[0], targets=loaded[1])
 
 
 def check_batch(count: int, batch_size: int) -> None:

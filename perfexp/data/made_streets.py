@@ -87,7 +87,9 @@ def _crop(
     cut = photograph.resize(
         (size[1], size[0]), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
     )
-    return ImageOps.mirror(cut) if random.random() < 0.5 else cut
+    if random.random() < 0.5:
+        return ImageOps.mirror(cut)
+    return cut
 
 
 def _regions(image: Image.Image) -> Mask:

@@ -179,4 +179,6 @@ def _sized(
 
 def _name(described: Mapping[str, Any]) -> str:
     kind = described.get("type")
-    return kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", "")
+    if isinstance(kind, str):
+        return kind.rpartition(".")[2]
+    return getattr(kind, "__name__", "")

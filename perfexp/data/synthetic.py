@@ -53,9 +53,9 @@ def _size(inputs: Any) -> int:
     """Return the bytes of a call's inputs, which may be several tensors."""
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
-    return (
-        sum(map(_size, inputs)) if isinstance(inputs, tuple) else int(getattr(inputs, "nbytes", 0))
-    )
+    if isinstance(inputs, tuple):
+        return sum(map(_size, inputs))
+    return int(getattr(inputs, "nbytes", 0))
 
 
 def on_device(batches: Batches) -> bool:

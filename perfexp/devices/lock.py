@@ -55,7 +55,9 @@ def holder(name: str) -> str | None:
     if not lock_path(name).exists():
         return None
     with locks.opened(name, os.O_RDONLY) as descriptor:
-        return None if locks.taken(descriptor, fcntl.LOCK_SH) else _owner(descriptor)
+        if locks.taken(descriptor, fcntl.LOCK_SH):
+            return None
+        return _owner(descriptor)
 
 
 def _owner(descriptor: int) -> str:

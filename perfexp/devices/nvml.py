@@ -139,21 +139,25 @@ class Board:
 
     def _throttling(self) -> list[str] | None:
         reasons = self._ask("CurrentClocksThrottleReasons")
-        return (
-            None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit]
-        )
+        if reasons is None:
+            return None
+        return [name for bit, name in _THROTTLES.items() if reasons & bit]
 
     def used_bytes(self) -> int | None:
         """Return board memory in use by any process."""
         memory = self._ask("MemoryInfo")
-        return None if memory is None else int(memory.used)
+        if memory is None:
+            return None
+        return int(memory.used)
 
     def _ask(self, subject: str, *arguments: Any, unit: float | None = None) -> Any:
         """Return the answer about a subject, multiplied by its unit if there is one."""
         value = answer(
             self._nvml, getattr(self._nvml, f"nvmlDeviceGet{subject}"), self._handle, *arguments
         )
-        return value if value is None or unit is None else value * unit
+        if value is None or unit is None:
+            return value
+        return value * unit
 
 
 def is_used(state: Mapping[str, Any]) -> bool:
@@ -216,7 +220,9 @@ def places() -> list[tuple[str, str]]:
 def visible_names() -> list[str] | None:
     """Return the names of `visible_boards`; None if only CUDA can know them."""
     boards = visible_boards()
-    return None if boards is None else [own["name"] for own in boards]
+    if boards is None:
+        return None
+    return [own["name"] for own in boards]
 
 
 def visible_boards() -> list[dict[str, str]] | None:
@@ -256,10 +262,14 @@ def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devic
     name = bus_id.decode() if isinstance(bus_id, bytes) else bus_id or ""
     with suppress(OSError, ValueError):  # Linux writes the domain with four digits
         node = int((root / name[-12:].lower() / "numa_node").read_text())
-        return node if node >= 0 else None
+        if node >= 0:
+            return node
+        return None
     return None
 
 
 def _flag(mode: Any) -> bool | None:
     """Return the current mode; NVML returns it together with the pending mode."""
-    return None if mode is None else bool(mode[0])
+    if mode is None:
+        return None
+    return bool(mode[0])

@@ -207,7 +207,9 @@ def _container() -> str | None:
         return "docker"
     if Path("/run/.containerenv").exists():
         return "podman"
-    return "apptainer" if "APPTAINER_NAME" in os.environ else None
+    if "APPTAINER_NAME" in os.environ:
+        return "apptainer"
+    return None
 
 
 def _image(root: Path = Path("/")) -> dict[str, str] | None:
@@ -327,7 +329,9 @@ def _requirement(wanted: Requirement) -> dict[str, Any]:
 
 def _quota(file: Path) -> float | None:
     quota, _, period = (_read(file) or "").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+    if quota.isdigit() and period.isdigit():
+        return int(quota) / int(period)
+    return None
 
 
 def _database_problem(file: Path) -> str | None:
@@ -341,4 +345,6 @@ def _database_problem(file: Path) -> str | None:
     # an empty file is a valid new database
     if head and head != _SQLITE_MAGIC:
         return "it is not an SQLite database"
-    return None if os.access(file, os.W_OK) else "it can't be written"
+    if os.access(file, os.W_OK):
+        return None
+    return "it can't be written"

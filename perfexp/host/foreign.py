@@ -142,7 +142,9 @@ def spreadsheet_text(text: str) -> str:
     with suppress(ValueError):
         float(text)
         return text
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    if text.startswith(("=", "+", "-", "@")):
+        return f"'{text}"
+    return text
 
 
 def printable(line: str) -> str:
@@ -163,7 +165,9 @@ def command_line(words: Sequence[str]) -> str | None:
     """
     line = shlex.join(["perfexp", *words])
     is_ambiguous = any(text in line for text in _AMBIGUOUS) or not all(map(_is_visible, line))
-    return None if is_ambiguous or len(line) > _MAX_SHOWN else line
+    if is_ambiguous or len(line) > _MAX_SHOWN:
+        return None
+    return line
 
 
 def _is_visible(letter: str) -> bool:

@@ -97,7 +97,9 @@ class Forked:
 
     def _cause(self) -> str:
         code = self._process.exitcode
-        return f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        return signal.Signals(-code).name
 
     def __enter__(self) -> Self:
         return self

@@ -87,7 +87,9 @@ class Plan(PlanSchema):
     def nodes(self) -> int:
         """Return the number of hosts that measure together."""
         nodes = self.gpu.get("nodes")
-        return 1 if nodes is None else int(nodes)
+        if nodes is None:
+            return 1
+        return int(nodes)
 
     @property
     def devices(self) -> int:
@@ -296,7 +298,9 @@ class Plan(PlanSchema):
     def _batch_sizes(self, phase: str) -> list[int]:
         """Return a phase's batch sizes: its own, or the plan's."""
         own = getattr(self.mode, phase).get("batch_size")
-        return self.batch_size if own is None else parse_batch_sizes(own)
+        if own is None:
+            return self.batch_size
+        return parse_batch_sizes(own)
 
     def fixed_keys(self, results: Collection[Point]) -> list[Key]:
         """Return the timed points that no other results change, except for the largest batch."""

@@ -60,7 +60,9 @@ def next_batch(
     if not trials:
         return start
     if not fits:
-        return fails // 2 if len(trials) == 1 or fails == SMALLEST else SMALLEST
+        if len(trials) == 1 or fails == SMALLEST:
+            return fails // 2
+        return SMALLEST
     lowest, highest = fits + _step(trials, fits), MOST_SAMPLES
     guess, middle = _crossing(trials, capacity_bytes), 2 * fits
     if fails <= MOST_SAMPLES:
@@ -280,7 +282,9 @@ def _used_bytes(point: Point) -> float | None:
 
 def _metric_bytes(point: Point, name: str) -> float | None:
     metric = point.metric(name)
-    return _valid_bytes(metric.value) if metric else None
+    if not metric:
+        return None
+    return _valid_bytes(metric.value)
 
 
 def _fact(point: Point) -> dict[str, Any]:

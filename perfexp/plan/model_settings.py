@@ -34,7 +34,9 @@ def settle(plain: dict[str, Any]) -> None:
 
 def training_batch(target: str) -> int:
     """Return the full benchmark's training batch size for a model's `_target_`."""
-    return _MMSEG_BATCH if target == _MMSEG else _BATCH
+    if target == _MMSEG:
+        return _MMSEG_BATCH
+    return _BATCH
 
 
 def _settings_of_trainer(node: Any) -> list[str]:
@@ -55,4 +57,6 @@ def _as_skeleton(size: Any, columns: int) -> Any:
     if not isinstance(size, int | str) or isinstance(size, bool):
         return size
     frames = str(size).strip()
-    return f"{frames}x{columns}" if frames.isdecimal() else size
+    if frames.isdecimal():
+        return f"{frames}x{columns}"
+    return size

@@ -116,7 +116,9 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list):
         return list(map(_plain, value))
-    return value.text if isinstance(value, QuotedString) else value
+    if isinstance(value, QuotedString):
+        return value.text
+    return value
 
 
 def without_credentials(arguments: Sequence[str]) -> list[str]:

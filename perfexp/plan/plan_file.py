@@ -45,7 +45,9 @@ def signed(content: bytes) -> bytes:
     """
     content += _PLACE + json.dumps(str(Path.cwd())).encode() + b"\n"
     mark = signature.of(content)
-    return content + _MARK + mark.encode() + b"\n" if mark else content
+    if mark:
+        return content + _MARK + mark.encode() + b"\n"
+    return content
 
 
 def read_begun(path: Path) -> tuple[dict[str, Any], str | None]:

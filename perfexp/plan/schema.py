@@ -219,7 +219,9 @@ def _type(node: ast.expr) -> Any:
             return _NAMES[name]
         case ast.BinOp(left, ast.BitOr(), right):
             kind = _type(left)
-            return Any if kind is Any else kind | _type(right)
+            if kind is Any:
+                return Any
+            return kind | _type(right)
         case ast.Subscript(ast.Name("Mapping")):
             return Any
         case ast.Subscript(origin, ast.Tuple(parts)):

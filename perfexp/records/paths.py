@@ -86,7 +86,9 @@ def is_artifact(name: str) -> bool:
 
 def home_of(file: Path) -> Path:
     """Return the run or sweep folder that a file belongs to; the file may lie in its `details`."""
-    return file.parent.parent if file.parent.name == DETAILS else file.parent
+    if file.parent.name == DETAILS:
+        return file.parent.parent
+    return file.parent
 
 
 def is_own_place(name: str) -> bool:
@@ -194,7 +196,9 @@ class _Folder:
 
     def _identity(self, name: str) -> str | None:
         uid = self._manifest().get(name)
-        return uid if isinstance(uid, str) else None
+        if not isinstance(uid, str):
+            return None
+        return uid
 
     def claim(self, *paths: Path) -> None:
         """Add files to the manifest before they are written.
@@ -221,14 +225,18 @@ class _Folder:
     def claimed(self) -> list[str]:
         """Return the names in the manifest, relative to the run's folder."""
         names = self._manifest().get("files")
-        return [str(name) for name in names] if isinstance(names, list) else []
+        if not isinstance(names, list):
+            return []
+        return [str(name) for name in names]
 
     def _manifest(self) -> dict[str, Any]:
         try:
             content = foreign.json_data(foreign.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         except (OSError, ValueError):
             return {}
-        return content if isinstance(content, dict) else {}
+        if not isinstance(content, dict):
+            return {}
+        return content
 
     def _write(self, manifest: dict[str, Any]) -> None:
         self.details.mkdir(exist_ok=True)
@@ -395,7 +403,9 @@ class SweepPaths(_Folder):
         manifest = self._manifest()
         place, mark = manifest.get("begun_in"), manifest.get("signature")
         is_own = isinstance(place, str) and signature.is_of(mark, _signed(sweep, place))
-        return place if is_own else None
+        if not is_own:
+            return None
+        return place
 
     def make_job_logs(self) -> None:
         """Create the folder for job output.

@@ -89,12 +89,16 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def size_label(self) -> str:
         """Return the size as a label: `224` for a square, otherwise `512x1024` (height × width)."""
         height, width = self.input_size
-        return str(height) if height == width else f"{height}x{width}"
+        if height == width:
+            return str(height)
+        return f"{height}x{width}"
 
     @property
     def batch_label(self) -> str:
         """Return the batch size, or `max` while it is searched for."""
-        return "max" if self.batch_size == LARGEST else str(self.batch_size)
+        if self.batch_size == LARGEST:
+            return "max"
+        return str(self.batch_size)
 
     @property
     def pixels(self) -> int:
@@ -104,7 +108,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __str__(self) -> str:
         text = f"{self.phase} {self.size_label} batch {self.batch_label}"
         text += f" {self.precision}" if self.precision != USUAL_PRECISION else ""
-        return f"{text} process {self.replicate + 1}" if self.replicate else text
+        if self.replicate:
+            return f"{text} process {self.replicate + 1}"
+        return text
 
 
 def without_replicate(key: Key) -> Key:

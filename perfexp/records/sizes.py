@@ -26,11 +26,9 @@ def parse_sizes(value: object) -> list[Size]:
 
     Raises `UserError` for other values.
     """
-    return (
-        []
-        if value is None
-        else _unique([_parse_size(item) for item in _items(value)], "input_size")
-    )
+    if value is None:
+        return []
+    return _unique([_parse_size(item) for item in _items(value)], "input_size")
 
 
 def parse_batch_sizes(value: object) -> list[int]:
@@ -38,11 +36,9 @@ def parse_batch_sizes(value: object) -> list[int]:
 
     Raises `UserError` for other values.
     """
-    return (
-        []
-        if value is None
-        else _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
-    )
+    if value is None:
+        return []
+    return _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
 
 
 def seeks_batch(value: object) -> bool:
@@ -105,7 +101,9 @@ def _short(item: object) -> str:
     if isinstance(item, int) and item.bit_length() > 200:
         return "a number of more than 60 digits"
     text = str(item)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    if len(text) <= 60:
+        return text
+    return f"{text[:60]}…"
 
 
 def _unique(items: list[_T], name: str) -> list[_T]:

@@ -56,7 +56,9 @@ def setting(analyses: Sequence[Analysis]) -> str:
 
 def _common_name(analyses: Sequence[Analysis], name: str) -> str:
     names = {getattr(one.about, name) for one in analyses}
-    return names.pop() if len(names) == 1 else ""
+    if len(names) == 1:
+        return names.pop()
+    return ""
 
 
 def raised(whole: SweepAnalysis) -> list[Raised]:

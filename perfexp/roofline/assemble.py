@@ -389,7 +389,9 @@ def _algorithm_of_all(record: Record) -> str:
     if not isinstance(node, Mapping) or node.get("layers"):
         return ""
     name = str(node.get("name", ""))
-    return "" if name in _CHOSEN_BY_OTHERS else name
+    if name in _CHOSEN_BY_OTHERS:
+        return ""
+    return name
 
 
 def _may_multiply_less(line: Mapping[str, Any], algorithm: str) -> bool:

@@ -235,11 +235,9 @@ def forked_trace(plan: config.Plan) -> Forked:
     def answer(key: Key, capacity_bytes: int | None = None) -> int | None:
         trace = made[0] if made else MemoryTrace(plan)
         made[:] = [trace]
-        return (
-            trace.needed_bytes(key)
-            if capacity_bytes is None
-            else trace.largest_batch(key, capacity_bytes)
-        )
+        if capacity_bytes is None:
+            return trace.needed_bytes(key)
+        return trace.largest_batch(key, capacity_bytes)
 
     return Forked(answer)
 
@@ -295,4 +293,6 @@ def _traced(precision: Precision) -> Precision:
     """
     if precision.autocast == "float16":
         return Precision(name="amp_bf16", storage=precision.storage, autocast="bfloat16")
-    return Precision(name="fp32") if precision.tf32 else precision
+    if precision.tf32:
+        return Precision(name="fp32")
+    return precision

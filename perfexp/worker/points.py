@@ -243,11 +243,9 @@ def _outcome(point: Point) -> str:
     if point.status is not Status.OK:
         return point.status.value
     used = point.metric(PEAK_MEMORY)
-    return (
-        "fits"
-        if used is None or used.value is None
-        else f"fits, peak {units.format_bytes(used.value)}"
-    )
+    if used is None or used.value is None:
+        return "fits"
+    return f"fits, peak {units.format_bytes(used.value)}"
 
 
 def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:

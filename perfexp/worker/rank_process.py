@@ -70,7 +70,9 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
             traceback.print_exc()
             return start.RANK_LOST
         return report_failure(error, bench.emit)
-    return 0 if is_finished else start.OUT_OF_STEP
+    if is_finished:
+        return 0
+    return start.OUT_OF_STEP
 
 
 def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
@@ -255,7 +257,9 @@ def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         }
         for facts, job in zip(hosts, jobs, strict=True)
     ]
-    return {"hosts": of_hosts} if hosts else {}
+    if not hosts:
+        return {}
+    return {"hosts": of_hosts}
 
 
 def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
@@ -267,17 +271,15 @@ def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
         for name, old, new in environment.differences(first, facts)
         if name != "device.uuid"
     ]
-    return (
-        [
-            diagnostics.make(
-                "mixed_devices",
-                what="nodes, at the pace of the slowest",
-                changes="; ".join(changes),
-            )
-        ]
-        if changes
-        else []
-    )
+    if not changes:
+        return []
+    return [
+        diagnostics.make(
+            "mixed_devices",
+            what="nodes, at the pace of the slowest",
+            changes="; ".join(changes),
+        )
+    ]
 
 
 def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:

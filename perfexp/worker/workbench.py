@@ -423,4 +423,6 @@ def report_failure(error: Exception, emit: Events) -> int:
         emit("failed", message=f"{type(error).__name__}: {error}".strip())
     with suppress(OSError):  # a full disk has no room for a traceback; the event reports it
         traceback.print_exc()
-    return error.exit_code if isinstance(error, PerfexpError) else 1
+    if not isinstance(error, PerfexpError):
+        return 1
+    return error.exit_code

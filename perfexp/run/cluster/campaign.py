@@ -206,7 +206,9 @@ def _later(assignment: Assignment) -> Tracker | None:
     """
     tracker: Tracker = config.build(assignment.plan.tracking)
     uri = tracker.settings.get("uri")
-    return tracker if uri is not None and store.database(uri) is not None else None
+    if uri is not None and store.database(uri) is not None:
+        return tracker
+    return None
 
 
 def submit(
@@ -322,7 +324,9 @@ def dependency(after: Any) -> list[str]:
             "hydra.launcher.after out."
         )
     waiting = sorted({state.job for state in states if state.state is not JobState.done})
-    return [f"--dependency=afterok:{':'.join(waiting)}"] if waiting else []
+    if not waiting:
+        return []
+    return [f"--dependency=afterok:{':'.join(waiting)}"]
 
 
 def _sweep(text: str) -> tuple[Sweep, Path]:

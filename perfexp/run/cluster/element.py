@@ -164,7 +164,9 @@ def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
     """
     left_out = ("output_dir",) if sends else ("output_dir", "tracking")
     kept = [text for text in command if key_of(text).split(".")[0] not in left_out]
-    return kept if sends else [*kept, "tracking=none"]
+    if sends:
+        return kept
+    return [*kept, "tracking=none"]
 
 
 class Element:
@@ -213,7 +215,9 @@ class Element:
         A job succeeds even if a tracker did not accept the record, because the record is complete.
         """
         if interrupts.last() != signal.SIGUSR2 or exit_code != 130:
-            return 0 if exit_code == 3 and self._is_job else exit_code
+            if exit_code == 3 and self._is_job:
+                return 0
+            return exit_code
         job = job_id()
         text = f": job {job} is queued again for the rest."
         if not self._requeues or job is None:

@@ -141,7 +141,9 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
 def _use(state: str) -> str:
     if state == "idle":
         return state
-    return "busy" if state.startswith(_BUSY) else "others"
+    if state.startswith(_BUSY):
+        return "busy"
+    return "others"
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:

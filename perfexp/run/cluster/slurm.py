@@ -154,7 +154,9 @@ def max_array_size() -> int:
     found = re.search(
         r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE
     )
-    return int(found[1]) if found else _MAX_ARRAY_SIZE
+    if found:
+        return int(found[1])
+    return _MAX_ARRAY_SIZE
 
 
 def cancel(name: str, jobs: Sequence[str]) -> None:
