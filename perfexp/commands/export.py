@@ -155,10 +155,10 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
 @dataclass(kw_only=True)
 class _ExportedRun:
     ended: str
-    sweep: tuple[str, int] | None
     lines: list[Line]
-    blocks: list[Block]
-    layers: list[LayerRow]
+    sweep: tuple[str, int] | None = None
+    blocks: list[Block] = field(default_factory=list)
+    layers: list[LayerRow] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -234,9 +234,11 @@ class Collected:
         Raises:
             UserError: there are none.
         """
-        files = [place] if place.is_file() else []
-        if place.is_dir():
-            files += folders.below(place, RECORD, SWEEP, refused=self._failed)
+        files = []
+        if place.is_file():
+            files = [place]
+        elif place.is_dir():
+            files = list(folders.below(place, RECORD, SWEEP, refused=self._failed))
         if not (files or self.exit_code):
             refuse_unfinished(place)
             raise UserError(
@@ -266,15 +268,17 @@ class Collected:
         self._read.add(file.resolve())
         before = self.runs.get(record.uid)
         # a copied run folder may hold an earlier version of the record
-        if before is None or before.ended < record.ended:
-            analysis = Analysis.of(record)
-            self.runs[record.uid] = _ExportedRun(
-                ended=record.ended,
-                sweep=(membership.uid, membership.job) if membership else None,
-                lines=flat.points(analysis, file.parent),
-                blocks=tidy.blocks(record) if self.samples else [],
-                layers=tidy.layers(analysis, file.parent) if self.layers else [],
-            )
+        if before is not None and before.ended >= record.ended:
+            return
+        analysis = Analysis.of(record)
+        run = _ExportedRun(ended=record.ended, lines=flat.points(analysis, file.parent))
+        if membership:
+            run.sweep = membership.uid, membership.job
+        if self.samples:
+            run.blocks = tidy.blocks(record)
+        if self.layers:
+            run.layers = tidy.layers(analysis, file.parent)
+        self.runs[record.uid] = run
 
     def _add_sweep(self, sweep: Sweep, place: Path) -> None:
         self.sweeps[sweep.uid] = sweep, place

@@ -129,10 +129,10 @@ def last() -> Path:
     Raises:
         UserError: there is no record.
     """
-    finished = [one.folder for one in find(OUTPUTS) if any(run.points for run in one.runs)]
-    if not finished:
-        raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
-    return finished[-1]
+    for entry in reversed(find(OUTPUTS)):
+        if any(run.points for run in entry.runs):
+            return entry.folder
+    raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
 
 
 def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:

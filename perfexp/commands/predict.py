@@ -259,15 +259,17 @@ def _formatted(value: float, unit: str, figures: int) -> str:
 def _document(found: Sequence[_Prediction]) -> dict[str, Any]:
     points: dict[Key, dict[str, Any]] = {}
     for key, quantity, answer in found:
-        value, curve = answer.predicted.value, answer.curve
+        predicted, curve = answer.predicted, answer.curve
         points.setdefault(key, {"key": msgspec.to_builtins(key)})[quantity] = {
-            "source": answer.predicted.source,
-            **{name: getattr(value, name, None) for name in ("value", "low", "high")},
+            "source": predicted.source,
+            "value": getattr(predicted.value, "value", None),
+            "low": getattr(predicted.value, "low", None),
+            "high": getattr(predicted.value, "high", None),
             "unit": QUANTITIES[quantity],
-            "kind": curve.kind if curve else None,
-            "nearest": answer.predicted.nearest,
-            "reason": answer.predicted.reason,
-            "record": str(curve.folder) if curve else None,
+            "kind": curve and curve.kind,
+            "nearest": predicted.nearest,
+            "reason": predicted.reason,
+            "record": curve and str(curve.folder),
             "doubts": [one.code for one in answer.diagnostics],
         }
     return {"points": list(points.values())}

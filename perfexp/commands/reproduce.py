@@ -151,12 +151,9 @@ class _Repetition:
     def changes(self, plain: Mapping[str, Any]) -> list[str]:
         """Return the keys in which the plan and the record's differ, except those chosen now."""
         as_stored = json.loads(json.dumps(plain, default=str))
+        chosen = tuple(f"{key}." for key in self.chosen)
         lines = plan_file.differences(self.plan, as_stored)
-        return [
-            line
-            for line in lines
-            if not f"{line.partition(':')[0]}.".startswith(tuple(f"{key}." for key in self.chosen))
-        ]
+        return [line for line in lines if not line.replace(":", ".", 1).startswith(chosen)]
 
 
 def _read(place: Path) -> Record:
@@ -192,9 +189,15 @@ def _settle(
     """
     given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
-    found = [] if "batch_size" in given else _found_batches(record, given)
-    flags = [] if config_dir is None else [f"{CONFIG_DIR[0]}={config_dir}"]
-    typed = [*flags, *overrides, *found, *([] if processes is None else [f"processes={processes}"])]
+    found = []
+    if "batch_size" not in given:
+        found = _found_batches(record, given)
+    flags = []
+    if config_dir is not None:
+        flags = [f"{CONFIG_DIR[0]}={config_dir}"]
+    typed = [*flags, *overrides, *found]
+    if processes is not None:
+        typed.append(f"processes={processes}")
     begun = _begun(record, place)
     repeated = begun.overrides(typed, is_measured)
     if repeated:
@@ -202,20 +205,16 @@ def _settle(
             repeated, str(place), ["reproduce", str(place), *repeated, *flags, *overrides]
         )
     arguments = [*repeated, *typed]
+    elsewhere = [text for text in arguments if not text.startswith("output_dir=")]
     plain = compose(arguments)
     plan = config.typed(plain)
     folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
     if folder.resolve() == _folder_of(place).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
-    named = (
-        Path(text.partition("=")[2]) for text in arguments if not text.startswith("output_dir=")
-    )
+    named = (Path(text.partition("=")[2]) for text in elsewhere)
     differing = {key_of(text) for text in [*overrides, *found] if text not in record.command}
     again = _Repetition(
-        arguments=tuple(
-            [text for text in arguments if not text.startswith("output_dir=")]
-            + ["hydra.mode=RUN", f"output_dir={quoted(str(folder))}"]
-        ),
+        arguments=(*elsewhere, "hydra.mode=RUN", f"output_dir={quoted(str(folder))}"),
         folder=folder,
         plan=record.plan,
         chosen=(*differing, "processes"),
@@ -226,8 +225,9 @@ def _settle(
         raise UserError(f"{place} was measured with other code: {why} Nothing was run.")
     if composed_here and (changes := again.changes(plain)):
         listed = "\n  ".join(changes[:20])
-        commit = fact_at(record.environment, "git.commit")
-        made = f"perfexp {record.perfexp_version}{f' (commit {commit})' if commit else ''}"
+        made = f"perfexp {record.perfexp_version}"
+        if commit := fact_at(record.environment, "git.commit"):
+            made += f" (commit {commit})"
         raise UserError(
             f"{place}: its command gives another plan here than in the record, which {made} "
             f"made:\n  {listed}\nUse that version, or type the values again as KEY=VALUE. Nothing "

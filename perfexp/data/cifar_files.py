@@ -204,9 +204,9 @@ def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] |
     The folder is `root` or a subfolder; any file of the format is enough. None if there is none.
     """
     formats = FORMATS[classes]
-    for folder, style in [(root / style.folder, style) for style in formats] + [
-        (root, style) for style in formats
-    ]:
+    places = [(root / style.folder, style) for style in formats]
+    places += [(root, style) for style in formats]
+    for folder, style in places:
         missing = [name for name in style.files if not os.path.lexists(folder / name)]
         if len(missing) < len(style.files):
             return folder, style, missing
@@ -220,12 +220,10 @@ def read(root: Path, classes: int) -> FolderContents:
     """
     native = FORMATS[classes][0]
     if (found := find(root, classes)) is None:
-        trial = (
-            " perfexp make-data cifar10 DIR makes a small set to try out." if classes == 10 else ""
-        )
-        raise UserError(
-            f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}{trial}"
-        )
+        text = f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}"
+        if classes == 10:
+            text += " perfexp make-data cifar10 DIR makes a small set to try out."
+        raise UserError(text)
     folder, style, missing = found
     if missing:
         place = folder.parent if style is native else root
@@ -249,10 +247,9 @@ def _content(file: Path) -> bytes:
 
 
 def _joined(parts: list[LabeledImages]) -> LabeledImages:
-    return LabeledImages(
-        np.concatenate([part.pixels for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-    )
+    pixels = np.concatenate([part.pixels for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
+    return LabeledImages(pixels, labels)
 
 
 def download(root: Path, classes: int) -> None:

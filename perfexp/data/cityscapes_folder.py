@@ -238,14 +238,15 @@ def survey(root: Path, count: int) -> dict[str, Any]:
         files = contents(root, split)
         pairs = files.pairs
         read = sample(pairs, count)
+        has_ids = [pair.mask.name.endswith(LABEL_IDS_END) for pair in pairs]
         facts["splits"][split] = {
             "missing": None,
             "images": len(files.images),
             "masks": len(files.masks),
             "pairs": len(pairs),
-            "label_ids": sum(pair.mask.name.endswith(LABEL_IDS_END) for pair in pairs),
-            "without_mask": [str(file) for file in files.without_mask[:1]],
-            "without_image": [str(file) for file in files.without_image[:1]],
+            "label_ids": sum(has_ids),
+            "without_mask": list(map(str, files.without_mask[:1])),
+            "without_image": list(map(str, files.without_image[:1])),
             "read": len(read),
             "problems": [problem for pair in read if (problem := inspect(pair)) is not None],
         }

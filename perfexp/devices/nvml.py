@@ -50,9 +50,8 @@ class Board:
 
     def __init__(self, uuid: str) -> None:
         self._nvml = initialized()
-        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(
-            uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-        )
+        bare = uuid.removeprefix("GPU-")
+        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}")
 
     def facts(self) -> dict[str, Any]:
         """Return constant facts, in watts, hertz and bytes."""
@@ -61,6 +60,9 @@ class Board:
             ask(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6)
             for kind in ("Applications", "DefaultApplications")
         ]
+        is_changed = None
+        if None not in clocks:
+            is_changed = clocks[0] != clocks[1]
         persistence = ask("PersistenceMode")
         return {
             "driver": answer(nvml, nvml.nvmlSystemGetDriverVersion),
@@ -69,7 +71,7 @@ class Board:
             "max_memory_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
             "application_clock_hertz": clocks[0],
             # the driver does not report the limits of nvidia-smi --lock-gpu-clocks
-            "application_clock_changed": None if None in clocks else clocks[0] != clocks[1],
+            "application_clock_changed": is_changed,
             "auto_boost": _flag(ask("AutoBoostedClocksEnabled")),
             "persistence": None if persistence is None else bool(persistence),
             "vbios": ask("VbiosVersion"),
@@ -168,12 +170,13 @@ def is_used(state: Mapping[str, Any]) -> bool:
 def neighbours(state: Mapping[str, Any]) -> list[str]:
     """Describe other users of the board in a `Board.state` from before this process's context."""
     others, busy = state.get("processes"), state.get("utilization_percent")
-    words = (
-        []
-        if others is None
-        else [f"{others or 'no'} other process{'es' if others and others > 1 else ''}"]
-    )
-    return [*words, *([] if busy is None else [f"{busy} % busy"])]
+    words = []
+    if others is not None:
+        plural = "es" if others > 1 else ""
+        words.append(f"{others or 'no'} other process{plural}")
+    if busy is not None:
+        words.append(f"{busy} % busy")
+    return words
 
 
 def find_board(uuid: str) -> tuple[Board | None, str]:
@@ -231,11 +234,11 @@ def visible_boards() -> list[dict[str, str]] | None:
     None if only CUDA can know. Raises the same errors as `initialized`.
     """
     identities = _identities()
-    names, uuids = [own["name"] for own in identities], [own["uuid"] for own in identities]
+    uuids = [own["uuid"] for own in identities]
     # CUDA lists MIG slices and, by default, sorts different boards by speed
     is_sliced = any(Board(uuid).facts()["mig"] for uuid in uuids)
-    is_in_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if is_sliced or not (is_in_order or not names):
+    is_mixed = len({own["name"] for own in identities}) > 1
+    if is_sliced or (is_mixed and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"):
         return None
     visible: list[dict[str, str]] = []
     for text in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(uuids)).split(","):

@@ -248,6 +248,10 @@ def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, 
     These are the facts from `collect`, tools, clock, output folders by purpose, and the tracking
     database.
     """
+    tools = {name: tool(name) for name in _TOOLS}
+    tracking = None
+    if store is not None:
+        tracking = {"path": str(store), "problem": _database_problem(store)}
     return {
         **collect(),
         "system": platform.system(),
@@ -261,11 +265,9 @@ def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, 
             "driver": Path("/dev/kfd").exists(),
             "amdsmi": importlib.util.find_spec("amdsmi") is not None,
         },
-        "tools": {name: tool(name) for name in _TOOLS},
+        "tools": tools,
         "folders": {name: folder(path) for name, path in folders.items()},
-        "store": None
-        if store is None
-        else {"path": str(store), "problem": _database_problem(store)},
+        "store": tracking,
     }
 
 

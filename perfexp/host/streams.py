@@ -63,12 +63,15 @@ class _Tolerant(io.RawIOBase):
 def _tolerant(number: int, stream: TextIO | None, error: OSError | None) -> TextIO:
     """Return a text stream as Python creates it, for the same descriptor."""
     raw = _Tolerant(number, error)
+    encoding: str | None = "utf-8"
+    errors: str | None = "backslashreplace"
     if stream is not None:
         stream.flush()
+        encoding, errors = stream.encoding, stream.errors
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
-        encoding=stream.encoding if stream else "utf-8",
-        errors=stream.errors if stream else "backslashreplace",
+        encoding=encoding,
+        errors=errors,
         line_buffering=number == 2 or raw.isatty(),
     )
 

@@ -55,7 +55,7 @@ def setting(analyses: Sequence[Analysis]) -> str:
 
 
 def _common_name(analyses: Sequence[Analysis], name: str) -> str:
-    names = {getattr(one.about, name) for one in analyses}
+    names: set[str] = {getattr(one.about, name) for one in analyses}
     if len(names) == 1:
         return names.pop()
     return ""

@@ -167,14 +167,10 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
             "Is the file complete?"
         )
     parts = [(name, "", together(loads)) for name, loads in kernels.items()]
-    roofline = _roofline(
-        title,
-        peaks,
-        together(load for *_, load in launches),
-        sorted(parts, key=lambda part: (-part[2].seconds, part[0])),
-        [(path, owner, together(loads)) for (path, owner), loads in ranges.items()],
-        launches,
-    )
+    parts.sort(key=lambda part: (-part[2].seconds, part[0]))
+    total = together(load for *_, load in launches)
+    of_ranges = [(path, owner, together(loads)) for (path, owner), loads in ranges.items()]
+    roofline = _roofline(title, peaks, total, parts, of_ranges, launches)
     notes = caveats.of_counters(roofline, complete, len(counted))
     return replace(roofline, notes=(*table.notes, *notes))
 
@@ -219,13 +215,15 @@ def _roofline(
         own = row(level, str(len(rows) + 1), label, part)
         rows.append(own)
         part_of[own.name] = own.number, own.label
+    of_ranges = tuple(row("range", f"R{n}", one[0], one) for n, one in enumerate(ranges, 1))
+    of_launches = tuple(row("launch", *part_of[one[0]], one) for one in launches)
     return Roofline(
         title=title,
         peaks=peaks,
         parts=tuple(rows),
-        ranges=tuple(row("range", f"R{n}", one[0], one) for n, one in enumerate(ranges, 1)),
+        ranges=of_ranges,
         total=row("total", "", "total", ("total", "", total)),
-        launches=tuple(row("launch", *part_of[one[0]], one) for one in launches),
+        launches=of_launches,
         analytic=is_analytic,
     )
 
@@ -331,17 +329,13 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
         product, device_kind = device_of(record)
         unknown = _unknown_peaks(product or "an unknown device", peaks, is_gpu=device_kind != "cpu")
         raise UserError(f"{record.name}, {point.key}: {unknown} {_MEASURE_CEILINGS}")
+    parts = [(_layer(line), pass_of(line), _analytic([line], formats, algorithm)) for line in timed]
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[pass_of(line)].append(line)
-    roofline = _roofline(
-        title,
-        peaks,
-        _analytic(lines, formats, algorithm),
-        [(_layer(line), pass_of(line), _analytic([line], formats, algorithm)) for line in timed],
-        [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()],
-        is_analytic=True,
-    )
+    ranges = [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()]
+    total = _analytic(lines, formats, algorithm)
+    roofline = _roofline(title, peaks, total, parts, ranges, is_analytic=True)
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))
 
 

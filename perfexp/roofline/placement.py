@@ -8,7 +8,7 @@ compute ceiling, since the pipes run side by side, and the fullest pipe counts.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -103,16 +103,27 @@ def together(loads: Iterable[Load]) -> Load:
             total.update(part.flops)
         else:
             total = None
+    flops = None
+    if total is not None:
+        flops = dict(total)
+    may_be_less = any(part.may_be_less for part in parts)
     return Load(
         seconds=sum(seconds),
         launches=sum(part.launches for part in parts),
-        flops=None if total is None else dict(total),
+        flops=flops,
         dram_bytes=_sum(dram),
         l2_bytes=_sum(l2),
-        flops_basis=flops_bases.pop() if len(flops_bases) == 1 else Basis.mixed,
-        bytes_basis=bytes_bases.pop() if len(bytes_bases) == 1 else Basis.mixed,
-        may_be_less=any(part.may_be_less for part in parts),
+        flops_basis=_common(flops_bases),
+        bytes_basis=_common(bytes_bases),
+        may_be_less=may_be_less,
     )
+
+
+def _common(bases: Collection[Basis]) -> Basis:
+    first, *others = bases
+    if others:
+        return Basis.mixed
+    return first
 
 
 def _sum(amounts: Sequence[float | None]) -> float | None:

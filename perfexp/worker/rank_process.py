@@ -93,10 +93,8 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
                 **shared,
                 **_of_hosts(reports),
             }
-            doubts = [
-                *_of_all([report["doubts"] for report in reports], facts["devices"]),
-                *_unlike([report["host"] for report in reports]),
-            ]
+            doubts = _of_all([report["doubts"] for report in reports], facts["devices"])
+            doubts += _unlike([report["host"] for report in reports])
             bench.write_environment(doubts, ranks=facts)
             procedure.group = leader
             if bench.plan.probes.energy:
@@ -246,20 +244,16 @@ def _report(bench: Workbench, place: Place) -> dict[str, Any]:
 
 def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the facts that can differ between hosts; empty for a single host."""
-    hosts = [report["host"] for report in reports if report["host"]]
-    names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
-    jobs = [facts["job"] or {} for facts in hosts]
-    of_hosts = [
-        {
-            **{name: facts[name] for name in names},
-            "node": job.get("node"),
-            "others": job.get("others"),
-        }
-        for facts, job in zip(hosts, jobs, strict=True)
-    ]
+    hosts = []
+    for report in reports:
+        if facts := report["host"]:
+            job = facts["job"] or {}
+            names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
+            host = {name: facts[name] for name in names}
+            hosts.append(host | {"node": job.get("node"), "others": job.get("others")})
     if not hosts:
         return {}
-    return {"hosts": of_hosts}
+    return {"hosts": hosts}
 
 
 def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:

@@ -228,20 +228,23 @@ class Workbench:
     @contextmanager
     def procedure(self) -> Iterator[Procedure]:
         """Yield the measuring procedure, with the plan's algorithm applied to the model."""
-        from perfexp.measuring.procedure import (
-            Procedure,
-        )  # imports all probes, which a cold start does not need
+        # imports all probes, which a cold start does not need
+        from perfexp.measuring.procedure import Procedure
 
         plan, probes = self.plan, self.plan.probes
+        trained_weights = None
+        if plan.infers_trained:
+            trained_weights = self.trained_weights()
         with config.build(plan.algorithm).applied(self.session) as applied:
             distributions.preload()
             gc.collect()
             gc.freeze()  # the collection before each timed block need not visit what stays loaded
+            modes = {phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases}
             yield Procedure(
                 session=self.session,
                 device=self.device,
                 data=self.data,
-                modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
+                modes=modes,
                 stopping=plan.stopping_rule,
                 algorithm=applied,
                 percentiles=plan.percentiles,
@@ -258,7 +261,7 @@ class Workbench:
                 seed=plan.seed,
                 turn=self.turn,
                 checkpoint=self._checkpoint,
-                trained_weights=self.trained_weights() if plan.infers_trained else None,
+                trained_weights=trained_weights,
                 progress=self.emit.block,
                 report=self._report_epoch,
             )
@@ -393,10 +396,9 @@ class Workbench:
 
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
     """Return FLOP/s by data type from the device's data sheet; None for a CPU without one."""
-    is_cpu = device.kind == "cpu"
-    return plan.sheet(None if is_cpu else device.name)[1].peak_flops_per_second or (
-        None if is_cpu else {}
-    )
+    if device.kind == "cpu":
+        return plan.sheet(None)[1].peak_flops_per_second or None
+    return plan.sheet(device.name)[1].peak_flops_per_second or {}
 
 
 def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:

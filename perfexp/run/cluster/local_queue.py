@@ -162,14 +162,11 @@ def _boards() -> list[Slot]:
     boards = [Slot(visible=uuid, cores=_cores(bus)) for uuid, bus in nvml.places()]
     if visible is None:
         return boards
-    by_name = {str(index): board for index, board in enumerate(boards)} | {
-        board.visible: board for board in boards
-    }
-    return [
-        by_name.get(name.strip(), Slot(visible=name.strip()))
-        for name in visible.split(",")
-        if name.strip()
-    ]
+    by_name: dict[str, Slot] = {}
+    for index, board in enumerate(boards):
+        by_name[str(index)] = by_name[board.visible] = board
+    names = filter(None, map(str.strip, visible.split(",")))
+    return [by_name.get(name, Slot(visible=name)) for name in names]
 
 
 def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int]:

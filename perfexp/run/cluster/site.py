@@ -104,11 +104,11 @@ def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
     If it maps none, use the `kinds` that occur in the GRES of nodes.
     """
     nodes = slurm.nodes()
-    types = gpu_types(nodes)
-    return [
-        _offer(cluster, kind, nodes)
-        for kind in cluster.gpus or [kind for kind in kinds if kind in types]
-    ]
+    mapped_kinds = list(cluster.gpus)
+    if not mapped_kinds:
+        types = gpu_types(nodes)
+        mapped_kinds = [kind for kind in kinds if kind in types]
+    return [_offer(cluster, kind, nodes) for kind in mapped_kinds]
 
 
 def gpu_types(nodes: Sequence[Node]) -> set[str]:
