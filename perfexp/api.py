@@ -130,7 +130,7 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     from perfexp.commands.export import Collected  # with pandas
 
     return Collected.of(
-        [Path(place) for place in places], samples=what == "samples", layers=what == "layers"
+        list(map(Path, places)), samples=what == "samples", layers=what == "layers"
     ).frame(what)
 
 

@@ -167,7 +167,7 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
     for text in texts:
         for line in _MODEL.findall(text):
             words.update(re.findall(r"[\w:]+", line))
-    return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
+    return list(filter(torchvision_names.is_name, sorted(words - known)))
 
 
 def _ordered(arguments: Sequence[str]) -> list[str]:

@@ -115,7 +115,7 @@ def with_resumed(arguments: Sequence[str]) -> list[str]:
         raise UserError(
             f"resume={folder}: rename the folder; ${{ in a path is read as an interpolation."
         )
-    typed_keys = {key_of(text) for text in typed}
+    typed_keys = set(map(key_of, typed))
     if "output_dir" in typed_keys:
         raise UserError(f"resume={folder} measures into that folder: leave output_dir out.")
     begun = _begun(folder)

@@ -80,7 +80,7 @@ def ab(
     overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
     variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
     commands = [_arguments(overrides, own) for own in variants]
-    plains = [compose(words) for words in commands]
+    plains = list(map(compose, commands))
     _refuse_other_points(plains)
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
     command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]

@@ -89,7 +89,7 @@ def predict(
     words = list(overrides or ())
     folders = corpus_folders or [Path("outputs")]
     if words[:1] == ["check"]:
-        _check([Path(word) for word in words[1:]] or folders, measured, as_json=as_json)
+        _check(list(map(Path, words[1:])) or folders, measured, as_json=as_json)
         return
     for folder in corpus_folders or ():
         if not folder.is_dir():

@@ -206,7 +206,7 @@ def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
         "meaning": meaning(result, result.total),
         "notes": list(result.notes),
         "rows": roofline_table.lines(result),
-        "files": [str(path) for path in written],
+        "files": list(map(str, written)),
     }
 
 

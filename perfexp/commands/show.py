@@ -122,7 +122,7 @@ def refuse_unfinished(folder: Path) -> None:
             f"{again} measures the rest and makes it."
         )
     files = folders.below(folder, RECORD, PLAN, SWEEP, refused=lambda _: None)
-    below = list(dict.fromkeys(home_of(path) for path in files))
+    below = list(dict.fromkeys(map(home_of, files)))
     if below:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
         raise UserError(

@@ -296,7 +296,7 @@ def _stored(run_id: str, uri: str | None) -> list[Record]:
         files = MlflowSink(uri=uri).fetch(run_id, Path(folder))
         if not files:
             raise UserError(f"{MLFLOW}{run_id} is a sweep without runs.")
-        return [Record.load(file) for file in files]
+        return list(map(Record.load, files))
 
 
 def _fraction(option: str, text: str, most: float | None = None) -> float:

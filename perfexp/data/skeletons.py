@@ -203,7 +203,7 @@ def _frames(file: Path, columns: int) -> torch.Tensor:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise _Unusable(f"it can't be read: {reason}") from error
-    lines = [line for line in lines if line]
+    lines = list(filter(None, lines))
     if len(lines) < _LEAST_FRAMES:
         raise _Unusable(f"number of frames: {len(lines)}, {_LEAST_FRAMES} or more are needed")
     for number, line in enumerate(lines, 1):

@@ -207,9 +207,7 @@ def places() -> list[tuple[str, str]]:
     """
     try:
         nvml = initialized()
-        handles = [
-            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
-        ]
+        handles = list(map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())))
         pairs = [
             (nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId)
             for handle in handles
@@ -253,7 +251,7 @@ def visible_boards() -> list[dict[str, str]] | None:
 
 def _identities() -> list[dict[str, str]]:
     nvml = initialized()
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    handles = list(map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())))
     return [
         {"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)}
         for handle in handles

@@ -277,7 +277,7 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
     Each has a version range, the installed version, and whether it fits.
     """
     try:
-        wanted = [Requirement(text) for text in importlib.metadata.requires(distribution) or []]
+        wanted = list(map(Requirement, importlib.metadata.requires(distribution) or []))
     except importlib.metadata.PackageNotFoundError:
         return None
     found = {}

@@ -43,7 +43,7 @@ def hide(node: Any) -> Any:
     if isinstance(node, Mapping):
         return {key: hide(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [hide(value) for value in node]
+        return list(map(hide, node))
     if not isinstance(node, str) or not _URL.match(node):
         if isinstance(node, str):
             return mask(node)

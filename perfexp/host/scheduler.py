@@ -83,7 +83,7 @@ def _others() -> dict[str, int] | None:
     cpus, own_cpus = node.get("CPUAlloc", ""), environ.get("SLURM_CPUS_ON_NODE", "")
     if not cpus.isdigit() or not own_cpus.isdigit():
         return None
-    own_gpus = len([index for index in environ.get("SLURM_JOB_GPUS", "").split(",") if index])
+    own_gpus = len(list(filter(None, environ.get("SLURM_JOB_GPUS", "").split(","))))
     used = re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", node.get("GresUsed", ""))  # gpu:l40s:2(IDX:0-1)
     return {
         "cpus": max(0, int(cpus) - int(own_cpus)),

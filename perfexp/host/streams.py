@@ -17,7 +17,7 @@ def install() -> None:
     descriptor that is closed at the start is opened on /dev/null, so that no results file gets its
     number.
     """
-    errors = [_open_on_nothing(number) for number in (0, 1, 2)]
+    errors = list(map(_open_on_nothing, (0, 1, 2)))
     sys.stderr = _tolerant(2, sys.stderr, errors[2])
     sys.stdout = _tolerant(1, sys.stdout, errors[1])
 

@@ -194,11 +194,7 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
     full_key = str(error.full_key)
     parent, _, key = full_key.rpartition(".")
     node = error.parent_node
-    keys = (
-        [str(name) for name in node]
-        if isinstance(node, Container) and hasattr(node, "keys")
-        else []
-    )
+    keys = list(map(str, node)) if isinstance(node, Container) and hasattr(node, "keys") else []
     valid = [name for name in keys if not name.startswith("_") and name not in ("hydra", "choices")]
     nested = _nested(node) if isinstance(node, Container) and not parent else []
     # a key of a section or group that was set without its prefix

@@ -194,14 +194,12 @@ def _num_values(override: Override) -> int:
     if not isinstance(swept, RangeSweep):
         return sum(1 for _ in override.sweep_iterator())
     if (
-        not all(math.isfinite(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step))
+        not all(map(math.isfinite, (swept.start or 0, swept.stop or 0, swept.step)))
         or not swept.step
     ):
         raise UserError(
             f"'{override.input_line}' is endless: set a finite start and stop, "
             "and a step other than 0."
         )
-    start, stop, step = (
-        Fraction(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step)
-    )
+    start, stop, step = map(Fraction, (swept.start or 0, swept.stop or 0, swept.step))
     return min(max(0, math.ceil((stop - start) / step)), _ENDLESS)

@@ -227,7 +227,7 @@ class _Folder:
         names = self._manifest().get("files")
         if not isinstance(names, list):
             return []
-        return [str(name) for name in names]
+        return list(map(str, names))
 
     def _manifest(self) -> dict[str, Any]:
         try:

@@ -28,7 +28,7 @@ def parse_sizes(value: object) -> list[Size]:
     """
     if value is None:
         return []
-    return _unique([_parse_size(item) for item in _items(value)], "input_size")
+    return _unique(list(map(_parse_size, _items(value))), "input_size")
 
 
 def parse_batch_sizes(value: object) -> list[int]:
@@ -38,7 +38,7 @@ def parse_batch_sizes(value: object) -> list[int]:
     """
     if value is None:
         return []
-    return _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
+    return _unique(list(map(_parse_batch_size, _items(value))), "batch_size")
 
 
 def seeks_batch(value: object) -> bool:

@@ -258,7 +258,7 @@ def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
     """Return a diagnostic if hosts differ in software or hardware from the first host."""
-    first, *others = [facts for facts in hosts if facts] or [{}]
+    first, *others = list(filter(None, hosts)) or [{}]
     changes = [
         f"{name}: {old} and {new} on {facts['host']}"
         for facts in others

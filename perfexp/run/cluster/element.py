@@ -108,7 +108,7 @@ class Campaign(ABC):
                 "--overwrite is not for runs in processes of their own: choose another "
                 "output_dir=DIR."
             )
-        if secret := next((text for text in command if credentials.is_masked(text)), None):
+        if secret := next(filter(credentials.is_masked, command), None):
             key = secret.partition("=")[0]
             raise UserError(
                 f"{key} has a credential, which a job's script would show; set it in the "

@@ -130,7 +130,7 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
     requested = requests(cluster, kind)
     options = dict(text.lstrip("-").partition("=")[::2] for text in requested)
     states = {node.name: node.state for node in nodes if _fits(node, options)}
-    uses = Counter(_use(state) for state in states.values())
+    uses = Counter(map(_use, states.values()))
     return Offer(
         kind=kind,
         requests=requested,
