@@ -86,15 +86,13 @@ def measure(model: str | Callable[..., Any], *arguments: str, **overrides: Any) 
         )
     quiet = overrides.setdefault("quiet", True)
     console = Console(quiet=quiet, out=io.StringIO() if quiet else None)
-    texts = [
-        *arguments,
-        *_texts({key: value for key, value in overrides.items() if not key.startswith("model__")}),
-    ]
-    own = {
-        key.removeprefix("model__"): value
-        for key, value in overrides.items()
-        if key.startswith("model__")
-    }
+    own, others = {}, {}
+    for key, value in overrides.items():
+        if key.startswith("model__"):
+            own[key.removeprefix("model__")] = value
+        else:
+            others[key] = value
+    texts = [*arguments, *_texts(others)]
     with interrupts.handled():
         if not isinstance(model, str):
             record = _measured_here(model, texts, console)
@@ -140,7 +138,7 @@ def _assignment(texts: list[str], models: Mapping[str, Any] | None = None) -> As
     Args:
         models: model options added to conf/ for this run, by name; the run uses the first.
     """
-    plain = composition.compose([*(f"model={name}" for name in models or ()), *texts], models or {})
+    plain = composition.compose([*map("model={}".format, models or ()), *texts], models or {})
     plan = config.typed(plain)
     name = naming.run_name((plan.model_name, plan.algorithm_name, plan.mode.name), {})
     folder = naming.run_folder(plan)

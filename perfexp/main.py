@@ -162,9 +162,7 @@ class _Application:
         self.console = Console(out=self._out)
 
     def failed(self, error: PerfexpError) -> None:
-        if not any(
-            error is other for other in self._shown
-        ):  # an optimizing sweeper raises the error again
+        if error not in self._shown:  # an optimizing sweeper raises the error again
             self._shown.append(error)
             self.console.error(str(error))
             self.exit_codes.append(error.exit_code)

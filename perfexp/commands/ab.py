@@ -78,7 +78,7 @@ def ab(
     settings = sides.settings(margin, fdr, metric, allow)
     given_keys(common or (), _SET_BY)
     overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
-    variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
+    variants = [without_credentials(_split("A", a)), without_credentials(_split("B", b))]
     commands = [_arguments(overrides, own) for own in variants]
     plains = list(map(compose, commands))
     _refuse_other_points(plains)

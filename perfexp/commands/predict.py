@@ -132,7 +132,7 @@ def _looked_up(
     installed: dict[str, str] = {}
     with suppress(PackageNotFoundError):
         installed["torch"] = version("torch")
-    keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
+    keys = plan.first_keys()
     found = []
     for key, name in product(keys, QUANTITIES):
         answer = lookup.look_up(key, name, plain, known, installed)
@@ -220,12 +220,15 @@ def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
     for key, quantity, answer in found:
         name = "energy of a call in the loop" if quantity == "energy" else quantity
         yield f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}"
-    known = [one for one in found if one.answer.predicted.value]
-    quantities = {one.quantity for one in known}
+    quantities, sources = set(), set()
+    for one in found:
+        if one.answer.predicted.value:
+            quantities.add(one.quantity)
+            sources.add(one.answer.predicted.source)
     for quantity, note in _NOTES.items():
         if quantity in quantities:
             yield note
-    if any(one.answer.predicted.source == MEASURED for one in known):
+    if MEASURED in sources:
         yield "a measured interval is that of its record, or of the calls of its only process"
 
 

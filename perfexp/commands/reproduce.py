@@ -295,7 +295,7 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
     """The outcome where facts of this machine rule out a comparison before anything is measured."""
     now = {**environment.collect(), "device": _device(record)}
     if in_image:  # it has its own software
-        now = {name: now[name] for name in ("cpu", "device")}
+        now = {"cpu": now["cpu"], "device": now["device"]}
     here = msgspec.structs.replace(record, environment=now)
     differing = comparability.differences(record, here, settings.allowed)
     for one in differing:
@@ -319,10 +319,12 @@ def _device(record: Record) -> dict[str, Any]:
             boards, is_absent = nvml.all_boards()["boards"], True
         except Exception as error:  # only a missing library shows that no board is here
             is_absent = type(error).__name__ == "NVMLError_LibraryNotFound"
-    same = sorted(
-        (one for one in boards if one["name"] == name), key=lambda one: bool(one["uuid"] != uuid)
+    # the same board, otherwise the same product, otherwise any
+    own = max(
+        boards,
+        key=lambda one: (one["name"] == name, (one["name"], one["uuid"]) == (name, uuid)),
+        default=None,
     )
-    own = next(iter([*same, *boards]), None)
     if own is None and is_absent:
         return {"kind": "cpu", "name": processor_name()}
     if not own:

@@ -168,7 +168,7 @@ def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Pa
 
 
 def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
-    sources = {path.resolve() for path in inputs}
+    sources = set(map(Path.resolve, inputs))
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
         raise UserError(
             f"{', '.join(overwritten)} is the input. "
@@ -212,7 +212,7 @@ def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
 
 def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> list[Path]:
     paths = RunPaths(folder)
-    absolute = [path.absolute() for path in targets.values()]
+    absolute = list(map(Path.absolute, targets.values()))
     path: Path | str | None = paths.manifest
     try:
         if paths.manifest.is_file():

@@ -22,8 +22,15 @@ from perfexp.records.summary import rows
 from perfexp.run import worker_query
 
 #: Settings of the command: measure only times, without a tracking store.
-_SETTINGS = {"tracking": "none", "cold_start": "false", "hydra.mode": "RUN"} | {
-    f"probes.{name}": "false" for name in ("work", "energy", "ceilings", "layers", "scaling")
+_SETTINGS = {
+    "tracking": "none",
+    "cold_start": "false",
+    "hydra.mode": "RUN",
+    "probes.work": "false",
+    "probes.energy": "false",
+    "probes.ceilings": "false",
+    "probes.layers": "false",
+    "probes.scaling": "false",
 }
 _SET_BY = {"processes": "--processes"} | dict.fromkeys(
     _SETTINGS, "the command: it measures the times alone"
@@ -98,11 +105,7 @@ def settle(
     if not given.keys() & {"model", "experiment"}:
         defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
         arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]
-    arguments += [
-        *overrides,
-        f"processes={processes}",
-        *(f"{key}={value}" for key, value in _SETTINGS.items()),
-    ]
+    arguments += [*overrides, f"processes={processes}", *map("=".join, _SETTINGS.items())]
     return arguments, config.typed(compose(arguments))
 
 

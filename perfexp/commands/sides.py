@@ -136,9 +136,11 @@ def _within(folder: Path) -> list[Side]:
         UserError: fewer than two groups have a record.
     """
     runs = _of_sweep(folder)
-    every = pairing.groups(
-        (child, Analysis.of(record) if record else None) for child, _, record in runs
-    )
+    analyzed = []
+    for child, _, record in runs:
+        analysis = Analysis.of(record) if record else None
+        analyzed.append((child, analysis))
+    every = pairing.groups(analyzed)
     groups = [group for group in every if group.recorded]
     timed = [group for group in groups if group.timed]
     if len(timed) > 1:
@@ -271,8 +273,13 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
     """
     sweep = Sweep.load(folder)
     children = sorted(folders.run_folders(sweep, folder), key=lambda one: one[0].job)
-    runs = [(child, place, sweep.record_of(child, folder)) for child, place in children]
-    if not any(record for _, _, record in runs):
+    runs = []
+    has_record = False
+    for child, place in children:
+        record = sweep.record_of(child, folder)
+        has_record |= record is not None
+        runs.append((child, place, record))
+    if not has_record:
         raise UserError(
             f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}."
         )

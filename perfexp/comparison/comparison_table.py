@@ -17,6 +17,8 @@ from perfexp.comparison.document import (
     DeviceSummary,
     SideFacts,
     Verdict,
+    measures_of,
+    with_verdict,
 )
 from perfexp.comparison.judging import DECISIVE, decisive
 from perfexp.comparison.measures import MEASURES
@@ -179,7 +181,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
 
     A point that all pairs share is in the header instead.
     """
-    pairs = [pair for pair in comparison.pairs if pair.side == side.name]
+    pairs = comparison.of_side(side.name)
     baseline = comparison.sides[0].name
     columns = [
         Column("measure", prose=True, is_key=True),
@@ -296,7 +298,7 @@ def in_words(summary: DeviceSummary) -> str:
 
 def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
     """Return remedies for a side's undecided pairs, by reason."""
-    undecided = [pair for pair in pairs if pair.verdict is Verdict.UNDECIDED]
+    undecided = with_verdict(pairs, Verdict.UNDECIDED)
     if not undecided:
         return []
     if side.level < ALPHA:
@@ -327,7 +329,7 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
 
 def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
     """Return the remedy for undecided pairs if the processes alternated."""
-    fewest = min(min(pair.processes) for pair in pairs if pair.verdict is Verdict.UNDECIDED)
+    fewest = min(min(pair.processes) for pair in with_verdict(pairs, Verdict.UNDECIDED))
     if fewest >= sequential.MOST:
         return (
             f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider "
@@ -339,8 +341,8 @@ def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
             "repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
         )
     deciding = [] if side.decided_by is None else _deciding(side, pairs)
-    names = ", ".join(dict.fromkeys(pair.measure for pair in deciding))
-    if deciding and all(pair.verdict is not Verdict.UNDECIDED for pair in deciding):
+    names = ", ".join(measures_of(deciding))
+    if deciding and not with_verdict(deciding, Verdict.UNDECIDED):
         return f"UNDECIDED: perfexp ab ended when {names} was decided; {_NEW_RUN}"
     return (
         "UNDECIDED: repeat perfexp ab with output_dir=DIR and a longer --max-seconds, which goes "
@@ -357,7 +359,7 @@ def _deciding(side: SideFacts, pairs: Sequence[Compared]) -> list[Compared]:
     deciding = [pair for pair in pairs if pair.measure in wanted]
     if not side.decided_by:
         return decisive(deciding)
-    if any(name not in {pair.measure for pair in deciding} for name in wanted):
+    if not set(wanted).issubset(measures_of(deciding)):
         return []
     return deciding
 
@@ -510,7 +512,7 @@ def conclusion(comparison: Comparison) -> str:
 
 def _deciding_or_first(comparison: Comparison, side: SideFacts) -> list[Compared]:
     """Return the deciding pairs, or the first measure's pairs if the user chose other measures."""
-    pairs = [pair for pair in comparison.pairs if pair.side == side.name]
+    pairs = comparison.of_side(side.name)
     return _deciding(side, pairs) or [pair for pair in pairs if pair.measure == pairs[0].measure]
 
 
@@ -530,8 +532,7 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
         if len(means) == 1:
             names += f"; geometric mean {units.digits(means[0])}×"
         text = f"{side.name} against {one}: {words} of {len(deciding)} points ({names})"
-        undecided = [pair for pair in deciding if pair.verdict is Verdict.UNDECIDED]
-        if undecided:
+        if undecided := with_verdict(deciding, Verdict.UNDECIDED):
             most = max(undecided, key=lambda pair: pair.further_processes or 0)
             text += f"; {_would_decide(side, most)}"
         return text

@@ -135,11 +135,14 @@ class _EnvironmentFile(msgspec.Struct):
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return differences that make times incomparable: name, old and new value."""
-    pairs = [(place, fact_at(before, place), fact_at(now, place)) for place in _IDENTITY]
-    # an earlier version, or another user's rights, may leave these out
-    limits = [(place, fact_at(before, place), fact_at(now, place)) for place in _LIMITS]
-    pairs += [limit for limit in limits if None not in limit]
-    return [(place, old, new) for place, old, new in pairs if old != new]
+    differing = []
+    for place in (*_IDENTITY, *_LIMITS):
+        old, new = fact_at(before, place), fact_at(now, place)
+        # an earlier version, or another user's rights, may leave limits out
+        is_unknown = place in _LIMITS and None in (old, new)
+        if old != new and not is_unknown:
+            differing.append((place, old, new))
+    return differing
 
 
 def identity(facts: dict[str, Any]) -> dict[str, Any]:

@@ -175,8 +175,7 @@ class Plan(PlanSchema):
             further += (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS
         if takes_all and (not is_cpu or "train" in self.phases):  # or the times as a graph
             further += series_seconds
-        keys = self.timed_keys()
-        further = further * sum(key.replicate == 0 for key in keys) / len(keys)
+        further = further * len(self.first_keys()) / len(self.timed_keys())
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
         return float(rule.settling_seconds + series * series_seconds + further + ranks)
 
@@ -184,12 +183,15 @@ class Plan(PlanSchema):
     def stopping_rule(self) -> StoppingRule:
         """Return the stopping rule for each point in a process."""
         rule: StoppingRule = build(self.stopping)
-        return rule.shared_by(sum(key.replicate == 0 for key in self.timed_keys()))
+        return rule.shared_by(len(self.first_keys()))
 
     def config_dirs(self) -> list[Path]:
         """Return the folders that offer options to the plan: conf/, then any `--config-dir`."""
-        typed = [text for text in self.command if text.startswith("--config-dir=")]
-        return [conf_dir(), *(Path(text.partition("=")[2]) for text in typed)]
+        folders = [conf_dir()]
+        for text in self.command:
+            if text.startswith("--config-dir="):
+                folders.append(Path(text.removeprefix("--config-dir=")))
+        return folders
 
     def sheet(self, product: str | None) -> tuple[str, gpu_sheets.GpuFacts]:
         """Return the GPU's name and facts.
@@ -325,6 +327,10 @@ class Plan(PlanSchema):
                 )
         return list(first.values())
 
+    def first_keys(self, results: Iterable[Point] = ()) -> list[Key]:
+        """Return the timed points of the first replicate; for `results` see `timed_keys`."""
+        return [key for key in self.timed_keys(results) if not key.replicate]
+
     def layer_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Return the points with timed layers, in the first replicate.
 
@@ -332,7 +338,7 @@ class Plan(PlanSchema):
         """
         if not self.probes.layers:
             return []
-        return [layers_key(key) for key in self.timed_keys(results) if key.replicate == 0]
+        return list(map(layers_key, self.first_keys(results)))
 
     def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Return the profiles to make after timing."""

@@ -141,8 +141,10 @@ def why_not_imported(error: BaseException) -> str:
 
     For a module in the current folder, add a remedy.
     """
-    links = (link for link in _chain(error) if isinstance(link, ModuleNotFoundError))
-    missing = next(filter(None, (link.name for link in links)), "")
+    missing = ""
+    for link in _chain(error):
+        if isinstance(link, ModuleNotFoundError):
+            missing = missing or link.name or ""
     outer, _, name = missing.rpartition(".")
     parent = sys.modules.get(outer)
     if parent is not None:
@@ -229,7 +231,7 @@ def _first_line(error: BaseException) -> str:
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and its causes, each once: re-raised from its wrapper, it causes itself."""
     seen: list[BaseException] = []
-    while error is not None and all(error is not other for other in seen):
+    while error is not None and error not in seen:
         yield error
         seen.append(error)
         error = error.__cause__ or error.__context__

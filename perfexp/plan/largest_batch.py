@@ -93,8 +93,10 @@ def _step(trials: Iterable[Trial], edge: int) -> int:
     """
     trials = list(trials)
     outcome = next(one.fits for one in trials if one.batch_size == edge)
-    near = [one.batch_size for one in trials if one.fits is outcome]
-    return 1 << (sum(abs(batch - edge) <= _NEAR * edge for batch in near) - 1)
+    near = -1
+    for one in trials:
+        near += one.fits is outcome and abs(one.batch_size - edge) <= _NEAR * edge
+    return 1 << near
 
 
 def _crossing(trials: Iterable[Trial], capacity_bytes: float | None) -> int | None:

@@ -49,7 +49,9 @@ def _settings_of_trainer(node: Any) -> list[str]:
         return []
     from perfexp.measuring.modes.train import Train  # which a cold start does without
 
-    return Train(**{key: value for key, value in node.items() if key != "_target_"}).of_trainer
+    settings = dict(node)
+    del settings["_target_"]
+    return Train(**settings).of_trainer
 
 
 def _as_skeleton(size: Any, columns: int) -> Any:

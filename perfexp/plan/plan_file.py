@@ -131,11 +131,9 @@ def _refuse_other_format(path: Path, plain: Mapping[str, Any]) -> None:
 
 def plan_hash(plain: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the keys that concern the measurement."""
-    measured = {
-        key: value
-        for key, value in old_names.plan_as_first_named(plain).items()
-        if key not in NOT_MEASURED
-    }
+    measured = old_names.plan_as_first_named(plain)
+    for key in NOT_MEASURED:
+        measured.pop(key, None)
     return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from operator import ge
 from typing import Protocol
 
@@ -147,13 +148,20 @@ def timed_keys(
             groups[-1][0].append(phase)
         else:
             groups.append(([phase], of, first))
-    return [
-        Key(phase=phase, input_size=size, batch_size=batch, precision=precision, replicate=number)
-        for number in range(replicate)
-        for phases, of, first in groups
-        for size, batch in (of if number else first)
-        for phase in phases
-    ]
+    keys = []
+    for number in range(replicate):
+        for phases, of, first in groups:
+            points = of if number else first
+            for (size, batch), phase in product(points, phases):
+                key = Key(
+                    phase=phase,
+                    input_size=size,
+                    batch_size=batch,
+                    precision=precision,
+                    replicate=number,
+                )
+                keys.append(key)
+    return keys
 
 
 def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
@@ -210,4 +218,4 @@ def _combined(sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[S
         if not values:
             raise UserError(f"{name}=null leaves nothing to measure: set {name}=VALUE.")
     refuse_many(len(sizes), len(batch_sizes))
-    return [(size, batch) for size in sizes for batch in batch_sizes]
+    return list(product(sizes, batch_sizes))

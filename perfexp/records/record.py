@@ -504,12 +504,13 @@ def _check_points(points: Sequence[Point]) -> None:
     for key, number in Counter(point.key for point in points).items():
         if number > 1:
             raise msgspec.ValidationError(f"it has {key} twice")
-    for metric in (metric for point in points for metric in point.metrics):
-        own_unit = quantities.of(metric).unit
-        if metric.value is not None and metric.unit != own_unit:
-            raise msgspec.ValidationError(
-                f"{metric.name} is in {metric.unit!r}, not in {own_unit!r}"
-            )
+    for point in points:
+        for metric in point.metrics:
+            own_unit = quantities.of(metric).unit
+            if metric.value is not None and metric.unit != own_unit:
+                raise msgspec.ValidationError(
+                    f"{metric.name} is in {metric.unit!r}, not in {own_unit!r}"
+                )
 
 
 def point_to_line(point: Point) -> bytes:

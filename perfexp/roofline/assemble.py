@@ -115,8 +115,9 @@ def of_record(
 def _not_drawn(smaller: Sequence[Point], largest: Point) -> Iterator[str]:
     if not smaller:
         return
-    keys = [point.key for point in smaller[-_MAX_NAMED:]]
-    names = ", ".join(f"{key.size_label} batch {key.batch_size}" for key in keys)
+    names = ", ".join(
+        f"{point.key.size_label} batch {point.key.batch_size}" for point in smaller[-_MAX_NAMED:]
+    )
     if len(smaller) > _MAX_NAMED:
         names += f" and {len(smaller) - _MAX_NAMED} smaller ones"
     yield (
@@ -254,19 +255,27 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
 
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
-    missing = [] if any(work.seconds for work in counted) else ["gpu__time_duration.sum"]
-    if all(work.flops is None and work.sm_share is None for work in counted):
-        unsized = sorted({name for work in counted for name in work.lacking})
+    has_seconds = has_flops = has_dram = has_l2 = is_complete = False
+    unsized = set[str]()
+    for work in counted:
+        unsized.update(work.lacking)
+        has_seconds |= bool(work.seconds)
+        has_flops |= work.flops is not None or work.sm_share is not None
+        has_dram |= work.dram_bytes is not None or work.dram_share is not None
+        has_l2 |= bool(work.l2_bytes)
+        is_complete |= bool(work.seconds and (work.flops or work.sm_share is not None))
+    missing = []
+    if not has_seconds:
+        missing.append("gpu__time_duration.sum")
+    if not has_flops:
         usual = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"
-        missing += unsized[:1] or [usual]
-    if all(work.dram_bytes is None and work.dram_share is None for work in counted):
+        missing.append(min(unsized, default=usual))
+    if not has_dram:
         missing.append(
             "dram__bytes.sum (or dram__bytes_read.sum and dram__bytes_write.sum, "
             "or dram__bytes_op_read.sum and …)"
         )
-    if not missing and any(
-        work.seconds and (work.flops or work.sm_share is not None) for work in counted
-    ):
+    if is_complete and not missing:
         return
     unavailable = sorted(table.unavailable)[:4]
     lacks = f"{table.source} lacks {'; '.join(missing)}."
@@ -274,9 +283,7 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
         lacks += f" ncu could not measure {', '.join(unavailable)} (n/a)."
     lacks = " ".join([lacks, *table.notes])
     without_dram = all(name.startswith("dram__") for name in missing)
-    if without_dram and (
-        any(work.l2_bytes for work in counted) or any("dram__" in name for name in unavailable)
-    ):
+    if without_dram and (has_l2 or "dram__" in " ".join(unavailable)):
         raise UserError(
             f"{lacks} Integrated GPUs (Jetson, GB10) have no DRAM counters. "
             "Draw the layers of a run on such a chip: measure it with probes.layers=true."

@@ -183,8 +183,7 @@ def of_layers(record: Record, point: Point) -> Peaks:
     """Return the data-sheet peaks in a record's plan, and the rates reached at a layer point."""
     peaks = of_plan(record.plan)
     key = timed_key(point.key)
-    same = (one for one in record.points if one.key == key)
-    timed = next((one for one in same if not is_layers(one.key)), None)
+    timed = next((one for one in record.points if one.key == key and not is_layers(key)), None)
     if timed is None:
         return peaks
     measured: dict[str, float] = {}

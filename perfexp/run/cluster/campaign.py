@@ -81,9 +81,9 @@ class SlurmCampaign(Campaign):
 
     def __init__(self, launcher: Mapping[str, Any]) -> None:
         super().__init__()
-        self._settings = SlurmSettings(
-            **{name: value for name, value in launcher.items() if name != "_target_"}
-        )
+        settings = dict(launcher)
+        settings.pop("_target_", None)
+        self._settings = SlurmSettings(**settings)
 
     def _run(
         self, assignment: Assignment, cluster: Cluster, command: Sequence[str]
@@ -235,19 +235,16 @@ def submit(
     for group in alike.values():
         for start in range(0, len(group), most):
             array = group[start : start + most]
-            script, options = (
-                _script(array, paths, settings),
-                _options(array, paths, sweep, settings),
-            )
+            script = _script(array, paths, settings)
+            options = _options(array, paths, sweep, settings)
             with interrupts.held():  # jobs missing from the file would be lost
                 job = slurm.submit(script, [*options, *gate])
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
                 kind = array[0].assignment.plan.gpu_name
-                numbered = [(run.number, f"{job}_{index}") for index, run in enumerate(array)]
-                entries = [
-                    SubmittedRun(run=run, job=name, gpu=kind, submitted=now)
-                    for run, name in numbered
-                ]
+                entries = []
+                for index, run in enumerate(array):
+                    name = f"{job}_{index}"
+                    entries.append(SubmittedRun(run=run.number, job=name, gpu=kind, submitted=now))
                 job_states.append(paths, entries)
             yield job, array
 

@@ -93,7 +93,9 @@ class LocalCampaign(Campaign):
                     running[_start(slot, run, sweep_run.paths)] = slot, run
                     console.note(f"{run.assignment.name}: on GPU {slot.visible}")
                 time.sleep(_LOOK_SECONDS)
-                for process in [process for process in running if process.poll() is not None]:
+                for process in list(running):
+                    if process.poll() is None:
+                        continue
                     slot, run = running.pop(process)
                     free.append(slot)
                     _collect(run, process.returncode, sweep_run.paths, console, ended)
