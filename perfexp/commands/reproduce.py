@@ -37,6 +37,7 @@ from perfexp.plan.override_keys import is_measured, key_of
 from perfexp.plan.overrides import quoted
 from perfexp.records.analysis import Analysis
 from perfexp.records.fact_lookup import fact_at
+from perfexp.records.paths import folder_of
 from perfexp.records.record import LARGEST, TIMED, Record, Status
 from perfexp.records.sizes import seeks_batch
 from perfexp.run import container
@@ -209,7 +210,7 @@ def _settle(
     plain = compose(arguments)
     plan = config.typed(plain)
     folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
-    if folder.resolve() == _folder_of(place).resolve():
+    if folder.resolve() == folder_of(place).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
     named = (Path(text.partition("=")[2]) for text in elsewhere)
     differing = {key_of(text) for text in [*overrides, *found] if text not in record.command}
@@ -236,16 +237,10 @@ def _settle(
     return again
 
 
-def _folder_of(place: Path) -> Path:
-    if place.is_dir():
-        return place
-    return place.parent
-
-
 def _begun(record: Record, place: Path) -> Begun:
     """The record's command: that of this user if the plan beside it is signed and has the same."""
     with suppress(UserError):
-        begun = begun_run(_folder_of(place))
+        begun = begun_run(folder_of(place))
         if begun.command == record.command:
             return begun
     return Begun(record.command, None, record.plan)

@@ -26,7 +26,7 @@ from perfexp.host import foreign, gpu_sheets, interrupts
 from perfexp.host.gpu_sheets import GpuFile
 from perfexp.measuring.profilers import ProfilerFailed, ncu, tools
 from perfexp.records.grid import Section
-from perfexp.records.paths import RunPaths, is_own_place
+from perfexp.records.paths import RunPaths, folder_of, is_own_place
 from perfexp.records.record import Record, is_layers
 from perfexp.records.subject import one_line
 from perfexp.report.plots import roofline_files as sink
@@ -142,7 +142,7 @@ def _of_run(
 ) -> Iterator[tuple[Path, Roofline]]:
     """Yield the rooflines of a run: from ncu files in its manifest, and from its layers."""
     record = Record.load(place)
-    folder = place if place.is_dir() else place.parent
+    folder = folder_of(place)
     tables = []
     for name in RunPaths(folder).claimed():
         path = folder / name
@@ -177,7 +177,7 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
     # rooflines in a manifest: the run drew them after its profiler, or this command did
     drawn: set[Path] = set()
     for place in inputs:
-        folder = place if place.is_dir() else place.parent
+        folder = folder_of(place)
         names = RunPaths(folder).claimed()
         drawn |= {(folder / name).resolve() for name in names if "roofline" in name}
     others = [file for file in files if file.resolve() not in drawn]

@@ -25,7 +25,7 @@ from perfexp.commands.app import (
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
 from perfexp.records.analysis import Analysis, SweepAnalysis
-from perfexp.records.paths import RunPaths, home_of
+from perfexp.records.paths import RunPaths, folder_of, home_of
 from perfexp.records.record import Record, is_trial, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.report import run_status
@@ -68,7 +68,7 @@ def show(
     if html is not None:
         refuse_to_overwrite([html], _REMEDY, force=force)
     folder = list_runs.last() if folder is None else folder
-    place = (folder if folder.is_dir() else folder.parent).absolute()
+    place = folder_of(folder).absolute()
     console = Console(quiet=quiet, verbose=verbose)
     if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
         sweep = Sweep.load(folder)

@@ -30,15 +30,15 @@ _OUTWARDS = (-1.0, 1.0)
 #: Turns by gesture label: limbs, index of the pivot joint, sides, axis of the turning plane
 #: (0 outwards, 2 forward), and angle in degrees.
 _GESTURES = (
-    (_ARMS, 1, (0,), 2, 125.0),
-    (_ARMS, 1, (1,), 2, 125.0),
-    (_ARMS, 0, (0,), 2, 100.0),
-    (_ARMS, 0, (1,), 2, 100.0),
-    (_ARMS, 0, (0,), 0, 100.0),
-    (_ARMS, 0, (1,), 0, 100.0),
-    (_ARMS, 0, (0, 1), 2, 150.0),
-    (_LEGS, 0, (0,), 0, 28.0),
-    (_LEGS, 0, (1,), 0, 28.0),
+    (_ARMS, 1, [0], 2, 125.0),
+    (_ARMS, 1, [1], 2, 125.0),
+    (_ARMS, 0, [0], 2, 100.0),
+    (_ARMS, 0, [1], 2, 100.0),
+    (_ARMS, 0, [0], 0, 100.0),
+    (_ARMS, 0, [1], 0, 100.0),
+    (_ARMS, 0, [0, 1], 2, 150.0),
+    (_LEGS, 0, [0], 0, 28.0),
+    (_LEGS, 0, [1], 0, 28.0),
 )
 _POSITIONS = ("stand", "chair")
 #: Frames per repetition, coordinate noise in meters, and distance from standing hips to a seat.

@@ -1,4 +1,4 @@
-"""Signature: whether this user gave the command in a folder, by a key in the user's state folder."""
+"""Signature: whether this user gave a folder's command, by a key in the user's state folder."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def _shown(key: str, flat: Mapping[str, Any]) -> str:
 
 
 def refusal_of_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return why a plan's results come from other code, with the remedy; None for the same files."""
+    """Return why a plan's results come from other code, with the remedy; None for equal files."""
     files = changed_sources(before, now)
     if not files:
         return None
@@ -173,7 +173,7 @@ def refusal_of_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> str
 
 
 def changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List the user's code files that differ between two plans; none if a plan's format lacks them."""
+    """List the user's code files that differ between two plans; none if a format lacks them."""
     before, after = old.get("sources"), new.get("sources")
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return []

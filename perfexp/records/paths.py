@@ -84,6 +84,13 @@ def is_artifact(name: str) -> bool:
     return _ARTIFACT.fullmatch(name) is not None
 
 
+def folder_of(place: Path) -> Path:
+    """Return a folder itself, or a file's folder."""
+    if place.is_dir():
+        return place
+    return place.parent
+
+
 def home_of(file: Path) -> Path:
     """Return the run or sweep folder that a file belongs to; the file may lie in its `details`."""
     if file.parent.name == DETAILS:
