@@ -273,13 +273,8 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
     """
     sweep = Sweep.load(folder)
     children = sorted(folders.run_folders(sweep, folder), key=lambda one: one[0].job)
-    runs = []
-    has_record = False
-    for child, place in children:
-        record = sweep.record_of(child, folder)
-        has_record |= record is not None
-        runs.append((child, place, record))
-    if not has_record:
+    runs = [(child, place, sweep.record_of(child, folder)) for child, place in children]
+    if not any(record for _, _, record in runs):
         raise UserError(
             f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}."
         )

@@ -476,9 +476,9 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
             sums[line.point] = sums.get(line.point, 0.0) + difference
     shares = {}
     for measure in _EXPLAINED:
-        for pair in comparison.pairs:
+        for pair in comparison.of_side(side.name):
             is_explained = pair.point in sums and pair.verdict in _DECIDED
-            if (pair.side, pair.measure) == (side.name, measure) and is_explained:
+            if pair.measure == measure and is_explained:
                 shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
     lines = [_READ_LAYERS] if sums else []
     for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]:
@@ -538,8 +538,8 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
         return text
     [pair] = deciding
     known = []
-    for other in comparison.pairs:
-        if other.side != side.name or other is pair or other.measure == "cycles" or not other.ratio:
+    for other in comparison.of_side(side.name):
+        if other is pair or other.measure == "cycles" or not other.ratio:
             continue
         if other.verdict is Verdict.SAME:
             known.append(f"{other.measure} the same")
@@ -615,8 +615,8 @@ def of_side(
     yield Section(title(comparison, side), doubts(comparison, side))
     yield Section("", grid(comparison, side))
     clocks, neutral, missing = [], [], []
-    for pair in comparison.pairs:
-        if pair.side == side.name and pair.clock:
+    for pair in comparison.of_side(side.name):
+        if pair.clock:
             clocks.append(f"{pair.point}: {pair.clock}")
     for one in side.differences:
         if one.role is Role.NEUTRAL:
