@@ -30,7 +30,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the interface on first use: the command line starts without Hydra, pandas and torch."""
+    """Import a name on first use: the command line starts without Hydra, pandas and torch."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

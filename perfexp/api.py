@@ -86,19 +86,18 @@ def measure(
     """
     if not (isinstance(model, str) or callable(model) or hasattr(model, "open")):
         raise UserError(
-            f"{model!r} is not a model; pass a name, such as 'resnet50', a torch module, or a function."
+            f"{model!r} is not a model; pass a name, such as 'resnet50', a torch module, or a "
+            "function."
         )
     quiet = overrides.setdefault("quiet", True)
     console = Console(quiet=quiet, out=io.StringIO() if quiet else None)
-    texts = [
-        *arguments,
-        *_texts({key: value for key, value in overrides.items() if not key.startswith("model__")}),
-    ]
-    own = {
-        key.removeprefix("model__"): value
-        for key, value in overrides.items()
-        if key.startswith("model__")
-    }
+    own, others = {}, {}
+    for key, value in overrides.items():
+        if key.startswith("model__"):
+            own[key.removeprefix("model__")] = value
+        else:
+            others[key] = value
+    texts = [*arguments, *_texts(others)]
     with interrupts.handled():
         if not isinstance(model, str):
             record = _measured_here(model, inputs, texts, console)
@@ -135,7 +134,7 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
     from perfexp.commands.export import Collected  # with pandas
 
     return Collected.of(
-        [Path(place) for place in places], samples=what == "samples", layers=what == "layers"
+        list(map(Path, places)), samples=what == "samples", layers=what == "layers"
     ).frame(what)
 
 
@@ -200,13 +199,17 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float):
         return json.dumps(value)
     text = str(value)
-    return text if re.fullmatch(r"[A-Za-z]\w*", text) else quoted(text)
+    if re.fullmatch(r"[A-Za-z]\w*", text):
+        return text
+    return quoted(text)
 
 
 def _free_name(name: str) -> str:
     """Return an option name for the user's model that does not hide a file in conf/."""
     word = re.sub(r"\W", "_", name)
-    return f"own_{word}" if (installation.conf_dir() / "model" / f"{word}.yaml").exists() else word
+    if (installation.conf_dir() / "model" / f"{word}.yaml").exists():
+        return f"own_{word}"
+    return word
 
 
 @contextmanager
@@ -223,7 +226,8 @@ def _importable(module: str) -> Iterator[None]:
         spec = None
     if spec is None or spec.origin is None:
         raise UserError(
-            f"module '{module}' not found by another process; write the model into a file on the path."
+            f"module '{module}' not found by another process; write the model into a file on the "
+            "path."
         )
     folder = (
         Path(spec.origin).parent.parent

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 #: Messages when host memory is exhausted: from allocators, the system and its dynamic loader.
 _HOST_MEMORY = re.compile(
-    r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc|failed to map segment",
+    r"can't allocate memory|not enough memory|Cannot allocate memory|std::bad_alloc"
+    r"|failed to map segment",
     re.I,
 )
 #: pip names of packages that have another import name.

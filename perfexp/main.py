@@ -93,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             application.close()
     codes = set(application.exit_codes)
     code = max(codes - {_NOT_SENT}, default=0) or max(codes, default=0)
-    return code if application.element is None else application.element.end(code)
+    if application.element is None:
+        return code
+    return application.element.end(code)
 
 
 def _measure(application: _Application, arguments: list[str]) -> None:
@@ -160,9 +162,7 @@ class _Application:
         self.console = Console(out=self._out)
 
     def failed(self, error: PerfexpError) -> None:
-        if not any(
-            error is other for other in self._shown
-        ):  # an optimizing sweeper raises the error again
+        if error not in self._shown:  # an optimizing sweeper raises the error again
             self._shown.append(error)
             self.console.error(str(error))
             self.exit_codes.append(error.exit_code)
@@ -183,7 +183,8 @@ class _Application:
             flag = DRY_RUN if self.is_dry else _LAUNCHER
             sweeper = settings.runtime.choices["hydra/sweeper"]
             raise UserError(
-                f"hydra/sweeper={sweeper} chooses runs by the figures of earlier ones: leave out {flag}."
+                f"hydra/sweeper={sweeper} chooses runs by the figures of earlier ones: leave out "
+                f"{flag}."
             )
 
     def end_sweep(self, scratch: Path) -> None:
@@ -423,7 +424,8 @@ class _Application:
             folder = _sweep_folder(written, composed.output_dir, axes)
             if not (_is_basic(settings) or self.overwrites) and SweepPaths(folder).summary.exists():
                 raise UserError(
-                    f"{folder} has a study, which can't go on: choose another output_dir, or --overwrite."
+                    f"{folder} has a study, which can't go on: choose another output_dir, or "
+                    "--overwrite."
                 )
             sweep_run = SweepRun(
                 folder=folder,
@@ -484,11 +486,9 @@ def _multirun(written: Path) -> bytes:
     Only Hydra's own sweeper writes the file; otherwise, dump the current configuration.
     """
     file = written / "multirun.yaml"
-    return (
-        file.read_bytes()
-        if file.is_file()
-        else OmegaConf.to_yaml({"hydra": HydraConfig.get()}).encode()
-    )
+    if file.is_file():
+        return file.read_bytes()
+    return OmegaConf.to_yaml({"hydra": HydraConfig.get()}).encode()
 
 
 def _objective(record: Record, direction: Any) -> float | list[float]:
@@ -523,4 +523,6 @@ def _sweep_folder(written: Path, output_dir: str | None, axes: Iterable[str]) ->
     """
     if not written.name.startswith(SCRATCH):
         return written
-    return Path(output_dir) if output_dir else naming.sweep_folder(axes)
+    if output_dir:
+        return Path(output_dir)
+    return naming.sweep_folder(axes)

@@ -115,7 +115,9 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
     if word.startswith("-"):
         return _FLAGS
     keys = [f"{name}=" for name in (*options, *config_values(conf), "resume")]
-    return keys if before else [*COMMANDS, *keys]
+    if before:
+        return keys
+    return [*COMMANDS, *keys]
 
 
 def _folders(word: str) -> list[str]:

@@ -158,9 +158,11 @@ def call_with_hydra(
 def _models_without_file(arguments: Sequence[str]) -> list[str]:
     """Return names without a file that are set as model, typed or in a --config-dir file."""
     texts = list(arguments)
-    known = {file.stem for file in installation.conf_dir().glob("model/*.yaml")}
-    for folder in map(Path, flag_values(arguments, *CONFIG_DIR)):
+    typed = list(map(Path, flag_values(arguments, *CONFIG_DIR)))
+    known = set[str]()
+    for folder in (installation.conf_dir(), *typed):
         known |= {file.stem for file in folder.glob("model/*.yaml")}
+    for folder in typed:
         for file in filter(Path.is_file, folder.glob("*/*.yaml")):
             texts.append(file.read_text(encoding="utf-8", errors="replace"))
     words: set[str] = set()
@@ -200,7 +202,7 @@ def _prints(arguments: Sequence[str]) -> bool:
         raise UserError(f"{reason}. perfexp --help lists the flags.") from end
     chosen = {"--run": flags.run, "-m": flags.multirun, "--cfg": flags.cfg, "--info": flags.info}
     chosen["--shell-completion"] = flags.shell_completion
-    names = [name for name, value in chosen.items() if value]
+    names = list(filter(chosen.get, chosen))
     if len(names) > 1:
         raise UserError(f"{' and '.join(names)} exclude one another: leave out {names[0]}.")
     for name, value in (("--package", flags.package), ("--resolve", flags.resolve)):

@@ -65,7 +65,9 @@ def command(arguments: Sequence[str]) -> list[str] | None:
         override = _override(word, options, keys)
         is_clear &= override is not None
         translated.append(override or "")
-    return translated if is_clear and translated != list(arguments) else None
+    if is_clear and translated != list(arguments):
+        return translated
+    return None
 
 
 def _override(
@@ -82,7 +84,9 @@ def _override(
         return word
     exact = _KEYS.get(group, group)
     key = exact if exact in keys else next(iter(nearest(group, keys, 1)), None)
-    return f"{key}{dot}{rest}={_VALUES.get(value.lower(), value)}" if key else None
+    if not key:
+        return None
+    return f"{key}{dot}{rest}={_VALUES.get(value.lower(), value)}"
 
 
 def _option(word: str, options: Mapping[str, Collection[str]]) -> str | None:

@@ -24,7 +24,8 @@ from perfexp.records.record import USUAL_PRECISION
 from perfexp.records.sweep_record import Sweep
 from perfexp.run.sweep_run import remembered_store
 
-#: Beginnings of the overrides that are not repeated: places, launchers, and the store, which the user's cache names.
+#: Beginnings of the overrides that are not repeated: places, launchers, and the store, which the
+#: user's cache names.
 _LEFT_OUT = (
     "output_dir",
     "quiet",
@@ -54,23 +55,21 @@ class Begun(NamedTuple):
     sweep: str | None = None
 
     def overrides(self, typed: Collection[str], is_wanted: Callable[[str], bool]) -> list[str]:
-        """The words of the command that are wanted, without those whose keys are typed, by today's names.
+        """Return the wanted words of the command by today's names, except keys that are typed.
 
-        To be typed, the precision is that of the plan where the command names none: the default was another one once.
+        For a command to type that names no precision, the plan's is added: the default has changed.
         """
-        words, choices = arguments_of_today(self.command), self.plan.get("choices")
-        precision = (
-            choices.get("precision")
-            if self.place is None and isinstance(choices, Mapping)
-            else None
-        )
-        if precision not in (None, USUAL_PRECISION) and "precision" not in map(key_of, words):
-            words = [*words, f"precision={precision}"]
+        words = arguments_of_today(self.command)
+        choices = self.plan.get("choices")
+        if self.place is None and isinstance(choices, Mapping):
+            precision = choices.get("precision")
+            if precision not in (None, USUAL_PRECISION) and "precision" not in map(key_of, words):
+                words = [*words, f"precision={precision}"]
         typed_keys = set(map(_key_of, typed))
         return [text for text in words if _key_of(text) not in typed_keys and is_wanted(text)]
 
     def refuse_untyped(self, words: Sequence[str], subject: str, typing: Sequence[str]) -> None:
-        """Raise UserError with the command line to type, where it is somebody else's, or its files may be.
+        """Raise UserError with the command line to type if it, or its files, may be another user's.
 
         Args:
             words: those of the stored command that nobody has typed now.
@@ -92,7 +91,8 @@ class Begun(NamedTuple):
                 "shell could take it for another one."
             )
         raise UserError(
-            f"{subject}: {why}. Nothing was run. To go on, type its command if you trust it:\n{line}"
+            f"{subject}: {why}. Nothing was run. To go on, type its command if you trust "
+            f"it:\n{line}"
         )
 
 
@@ -102,7 +102,7 @@ def _is_override(word: str) -> bool:
 
 
 def with_resumed(arguments: Sequence[str]) -> list[str]:
-    """Replace `resume=DIR` by the command stored there; overrides that the user typed take precedence.
+    """Replace `resume=DIR` by the command stored there; overrides typed by the user have priority.
 
     Raises UserError if nothing can be resumed there, or the user has to type the command.
     """
@@ -115,7 +115,7 @@ def with_resumed(arguments: Sequence[str]) -> list[str]:
         raise UserError(
             f"resume={folder}: rename the folder; ${{ in a path is read as an interpolation."
         )
-    typed_keys = {key_of(text) for text in typed}
+    typed_keys = set(map(key_of, typed))
     if "output_dir" in typed_keys:
         raise UserError(f"resume={folder} measures into that folder: leave output_dir out.")
     begun = _begun(folder)
@@ -153,7 +153,8 @@ def begun_run(folder: Path) -> Begun:
     paths = RunPaths(folder)
     if not paths.plan.exists():
         raise UserError(
-            f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another folder."
+            f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another "
+            "folder."
         )
     plan, place = plan_file.read_begun(paths.plan)
     command = plan.get("command")
@@ -181,7 +182,9 @@ def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
 
 def _key_of(word: str) -> str:
     key = key_of(word)
-    return CONFIG_DIR[0] if key in CONFIG_DIR else key
+    if key in CONFIG_DIR:
+        return CONFIG_DIR[0]
+    return key
 
 
 def _name_files(words: Sequence[str]) -> bool:

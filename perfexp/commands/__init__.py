@@ -63,7 +63,9 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         echo(f"error: {crash_report.failure(error)}", err=True)
         return UserError.exit_code  # 1 is an answer: a regression, a difference
-    return code if isinstance(code, int) else 0
+    if not isinstance(code, int):
+        return 0
+    return code
 
 
 def _explained(error: Any, words: Sequence[str]) -> str:

@@ -78,9 +78,9 @@ def ab(
     settings = sides.settings(margin, fdr, metric, allow)
     given_keys(common or (), _SET_BY)
     overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
-    variants = [without_credentials(_split(name, text)) for name, text in (("A", a), ("B", b))]
+    variants = [without_credentials(_split("A", a)), without_credentials(_split("B", b))]
     commands = [_arguments(overrides, own) for own in variants]
-    plains = [compose(words) for words in commands]
+    plains = list(map(compose, commands))
     _refuse_other_points(plains)
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
     command = ["ab", *map(shlex.join, variants), *common_words, *_rule(settings, metric)]
@@ -231,11 +231,15 @@ def _assignments(
 def _value(plain: dict[str, Any], key: str) -> str:
     """Return the value in this variant for a key that only the other variant overrides."""
     value = plain["choices"].get(key) or fact_at(plain, key)
-    return "default" if isinstance(value, Mapping) or value is None else str(value)
+    if isinstance(value, Mapping) or value is None:
+        return "default"
+    return str(value)
 
 
 def _processes(folder: Path) -> int:
     """Return the process count in a folder's plan; 0 without a plan."""
     plan = RunPaths(folder).plan
     processes = plan_file.read(plan).get("processes") if plan.exists() else None
-    return min(processes, sequential.MOST) if type(processes) is int else 0
+    if type(processes) is int:
+        return min(processes, sequential.MOST)
+    return 0

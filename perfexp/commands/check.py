@@ -18,7 +18,7 @@ import typer
 from perfexp.commands import sides
 from perfexp.commands.app import Force, Json, Uri, app, echo, emit, one_of
 from perfexp.comparison import comparison_table, judging, named_baselines
-from perfexp.comparison.document import Compared, Comparison, Verdict
+from perfexp.comparison.document import Compared, Comparison, Verdict, measures_of, with_verdict
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
@@ -173,10 +173,10 @@ def _refuse_default_precision(baseline: Side, new: Side) -> None:
 def _counts(compared: Comparison) -> str:
     words = []
     for verdict in Verdict:
-        pairs = [pair for pair in compared.pairs if pair.verdict is verdict]
-        if pairs:
-            places = f" ({_places(pairs)})" if verdict is Verdict.UNDECIDED else ""
-            words.append(f"{len(pairs)} {verdict.value}{places}")
+        if pairs := with_verdict(compared.pairs, verdict):
+            words.append(f"{len(pairs)} {verdict.value}")
+            if verdict is Verdict.UNDECIDED:
+                words[-1] += f" ({_places(pairs)})"
     text = ", ".join(words) or "nothing compared"
     return f"{text}, margin ±{comparison_table.bare(compared.margin)}"
 
@@ -188,7 +188,7 @@ def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
         (FailureReason.undecided, Verdict.UNDECIDED),
     ):
         if reason in reasons:
-            yield from (_line(pair) for pair in compared.pairs if pair.verdict is verdict)
+            yield from map(_line, with_verdict(compared.pairs, verdict))
     if FailureReason.missing in reasons:
         baseline, new = compared.sides
         for one in compared.alone:
@@ -211,15 +211,15 @@ def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: 
         required: measures that both sides must have.
         allow_undecided: whether to accept undecided figures that are worse beyond the margin.
     """
-    if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs):
+    if with_verdict(compared.pairs, Verdict.NOT_COMPARABLE):
         lines = comparison_table.confounders(compared.sides[1])
-        return [f"not comparable: {line}" for line in lines]
-    measured = {pair.measure for pair in compared.pairs}
+        return list(map("not comparable: {}".format, lines))
+    measured = measures_of(compared.pairs)
     if lacking := [name for name in required if name not in measured]:
         return [f"not measured on both sides: {', '.join(lacking)}"]
     if not compared.pairs:
         return ["nothing was measured on both sides"]
-    undecided = [pair for pair in compared.pairs if pair.verdict is Verdict.UNDECIDED]
+    undecided = with_verdict(compared.pairs, Verdict.UNDECIDED)
     if unsure := [pair for pair in undecided if pair.low is None]:
         remedy = "measure in several processes (processes=3), or name other measures with --metric"
         return [f"without an interval: {_places(unsure)}; {remedy}"]

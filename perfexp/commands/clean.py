@@ -181,7 +181,9 @@ def _why_it_stays(file: _ListedFile, claimed: str, endings: Collection[str], lat
         return f"{_OTHER}{file.path.suffix.lower().removeprefix('.') or 'none'}"
     if not is_artifact(name):
         return "whose names perfexp does not give"
-    return "that are not old enough" if file.about.st_mtime > latest else ""
+    if file.about.st_mtime > latest:
+        return "that are not old enough"
+    return ""
 
 
 def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import typer
 from perfexp.commands import sides
 from perfexp.commands.app import Force, Json, Uri, app, echo, emit, refuse_to_overwrite, write_files
 from perfexp.comparison import comparison_table, judging
-from perfexp.comparison.document import Comparison
+from perfexp.comparison.document import Comparison, measures_of
 from perfexp.comparison.pairing import Side
 from perfexp.report import markdown
 from perfexp.report.console import Console
@@ -58,7 +58,8 @@ def compare(
     no interval. NOT COMPARABLE: something other than the subject differs and may explain the ratio.
     The exit code is 0 whatever the verdicts are.
 
-    Example: perfexp compare outputs/2026-11-27/100000-resnet50-b1 outputs/2026-11-28/100000-resnet50-b1
+    Example: perfexp compare outputs/2026-11-27/100000-resnet50-b1
+    outputs/2026-11-28/100000-resnet50-b1
     """
     settings = sides.settings(margin, fdr, metric, allow)
     targets = _targets(output, force=force)
@@ -66,11 +67,11 @@ def compare(
     compared = judging.compare(loaded, settings)
     if output:
         _write(compared, targets)
-    measured = {pair.measure for pair in compared.pairs}
+    measured = measures_of(compared.pairs)
     lacking = [name for name in settings.measures if name not in measured]
     if metric and lacking:
         echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
-    wrote = [f"wrote {file}" for file in targets.values()]
+    wrote = map("wrote {}".format, targets.values())
     emit(
         json.loads(compared.to_json()),
         chain(comparison_table.sections(compared), wrote, [comparison_table.conclusion(compared)]),

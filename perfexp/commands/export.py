@@ -161,16 +161,18 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
             f"--out {out} and --format {form} contradict each other: leave one of them out."
         )
     wanted = form.value if form else suffix
-    return [wanted] if wanted in every else every
+    if wanted in every:
+        return [wanted]
+    return every
 
 
 @dataclass(kw_only=True)
 class _ExportedRun:
     ended: str
-    sweep: tuple[str, int] | None
     lines: list[Line]
-    blocks: list[Block]
-    layers: list[LayerRow]
+    sweep: tuple[str, int] | None = None
+    blocks: list[Block] = field(default_factory=list)
+    layers: list[LayerRow] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -236,7 +238,9 @@ class Collected:
         return csv_tables.to_csv(self._lines(what))
 
     def _lines(self, what: str) -> list[Line]:
-        return self.points() if what == "points" else self.layer_rows()
+        if what == "points":
+            return self.points()
+        return self.layer_rows()
 
     def files(self, place: Path) -> list[Path]:
         """Return all records and sweeps in and below a folder, or the named file.
@@ -244,9 +248,11 @@ class Collected:
         Raises:
             UserError: there are none.
         """
-        files = [place] if place.is_file() else []
-        if place.is_dir():
-            files += folders.below(place, RECORD, SWEEP, refused=self._failed)
+        files = []
+        if place.is_file():
+            files = [place]
+        elif place.is_dir():
+            files = list(folders.below(place, RECORD, SWEEP, refused=self._failed))
         if not (files or self.exit_code):
             refuse_unfinished(place)
             raise UserError(
@@ -276,15 +282,17 @@ class Collected:
         self._read.add(file.resolve())
         before = self.runs.get(record.uid)
         # a copied run folder may hold an earlier version of the record
-        if before is None or before.ended < record.ended:
-            analysis = Analysis.of(record)
-            self.runs[record.uid] = _ExportedRun(
-                ended=record.ended,
-                sweep=(membership.uid, membership.job) if membership else None,
-                lines=flat.points(analysis, file.parent),
-                blocks=tidy.blocks(record) if self.samples else [],
-                layers=tidy.layers(analysis, file.parent) if self.layers else [],
-            )
+        if before is not None and before.ended >= record.ended:
+            return
+        analysis = Analysis.of(record)
+        run = _ExportedRun(ended=record.ended, lines=flat.points(analysis, file.parent))
+        if membership:
+            run.sweep = membership.uid, membership.job
+        if self.samples:
+            run.blocks = tidy.blocks(record)
+        if self.layers:
+            run.layers = tidy.layers(analysis, file.parent)
+        self.runs[record.uid] = run
 
     def _add_sweep(self, sweep: Sweep, place: Path) -> None:
         self.sweeps[sweep.uid] = sweep, place

@@ -105,9 +105,8 @@ class Guard:
         if origins and any(urlsplit(origin).netloc != hosts[0] for origin in origins):
             return "a page of another address sent this request"
         # … and Sec-Fetch-Site with all requests
-        is_foreign = any(
-            site in ("cross-site", "same-site") for site in _values(scope, b"sec-fetch-site")
-        )
+        sites = _values(scope, b"sec-fetch-site")
+        is_foreign = "cross-site" in sites or "same-site" in sites
         if is_foreign and not _is_link(scope):
             return "a page of another address sent this request"
         return None
@@ -122,7 +121,9 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _matches(host: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(host, pattern) if "*" in pattern else host == pattern
+    if "*" in pattern:
+        return fnmatch.fnmatchcase(host, pattern)
+    return host == pattern
 
 
 def _is_link(scope: Scope) -> bool:

@@ -109,12 +109,18 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     Raises:
         UserError: there are several folders, or a key or age is wrong.
     """
-    places = [Path(word) for word in words if "=" not in word]
+    places = []
+    wanted = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if separator:
+            wanted[key] = value
+        else:
+            places.append(Path(word))
     if len(places) > 1:
         raise UserError(f"list runs reads one folder: leave out {places[1]}.")
     folder = places[0] if places else OUTPUTS
     earliest = oldest("--since", since) if since is not None else 0.0
-    wanted = dict(word.split("=", 1) for word in words if "=" in word)
     lines = [_facts(one) for one in find(folder, wanted) if one.ended.timestamp() >= earliest]
     part: Section | str = f"no runs in {folder}"
     if lines:
@@ -129,10 +135,10 @@ def last() -> Path:
     Raises:
         UserError: there is no record.
     """
-    finished = [one.folder for one in find(OUTPUTS) if any(run.points for run in one.runs)]
-    if not finished:
-        raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
-    return finished[-1]
+    for entry in reversed(find(OUTPUTS)):
+        if any(run.points for run in entry.runs):
+            return entry.folder
+    raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
 
 
 def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:

@@ -89,7 +89,7 @@ def predict(
     words = list(overrides or ())
     folders = corpus_folders or [Path("outputs")]
     if words[:1] == ["check"]:
-        _check([Path(word) for word in words[1:]] or folders, measured, as_json=as_json)
+        _check(list(map(Path, words[1:])) or folders, measured, as_json=as_json)
         return
     for folder in corpus_folders or ():
         if not folder.is_dir():
@@ -132,7 +132,7 @@ def _looked_up(
     installed: dict[str, str] = {}
     with suppress(PackageNotFoundError):
         installed["torch"] = version("torch")
-    keys = dict.fromkeys(key for key in plan.timed_keys() if not key.replicate)
+    keys = plan.first_keys()
     found = []
     for key, name in product(keys, QUANTITIES):
         answer = lookup.look_up(key, name, plain, known, installed)
@@ -220,12 +220,15 @@ def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
     for key, quantity, answer in found:
         name = "energy of a call in the loop" if quantity == "energy" else quantity
         yield f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}"
-    known = [one for one in found if one.answer.predicted.value]
-    quantities = {one.quantity for one in known}
+    quantities, sources = set(), set()
+    for one in found:
+        if one.answer.predicted.value:
+            quantities.add(one.quantity)
+            sources.add(one.answer.predicted.source)
     for quantity, note in _NOTES.items():
         if quantity in quantities:
             yield note
-    if any(one.answer.predicted.source == MEASURED for one in known):
+    if MEASURED in sources:
         yield "a measured interval is that of its record, or of the calls of its only process"
 
 
@@ -259,15 +262,17 @@ def _formatted(value: float, unit: str, figures: int) -> str:
 def _document(found: Sequence[_Prediction]) -> dict[str, Any]:
     points: dict[Key, dict[str, Any]] = {}
     for key, quantity, answer in found:
-        value, curve = answer.predicted.value, answer.curve
+        predicted, curve = answer.predicted, answer.curve
         points.setdefault(key, {"key": msgspec.to_builtins(key)})[quantity] = {
-            "source": answer.predicted.source,
-            **{name: getattr(value, name, None) for name in ("value", "low", "high")},
+            "source": predicted.source,
+            "value": getattr(predicted.value, "value", None),
+            "low": getattr(predicted.value, "low", None),
+            "high": getattr(predicted.value, "high", None),
             "unit": QUANTITIES[quantity],
-            "kind": curve.kind if curve else None,
-            "nearest": answer.predicted.nearest,
-            "reason": answer.predicted.reason,
-            "record": str(curve.folder) if curve else None,
+            "kind": curve and curve.kind,
+            "nearest": predicted.nearest,
+            "reason": predicted.reason,
+            "record": curve and str(curve.folder),
             "doubts": [one.code for one in answer.diagnostics],
         }
     return {"points": list(points.values())}

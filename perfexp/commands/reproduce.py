@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from perfexp.plan.override_keys import is_measured, key_of
 from perfexp.plan.overrides import quoted
 from perfexp.records.analysis import Analysis
 from perfexp.records.fact_lookup import fact_at
+from perfexp.records.paths import folder_of
 from perfexp.records.record import LARGEST, TIMED, Record, Status
 from perfexp.records.sizes import seeks_batch
 from perfexp.run import container
@@ -201,9 +203,15 @@ def _settle(
     """
     given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
-    found = [] if "batch_size" in given else _found_batches(record, given)
-    flags = [] if config_dir is None else [f"{CONFIG_DIR[0]}={config_dir}"]
-    typed = [*flags, *overrides, *found, *([] if processes is None else [f"processes={processes}"])]
+    found = []
+    if "batch_size" not in given:
+        found = _found_batches(record, given)
+    flags = []
+    if config_dir is not None:
+        flags = [f"{CONFIG_DIR[0]}={config_dir}"]
+    typed = [*flags, *overrides, *found]
+    if processes is not None:
+        typed.append(f"processes={processes}")
     begun = _begun(record, place)
     repeated = begun.overrides(typed, is_measured)
     if repeated:
@@ -211,20 +219,16 @@ def _settle(
             repeated, str(place), ["reproduce", str(place), *repeated, *flags, *overrides]
         )
     arguments = [*repeated, *typed]
+    elsewhere = [text for text in arguments if not text.startswith("output_dir=")]
     plain = compose(arguments)
     plan = config.typed(plain)
     folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
-    if folder.resolve() == _folder_of(place).resolve():
+    if folder.resolve() == folder_of(place).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
-    named = (
-        Path(text.partition("=")[2]) for text in arguments if not text.startswith("output_dir=")
-    )
+    named = (Path(text.partition("=")[2]) for text in elsewhere)
     differing = {key_of(text) for text in [*overrides, *found] if text not in record.command}
     again = _Repetition(
-        arguments=tuple(
-            [text for text in arguments if not text.startswith("output_dir=")]
-            + ["hydra.mode=RUN", f"output_dir={quoted(str(folder))}"]
-        ),
+        arguments=(*elsewhere, "hydra.mode=RUN", f"output_dir={quoted(str(folder))}"),
         folder=folder,
         plan=record.plan,
         chosen=(*differing, "processes"),
@@ -235,8 +239,9 @@ def _settle(
         raise UserError(f"{place} was measured with other code: {why} Nothing was run.")
     if composed_here and (changes := again.changes(plain)):
         listed = "\n  ".join(changes[:20])
-        commit = fact_at(record.environment, "git.commit")
-        made = f"perfexp {record.perfexp_version}{f' (commit {commit})' if commit else ''}"
+        made = f"perfexp {record.perfexp_version}"
+        if commit := fact_at(record.environment, "git.commit"):
+            made += f" (commit {commit})"
         raise UserError(
             f"{place}: its command gives another plan here than in the record, "
             f"which {made} made:\n  {listed}\n"
@@ -245,14 +250,10 @@ def _settle(
     return again
 
 
-def _folder_of(place: Path) -> Path:
-    return place if place.is_dir() else place.parent
-
-
 def _begun(record: Record, place: Path) -> Begun:
     """Return the record's command, as this user's own if the plan beside it is signed for it."""
     with suppress(UserError):
-        begun = begun_run(_folder_of(place))
+        begun = begun_run(folder_of(place))
         if begun.command == record.command:
             return begun
     return Begun(record.command, None, record.plan)
@@ -264,12 +265,11 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
     Args:
         given: keys that the user typed, which keep their values.
     """
-    shared, overrides = record.plan.get("batch_size"), []
+    shared = record.plan.get("batch_size")
+    overrides = []
     for phase in TIMED:  # names of a record may not choose keys
-        key, own = (
-            f"mode.{phase}.batch_size",
-            fact_at(record.plan, f"mode.{phase}.batch_size"),
-        )
+        key = f"mode.{phase}.batch_size"
+        own = fact_at(record.plan, key)
         is_measured = fact_at(record.plan, f"mode.{phase}") is not None
         if not is_measured or key in given or not seeks_batch(shared if own is None else own):
             continue
@@ -281,7 +281,9 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
             )
         batches = sorted({key.batch_size for key in points} - {LARGEST})
         overrides.append(f"{key}={batches or 'max'}".replace(" ", ""))
-    return [*overrides, *(["batch_size=1"] if seeks_batch(shared) else [])]
+    if seeks_batch(shared):
+        overrides.append("batch_size=1")
+    return overrides
 
 
 def _default_processes(record: Record) -> int | None:
@@ -289,23 +291,23 @@ def _default_processes(record: Record) -> int | None:
 
     It is None, which keeps the plan's number, for large runs, whole trainings and several ranks.
     """
-    timed = [
-        point.key for point in record.points if point.key.is_timed and point.status is Status.OK
-    ]
-    has_ranks = any(
-        fact_at(record.plan, f"gpu.{name}") not in (None, 1) for name in ("count", "nodes")
+    gpus = fact_at(record.plan, "gpu.count"), fact_at(record.plan, "gpu.nodes")
+    has_ranks = not {None, 1}.issuperset(gpus)
+    points = Counter(
+        point.key.replicate
+        for point in record.points
+        if point.key.is_timed and point.status is Status.OK
     )
-    is_long = record.plan.get("epochs") or has_ranks
-    if is_long or sum(key.replicate == 0 for key in timed) > _FEW_POINTS:
+    if record.plan.get("epochs") or has_ranks or points[0] > _FEW_POINTS:
         return None
-    return max(_PROCESSES, len({key.replicate for key in timed}))
+    return max(_PROCESSES, len(points))
 
 
 def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproduction | None:
     """Return the outcome if this machine's facts rule out a comparison; None if they do not."""
     now = {**environment.collect(), "device": _device(record)}
     if in_image:  # it has its own software
-        now = {name: now[name] for name in ("cpu", "device")}
+        now = {"cpu": now["cpu"], "device": now["device"]}
     here = msgspec.structs.replace(record, environment=now)
     differing = comparability.differences(record, here, settings.allowed)
     for one in differing:
@@ -329,13 +331,17 @@ def _device(record: Record) -> dict[str, Any]:
             boards, is_absent = nvml.all_boards()["boards"], True
         except Exception as error:  # only a missing library shows that no board is here
             is_absent = type(error).__name__ == "NVMLError_LibraryNotFound"
-    same = sorted(
-        (one for one in boards if one["name"] == name), key=lambda one: bool(one["uuid"] != uuid)
+    # the same board, otherwise the same product, otherwise any
+    own = max(
+        boards,
+        key=lambda one: (one["name"] == name, (one["name"], one["uuid"]) == (name, uuid)),
+        default=None,
     )
-    own = next(iter([*same, *boards]), None)
     if own is None and is_absent:
         return {"kind": "cpu", "name": processor_name()}
-    return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]} if own else {}
+    if not own:
+        return {}
+    return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]}
 
 
 def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_run: bool) -> int:

@@ -26,7 +26,7 @@ from perfexp.host import foreign, gpu_sheets, interrupts
 from perfexp.host.gpu_sheets import GpuFile
 from perfexp.measuring.profilers import ProfilerFailed, ncu, tools
 from perfexp.records.grid import Section
-from perfexp.records.paths import RunPaths, is_own_place
+from perfexp.records.paths import RunPaths, folder_of, is_own_place
 from perfexp.records.record import Record, is_layers
 from perfexp.records.subject import one_line
 from perfexp.report.plots import roofline_files as sink
@@ -142,7 +142,7 @@ def _of_run(
 ) -> Iterator[tuple[Path, Roofline]]:
     """Yield the rooflines of a run: from ncu files in its manifest, and from its layers."""
     record = Record.load(place)
-    folder = place if place.is_dir() else place.parent
+    folder = folder_of(place)
     tables = []
     for name in RunPaths(folder).claimed():
         path = folder / name
@@ -168,7 +168,7 @@ def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Pa
 
 
 def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
-    sources = {path.resolve() for path in inputs}
+    sources = set(map(Path.resolve, inputs))
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
         raise UserError(
             f"{', '.join(overwritten)} is the input. "
@@ -177,7 +177,7 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
     # rooflines in a manifest: the run drew them after its profiler, or this command did
     drawn: set[Path] = set()
     for place in inputs:
-        folder = place if place.is_dir() else place.parent
+        folder = folder_of(place)
         names = RunPaths(folder).claimed()
         drawn |= {(folder / name).resolve() for name in names if "roofline" in name}
     others = [file for file in files if file.resolve() not in drawn]
@@ -206,13 +206,13 @@ def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
         "meaning": meaning(result, result.total),
         "notes": list(result.notes),
         "rows": roofline_table.lines(result),
-        "files": [str(path) for path in written],
+        "files": list(map(str, written)),
     }
 
 
 def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> list[Path]:
     paths = RunPaths(folder)
-    absolute = [path.absolute() for path in targets.values()]
+    absolute = list(map(Path.absolute, targets.values()))
     path: Path | str | None = paths.manifest
     try:
         if paths.manifest.is_file():

@@ -22,8 +22,15 @@ from perfexp.records.summary import rows
 from perfexp.run import worker_query
 
 #: Settings of the command: measure only times, without a tracking store.
-_SETTINGS = {"tracking": "none", "cold_start": "false", "hydra.mode": "RUN"} | {
-    f"probes.{name}": "false" for name in ("work", "energy", "ceilings", "layers", "scaling")
+_SETTINGS = {
+    "tracking": "none",
+    "cold_start": "false",
+    "hydra.mode": "RUN",
+    "probes.work": "false",
+    "probes.energy": "false",
+    "probes.ceilings": "false",
+    "probes.layers": "false",
+    "probes.scaling": "false",
 }
 _SET_BY = {"processes": "--processes"} | dict.fromkeys(
     _SETTINGS, "the command: it measures the times alone"
@@ -72,7 +79,8 @@ def selfcheck(
     known = selfcheck_summary.spreads(rows(record))
     if not known:
         raise UserError(
-            f"No two processes in {folder} have the same point; its report shows why (perfexp show)."
+            f"No two processes in {folder} have the same point; its report shows why (perfexp "
+            "show)."
         )
     sentence = selfcheck_summary.sentence(known)
     title = f"selfcheck: {processes} processes of {record.name}"
@@ -97,15 +105,13 @@ def settle(
     if not given.keys() & {"model", "experiment"}:
         defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
         arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]
-    arguments += [
-        *overrides,
-        f"processes={processes}",
-        *(f"{key}={value}" for key, value in _SETTINGS.items()),
-    ]
+    arguments += [*overrides, f"processes={processes}", *map("=".join, _SETTINGS.items())]
     return arguments, config.typed(compose(arguments))
 
 
 def _default_model(gpu: str | None) -> str:
     if gpu in ("cpu", "fake", "mps"):
         return _MODEL
-    return _GPU_MODEL if worker_query.visible_gpus() else _MODEL
+    if worker_query.visible_gpus():
+        return _GPU_MODEL
+    return _MODEL

@@ -25,7 +25,7 @@ from perfexp.commands.app import (
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import folders, units
 from perfexp.records.analysis import Analysis, SweepAnalysis
-from perfexp.records.paths import RunPaths, home_of
+from perfexp.records.paths import RunPaths, folder_of, home_of
 from perfexp.records.record import Record, is_trial, read_points
 from perfexp.records.sweep_record import Sweep
 from perfexp.report import run_status
@@ -44,7 +44,8 @@ def show(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="A run's folder, its record.json, or a sweep's folder; by default what ended last in outputs.",
+            help="A run's folder, its record.json, or a sweep's folder; by default what ended last "
+            "in outputs.",
         ),
     ] = None,
     quiet: Annotated[
@@ -67,7 +68,7 @@ def show(
     if html is not None:
         refuse_to_overwrite([html], _REMEDY, force=force)
     folder = list_runs.last() if folder is None else folder
-    place = (folder if folder.is_dir() else folder.parent).absolute()
+    place = folder_of(folder).absolute()
     console = Console(quiet=quiet, verbose=verbose)
     if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
         sweep = Sweep.load(folder)
@@ -113,20 +114,20 @@ def refuse_unfinished(folder: Path) -> None:
         if why := run_status.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
-                f"If the command is right, resume it: {again}. Otherwise correct it and repeat it with "
-                "another output_dir."
+                f"If the command is right, resume it: {again}. Otherwise correct it and repeat it "
+                "with another output_dir."
             )
         raise UserError(
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
             f"{again} measures the rest and makes it."
         )
     files = folders.below(folder, RECORD, PLAN, SWEEP, refused=lambda _: None)
-    below = list(dict.fromkeys(home_of(path) for path in files))
+    below = list(dict.fromkeys(map(home_of, files)))
     if below:
         more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
         raise UserError(
-            f"{folder} is neither a run's folder nor a sweep's: they lie below it. Name one of them: "
-            f"{', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)} To list them: "
+            f"{folder} is neither a run's folder nor a sweep's: they lie below it. Name one of "
+            f"them: {', '.join(map(str, below[:_NAMED]))}{more}.{_sweep_of(below)} To list them: "
             f"{shlex.join(['perfexp', 'list', 'runs', str(folder)])}"
         )
 

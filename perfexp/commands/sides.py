@@ -136,9 +136,11 @@ def _within(folder: Path) -> list[Side]:
         UserError: fewer than two groups have a record.
     """
     runs = _of_sweep(folder)
-    every = pairing.groups(
-        (child, Analysis.of(record) if record else None) for child, _, record in runs
-    )
+    analyzed = []
+    for child, _, record in runs:
+        analysis = Analysis.of(record) if record else None
+        analyzed.append((child, analysis))
+    every = pairing.groups(analyzed)
     groups = [group for group in every if group.recorded]
     timed = [group for group in groups if group.timed]
     if len(timed) > 1:
@@ -205,7 +207,9 @@ def _decided_by(folder: Path) -> tuple[str, ...] | None:
     """
     sweep = Sweep.load(folder)
     metrics = [text.removeprefix(METRIC) for text in sweep.command if text.startswith(METRIC)]
-    return tuple(words(metrics)) if sweep.in_turn else None
+    if not sweep.in_turn:
+        return None
+    return tuple(words(metrics))
 
 
 def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
@@ -294,7 +298,7 @@ def _stored(run_id: str, uri: str | None) -> list[Record]:
         files = MlflowSink(uri=uri).fetch(run_id, Path(folder))
         if not files:
             raise UserError(f"{MLFLOW}{run_id} is a sweep without runs.")
-        return [Record.load(file) for file in files]
+        return list(map(Record.load, files))
 
 
 def _fraction(option: str, text: str, most: float | None = None) -> float:

@@ -173,15 +173,19 @@ def _run(folder: Path) -> RunProgress:
         is_profiled = isinstance(profiler, dict) and profiler.get("name", "none") != "none"
         keys = (point.key for point in record.points)
         expected = Expected(keys=[key for key in keys if is_profiled or not is_profile(key)])
-    is_empty = not (results or running or record)
+    expected_keys = point_seconds = refusal = None
+    if expected:
+        expected_keys, point_seconds = frozenset(expected.keys), expected.point_seconds
+    if not (results or running or record):
+        refusal = run_status.refusal(paths.refusal)
     return RunProgress(
         folder=folder,
         plan=plan,
         results=results,
-        expected=frozenset(expected.keys) if expected else None,
-        point_seconds=expected.point_seconds if expected else None,
+        expected=expected_keys,
+        point_seconds=point_seconds,
         running=running,
-        refusal=run_status.refusal(paths.refusal) if is_empty else None,
+        refusal=refusal,
     )
 
 

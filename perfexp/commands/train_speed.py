@@ -178,7 +178,9 @@ def _num_gpus(run_mode: Mode, gpu: dict[str, Any], *, said: bool) -> int | None:
             raise UserError(
                 f"sp is one GPU, but gpu.count={count}; use mp, or leave gpu.count out."
             )
-        return None if count is None else 1
+        if count is None:
+            return None
+        return 1
     if count is None:
         raise UserError(f"mp needs several GPUs, but gpu={name} has no gpu.count; use sp.")
     if said:

@@ -134,7 +134,9 @@ def _check(uri: str, host: str, port: int) -> None:
 def _server(uri: str) -> list[str]:
     command = python_command("mlflow", "server", "--workers", "1", "--app-name", APPLICATION)
     folder = store.artifact_folder(uri)
-    return [*command, "--artifacts-destination", folder.as_uri()] if folder else command
+    if folder:
+        return [*command, "--artifacts-destination", folder.as_uri()]
+    return command
 
 
 @contextmanager

@@ -179,7 +179,11 @@ FACTS = {
 #: Confounders that `--allow` accepts; the last five belong to points.
 ALLOWABLE = (
     *(key for key, fact in FACTS.items() if fact.role is Role.CONFOUNDER),
-    *("device_method", "rate_method", "process_start", "meter", "diagnostics"),
+    "device_method",
+    "rate_method",
+    "process_start",
+    "meter",
+    "diagnostics",
 )
 
 

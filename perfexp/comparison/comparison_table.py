@@ -17,6 +17,8 @@ from perfexp.comparison.document import (
     DeviceSummary,
     SideFacts,
     Verdict,
+    measures_of,
+    with_verdict,
 )
 from perfexp.comparison.judging import DECISIVE, decisive
 from perfexp.comparison.measures import MEASURES
@@ -154,7 +156,9 @@ def _processes(comparison: Comparison) -> list[str]:
 
 
 def _counted(processes: int) -> str:
-    return "1 process" if processes == 1 else f"{processes} processes"
+    if processes == 1:
+        return "1 process"
+    return f"{processes} processes"
 
 
 def interval_words(level: float) -> str:
@@ -177,7 +181,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
 
     A point that all pairs share is in the header instead.
     """
-    pairs = [pair for pair in comparison.pairs if pair.side == side.name]
+    pairs = comparison.of_side(side.name)
     baseline = comparison.sides[0].name
     columns = [
         Column("measure", prose=True, is_key=True),
@@ -211,7 +215,9 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
 
 def _own(value: float, unit: str, is_estimated: bool) -> str:
     text = figure(value, unit)
-    return f"≈ {text}" if is_estimated else text
+    if is_estimated:
+        return f"≈ {text}"
+    return text
 
 
 def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
@@ -292,7 +298,7 @@ def in_words(summary: DeviceSummary) -> str:
 
 def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
     """Return remedies for a side's undecided pairs, by reason."""
-    undecided = [pair for pair in pairs if pair.verdict is Verdict.UNDECIDED]
+    undecided = with_verdict(pairs, Verdict.UNDECIDED)
     if not undecided:
         return []
     if side.level < ALPHA:
@@ -323,7 +329,7 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
 
 def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
     """Return the remedy for undecided pairs if the processes alternated."""
-    fewest = min(min(pair.processes) for pair in pairs if pair.verdict is Verdict.UNDECIDED)
+    fewest = min(min(pair.processes) for pair in with_verdict(pairs, Verdict.UNDECIDED))
     if fewest >= sequential.MOST:
         return (
             f"UNDECIDED after {sequential.MOST} processes of each side, the most: a wider "
@@ -335,8 +341,8 @@ def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
             "repeat perfexp ab with output_dir=DIR and a longer --max-seconds to continue"
         )
     deciding = [] if side.decided_by is None else _deciding(side, pairs)
-    names = ", ".join(dict.fromkeys(pair.measure for pair in deciding))
-    if deciding and all(pair.verdict is not Verdict.UNDECIDED for pair in deciding):
+    names = ", ".join(measures_of(deciding))
+    if deciding and not with_verdict(deciding, Verdict.UNDECIDED):
         return f"UNDECIDED: perfexp ab ended when {names} was decided; {_NEW_RUN}"
     return (
         "UNDECIDED: repeat perfexp ab with output_dir=DIR and a longer --max-seconds, which goes "
@@ -353,7 +359,7 @@ def _deciding(side: SideFacts, pairs: Sequence[Compared]) -> list[Compared]:
     deciding = [pair for pair in pairs if pair.measure in wanted]
     if not side.decided_by:
         return decisive(deciding)
-    if any(name not in {pair.measure for pair in deciding} for name in wanted):
+    if not set(wanted).issubset(measures_of(deciding)):
         return []
     return deciding
 
@@ -470,9 +476,9 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
             sums[line.point] = sums.get(line.point, 0.0) + difference
     shares = {}
     for measure in _EXPLAINED:
-        for pair in comparison.pairs:
+        for pair in comparison.of_side(side.name):
             is_explained = pair.point in sums and pair.verdict in _DECIDED
-            if (pair.side, pair.measure) == (side.name, measure) and is_explained:
+            if pair.measure == measure and is_explained:
                 shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
     lines = [_READ_LAYERS] if sums else []
     for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]:
@@ -506,7 +512,7 @@ def conclusion(comparison: Comparison) -> str:
 
 def _deciding_or_first(comparison: Comparison, side: SideFacts) -> list[Compared]:
     """Return the deciding pairs, or the first measure's pairs if the user chose other measures."""
-    pairs = [pair for pair in comparison.pairs if pair.side == side.name]
+    pairs = comparison.of_side(side.name)
     return _deciding(side, pairs) or [pair for pair in pairs if pair.measure == pairs[0].measure]
 
 
@@ -526,15 +532,14 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
         if len(means) == 1:
             names += f"; geometric mean {units.digits(means[0])}×"
         text = f"{side.name} against {one}: {words} of {len(deciding)} points ({names})"
-        undecided = [pair for pair in deciding if pair.verdict is Verdict.UNDECIDED]
-        if undecided:
+        if undecided := with_verdict(deciding, Verdict.UNDECIDED):
             most = max(undecided, key=lambda pair: pair.further_processes or 0)
             text += f"; {_would_decide(side, most)}"
         return text
     [pair] = deciding
     known = []
-    for other in comparison.pairs:
-        if other.side != side.name or other is pair or other.measure == "cycles" or not other.ratio:
+    for other in comparison.of_side(side.name):
+        if other is pair or other.measure == "cycles" or not other.ratio:
             continue
         if other.verdict is Verdict.SAME:
             known.append(f"{other.measure} the same")
@@ -610,8 +615,8 @@ def of_side(
     yield Section(title(comparison, side), doubts(comparison, side))
     yield Section("", grid(comparison, side))
     clocks, neutral, missing = [], [], []
-    for pair in comparison.pairs:
-        if pair.side == side.name and pair.clock:
+    for pair in comparison.of_side(side.name):
+        if pair.clock:
             clocks.append(f"{pair.point}: {pair.clock}")
     for one in side.differences:
         if one.role is Role.NEUTRAL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -204,6 +205,20 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     layers: tuple[LayerDifference, ...]
     devices: tuple[DeviceSummary, ...] = ()
 
+    def of_side(self, name: str) -> list[Compared]:
+        """Return one side's pairs."""
+        return [pair for pair in self.pairs if pair.side == name]
+
     def to_json(self) -> bytes:
         """Return the comparison as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+
+def with_verdict(pairs: Iterable[Compared], verdict: Verdict) -> list[Compared]:
+    """Return the pairs with a verdict."""
+    return [pair for pair in pairs if pair.verdict is verdict]
+
+
+def measures_of(pairs: Iterable[Compared]) -> list[str]:
+    """Return the measures of some pairs, each once."""
+    return list(dict.fromkeys(pair.measure for pair in pairs))

@@ -21,6 +21,7 @@ from perfexp.comparison.document import (
     Mean,
     SideFacts,
     Verdict,
+    with_verdict,
 )
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import KEY_FIELDS, Matching, Measurement, Side
@@ -338,8 +339,10 @@ def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, fl
     If only the batch size varies, pairs are ordered by batch size. Otherwise the largest
     regressions come first.
     """
-    shapes = {(pair.key.phase, pair.key.input_size) for pair in pairs}
-    batches = {pair.key.batch_size for pair in pairs}
+    shapes, batches = set(), set()
+    for pair in pairs:
+        shapes.add((pair.key.phase, pair.key.input_size))
+        batches.add(pair.key.batch_size)
 
     def place(pair: Compared) -> tuple[str, int, float]:
         measure = list(MEASURES).index(pair.measure)
@@ -451,7 +454,7 @@ def device_summaries(
             known = [pair.ratio for pair in group if pair.ratio]
             if known:
                 means[name] = statistics.geometric_mean(known)
-            if any(pair.verdict is Verdict.UNDECIDED for pair in group):
+            if with_verdict(group, Verdict.UNDECIDED):
                 undecided.add(name)
         time = next(filter(means.__contains__, DECISIVE[:-1]), "")
         rate, memory = means.get("throughput"), means.get("memory")

@@ -58,7 +58,7 @@ def find(folder: Path, name: str | None = None) -> list[Path]:
 
 def read(place: Path) -> list[Record]:
     """Return a baseline's records."""
-    return [Record.load(file) for file in _files(place)]
+    return list(map(Record.load, _files(place)))
 
 
 def add(

@@ -122,11 +122,10 @@ class Matching:
             sweep, other_sweep = one.record.sweep, other.record.sweep
             if sweep is None or other_sweep is None or sweep.uid != other_sweep.uid:
                 return None
+            if sweep.level is None or other_sweep.level is None:
+                return None
             levels += [sweep.level, other_sweep.level]
-        known = [level for level in levels if level is not None]
-        if len(known) < len(levels):
-            return None
-        return min(known)
+        return min(levels)
 
 
 def match(baseline: Side, other: Side) -> Matching:
@@ -147,14 +146,14 @@ def match(baseline: Side, other: Side) -> Matching:
     pairs, alone = [], []
     for place in dict.fromkeys((*before, *after)):
         one, two = before.get(place), after.get(place)
-        is_measured = [bool(point and point.status is Status.OK) for point in (one, two)]
-        if one and two and all(is_measured):
+        is_measured = one is not None and one.status is Status.OK
+        if one and two and is_measured and two.status is Status.OK:
             pairs.append((one, two))
             continue
         side, against, point, lacking = baseline, other, one, two
-        if is_measured[1]:
+        if not is_measured:
             side, against, point, lacking = other, baseline, two, one
-        if point and any(is_measured):
+        if point and point.status is Status.OK:
             shown = [*filter(identity.__contains__, point.features), *KEY_FIELDS]
             alone.append(
                 Alone(
@@ -314,7 +313,8 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         if _differ(members):
             found.append(Group(runs=tuple(members)))
         else:
-            found += [Group(runs=(run,)) for run in members]
+            for run in members:
+                found.append(Group(runs=(run,)))
     return sorted(found, key=lambda group: group.number)
 
 

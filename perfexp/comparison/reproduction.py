@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from perfexp.comparison import comparison_table
 from perfexp.comparison.comparability import Difference, Role
-from perfexp.comparison.document import Compared, Comparison, Verdict
+from perfexp.comparison.document import Compared, Comparison, Verdict, measures_of, with_verdict
 from perfexp.records import units
 
 #: Measures that decide by default: p95 rarely has an interval, and another clock changes cycles but
@@ -73,7 +73,7 @@ def judge(compared: Comparison) -> Reproduction:
             lines = undecided if one.status is None else differing
             lines.append(f"not measured again: {comparison_table.alone_of(one)}")
     confounded = []
-    if any(pair.verdict is Verdict.NOT_COMPARABLE for pair in compared.pairs):
+    if with_verdict(compared.pairs, Verdict.NOT_COMPARABLE):
         confounded = comparison_table.confounders(compared.sides[1])
     for outcome, reasons in (
         (Outcome.DIFFERS, differing),
@@ -83,7 +83,7 @@ def judge(compared: Comparison) -> Reproduction:
         if reasons:
             return Reproduction(outcome, tuple(reasons))
     points = len({(pair.point, pair.key) for pair in compared.pairs})
-    names = ", ".join(dict.fromkeys(pair.measure for pair in compared.pairs))
+    names = ", ".join(measures_of(compared.pairs))
     if not names:
         return Reproduction(Outcome.UNDECIDED, ("no figure was measured on both sides",))
     within = f"within ±{comparison_table.bare(compared.margin)}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from perfexp.comparison import comparison_table, judging, pairing
-from perfexp.comparison.document import Compared, Verdict
+from perfexp.comparison.document import Compared, Verdict, measures_of, with_verdict
 from perfexp.comparison.judging import DECISIVE, Settings, decisive
 from perfexp.comparison.pairing import Group, Side
 from perfexp.errors import UserError
@@ -232,7 +232,7 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
         compared = decisive(every)
         if not compared:
             continue
-        measure = min((pair.measure for pair in compared), key=DECISIVE.index)
+        measure = min(measures_of(compared), key=DECISIVE.index)
         best, axes, slower = None, None, set[str]()
         if any(pair.verdict not in _OPEN for pair in compared):
             best, faster, rivals = baseline, _fastest_of(baseline, compared), compared
@@ -243,7 +243,7 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
                     break
                 best, rivals = faster, decisive(contest.at(place, members, faster)[1])
                 faster = _fastest_of(best, rivals)
-            slower = {best} | {pair.side for pair in rivals if pair.verdict is Verdict.WORSE}
+            slower = {best, *(pair.side for pair in with_verdict(rivals, Verdict.WORSE))}
             axes = contest.groups[best].axes
         ties = tuple(contest.groups[name].axes for name in members if name not in slower)
         winner = Winner(key=compared[0].key, model=model, measure=measure, best=axes, ties=ties)
@@ -290,10 +290,12 @@ def _compared_time(pairs: Sequence[Compared]) -> str:
 
     A rate becomes time per sample, because a call on several devices has more samples.
     """
-    measures = {pair.measure for pair in pairs}
-    if len(measures) > 1:
+    measure, *others = measures_of(pairs)
+    if others:
         return "time"
-    return "time per sample" if measures == {"throughput"} else measures.pop()
+    if measure == "throughput":
+        return "time per sample"
+    return measure
 
 
 def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> list[str]:
@@ -364,7 +366,7 @@ def _fastest_of(baseline: str, compared: Sequence[Compared]) -> str:
     The first deciding measure picks the best, since ratios of different measures are not
     comparable.
     """
-    better = [pair for pair in compared if pair.verdict is Verdict.BETTER]
+    better = with_verdict(compared, Verdict.BETTER)
     if not better:
         return baseline
     return min(

@@ -43,7 +43,8 @@ class Cifar(Loading):
         super().__post_init__()
         if self.classes not in cifar_files.FORMATS:
             raise UserError(
-                f"data.classes={self.classes}: set 10 or 100, which data=cifar10 and data=cifar100 do."
+                f"data.classes={self.classes}: set 10 or 100, which data=cifar10 and data=cifar100 "
+                "do."
             )
         # a plan contains the pipeline's name
         folder, self.pipeline = (
@@ -70,7 +71,8 @@ class Cifar(Loading):
     ) -> AbstractContextManager[Batches]:
         if tuple(input_size) != _SIZE:
             raise UserError(
-                f"CIFAR's images are 32 × 32, not {' × '.join(map(str, input_size))}: leave input_size out, or set 32."
+                f"CIFAR's images are 32 × 32, not {' × '.join(map(str, input_size))}: leave "
+                "input_size out, or set 32."
             )
         pixels, labels = self._train if training else self._test
         if self.pipeline is Pipeline.device:

@@ -81,7 +81,8 @@ class Binary:
         classes = [line.strip() for line in lines if line.strip()]
         if not 2 <= len(classes) <= most_classes:
             raise UserError(
-                f"{folder / self.files[-1]} does not name 2 to {most_classes} classes. Get it again."
+                f"{folder / self.files[-1]} does not name 2 to {most_classes} classes. Get it "
+                "again."
             )
         *train, test = [self._images(folder / name, len(classes)) for name in self.files[:-1]]
         return FolderContents(classes, _joined(train), test)
@@ -91,13 +92,15 @@ class Binary:
         record, content = self.label_bytes + _PIXELS, _content(file)
         if not content or len(content) % record:
             raise UserError(
-                f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get it again."
+                f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get "
+                "it again."
             )
         rows = np.frombuffer(content, np.uint8).reshape(-1, record)
         pixels, labels = rows[:, self.label_bytes :], rows[:, self.label_bytes - 1].astype(np.int64)
         if labels.max() >= classes:
             raise UserError(
-                f"{file} has the label {labels.max()}, and there are {classes} classes. Get it again."
+                f"{file} has the label {labels.max()}, and there are {classes} classes. Get it "
+                "again."
             )
         return LabeledImages(np.array(pixels).reshape(-1, *SHAPE), labels)
 
@@ -136,8 +139,9 @@ class Pickles:
         content, published = _content(file), self.published[file.name]
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != published:
             raise UserError(
-                f"{file} is not the published file (MD5 {published}), and a pickle can run code: nothing of it was "
-                f"read. Remove {file.parent}, and set data.download=true, which gets the binary format."
+                f"{file} is not the published file (MD5 {published}), and a pickle can run code: "
+                f"nothing of it was read. Remove {file.parent}, and set data.download=true, which "
+                "gets the binary format."
             )
         fields: dict[str, Any] = pickle.loads(content, encoding="latin-1")
         return fields
@@ -200,9 +204,9 @@ def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] |
     The folder is `root` or a subfolder; any file of the format is enough. None if there is none.
     """
     formats = FORMATS[classes]
-    for folder, style in [(root / style.folder, style) for style in formats] + [
-        (root, style) for style in formats
-    ]:
+    places = [(root / style.folder, style) for style in formats]
+    places += [(root, style) for style in formats]
+    for folder, style in places:
         missing = [name for name in style.files if not os.path.lexists(folder / name)]
         if len(missing) < len(style.files):
             return folder, style, missing
@@ -220,12 +224,10 @@ def read(root: Path, classes: int) -> FolderContents:
     """
     native = FORMATS[classes][0]
     if (found := find(root, classes)) is None:
-        trial = (
-            " perfexp make-data cifar10 DIR makes a small set to try out." if classes == 10 else ""
-        )
-        raise UserError(
-            f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}{trial}"
-        )
+        text = f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}"
+        if classes == 10:
+            text += " perfexp make-data cifar10 DIR makes a small set to try out."
+        raise UserError(text)
     folder, style, missing = found
     if missing:
         # a download unpacks into a subfolder, so it must start above an incomplete one
@@ -237,8 +239,8 @@ def read(root: Path, classes: int) -> FolderContents:
 def _remedy(root: Path, native: Binary) -> str:
     """Return where to get an archive and where to put it."""
     return (
-        f"Put {native.archive} (MD5 {native.md5}) from {SITE}{native.archive} into {root.absolute()} and unpack it "
-        f"there, as {native.folder}/; data.download=true does both."
+        f"Put {native.archive} (MD5 {native.md5}) from {SITE}{native.archive} into "
+        f"{root.absolute()} and unpack it there, as {native.folder}/; data.download=true does both."
     )
 
 
@@ -250,10 +252,9 @@ def _content(file: Path) -> bytes:
 
 
 def _joined(parts: list[LabeledImages]) -> LabeledImages:
-    return LabeledImages(
-        np.concatenate([part.pixels for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-    )
+    pixels = np.concatenate([part.pixels for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
+    return LabeledImages(pixels, labels)
 
 
 def download(root: Path, classes: int) -> None:
@@ -283,8 +284,9 @@ def download(root: Path, classes: int) -> None:
             ConnectionError,
         ) as error:
             raise UserError(
-                f"{style.archive} could not be downloaded: {getattr(error, 'reason', error)}. Repeat the command to "
-                f"continue, or get it on another machine. {_remedy(root, style)}"
+                f"{style.archive} could not be downloaded: {getattr(error, 'reason', error)}. "
+                "Repeat the command to continue, or get it on another machine. "
+                f"{_remedy(root, style)}"
             ) from error
         except OSError as error:
             raise UserError(
@@ -361,7 +363,8 @@ def _unpack(archive: Path, style: Binary) -> None:
                     content = members.extractfile(member) if member.isfile() else None
                     if content is None or member.size > _MOST_BYTES:
                         raise UserError(
-                            f"{member.name} in {archive} is not a file of at most {_MOST_BYTES >> 20} MiB."
+                            f"{member.name} in {archive} is not a file of at most "
+                            f"{_MOST_BYTES >> 20} MiB."
                         )
                     write_atomically(folder / name, content.read())
         except (KeyError, EOFError, tarfile.TarError, zlib.error) as error:

@@ -74,8 +74,8 @@ def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) ->
     """
     if mask.shape != size:
         raise UserError(
-            f"{file} is {' × '.join(map(str, mask.shape))}, its image {' × '.join(map(str, size))} pixels: get "
-            "both again."
+            f"{file} is {' × '.join(map(str, mask.shape))}, its image {' × '.join(map(str, size))} "
+            "pixels: get both again."
         )
     ids = _TRAIN_ID_OF.take(mask) if file.name.endswith(LABEL_IDS_END) else mask
     # void + 1 wraps to 0 in uint8, which finds the largest class without a copy of eight times
@@ -90,15 +90,18 @@ def _wrong_labels(file: Path, wrong: Iterable[int], classes: int) -> str:
     numbers = list(map(str, wrong))
     labels = ", ".join(numbers[:5]) + (", …" if len(numbers) > 5 else "")
     if file.name.endswith(LABEL_IDS_END) and classes == len(CLASSES):
-        return f"{file} has labels that are not label ids of Cityscapes: {labels}. They go from 0 to 33."
+        return (
+            f"{file} has labels that are not label ids of Cityscapes: {labels}. They go from 0 to "
+            "33."
+        )
     if classes < len(CLASSES):
         return (
-            f"{file} has labels that the model does not tell apart: {labels}. It has {classes} classes, "
-            f"Cityscapes {len(CLASSES)}: leave model.num_classes empty."
+            f"{file} has labels that the model does not tell apart: {labels}. It has {classes} "
+            f"classes, Cityscapes {len(CLASSES)}: leave model.num_classes empty."
         )
     return (
-        f"{file} has labels that are not train ids: {labels}. They go from 0 to {len(CLASSES) - 1}; {VOID} is for "
-        "what belongs to no class."
+        f"{file} has labels that are not train ids: {labels}. They go from 0 to "
+        f"{len(CLASSES) - 1}; {VOID} is for what belongs to no class."
     )
 
 
@@ -106,8 +109,8 @@ SPLITS = ("train", "val")
 IMAGES, MASKS = "leftImg8bit", "gtFine"
 _IMAGE_END = "_leftImg8bit.png"
 WHERE = (
-    "Cityscapes comes as leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from cityscapes-dataset.com; "
-    "perfexp make-data makes a small set to try out."
+    "Cityscapes comes as leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from "
+    "cityscapes-dataset.com; perfexp make-data makes a small set to try out."
 )
 
 
@@ -191,9 +194,9 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
         )
     if lacking := files.without_mask:
         raise UserError(
-            f"{len(lacking)} of {len(files.images)} images in {root / IMAGES / split} have no mask, the first is "
-            f"{lacking[0].name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} in "
-            f"{root / MASKS / split / lacking[0].parent.name}."
+            f"{len(lacking)} of {len(files.images)} images in {root / IMAGES / split} have no "
+            f"mask, the first is {lacking[0].name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} "
+            f"in {root / MASKS / split / lacking[0].parent.name}."
         )
     return files.pairs
 
@@ -235,14 +238,15 @@ def survey(root: Path, count: int) -> dict[str, Any]:
         files = contents(root, split)
         pairs = files.pairs
         read = sample(pairs, count)
+        has_ids = [pair.mask.name.endswith(LABEL_IDS_END) for pair in pairs]
         facts["splits"][split] = {
             "missing": None,
             "images": len(files.images),
             "masks": len(files.masks),
             "pairs": len(pairs),
-            "label_ids": sum(pair.mask.name.endswith(LABEL_IDS_END) for pair in pairs),
-            "without_mask": [str(file) for file in files.without_mask[:1]],
-            "without_image": [str(file) for file in files.without_image[:1]],
+            "label_ids": sum(has_ids),
+            "without_mask": list(map(str, files.without_mask[:1])),
+            "without_image": list(map(str, files.without_image[:1])),
             "read": len(read),
             "problems": [problem for pair in read if (problem := inspect(pair)) is not None],
         }

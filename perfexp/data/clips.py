@@ -74,7 +74,7 @@ def _videos(root: Path) -> list[list[Path]]:
         videos = [sorted(find_images(folder, root)) for folder in folders]
     if not any(videos):
         raise UserError(f"There are no frames in {root}. {LOOKED_FOR}")
-    return [video for video in videos if video]
+    return list(filter(None, videos))
 
 
 def _cut(video: Sequence[Path], frames: int) -> Iterator[list[Path]]:

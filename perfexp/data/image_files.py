@@ -46,8 +46,8 @@ def find_split(folder: Path, root: Path) -> Split:
         images = sorted(find_images(folder / name, root))
         if not images:
             raise UserError(
-                f"The class folder {folder / name} holds no images. Fill it or remove it: a folder is a class. "
-                f"{LOOKED_FOR}"
+                f"The class folder {folder / name} holds no images. Fill it or remove it: a folder "
+                f"is a class. {LOOKED_FOR}"
             )
         items += [(image, label) for image in images]
     if not classes:
@@ -67,7 +67,8 @@ def folder_of(root: str, content: str, trial: str = "") -> Path:
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise UserError(
-            f"data.root is not a folder: {folder.absolute()}. Set it to the folder of the {content}. {trial}"
+            f"data.root is not a folder: {folder.absolute()}. Set it to the folder of the "
+            f"{content}. {trial}"
         )
     return folder
 

@@ -50,8 +50,8 @@ class Images(Loading):
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
-                f"The images in {self._root} have no classes to learn. Put them into a subfolder for each class, or "
-                "use mode=inference."
+                f"The images in {self._root} have no classes to learn. Put them into a subfolder "
+                "for each class, or use mode=inference."
             )
         return Samples(
             items, partial(_cropped, size=input_size, crop=random_crop if training else centre_crop)
@@ -83,7 +83,9 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     left, top = across * (image.width - width), down * (image.height - height)
     box = (left, top, left + width, top + height)
     cut = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box)
-    return ImageOps.mirror(cut) if flip < 0.5 else cut
+    if flip < 0.5:
+        return ImageOps.mirror(cut)
+    return cut
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:
@@ -95,6 +97,7 @@ def _find_splits(root: Path) -> tuple[Split, Split]:
     if train.classes != val.classes:
         odd = sorted(set(train.classes) ^ set(val.classes))
         raise UserError(
-            f"{root / 'train'} and {root / 'val'} hold different classes: {', '.join(odd[:5])} are in one of them only."
+            f"{root / 'train'} and {root / 'val'} hold different classes: {', '.join(odd[:5])} are "
+            "in one of them only."
         )
     return train, val

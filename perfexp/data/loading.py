@@ -240,20 +240,22 @@ class LoadedBatches:
             # a child ends. The traceback would hold the iterator, so the error is not chained.
             self.close()
             raise PerfexpError(
-                f"A process that loads images failed: {died} It may lack memory, or shared memory (in a container: "
-                "--shm-size=8g); data.workers=0 needs none."
+                f"A process that loads images failed: {died} It may lack memory, or shared memory "
+                "(in a container: --shm-size=8g); data.workers=0 needs none."
             )
         if isinstance(loaded, UserError):
             raise loaded
-        return None if loaded is None else Batch(inputs=loaded[0], targets=loaded[1])
+        if loaded is None:
+            return None
+        return Batch(inputs=loaded[0], targets=loaded[1])
 
 
 def check_batch(count: int, batch_size: int) -> None:
     """Raise `Unsupported` if there are fewer samples than in a batch."""
     if count < batch_size:
         raise Unsupported(
-            f"There are {count} samples, fewer than the {batch_size} of one batch. Use a smaller batch_size, or more "
-            "samples."
+            f"There are {count} samples, fewer than the {batch_size} of one batch. Use a smaller "
+            "batch_size, or more samples."
         )
 
 

@@ -93,8 +93,8 @@ def _public_photographs() -> list[Photograph]:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
         raise UserError(
-            "Without --photographs FOLDER the two of scikit-learn are taken, which is not installed. "
-            "pip install scikit-learn"
+            "Without --photographs FOLDER the two of scikit-learn are taken, which is not "
+            "installed. pip install scikit-learn"
         ) from error
     shipped = load_sample_images()
     return [

@@ -66,7 +66,8 @@ def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed
         about=_about("cifar10", seed, {"train": train, "test": test}, sources),
         files=files(),
         count=len(training) + 2,
-        contents=f"{train} images of training and {test} of evaluation, {classes} classes, in CIFAR-10's format",
+        contents=f"{train} images of training and {test} of evaluation, {classes} classes, in "
+        "CIFAR-10's format",
         remark="It stands in for CIFAR-10, and its accuracies are its own.",
         command="python -m perfexp experiment=cifar10 epochs=5",
     )

@@ -30,11 +30,15 @@ _OUTWARDS = (-1.0, 1.0)
 #: Turns by gesture label: limbs, index of the pivot joint, sides, axis of the turning plane
 #: (0 outwards, 2 forward), and angle in degrees.
 _GESTURES = (
-    *((_ARMS, 1, (side,), 2, 125.0) for side in (0, 1)),
-    *((_ARMS, 0, (side,), 2, 100.0) for side in (0, 1)),
-    *((_ARMS, 0, (side,), 0, 100.0) for side in (0, 1)),
-    (_ARMS, 0, (0, 1), 2, 150.0),
-    *((_LEGS, 0, (side,), 0, 28.0) for side in (0, 1)),
+    (_ARMS, 1, [0], 2, 125.0),
+    (_ARMS, 1, [1], 2, 125.0),
+    (_ARMS, 0, [0], 2, 100.0),
+    (_ARMS, 0, [1], 2, 100.0),
+    (_ARMS, 0, [0], 0, 100.0),
+    (_ARMS, 0, [1], 0, 100.0),
+    (_ARMS, 0, [0, 1], 2, 150.0),
+    (_LEGS, 0, [0], 0, 28.0),
+    (_LEGS, 0, [1], 0, 28.0),
 )
 _POSITIONS = ("stand", "chair")
 #: Frames per repetition, coordinate noise in meters, and distance from standing hips to a seat.
@@ -54,7 +58,8 @@ def recipe(*, subjects: int, repetitions: int, seed: int) -> Recipe:
         },
         files=_files(subjects, repetitions, seed),
         count=count,
-        contents=f"{count} repetitions of 9 gestures by {subjects} subjects, in the layout of IntelliRehabDS",
+        contents=f"{count} repetitions of 9 gestures by {subjects} subjects, in the layout of "
+        "IntelliRehabDS",
         remark="It stands in for IntelliRehabDS, and its accuracies are its own.",
         command="python -m perfexp experiment=full_benchmark model=clip_gesture data=skeletons",
     )
@@ -74,12 +79,11 @@ def _files(subjects: int, repetitions: int, seed: int) -> Iterator[tuple[str, by
             for repetition in range(1, repetitions + 1):
                 moved = _moved(body, gesture, extent, random) @ direction + place
                 noisy = moved + random.normal(0, _NOISE, moved.shape)
-                lines = [
-                    ",".join(f"{value:.4f}" for value in frame) + "\n"
-                    for frame in noisy.reshape(len(noisy), -1)
-                ]
+                text = ""
+                for frame in noisy.reshape(len(noisy), -1):
+                    text += ",".join(f"{value:.4f}" for value in frame) + "\n"
                 name = f"{101 + subject}_18_{gesture}_{repetition}_1_{position}.txt"
-                yield name, "".join(lines).encode()
+                yield name, text.encode()
 
 
 def _posture(*, sits: bool) -> _Numbers:

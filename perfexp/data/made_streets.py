@@ -23,7 +23,10 @@ _SMALLEST_CROP = 0.5
 _COARSER = 4
 #: Void share at the lower edge of an image, like the car's hood in Cityscapes.
 _VOID_BELOW = 0.05
-_NO_TRUTH = "The masks are derived from colors, and are not ground truth. Use them for trials and timing only."
+_NO_TRUTH = (
+    "The masks are derived from colors, and are not ground truth. Use them for trials and timing "
+    "only."
+)
 
 
 def recipe(*, photographs: Path | None, size: str, train: int, val: int, seed: int) -> Recipe:
@@ -84,7 +87,9 @@ def _crop(
     cut = photograph.resize(
         (size[1], size[0]), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height)
     )
-    return ImageOps.mirror(cut) if random.random() < 0.5 else cut
+    if random.random() < 0.5:
+        return ImageOps.mirror(cut)
+    return cut
 
 
 def _regions(image: Image.Image) -> Mask:

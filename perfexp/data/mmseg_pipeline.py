@@ -104,8 +104,8 @@ class SamplePipeline:
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(
-                "The images of one batch have different sizes, and so have their masks, which a test leaves as they "
-                "are: use batch_size=1, or images of one size."
+                "The images of one batch have different sizes, and so have their masks, which a "
+                "test leaves as they are: use batch_size=1, or images of one size."
             )
         return HostImages([image for image, _ in samples], self._size, self._training), torch.stack(
             masks
@@ -122,7 +122,8 @@ class SamplePipeline:
         ):
             raise UserError(
                 f"The {self._of} makes {made[0]} × {made[1]} pixels of {pair.image}, the point is "
-                f"{self._size[0]} × {self._size[1]}: it needs a {'RandomCrop' if self._training else 'Resize'}."
+                f"{self._size[0]} × {self._size[1]}: it needs a "
+                f"{'RandomCrop' if self._training else 'Resize'}."
             )
 
 
@@ -178,4 +179,6 @@ def _sized(
 
 def _name(described: Mapping[str, Any]) -> str:
     kind = described.get("type")
-    return kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", "")
+    if isinstance(kind, str):
+        return kind.rpartition(".")[2]
+    return getattr(kind, "__name__", "")

@@ -158,13 +158,15 @@ def split(
     )
     if unknown := sorted(set(chosen) - set(subjects)):
         raise UserError(
-            f"data.val_subjects: there is no {', '.join(unknown)}; the subjects are {', '.join(subjects)}."
+            f"data.val_subjects: there is no {', '.join(unknown)}; the subjects are "
+            f"{', '.join(subjects)}."
         )
     train = [repetition for repetition in repetitions if repetition.subject not in chosen]
     val = [repetition for repetition in repetitions if repetition.subject in chosen]
     if not train or not val:
         raise UserError(
-            f"Subjects are split into training and evaluation, and there are {len(subjects)}: two or more."
+            f"Subjects are split into training and evaluation, and there are {len(subjects)}: two "
+            "or more."
         )
     return train, val
 
@@ -201,7 +203,7 @@ def _frames(file: Path, columns: int) -> torch.Tensor:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise _Unusable(f"it can't be read: {reason}") from error
-    lines = [line for line in lines if line]
+    lines = list(filter(None, lines))
     if len(lines) < _LEAST_FRAMES:
         raise _Unusable(f"number of frames: {len(lines)}, {_LEAST_FRAMES} or more are needed")
     for number, line in enumerate(lines, 1):

@@ -53,9 +53,9 @@ def _size(inputs: Any) -> int:
     """Return the bytes of a call's inputs, which may be several tensors."""
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
-    return (
-        sum(map(_size, inputs)) if isinstance(inputs, tuple) else int(getattr(inputs, "nbytes", 0))
-    )
+    if isinstance(inputs, tuple):
+        return sum(map(_size, inputs))
+    return int(getattr(inputs, "nbytes", 0))
 
 
 def on_device(batches: Batches) -> bool:
@@ -84,7 +84,8 @@ class Synthetic:
     def __init__(self, *, num_samples: int | None = None) -> None:
         if num_samples is not None and not 0 < num_samples <= _MOST_SAMPLES:
             raise UserError(
-                f"data.num_samples={num_samples}: a whole number from 1 to {_MOST_SAMPLES:,}, or null."
+                f"data.num_samples={num_samples}: a whole number from 1 to {_MOST_SAMPLES:,}, or "
+                "null."
             )
         self.num_samples = num_samples
 

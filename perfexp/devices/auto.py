@@ -29,8 +29,10 @@ def open_device(*, index: int = 0, **_: Any) -> Device:
         return cuda.CudaDevice(index=index)
     if cuda.is_available():
         last = torch.cuda.device_count() - 1
-        why = f"gpu.index={index} does not exist in this job; its CUDA devices are numbered from 0 to {last}."
-        raise DeviceMismatch(why)
+        raise DeviceMismatch(
+            f"gpu.index={index} does not exist in this job; its CUDA devices are numbered from 0 "
+            f"to {last}."
+        )
     return CpuDevice()
 
 
@@ -51,7 +53,9 @@ def predicted_name(index: int = 0) -> str | None:
         names = []
     if names is None or index >= max(len(names), 1):
         return None
-    return names[index] if names else "cpu"
+    if not names:
+        return "cpu"
+    return names[index]
 
 
 def predicted_meters(name: str, indices: Iterable[int]) -> DeviceMeters | None:
@@ -78,4 +82,6 @@ def _built_for() -> set[str] | None:
         text = (Path(spec.origin or "").parent / "version.py").read_text() if spec else ""
     except OSError:
         return None
-    return set(re.findall(r"^(cuda|hip)\b[^=\n]*= *'", text, re.MULTILINE)) if text else None
+    if not text:
+        return None
+    return set(re.findall(r"^(cuda|hip)\b[^=\n]*= *'", text, re.MULTILINE))

@@ -137,7 +137,9 @@ def _peak_resident_bytes() -> int:
     if kibibytes := _search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status")):
         return int(kibibytes) * 1024 + fork_server.uncounted_bytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if platform.system() == "Darwin" else peak * 1024
+    if platform.system() == "Darwin":
+        return peak
+    return peak * 1024
 
 
 def _search(pattern: str, path: Path) -> str:

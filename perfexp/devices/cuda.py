@@ -169,7 +169,9 @@ class CudaDevice(Device):
         }
 
     def conditions(self) -> Conditions:
-        return self._board.conditions() if self._board else Conditions()
+        if self._board:
+            return self._board.conditions()
+        return Conditions()
 
     def clock_readings(self) -> tuple[float, ...]:
         spins = self._time_spins(_READING_CYCLES, _READING_CYCLES)
@@ -178,7 +180,9 @@ class CudaDevice(Device):
         )
 
     def load_queries(self) -> Mapping[str, Callable[[], float | None]]:
-        return self._board.load_queries() if self._board else {}
+        if not self._board:
+            return {}
+        return self._board.load_queries()
 
     def facts(self) -> dict[str, Any]:
         properties = self._properties
@@ -200,7 +204,9 @@ class CudaDevice(Device):
         }
 
     def limits(self) -> dict[str, Any]:
-        return self._board.limits() if self._board else {}
+        if not self._board:
+            return {}
+        return self._board.limits()
 
     def meters(self) -> DeviceMeters:
         """See `Device`. Meters are found by UUID (NVIDIA) or bus id (AMD).
@@ -236,7 +242,8 @@ class CudaDevice(Device):
         if more < torch.cuda.memory_reserved():
             return (
                 None,
-                "another process freed memory of the board during the measurement, which hides the increase",
+                "another process freed memory of the board during the measurement, which hides the "
+                "increase",
             )
         return more, None
 

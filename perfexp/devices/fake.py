@@ -206,17 +206,15 @@ class FakeDevice(Device):
 
     def clock_readings(self) -> tuple[float, ...]:
         clock = self._clock()
-        return (
-            tuple(clock * (1 + self.clock_noise * self._random.gauss(0, 1)) for _ in range(2))
-            if clock
-            else ()
-        )
+        if not clock:
+            return ()
+        return tuple(clock * (1 + self.clock_noise * self._random.gauss(0, 1)) for _ in range(2))
 
     def _clock(self) -> float | None:
         clocks = self.clock_hertz
-        return (
-            clocks[int(self._host_seconds / self.clock_seconds) % len(clocks)] if clocks else None
-        )
+        if not clocks:
+            return None
+        return clocks[int(self._host_seconds / self.clock_seconds) % len(clocks)]
 
     def _warmth(self) -> float:
         """Return how far the device has warmed up, from 0 to 1; it never cools."""

@@ -38,7 +38,8 @@ def held(
             owner = _owner(descriptor)
             if not wait:
                 raise UserError(
-                    f"The device is in use: {owner}. Wait for it, or let perfexp wait with device_lock=wait."
+                    f"The device is in use: {owner}. Wait for it, or let perfexp wait with "
+                    "device_lock=wait."
                 )
             waiting(owner)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -54,7 +55,9 @@ def holder(name: str) -> str | None:
     if not lock_path(name).exists():
         return None
     with locks.opened(name, os.O_RDONLY) as descriptor:
-        return None if locks.taken(descriptor, fcntl.LOCK_SH) else _owner(descriptor)
+        if locks.taken(descriptor, fcntl.LOCK_SH):
+            return None
+        return _owner(descriptor)
 
 
 def _owner(descriptor: int) -> str:

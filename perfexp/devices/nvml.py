@@ -50,9 +50,8 @@ class Board:
 
     def __init__(self, uuid: str) -> None:
         self._nvml = initialized()
-        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(
-            uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-        )
+        bare = uuid.removeprefix("GPU-")
+        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}")
 
     def facts(self) -> dict[str, Any]:
         """Return constant facts, in watts, hertz and bytes."""
@@ -61,6 +60,9 @@ class Board:
             ask(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6)
             for kind in ("Applications", "DefaultApplications")
         ]
+        is_changed = None
+        if None not in clocks:
+            is_changed = clocks[0] != clocks[1]
         persistence = ask("PersistenceMode")
         return {
             "driver": answer(nvml, nvml.nvmlSystemGetDriverVersion),
@@ -69,7 +71,7 @@ class Board:
             "max_memory_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
             "application_clock_hertz": clocks[0],
             # the driver does not report the limits of nvidia-smi --lock-gpu-clocks
-            "application_clock_changed": None if None in clocks else clocks[0] != clocks[1],
+            "application_clock_changed": is_changed,
             "auto_boost": _flag(ask("AutoBoostedClocksEnabled")),
             "persistence": None if persistence is None else bool(persistence),
             "vbios": ask("VbiosVersion"),
@@ -139,21 +141,25 @@ class Board:
 
     def _throttling(self) -> list[str] | None:
         reasons = self._ask("CurrentClocksThrottleReasons")
-        return (
-            None if reasons is None else [name for bit, name in _THROTTLES.items() if reasons & bit]
-        )
+        if reasons is None:
+            return None
+        return [name for bit, name in _THROTTLES.items() if reasons & bit]
 
     def used_bytes(self) -> int | None:
         """Return board memory in use by any process."""
         memory = self._ask("MemoryInfo")
-        return None if memory is None else int(memory.used)
+        if memory is None:
+            return None
+        return int(memory.used)
 
     def _ask(self, subject: str, *arguments: Any, unit: float | None = None) -> Any:
         """Return the answer about a subject, multiplied by its unit if there is one."""
         value = answer(
             self._nvml, getattr(self._nvml, f"nvmlDeviceGet{subject}"), self._handle, *arguments
         )
-        return value if value is None or unit is None else value * unit
+        if value is None or unit is None:
+            return value
+        return value * unit
 
 
 def is_used(state: Mapping[str, Any]) -> bool:
@@ -164,12 +170,13 @@ def is_used(state: Mapping[str, Any]) -> bool:
 def neighbours(state: Mapping[str, Any]) -> list[str]:
     """Describe other users of the board in a `Board.state` from before this process's context."""
     others, busy = state.get("processes"), state.get("utilization_percent")
-    words = (
-        []
-        if others is None
-        else [f"{others or 'no'} other process{'es' if others and others > 1 else ''}"]
-    )
-    return [*words, *([] if busy is None else [f"{busy} % busy"])]
+    words = []
+    if others is not None:
+        plural = "es" if others > 1 else ""
+        words.append(f"{others or 'no'} other process{plural}")
+    if busy is not None:
+        words.append(f"{busy} % busy")
+    return words
 
 
 def find_board(uuid: str) -> tuple[Board | None, str]:
@@ -200,9 +207,7 @@ def places() -> list[tuple[str, str]]:
     """
     try:
         nvml = initialized()
-        handles = [
-            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
-        ]
+        handles = list(map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())))
         pairs = [
             (nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId)
             for handle in handles
@@ -216,7 +221,9 @@ def places() -> list[tuple[str, str]]:
 def visible_names() -> list[str] | None:
     """Return the names of `visible_boards`; None if only CUDA can know them."""
     boards = visible_boards()
-    return None if boards is None else [own["name"] for own in boards]
+    if boards is None:
+        return None
+    return [own["name"] for own in boards]
 
 
 def visible_boards() -> list[dict[str, str]] | None:
@@ -225,11 +232,11 @@ def visible_boards() -> list[dict[str, str]] | None:
     None if only CUDA can know. Raises the same errors as `initialized`.
     """
     identities = _identities()
-    names, uuids = [own["name"] for own in identities], [own["uuid"] for own in identities]
+    uuids = [own["uuid"] for own in identities]
     # CUDA lists MIG slices and, by default, sorts different boards by speed
     is_sliced = any(Board(uuid).facts()["mig"] for uuid in uuids)
-    is_in_order = len(set(names)) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if is_sliced or not (is_in_order or not names):
+    is_mixed = len({own["name"] for own in identities}) > 1
+    if is_sliced or (is_mixed and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"):
         return None
     visible: list[dict[str, str]] = []
     for text in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(uuids)).split(","):
@@ -244,7 +251,7 @@ def visible_boards() -> list[dict[str, str]] | None:
 
 def _identities() -> list[dict[str, str]]:
     nvml = initialized()
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    handles = list(map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())))
     return [
         {"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)}
         for handle in handles
@@ -256,10 +263,14 @@ def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devic
     name = bus_id.decode() if isinstance(bus_id, bytes) else bus_id or ""
     with suppress(OSError, ValueError):  # Linux writes the domain with four digits
         node = int((root / name[-12:].lower() / "numa_node").read_text())
-        return node if node >= 0 else None
+        if node >= 0:
+            return node
+        return None
     return None
 
 
 def _flag(mode: Any) -> bool | None:
     """Return the current mode; NVML returns it together with the pending mode."""
-    return None if mode is None else bool(mode[0])
+    if mode is None:
+        return None
+    return bool(mode[0])

@@ -59,7 +59,9 @@ ok, warn, missing, fail, untested = (partial(Finding, verdict=verdict) for verdi
 
 def warn_if(is_wrong: bool, check: str, found: str, remedy: str) -> Finding:
     """Return a finding with a remedy if something is wrong, otherwise without a remedy."""
-    return warn(check, found, remedy) if is_wrong else ok(check, found)
+    if is_wrong:
+        return warn(check, found, remedy)
+    return ok(check, found)
 
 
 def part(facts: Facts, name: str) -> Mapping[str, Any]:

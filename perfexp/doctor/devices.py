@@ -40,7 +40,9 @@ class Chosen:
         """Return the name of the device lock; None without a lock."""
         if self.device:
             return str(self.device["uuid"])
-        return self.kind if self.kind in ("cpu", "mps") else None
+        if self.kind in ("cpu", "mps"):
+            return self.kind
+        return None
 
 
 def choose(facts: Facts, choice: Choice) -> Chosen:

@@ -135,11 +135,14 @@ class _EnvironmentFile(msgspec.Struct):
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return differences that make times incomparable: name, old and new value."""
-    pairs = [(place, fact_at(before, place), fact_at(now, place)) for place in _IDENTITY]
-    # an earlier version, or another user's rights, may leave these out
-    limits = [(place, fact_at(before, place), fact_at(now, place)) for place in _LIMITS]
-    pairs += [limit for limit in limits if None not in limit]
-    return [(place, old, new) for place, old, new in pairs if old != new]
+    differing = []
+    for place in (*_IDENTITY, *_LIMITS):
+        old, new = fact_at(before, place), fact_at(now, place)
+        # an earlier version, or another user's rights, may leave limits out
+        is_unknown = place in _LIMITS and None in (old, new)
+        if old != new and not is_unknown:
+            differing.append((place, old, new))
+    return differing
 
 
 def identity(facts: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +210,9 @@ def _container() -> str | None:
         return "docker"
     if Path("/run/.containerenv").exists():
         return "podman"
-    return "apptainer" if "APPTAINER_NAME" in os.environ else None
+    if "APPTAINER_NAME" in os.environ:
+        return "apptainer"
+    return None
 
 
 def _image(root: Path = Path("/")) -> dict[str, str] | None:
@@ -246,6 +251,10 @@ def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, 
     These are the facts from `collect`, tools, clock, output folders by purpose, and the tracking
     database.
     """
+    tools = {name: tool(name) for name in _TOOLS}
+    tracking = None
+    if store is not None:
+        tracking = {"path": str(store), "problem": _database_problem(store)}
     return {
         **collect(),
         "system": platform.system(),
@@ -259,11 +268,9 @@ def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, 
             "driver": Path("/dev/kfd").exists(),
             "amdsmi": importlib.util.find_spec("amdsmi") is not None,
         },
-        "tools": {name: tool(name) for name in _TOOLS},
+        "tools": tools,
         "folders": {name: folder(path) for name, path in folders.items()},
-        "store": None
-        if store is None
-        else {"path": str(store), "problem": _database_problem(store)},
+        "store": tracking,
     }
 
 
@@ -273,7 +280,7 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
     Each has a version range, the installed version, and whether it fits.
     """
     try:
-        wanted = [Requirement(text) for text in importlib.metadata.requires(distribution) or []]
+        wanted = list(map(Requirement, importlib.metadata.requires(distribution) or []))
     except importlib.metadata.PackageNotFoundError:
         return None
     found = {}
@@ -327,7 +334,9 @@ def _requirement(wanted: Requirement) -> dict[str, Any]:
 
 def _quota(file: Path) -> float | None:
     quota, _, period = (_read(file) or "").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+    if quota.isdigit() and period.isdigit():
+        return int(quota) / int(period)
+    return None
 
 
 def _database_problem(file: Path) -> str | None:
@@ -341,4 +350,6 @@ def _database_problem(file: Path) -> str | None:
     # an empty file is a valid new database
     if head and head != _SQLITE_MAGIC:
         return "it is not an SQLite database"
-    return None if os.access(file, os.W_OK) else "it can't be written"
+    if os.access(file, os.W_OK):
+        return None
+    return "it can't be written"

@@ -186,4 +186,6 @@ def _tool(
             f"{program['path']}, not on the PATH",
             f"PATH={PurePath(program['path']).parent}:$PATH",
         )
-    return ok(name, program["path"]) if tested else untested(name, program["path"])
+    if tested:
+        return ok(name, program["path"])
+    return untested(name, program["path"])

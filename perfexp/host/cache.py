@@ -70,7 +70,9 @@ class JsonCache:
             entries = json.loads(self.path.read_text())["findings"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        return entries if isinstance(entries, dict) else {}
+        if not isinstance(entries, dict):
+            return {}
+        return entries
 
 
 def cache_folder(name: str) -> Path:

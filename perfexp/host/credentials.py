@@ -43,9 +43,11 @@ def hide(node: Any) -> Any:
     if isinstance(node, Mapping):
         return {key: hide(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [hide(value) for value in node]
+        return list(map(hide, node))
     if not isinstance(node, str) or not _URL.match(node):
-        return mask(node) if isinstance(node, str) else node
+        if isinstance(node, str):
+            return mask(node)
+        return node
     if node.lstrip().startswith(_FILES):
         return node
     masked = shown = _QUERY.sub(rf"\1{_MASK}", _USER.sub(f"{_MASK}@", node))
@@ -69,9 +71,9 @@ def is_masked(text: str) -> bool:
 
 def mask(text: str) -> str:
     """Return a text with the credentials in its URLs masked."""
-    return (
-        _QUERY.sub(rf"\1{_MASK}", _USER_IN_TEXT.sub(f"{_MASK}@", text)) if "://" in text else text
-    )
+    if "://" in text:
+        return _QUERY.sub(rf"\1{_MASK}", _USER_IN_TEXT.sub(f"{_MASK}@", text))
+    return text
 
 
 def scrub(text: str) -> str:

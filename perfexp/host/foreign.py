@@ -1,6 +1,7 @@
-"""Foreign: the one reader of files that perfexp did not write in this process. They are data, never code.
+"""Foreign: the one reader of files that this process did not write. They are data, never code.
 
-Only regular files are opened: a link, a FIFO, a device or a folder in their place is an `OSError` that names it.
+Only regular files are opened. Anything else (a link, FIFO, device or folder) is an `OSError` that
+names it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from perfexp.host.files import write_atomically
 MAX_BYTES = 1 << 28
 #: Far above every plan: a resolved configuration has about 300 nodes, six levels deep.
 _MAX_YAML_BYTES, _MAX_YAML_EVENTS, _MAX_DEPTH = 1 << 24, 1_000_000, 64
-#: Characters that YAML may resolve as a number, for which it takes quadratic time (1:59:59:… is one in base 60).
+#: Characters that YAML may resolve as a number, in quadratic time. In base 60, 1:59:59:… is one.
 _NUMBER, _MAX_NUMBER = re.compile(r"[-+.:\d_]*"), 1000
 #: The C loader if available: a hundred plans take 40 ms instead of 300.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -49,7 +50,7 @@ _KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a file with flags as for `os.open`; anything but a regular file is refused before it is opened.
+    """Open a regular file with flags as for `os.open`; anything else is refused unopened.
 
     Its folder may be reached through links, the file itself may not be one.
     """
@@ -70,7 +71,7 @@ def is_regular(path: Path) -> bool:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file; raises `OSError` for one that is larger than the limit in bytes."""
+    """Return a regular file's content; raises `OSError` if it is larger than the limit in bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB", str(path))
@@ -80,7 +81,8 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 def open_append(path: Path) -> BinaryIO:
     """Open a regular file for reading and appending; create it if it is missing.
 
-    A file that has another name elsewhere (a hard link) becomes a copy first: the other name keeps its content.
+    A file that has another name elsewhere (a hard link) becomes a copy first: the other name keeps
+    its content.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
     descriptor = open_regular(path, flags)
@@ -104,7 +106,10 @@ def from_json(content: bytes, kind: type[_T]) -> _T:
 
 
 def json_data(content: bytes) -> Any:
-    """Return JSON as plain data; `ValueError` for other content, half a surrogate pair, and too deep nesting."""
+    """Return JSON as plain data.
+
+    Raises `ValueError` for other content, half a surrogate pair, and too deep nesting.
+    """
     try:
         return msgspec.json.decode(utf8(content))
     except msgspec.MsgspecError as error:
@@ -114,17 +119,17 @@ def json_data(content: bytes) -> Any:
 
 
 def yaml_data(content: bytes) -> Any:
-    """Return YAML as plain data; `ValueError` for an alias, which can stand for billions of nodes, and other content.
+    """Return YAML as plain data.
 
-    Content that is larger or nested more deeply than any plan is refused, too.
+    Raises `ValueError` for other content, for an alias, which can stand for billions of nodes, and
+    for content that is larger or nested more deeply than any plan.
     """
     if len(content) > _MAX_YAML_BYTES:
         raise ValueError(f"larger than {_MAX_YAML_BYTES >> 20} MiB")
     try:
         content = utf8(content)
-        _check_events(
-            content
-        )  # the loader itself overruns the stack where nodes are nested too deeply
+        # the loader itself overruns the stack where nodes are nested too deeply
+        _check_events(content)
         return yaml.load(content, Loader=_LOADER)
     except (yaml.YAMLError, msgspec.DecodeError) as error:
         raise ValueError(" ".join(str(error).split())) from error
@@ -133,15 +138,20 @@ def yaml_data(content: bytes) -> Any:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Return a text for a cell of a CSV, with an apostrophe first if a spreadsheet would run it as a formula."""
+    """Return text for a CSV cell, with an apostrophe in front of what a spreadsheet would run."""
     with suppress(ValueError):
         float(text)
         return text
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    if text.startswith(("=", "+", "-", "@")):
+        return f"'{text}"
+    return text
 
 
 def printable(line: str) -> str:
-    """Return a line with question marks for control characters (tabs and line breaks, too) and reversals of text."""
+    """Return a line with question marks for control characters and reversals of text.
+
+    Tabs and line breaks are control characters.
+    """
     return "".join(
         letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line
     )
@@ -155,7 +165,9 @@ def command_line(words: Sequence[str]) -> str | None:
     """
     line = shlex.join(["perfexp", *words])
     is_ambiguous = any(text in line for text in _AMBIGUOUS) or not all(map(_is_visible, line))
-    return None if is_ambiguous or len(line) > _MAX_SHOWN else line
+    if is_ambiguous or len(line) > _MAX_SHOWN:
+        return None
+    return line
 
 
 def _is_visible(letter: str) -> bool:

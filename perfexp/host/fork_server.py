@@ -87,11 +87,9 @@ class ForkedProcess:
             raise Unforkable("a forked process did not begin")
 
     def _read(self, size: int) -> bytes:
-        return (
-            os.read(self._status, size)
-            if select.select([self._status], [], [], _FORK_SECONDS)[0]
-            else b""
-        )
+        if select.select([self._status], [], [], _FORK_SECONDS)[0]:
+            return os.read(self._status, size)
+        return b""
 
     def _close(self) -> None:
         os.close(self._status)

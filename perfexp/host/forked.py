@@ -91,12 +91,15 @@ class Forked:
                 raise Ended(f"a forked process did not answer within {_TIMEOUT_SECONDS:.0f} s")
             if now - since > _IDLE_SECONDS:
                 raise Ended(
-                    "a forked process waits for what it has no copy of, such as a thread or another process"
+                    "a forked process waits for what it has no copy of, such as a thread or "
+                    "another process"
                 )
 
     def _cause(self) -> str:
         code = self._process.exitcode
-        return f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        return signal.Signals(-code).name
 
     def __enter__(self) -> Self:
         return self

@@ -87,4 +87,6 @@ def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
 def matching(files: Mapping[str, GpuFile], product: str) -> str | None:
     """Return the name of the only file that matches a device; None for none or several."""
     names = [name for name, file in files.items() if product and file.match and file.is_of(product)]
-    return names[0] if len(names) == 1 else None
+    if len(names) == 1:
+        return names[0]
+    return None

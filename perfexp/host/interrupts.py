@@ -94,7 +94,9 @@ def descriptors() -> list[int]:
 
     Callers wait for them together with their own.
     """
-    return [] if _State.receive is None else [_State.receive]
+    if _State.receive is None:
+        return []
+    return [_State.receive]
 
 
 def _numbers() -> list[int]:

@@ -197,8 +197,9 @@ class WorkerProcess:
         os.close(self._events)
         if self._process.poll() is None:
             raise PerfexpError(
-                f"The worker (process {self._process.pid}) cannot be ended: it hangs in the kernel, perhaps in the "
-                "device's driver. Nothing more can be measured there until that is fixed."
+                f"The worker (process {self._process.pid}) cannot be ended: it hangs in the "
+                "kernel, perhaps in the device's driver. Nothing more can be measured there until "
+                "that is fixed."
             )
         return self._process.returncode or 0
 

@@ -42,8 +42,8 @@ def require_nodes(count: int) -> None:
     if job is None or nodes != str(count) or not environ.get("SLURMD_NODENAME"):
         here = "this is not in a job" if job is None else f"job {job} has {nodes}"
         raise UserError(
-            f"gpu.nodes={count} needs a job of SLURM with {count} nodes; {here}. Add -m and hydra/launcher=slurm "
-            "(docs/how-to/several-gpus.md), or leave gpu.nodes out."
+            f"gpu.nodes={count} needs a job of SLURM with {count} nodes; {here}. Add -m and "
+            "hydra/launcher=slurm (docs/how-to/several-gpus.md), or leave gpu.nodes out."
         )
 
 
@@ -83,7 +83,7 @@ def _others() -> dict[str, int] | None:
     cpus, own_cpus = node.get("CPUAlloc", ""), environ.get("SLURM_CPUS_ON_NODE", "")
     if not cpus.isdigit() or not own_cpus.isdigit():
         return None
-    own_gpus = len([index for index in environ.get("SLURM_JOB_GPUS", "").split(",") if index])
+    own_gpus = len(list(filter(None, environ.get("SLURM_JOB_GPUS", "").split(","))))
     used = re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", node.get("GresUsed", ""))  # gpu:l40s:2(IDX:0-1)
     return {
         "cpus": max(0, int(cpus) - int(own_cpus)),

@@ -1,4 +1,4 @@
-"""Signature: whether this user gave the command in a folder, by a key in the user's own state folder."""
+"""Signature: whether this user gave a folder's command, by a key in the user's state folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def is_of(mark: object, content: bytes) -> bool:
 
 
 def _key() -> bytes:
-    """The user's key, made if it is missing; raises `OSError` for one that others can read, or may have made."""
+    """Return the user's key, made if it is missing.
+
+    Raises `OSError` for a key that others can read, or may have made.
+    """
     path = user_folder("XDG_STATE_HOME", ".local/state") / "key"
     if not os.path.lexists(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ def install() -> None:
     descriptor that is closed at the start is opened on /dev/null, so that no results file gets its
     number.
     """
-    errors = [_open_on_nothing(number) for number in (0, 1, 2)]
+    errors = list(map(_open_on_nothing, (0, 1, 2)))
     sys.stderr = _tolerant(2, sys.stderr, errors[2])
     sys.stdout = _tolerant(1, sys.stdout, errors[1])
 
@@ -63,12 +63,15 @@ class _Tolerant(io.RawIOBase):
 def _tolerant(number: int, stream: TextIO | None, error: OSError | None) -> TextIO:
     """Return a text stream as Python creates it, for the same descriptor."""
     raw = _Tolerant(number, error)
+    encoding: str | None = "utf-8"
+    errors: str | None = "backslashreplace"
     if stream is not None:
         stream.flush()
+        encoding, errors = stream.encoding, stream.errors
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
-        encoding=stream.encoding if stream else "utf-8",
-        errors=stream.errors if stream else "backslashreplace",
+        encoding=encoding,
+        errors=errors,
         line_buffering=number == 2 or raw.isatty(),
     )
 

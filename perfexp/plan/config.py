@@ -87,7 +87,9 @@ class Plan(PlanSchema):
     def nodes(self) -> int:
         """Return the number of hosts that measure together."""
         nodes = self.gpu.get("nodes")
-        return 1 if nodes is None else int(nodes)
+        if nodes is None:
+            return 1
+        return int(nodes)
 
     @property
     def devices(self) -> int:
@@ -173,8 +175,7 @@ class Plan(PlanSchema):
             further += (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS
         if takes_all and (not is_cpu or "train" in self.phases):  # or the times as a graph
             further += series_seconds
-        keys = self.timed_keys()
-        further = further * sum(key.replicate == 0 for key in keys) / len(keys)
+        further = further * len(self.first_keys()) / len(self.timed_keys())
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
         return float(rule.settling_seconds + series * series_seconds + further + ranks)
 
@@ -182,12 +183,15 @@ class Plan(PlanSchema):
     def stopping_rule(self) -> StoppingRule:
         """Return the stopping rule for each point in a process."""
         rule: StoppingRule = build(self.stopping)
-        return rule.shared_by(sum(key.replicate == 0 for key in self.timed_keys()))
+        return rule.shared_by(len(self.first_keys()))
 
     def config_dirs(self) -> list[Path]:
         """Return the folders that offer options to the plan: conf/, then any `--config-dir`."""
-        typed = [text for text in self.command if text.startswith("--config-dir=")]
-        return [conf_dir(), *(Path(text.partition("=")[2]) for text in typed)]
+        folders = [conf_dir()]
+        for text in self.command:
+            if text.startswith("--config-dir="):
+                folders.append(Path(text.removeprefix("--config-dir=")))
+        return folders
 
     def sheet(self, product: str | None) -> tuple[str, gpu_sheets.GpuFacts]:
         """Return the GPU's name and facts.
@@ -296,7 +300,9 @@ class Plan(PlanSchema):
     def _batch_sizes(self, phase: str) -> list[int]:
         """Return a phase's batch sizes: its own, or the plan's."""
         own = getattr(self.mode, phase).get("batch_size")
-        return self.batch_size if own is None else parse_batch_sizes(own)
+        if own is None:
+            return self.batch_size
+        return parse_batch_sizes(own)
 
     def fixed_keys(self, results: Collection[Point]) -> list[Key]:
         """Return the timed points that no other results change, except for the largest batch."""
@@ -321,6 +327,10 @@ class Plan(PlanSchema):
                 )
         return list(first.values())
 
+    def first_keys(self, results: Iterable[Point] = ()) -> list[Key]:
+        """Return the timed points of the first replicate; for `results` see `timed_keys`."""
+        return [key for key in self.timed_keys(results) if not key.replicate]
+
     def layer_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Return the points with timed layers, in the first replicate.
 
@@ -328,7 +338,7 @@ class Plan(PlanSchema):
         """
         if not self.probes.layers:
             return []
-        return [layers_key(key) for key in self.timed_keys(results) if key.replicate == 0]
+        return list(map(layers_key, self.first_keys(results)))
 
     def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Return the profiles to make after timing."""

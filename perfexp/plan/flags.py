@@ -39,9 +39,12 @@ def joined_flags(arguments: Sequence[str]) -> list[str]:
 
 def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
     """Return the values of a Hydra flag with these spellings: `--flag value` or `--flag=value`."""
-    separate = [value for name, value in pairwise(arguments) if name in names]
-    joined = (text.partition("=") for text in arguments)
-    return separate + [value for name, _, value in joined if name in names and value]
+    values = [value for name, value in pairwise(arguments) if name in names]
+    for text in arguments:
+        name, _, value = text.partition("=")
+        if name in names and value:
+            values.append(value)
+    return values
 
 
 def refuse_no_folders(arguments: Sequence[str]) -> None:

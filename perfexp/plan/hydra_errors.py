@@ -141,8 +141,10 @@ def why_not_imported(error: BaseException) -> str:
 
     For a module in the current folder, add a remedy.
     """
-    links = (link for link in _chain(error) if isinstance(link, ModuleNotFoundError))
-    missing = next(filter(None, (link.name for link in links)), "")
+    missing = ""
+    for link in _chain(error):
+        if isinstance(link, ModuleNotFoundError):
+            missing = missing or link.name or ""
     outer, _, name = missing.rpartition(".")
     parent = sys.modules.get(outer)
     if parent is not None:
@@ -196,11 +198,7 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
     full_key = str(error.full_key)
     parent, _, key = full_key.rpartition(".")
     node = error.parent_node
-    keys = (
-        [str(name) for name in node]
-        if isinstance(node, Container) and hasattr(node, "keys")
-        else []
-    )
+    keys = list(map(str, node)) if isinstance(node, Container) and hasattr(node, "keys") else []
     valid = [name for name in keys if not name.startswith("_") and name not in ("hydra", "choices")]
     nested = _nested(node) if isinstance(node, Container) and not parent else []
     # a key of a section or group that was set without its prefix
@@ -235,7 +233,7 @@ def _first_line(error: BaseException) -> str:
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and its causes, each once: re-raised from its wrapper, it causes itself."""
     seen: list[BaseException] = []
-    while error is not None and all(error is not other for other in seen):
+    while error is not None and error not in seen:
         yield error
         seen.append(error)
         error = error.__cause__ or error.__context__

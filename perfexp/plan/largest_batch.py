@@ -60,7 +60,9 @@ def next_batch(
     if not trials:
         return start
     if not fits:
-        return fails // 2 if len(trials) == 1 or fails == SMALLEST else SMALLEST
+        if len(trials) == 1 or fails == SMALLEST:
+            return fails // 2
+        return SMALLEST
     lowest, highest = fits + _step(trials, fits), MOST_SAMPLES
     guess, middle = _crossing(trials, capacity_bytes), 2 * fits
     if fails <= MOST_SAMPLES:
@@ -91,8 +93,10 @@ def _step(trials: Iterable[Trial], edge: int) -> int:
     """
     trials = list(trials)
     outcome = next(one.fits for one in trials if one.batch_size == edge)
-    near = [one.batch_size for one in trials if one.fits is outcome]
-    return 1 << (sum(abs(batch - edge) <= _NEAR * edge for batch in near) - 1)
+    near = -1
+    for one in trials:
+        near += one.fits is outcome and abs(one.batch_size - edge) <= _NEAR * edge
+    return 1 << near
 
 
 def _crossing(trials: Iterable[Trial], capacity_bytes: float | None) -> int | None:
@@ -280,7 +284,9 @@ def _used_bytes(point: Point) -> float | None:
 
 def _metric_bytes(point: Point, name: str) -> float | None:
     metric = point.metric(name)
-    return _valid_bytes(metric.value) if metric else None
+    if not metric:
+        return None
+    return _valid_bytes(metric.value)
 
 
 def _fact(point: Point) -> dict[str, Any]:

@@ -42,7 +42,9 @@ def settle(plain: dict[str, Any]) -> None:
 
 def training_batch(target: str) -> int:
     """Return the full benchmark's training batch size for a model's `_target_`."""
-    return _MMSEG_BATCH if target == _MMSEG else _BATCH
+    if target == _MMSEG:
+        return _MMSEG_BATCH
+    return _BATCH
 
 
 def _settings_of_trainer(node: Any) -> list[str]:
@@ -55,7 +57,9 @@ def _settings_of_trainer(node: Any) -> list[str]:
         return []
     from perfexp.measuring.modes.train import Train  # which a cold start does without
 
-    return Train(**{key: value for key, value in node.items() if key != "_target_"}).of_trainer
+    settings = dict(node)
+    del settings["_target_"]
+    return Train(**settings).of_trainer
 
 
 def _as_skeleton(size: Any, columns: int) -> Any:
@@ -63,4 +67,6 @@ def _as_skeleton(size: Any, columns: int) -> Any:
     if not isinstance(size, int | str) or isinstance(size, bool):
         return size
     frames = str(size).strip()
-    return f"{frames}x{columns}" if frames.isdecimal() else size
+    if frames.isdecimal():
+        return f"{frames}x{columns}"
+    return size

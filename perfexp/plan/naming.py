@@ -131,7 +131,9 @@ def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
 
 def _number_of(stage: str) -> int | None:
     digits = re.match(r"\d+", stage)
-    return int(digits[0]) if digits else None
+    if not digits:
+        return None
+    return int(digits[0])
 
 
 def numbered(path: Path) -> Iterator[Path]:

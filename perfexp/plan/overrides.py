@@ -116,7 +116,9 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list):
         return list(map(_plain, value))
-    return value.text if isinstance(value, QuotedString) else value
+    if isinstance(value, QuotedString):
+        return value.text
+    return value
 
 
 def without_credentials(arguments: Sequence[str]) -> list[str]:
@@ -141,14 +143,12 @@ def _without_credentials(argument: str) -> str:
     if any(isinstance(value, str) and "@" in value and "://" not in value for value in values):
         raise UserError(f"{key}: quote a URL whose password has a comma: {key}='…'.")
     # interpolated values are masked in the plan
-    resolved = [value for value in values if "${" not in str(value)]
-    hidden = {str(value): credentials.hide(value) for value in resolved}
-    if all(hidden[str(value)] == value for value in resolved):
+    masked = [value if "${" in str(value) else credentials.hide(value) for value in values]
+    if masked == values:
         return argument
     if not all(isinstance(value, str) for value in values):
         raise UserError(f"{key}: a URL with a credential must be a value of its own.")
-    masked = ",".join(quoted(hidden.get(value, value)) for value in values)
-    return f"{argument.partition('=')[0]}={masked}"
+    return f"{argument.partition('=')[0]}={','.join(map(quoted, masked))}"
 
 
 def quoted(text: str) -> str:
@@ -161,8 +161,11 @@ def quoted(text: str) -> str:
 
 def max_jobs(arguments: Sequence[str]) -> int:
     """Return the limit on runs per sweep, `--max-jobs=N`, by default 1,000."""
-    words = (text.partition("=") for text in arguments)
-    value = next((value for name, _, value in words if name == MAX_JOBS), str(_MOST_JOBS))
+    value = str(_MOST_JOBS)
+    for text in reversed(arguments):  # the first one counts
+        name, _, typed = text.partition("=")
+        if name == MAX_JOBS:
+            value = typed
     if not re.fullmatch("[1-9][0-9]{0,6}", value):
         raise UserError(f"{MAX_JOBS} {value[:40]}: set an integer from 1 to 9,999,999.")
     return int(value)
@@ -192,14 +195,12 @@ def _num_values(override: Override) -> int:
     if not isinstance(swept, RangeSweep):
         return sum(1 for _ in override.sweep_iterator())
     if (
-        not all(math.isfinite(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step))
+        not all(map(math.isfinite, (swept.start or 0, swept.stop or 0, swept.step)))
         or not swept.step
     ):
         raise UserError(
             f"'{override.input_line}' is endless: set a finite start and stop, "
             "and a step other than 0."
         )
-    start, stop, step = (
-        Fraction(bound) for bound in (swept.start or 0, swept.stop or 0, swept.step)
-    )
+    start, stop, step = map(Fraction, (swept.start or 0, swept.stop or 0, swept.step))
     return min(max(0, math.ceil((stop - start) / step)), _ENDLESS)

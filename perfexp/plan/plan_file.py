@@ -39,21 +39,29 @@ def to_yaml(plain: Mapping[str, Any]) -> bytes:
 
 
 def signed(content: bytes) -> bytes:
-    """Return the content of a plan.yaml with two comments: the current folder, and the user's signature of both."""
+    """Return a plan.yaml's content with two comments: the current folder, and a signature of both.
+
+    The signature is the user's.
+    """
     content += _PLACE + json.dumps(str(Path.cwd())).encode() + b"\n"
     mark = signature.of(content)
-    return content + _MARK + mark.encode() + b"\n" if mark else content
+    if mark:
+        return content + _MARK + mark.encode() + b"\n"
+    return content
 
 
 def read_begun(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Read a plan.yaml to continue its run, and the folder in which this user began it; None if somebody else did."""
+    """Read a plan.yaml to continue its run, and the folder in which this user began the run.
+
+    The folder is None if somebody else began it.
+    """
     plain, content = _read(path)
     _refuse_other_format(path, plain)
     text, _, mark = content.rpartition(_MARK)
     place = text.rpartition(_PLACE)[2]
-    return plain, json.loads(place) if signature.is_of(
-        mark.decode(errors="replace").strip(), text
-    ) else None
+    if signature.is_of(mark.decode(errors="replace").strip(), text):
+        return plain, json.loads(place)
+    return plain, None
 
 
 def hide_credentials(content: bytes) -> bytes:
@@ -67,7 +75,8 @@ def hide_credentials(content: bytes) -> bytes:
 def load(path: Path, sha256: str) -> Plan:
     """Read a plan.yaml to run it.
 
-    Raises UserError if it has not the checksum from the parent process: only code that the parent composed is run.
+    Raises UserError if its checksum is not the parent process's: only code that the parent composed
+    is run.
     """
     content = foreign.read_bytes(path)
     if hashlib.sha256(content).hexdigest() != sha256:
@@ -76,7 +85,7 @@ def load(path: Path, sha256: str) -> Plan:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a plan.yaml as plain data, of which nothing is run; raises UserError if it cannot be read."""
+    """Read a plan.yaml as plain data, which runs no code; raises UserError if it is unreadable."""
     return _read(path)[0]
 
 
@@ -93,7 +102,10 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
-    """Whether keys are texts; below, where a model's settings may have others, JSON has to take and sort them."""
+    """Return whether all keys are texts.
+
+    A model's settings may have other keys below; JSON has to take and sort them.
+    """
     with suppress(TypeError):
         json.dumps(plain, sort_keys=True, default=str)
         return all(isinstance(key, str) for key in plain)
@@ -101,7 +113,7 @@ def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
 
 
 def read_to_resume(path: Path) -> dict[str, Any]:
-    """Read a plan.yaml as plain data, to continue its run; raises UserError if it has another format."""
+    """Read a plan.yaml as plain data, to continue its run; raises UserError for other formats."""
     plain = read(path)
     _refuse_other_format(path, plain)
     return plain
@@ -111,25 +123,25 @@ def _refuse_other_format(path: Path, plain: Mapping[str, Any]) -> None:
     version = plain.get("format", 1)
     if type(version) is not int or not FIRST_FORMAT <= version <= FORMAT:
         raise UserError(
-            f"{path} has format {str(version)[:_LONGEST]}; this version resumes formats {FIRST_FORMAT} to {FORMAT}. "
-            "Measure again with --overwrite, or use another output_dir."
+            f"{path} has format {str(version)[:_LONGEST]}; this version resumes formats "
+            f"{FIRST_FORMAT} to {FORMAT}. Measure again with --overwrite, or use another "
+            "output_dir."
         )
 
 
 def plan_hash(plain: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the keys that concern the measurement."""
-    measured = {
-        key: value
-        for key, value in old_names.plan_as_first_named(plain).items()
-        if key not in NOT_MEASURED
-    }
+    measured = old_names.plan_as_first_named(plain)
+    for key in NOT_MEASURED:
+        measured.pop(key, None)
     return hashlib.sha256(json.dumps(measured, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the dotted keys in which two plans measure different things, with both values.
 
-    A key that an older format lacks did not exist then: it had the default that it has now, unless a command sets it.
+    A key that an older format lacks did not exist then: it had today's default, unless a command
+    sets it.
     """
     before, after, command = flat(old), flat(new), new.get("command") or ()
     version = old.get("format", 1)  # a record may hold anything
@@ -147,18 +159,21 @@ def _shown(key: str, flat: Mapping[str, Any]) -> str:
 
 
 def refusal_of_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return why results of a plan are of other code, with the remedy; None if their files are the same."""
+    """Return why a plan's results come from other code, with the remedy; None for equal files."""
     files = changed_sources(before, now)
     if not files:
         return None
     listed = ", ".join(files[:20])
     if not any(file in (now.get("sources") or {}) for file in files):
-        return f"{listed} can't be found here: start in its folder by python -m perfexp, or set PYTHONPATH."
+        return (
+            f"{listed} can't be found here: start in its folder by python -m perfexp, or set "
+            "PYTHONPATH."
+        )
     return f"{listed} changed since: restore it, or measure the new code into another output_dir."
 
 
 def changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List the user's files with code that differ between two plans; none where one is of a format without them."""
+    """List the user's code files that differ between two plans; none if a format lacks them."""
     before, after = old.get("sources"), new.get("sources")
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return []
@@ -168,7 +183,7 @@ def changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 
 def _is_set(key: str, command: Iterable[str]) -> bool:
-    """Whether a command sets a key: by its name, that of a mapping around it, or in an experiment."""
+    """Return whether a command sets a key: by its name, a mapping around it, or an experiment."""
     typed = {text.lstrip("+~").partition("=")[0] for text in command}
     if key.startswith("sources"):
         return False

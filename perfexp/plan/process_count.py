@@ -35,7 +35,9 @@ def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) ->
         return done
     one = median(sum(map(_seconds, map(points.__getitem__, planned))) for points in finished)
     is_affordable = (done + 1) * one <= rule.budget_seconds * measurements(len(planned))
-    return min(done + 1, rule.most_processes) if is_affordable else done
+    if is_affordable:
+        return min(done + 1, rule.most_processes)
+    return done
 
 
 def _is_precise(points: list[Point], target: float) -> bool:

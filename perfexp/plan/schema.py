@@ -132,11 +132,8 @@ TARGETS = {
 _FIXED_KEYS = {("model/fake", "faults"): FakeFaults}
 #: Names in annotations and defaults. A `Mapping` has no type: Hydra adds no keys to a typed one.
 _NAMES: dict[str, Any] = {"Any": Any, "Mapping": Any, "Sequence": list}
-_NAMES |= {
-    kind.__name__: kind
-    for kind in (bool, int, float, str, dict, Backend, Objective, OnUnsupported, Steady)
-}
-_NAMES |= {kind.__name__: kind for kind in (Backbone, ClipSize, Oom, Pipeline, Schedule, Stem)}
+_ENUMS = (Backbone, Backend, ClipSize, Objective, OnUnsupported, Oom, Pipeline, Schedule, Steady)
+_NAMES |= {kind.__name__: kind for kind in (bool, int, float, str, dict, *_ENUMS, Stem)}
 
 
 @cache
@@ -220,7 +217,9 @@ def _type(node: ast.expr) -> Any:
             return _NAMES[name]
         case ast.BinOp(left, ast.BitOr(), right):
             kind = _type(left)
-            return Any if kind is Any else kind | _type(right)
+            if kind is Any:
+                return Any
+            return kind | _type(right)
         case ast.Subscript(ast.Name("Mapping")):
             return Any
         case ast.Subscript(origin, ast.Tuple(parts)):

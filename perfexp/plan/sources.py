@@ -71,8 +71,8 @@ def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
 
 def _is_foreign(file: Path) -> bool:
     """Return whether a file belongs to Python, an installed package, or perfexp."""
-    own = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    own += [Path(__file__).parents[1], Path(sys.prefix) / "lib"]
+    own: list[Path | str] = [Path(__file__).parents[1], Path(sys.prefix) / "lib"]
+    own += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     return not set(_INSTALLED).isdisjoint(file.parts) or any(map(file.is_relative_to, own))
 
 
@@ -85,11 +85,13 @@ def _imports(file: Path, name: str) -> Iterator[str]:
     package = name.removesuffix(".py").split("/")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join(filter(None, [*base, node.module]))
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                yield f"{module}.{alias.name}"
 
 
 def _hash(file: Path) -> str:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from operator import ge
 from typing import Protocol
 
@@ -79,8 +80,8 @@ class Sizes(Skipping):
         super().__post_init__()
         if self.num_sizes < 1 or self.min_size < 1 or self.max_size < self.min_size:
             raise UserError(
-                f"sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; given: num_sizes={self.num_sizes}, "
-                f"min_size={self.min_size}, max_size={self.max_size}."
+                "sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; given: "
+                f"num_sizes={self.num_sizes}, min_size={self.min_size}, max_size={self.max_size}."
             )
         if self.max_size > MOST_PIXELS:
             raise UserError(
@@ -88,14 +89,15 @@ class Sizes(Skipping):
             )
         if self.num_sizes > (possible := self.max_size - self.min_size + 1):
             raise UserError(
-                f"sweep=sizes: there are only {possible} sizes from {self.min_size} to {self.max_size}, "
-                f"not {self.num_sizes}. Lower sweep.num_sizes or widen the range."
+                f"sweep=sizes: there are only {possible} sizes from {self.min_size} to "
+                f"{self.max_size}, not {self.num_sizes}. Lower sweep.num_sizes or widen the range."
             )
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         if sizes:
             raise UserError(
-                "sweep=sizes chooses the input sizes itself: leave out input_size, or set sweep=point."
+                "sweep=sizes chooses the input sizes itself: leave out input_size, or set "
+                "sweep=point."
             )
         span, steps = self.max_size - self.min_size, max(self.num_sizes - 1, 1)
         sides = (self.min_size + round(span * step / steps) for step in range(self.num_sizes))
@@ -115,7 +117,8 @@ class BatchSizes(Skipping):
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         if batch_sizes:
             raise UserError(
-                "sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of batch_size."
+                "sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of "
+                "batch_size."
             )
         return _combined(sizes, self.batch_sizes)
 
@@ -145,13 +148,20 @@ def timed_keys(
             groups[-1][0].append(phase)
         else:
             groups.append(([phase], of, first))
-    return [
-        Key(phase=phase, input_size=size, batch_size=batch, precision=precision, replicate=number)
-        for number in range(replicate)
-        for phases, of, first in groups
-        for size, batch in (of if number else first)
-        for phase in phases
-    ]
+    keys = []
+    for number in range(replicate):
+        for phases, of, first in groups:
+            points = of if number else first
+            for (size, batch), phase in product(points, phases):
+                key = Key(
+                    phase=phase,
+                    input_size=size,
+                    batch_size=batch,
+                    precision=precision,
+                    replicate=number,
+                )
+                keys.append(key)
+    return keys
 
 
 def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
@@ -208,4 +218,4 @@ def _combined(sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[S
         if not values:
             raise UserError(f"{name}=null leaves nothing to measure: set {name}=VALUE.")
     refuse_many(len(sizes), len(batch_sizes))
-    return [(size, batch) for size in sizes for batch in batch_sizes]
+    return list(product(sizes, batch_sizes))

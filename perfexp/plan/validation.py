@@ -43,8 +43,8 @@ def check(plan: config.Plan) -> None:
             "set the samples of an epoch (data.num_samples=10000), "
             "or a data set (data=images, data=cifar10)."
         )
-    nodes = [getattr(plan.mode, phase) for phase in plan.phases]
-    has_own = all(node.get("batch_size") is not None for node in nodes)
+    modes = map(plan.mode.__getattribute__, plan.phases)
+    has_own = all(node.get("batch_size") is not None for node in modes)
     if has_own and plan.batch_size not in ([], [1]):
         sizes = ",".join(str(size or "max") for size in plan.batch_size)
         raise UserError(

@@ -220,7 +220,7 @@ def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.boo
 
     The difference must exceed both intervals and the tolerance.
     """
-    known = [_median(row) for row in group]
+    known = list(map(_median, group))
     lows = np.array([median.low for median in known], dtype=float)
     highs = np.array([median.high for median in known], dtype=float)
     pixels = np.array([row.key.pixels for row in group])

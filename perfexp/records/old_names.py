@@ -1,4 +1,4 @@
-"""Old names: earlier names of settings and `_target_`s in commands, users' files and stored plans."""
+"""Old names: earlier names of settings and `_target_`s in commands, user files and stored plans."""
 
 from __future__ import annotations
 

@@ -23,8 +23,10 @@ _MOST_MANIFEST_BYTES = 8 << 20
 #: Names that perfexp gives to files a record does not need.
 _ARTIFACT = re.compile(
     r"[\w.+-]+_(overall|layers|convolutions|attention|epochs|predicted)\.csv|predicted\.jsonl"
-    r"|[\w.+-]+_speed(\.json)?|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md|benchmark_[\w.-]+\.json"
-    r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)|_[\w.-]+\.(csv|png|html))"
+    r"|[\w.+-]+_speed(\.json)?|(time|memory|layers)\.png|sweep\.(csv|png)|report\.md"
+    r"|benchmark_[\w.-]+\.json"
+    r"|(train|inference)[\w.-]*(\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep|pt\.trace\.json\.gz)"
+    r"|_[\w.-]+\.(csv|png|html))"
     r"|[\w.+-]+_(best|final_weights|epoch_?\d+)\.pth?"
 )
 #: Folder in a run's folder for `--overwrite`, which measures there until everything is measured.
@@ -82,9 +84,18 @@ def is_artifact(name: str) -> bool:
     return _ARTIFACT.fullmatch(name) is not None
 
 
+def folder_of(place: Path) -> Path:
+    """Return a folder itself, or a file's folder."""
+    if place.is_dir():
+        return place
+    return place.parent
+
+
 def home_of(file: Path) -> Path:
     """Return the run or sweep folder that a file belongs to; the file may lie in its `details`."""
-    return file.parent.parent if file.parent.name == DETAILS else file.parent
+    if file.parent.name == DETAILS:
+        return file.parent.parent
+    return file.parent
 
 
 def is_own_place(name: str) -> bool:
@@ -147,7 +158,8 @@ class _Folder:
             self.details.mkdir(parents=True, exist_ok=True)
             if self.uid is None and self.manifest.exists():
                 raise UserError(
-                    f"{self.manifest} is none of perfexp's: choose another folder with output_dir=DIR."
+                    f"{self.manifest} is none of perfexp's: choose another folder with "
+                    "output_dir=DIR."
                 )
             if self.uid is None:
                 owner = {"sweep": sweep} if sweep else {}
@@ -155,7 +167,8 @@ class _Folder:
             self.claim(self.manifest, *self.usual)
         except OSError as error:
             raise UserError(
-                f"The output folder {self.root} can't be written: {error.strerror}. Choose another with output_dir=DIR."
+                f"The output folder {self.root} can't be written: {error.strerror}. Choose another "
+                "with output_dir=DIR."
             ) from error
 
     def withdraw(self) -> bool:
@@ -190,7 +203,9 @@ class _Folder:
 
     def _identity(self, name: str) -> str | None:
         uid = self._manifest().get(name)
-        return uid if isinstance(uid, str) else None
+        if not isinstance(uid, str):
+            return None
+        return uid
 
     def claim(self, *paths: Path) -> None:
         """Add files to the manifest before they are written.
@@ -217,14 +232,18 @@ class _Folder:
     def claimed(self) -> list[str]:
         """Return the names in the manifest, relative to the run's folder."""
         names = self._manifest().get("files")
-        return [str(name) for name in names] if isinstance(names, list) else []
+        if not isinstance(names, list):
+            return []
+        return list(map(str, names))
 
     def _manifest(self) -> dict[str, Any]:
         try:
             content = foreign.json_data(foreign.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         except (OSError, ValueError):
             return {}
-        return content if isinstance(content, dict) else {}
+        if not isinstance(content, dict):
+            return {}
+        return content
 
     def _write(self, manifest: dict[str, Any]) -> None:
         self.details.mkdir(exist_ok=True)
@@ -391,7 +410,9 @@ class SweepPaths(_Folder):
         manifest = self._manifest()
         place, mark = manifest.get("begun_in"), manifest.get("signature")
         is_own = isinstance(place, str) and signature.is_of(mark, _signed(sweep, place))
-        return place if is_own else None
+        if not is_own:
+            return None
+        return place
 
     def make_job_logs(self) -> None:
         """Create the folder for job output.

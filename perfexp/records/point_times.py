@@ -74,7 +74,7 @@ def loop_interval(point: Point) -> estimators.Interval | None:
 
 def first_series(point: Point, *names: str) -> Series | None:
     """Return the first named series that has samples; None without samples."""
-    found = (point.find_series(name) for name in names)
+    found = map(point.find_series, names)
     return next((series for series in found if series is not None and series.measured), None)
 
 

@@ -89,12 +89,16 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def size_label(self) -> str:
         """Return the size as a label: `224` for a square, otherwise `512x1024` (height × width)."""
         height, width = self.input_size
-        return str(height) if height == width else f"{height}x{width}"
+        if height == width:
+            return str(height)
+        return f"{height}x{width}"
 
     @property
     def batch_label(self) -> str:
         """Return the batch size, or `max` while it is searched for."""
-        return "max" if self.batch_size == LARGEST else str(self.batch_size)
+        if self.batch_size == LARGEST:
+            return "max"
+        return str(self.batch_size)
 
     @property
     def pixels(self) -> int:
@@ -104,7 +108,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __str__(self) -> str:
         text = f"{self.phase} {self.size_label} batch {self.batch_label}"
         text += f" {self.precision}" if self.precision != USUAL_PRECISION else ""
-        return f"{text} process {self.replicate + 1}" if self.replicate else text
+        if self.replicate:
+            return f"{text} process {self.replicate + 1}"
+        return text
 
 
 def without_replicate(key: Key) -> Key:
@@ -498,12 +504,13 @@ def _check_points(points: Sequence[Point]) -> None:
     for key, number in Counter(point.key for point in points).items():
         if number > 1:
             raise msgspec.ValidationError(f"it has {key} twice")
-    for metric in (metric for point in points for metric in point.metrics):
-        own_unit = quantities.of(metric).unit
-        if metric.value is not None and metric.unit != own_unit:
-            raise msgspec.ValidationError(
-                f"{metric.name} is in {metric.unit!r}, not in {own_unit!r}"
-            )
+    for point in points:
+        for metric in point.metrics:
+            own_unit = quantities.of(metric).unit
+            if metric.value is not None and metric.unit != own_unit:
+                raise msgspec.ValidationError(
+                    f"{metric.name} is in {metric.unit!r}, not in {own_unit!r}"
+                )
 
 
 def point_to_line(point: Point) -> bytes:

@@ -26,11 +26,9 @@ def parse_sizes(value: object) -> list[Size]:
 
     Raises `UserError` for other values.
     """
-    return (
-        []
-        if value is None
-        else _unique([_parse_size(item) for item in _items(value)], "input_size")
-    )
+    if value is None:
+        return []
+    return _unique(list(map(_parse_size, _items(value))), "input_size")
 
 
 def parse_batch_sizes(value: object) -> list[int]:
@@ -38,11 +36,9 @@ def parse_batch_sizes(value: object) -> list[int]:
 
     Raises `UserError` for other values.
     """
-    return (
-        []
-        if value is None
-        else _unique([_parse_batch_size(item) for item in _items(value)], "batch_size")
-    )
+    if value is None:
+        return []
+    return _unique(list(map(_parse_batch_size, _items(value))), "batch_size")
 
 
 def seeks_batch(value: object) -> bool:
@@ -57,8 +53,8 @@ def refuse_many(*counts: int) -> None:
     """
     if math.prod(counts) > MOST_POINTS:
         raise UserError(
-            f"The plan has more than {MOST_POINTS:,} points (processes × sizes × batch sizes × phases). "
-            "Lower processes, or list fewer sizes or batch sizes."
+            f"The plan has more than {MOST_POINTS:,} points (processes × sizes × batch sizes × "
+            "phases). Lower processes, or list fewer sizes or batch sizes."
         )
 
 
@@ -76,7 +72,8 @@ def _parse_batch_size(item: object) -> int:
         item = int(item)
     if not isinstance(item, int) or isinstance(item, bool) or item < 1:
         raise UserError(
-            f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, a list [1,2,4], or max."
+            f"batch_size={_short(item)} is not a batch size: set an integer from 1 up, a list "
+            "[1,2,4], or max."
         )
     if item > MOST_SAMPLES:
         raise UserError(f"batch_size={_short(item)}: at most {MOST_SAMPLES:,} samples a call.")
@@ -88,7 +85,8 @@ def _parse_size(item: object) -> Size:
     match = re.fullmatch(r"\s*(\d+)\s*(?:[x×]\s*(\d+)\s*)?", _short(item)) if is_size else None
     if match is None:
         raise UserError(
-            f"input_size={_short(item)} is not a size: set 224, 512x1024 (height × width) or a list [224,256]."
+            f"input_size={_short(item)} is not a size: set 224, 512x1024 (height × width) or a "
+            "list [224,256]."
         )
     size = int(match[1]), int(match[2] or match[1])
     if min(size) < 1:
@@ -103,7 +101,9 @@ def _short(item: object) -> str:
     if isinstance(item, int) and item.bit_length() > 200:
         return "a number of more than 60 digits"
     text = str(item)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    if len(text) <= 60:
+        return text
+    return f"{text[:60]}…"
 
 
 def _unique(items: list[_T], name: str) -> list[_T]:

@@ -96,7 +96,9 @@ def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()
     for environment in environments:
         flags = tf32_flags(environment)
         texts.add(by_flags.get(flags, usual) if flags else usual)
-    return texts.pop() if len(texts) == 1 else usual
+    if len(texts) == 1:
+        return texts.pop()
+    return usual
 
 
 def _devices(device: Any, ranks: Any) -> str | None:
@@ -189,7 +191,9 @@ def field_text(
     if field == "input_size":
         return key.size_label
     if field == "batch_size" and key.batch_size == LARGEST:
-        return "largest batch" if named else key.batch_label
+        if named:
+            return "largest batch"
+        return key.batch_label
     if field == "precision":
         return number_format(key.precision, environments)
     if field == "phase" and key.phase == "ttfp":

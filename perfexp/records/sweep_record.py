@@ -43,7 +43,9 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             None without that axis, or if its value is not a number.
         """
         text = self.axes.get(GPU_COUNT, "")
-        return int(text) if text.isascii() and text.isdecimal() else None
+        if text.isascii() and text.isdecimal():
+            return int(text)
+        return None
 
 
 class PlannedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -128,7 +130,9 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             return None
         record, own = Record.load(place), (self.uid, child.job)
         is_own = record.sweep is not None and (record.sweep.uid, record.sweep.job) == own
-        return record if is_own or place.resolve().is_relative_to(folder.resolve()) else None
+        if is_own or place.resolve().is_relative_to(folder.resolve()):
+            return record
+        return None
 
     def records(self, folder: Path) -> list[Record]:
         """Return the runs' records, given the sweep's folder. Refused runs have none."""

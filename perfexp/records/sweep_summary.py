@@ -55,8 +55,10 @@ def setting(analyses: Sequence[Analysis]) -> str:
 
 
 def _common_name(analyses: Sequence[Analysis], name: str) -> str:
-    names = {getattr(one.about, name) for one in analyses}
-    return names.pop() if len(names) == 1 else ""
+    names: set[str] = {getattr(one.about, name) for one in analyses}
+    if len(names) == 1:
+        return names.pop()
+    return ""
 
 
 def raised(whole: SweepAnalysis) -> list[Raised]:

@@ -203,7 +203,9 @@ def median_text(row: Row) -> str:
 
     For example: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`.
     """
-    return interval_text(row.time.median) if row.time else ""
+    if not row.time:
+        return ""
+    return interval_text(row.time.median)
 
 
 def scope(rows: Iterable[Row]) -> str:
@@ -242,7 +244,9 @@ def continuation(rows: Iterable[Row]) -> str:
     unfinished = [row for row in rows if row.unfinished]
     if any(row.in_turn for row in unfinished):
         return "repeating perfexp ab with output_dir=DIR"
-    return "resume=DIR" if unfinished else ""
+    if unfinished:
+        return "resume=DIR"
+    return ""
 
 
 def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:

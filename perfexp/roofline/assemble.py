@@ -115,8 +115,9 @@ def of_record(
 def _not_drawn(smaller: Sequence[Point], largest: Point) -> Iterator[str]:
     if not smaller:
         return
-    keys = [point.key for point in smaller[-_MAX_NAMED:]]
-    names = ", ".join(f"{key.size_label} batch {key.batch_size}" for key in keys)
+    names = ", ".join(
+        f"{point.key.size_label} batch {point.key.batch_size}" for point in smaller[-_MAX_NAMED:]
+    )
     if len(smaller) > _MAX_NAMED:
         names += f" and {len(smaller) - _MAX_NAMED} smaller ones"
     yield (
@@ -167,14 +168,10 @@ def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
             "Is the file complete?"
         )
     parts = [(name, "", together(loads)) for name, loads in kernels.items()]
-    roofline = _roofline(
-        title,
-        peaks,
-        together(load for *_, load in launches),
-        sorted(parts, key=lambda part: (-part[2].seconds, part[0])),
-        [(path, owner, together(loads)) for (path, owner), loads in ranges.items()],
-        launches,
-    )
+    parts.sort(key=lambda part: (-part[2].seconds, part[0]))
+    total = together(load for *_, load in launches)
+    of_ranges = [(path, owner, together(loads)) for (path, owner), loads in ranges.items()]
+    roofline = _roofline(title, peaks, total, parts, of_ranges, launches)
     notes = caveats.of_counters(roofline, complete, len(counted))
     return replace(roofline, notes=(*table.notes, *notes))
 
@@ -219,13 +216,15 @@ def _roofline(
         own = row(level, str(len(rows) + 1), label, part)
         rows.append(own)
         part_of[own.name] = own.number, own.label
+    of_ranges = tuple(row("range", f"R{n}", one[0], one) for n, one in enumerate(ranges, 1))
+    of_launches = tuple(row("launch", *part_of[one[0]], one) for one in launches)
     return Roofline(
         title=title,
         peaks=peaks,
         parts=tuple(rows),
-        ranges=tuple(row("range", f"R{n}", one[0], one) for n, one in enumerate(ranges, 1)),
+        ranges=of_ranges,
         total=row("total", "", "total", ("total", "", total)),
-        launches=tuple(row("launch", *part_of[one[0]], one) for one in launches),
+        launches=of_launches,
         analytic=is_analytic,
     )
 
@@ -260,19 +259,27 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
 
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
-    missing = [] if any(work.seconds for work in counted) else ["gpu__time_duration.sum"]
-    if all(work.flops is None and work.sm_share is None for work in counted):
-        unsized = sorted({name for work in counted for name in work.lacking})
+    has_seconds = has_flops = has_dram = has_l2 = is_complete = False
+    unsized = set[str]()
+    for work in counted:
+        unsized.update(work.lacking)
+        has_seconds |= bool(work.seconds)
+        has_flops |= work.flops is not None or work.sm_share is not None
+        has_dram |= work.dram_bytes is not None or work.dram_share is not None
+        has_l2 |= bool(work.l2_bytes)
+        is_complete |= bool(work.seconds and (work.flops or work.sm_share is not None))
+    missing = []
+    if not has_seconds:
+        missing.append("gpu__time_duration.sum")
+    if not has_flops:
         usual = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum (and fadd, fmul, …)"
-        missing += unsized[:1] or [usual]
-    if all(work.dram_bytes is None and work.dram_share is None for work in counted):
+        missing.append(min(unsized, default=usual))
+    if not has_dram:
         missing.append(
             "dram__bytes.sum (or dram__bytes_read.sum and dram__bytes_write.sum, "
             "or dram__bytes_op_read.sum and …)"
         )
-    if not missing and any(
-        work.seconds and (work.flops or work.sm_share is not None) for work in counted
-    ):
+    if is_complete and not missing:
         return
     unavailable = sorted(table.unavailable)[:4]
     lacks = f"{table.source} lacks {'; '.join(missing)}."
@@ -280,9 +287,7 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
         lacks += f" ncu could not measure {', '.join(unavailable)} (n/a)."
     lacks = " ".join([lacks, *table.notes])
     without_dram = all(name.startswith("dram__") for name in missing)
-    if without_dram and (
-        any(work.l2_bytes for work in counted) or any("dram__" in name for name in unavailable)
-    ):
+    if without_dram and (has_l2 or "dram__" in " ".join(unavailable)):
         raise UserError(
             f"{lacks} Integrated GPUs (Jetson, GB10) have no DRAM counters. "
             "Draw the layers of a run on such a chip: measure it with probes.layers=true."
@@ -335,17 +340,13 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
         product, device_kind = device_of(record)
         unknown = _unknown_peaks(product or "an unknown device", peaks, is_gpu=device_kind != "cpu")
         raise UserError(f"{record.name}, {point.key}: {unknown} {_MEASURE_CEILINGS}")
+    parts = [(_layer(line), pass_of(line), _analytic([line], formats, algorithm)) for line in timed]
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[pass_of(line)].append(line)
-    roofline = _roofline(
-        title,
-        peaks,
-        _analytic(lines, formats, algorithm),
-        [(_layer(line), pass_of(line), _analytic([line], formats, algorithm)) for line in timed],
-        [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()],
-        is_analytic=True,
-    )
+    ranges = [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()]
+    total = _analytic(lines, formats, algorithm)
+    roofline = _roofline(title, peaks, total, parts, ranges, is_analytic=True)
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))
 
 
@@ -393,7 +394,9 @@ def _algorithm_of_all(record: Record) -> str:
     if not isinstance(node, Mapping) or node.get("layers"):
         return ""
     name = str(node.get("name", ""))
-    return "" if name in _CHOSEN_BY_OTHERS else name
+    if name in _CHOSEN_BY_OTHERS:
+        return ""
+    return name
 
 
 def _may_multiply_less(line: Mapping[str, Any], algorithm: str) -> bool:

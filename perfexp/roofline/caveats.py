@@ -147,7 +147,7 @@ def missing_backward(launches: Mapping[str, int]) -> str | None:
     Args:
         launches: number of kernels in each range.
     """
-    if not any(_TRAINING.search(path) for path in launches):
+    if not any(map(_TRAINING.search, launches)):
         return None
     forward = _launches_in(launches, _FORWARD)
     backward = _launches_in(launches, _BACKWARD)

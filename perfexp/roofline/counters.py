@@ -7,7 +7,7 @@
 * **Tensor-core FLOPs** are `sm__ops_path_tensor_src_*`, which count operations. A
   multiply-accumulate counts as two. NVIDIA recommends these counters because instruction sizes
   differ per variant and chip:
-  https://forums.developer.nvidia.com/t/number-of-floating-point-operations-in-one-hmma-instruction/275450
+  https://forums.developer.nvidia.com/t/275450
   If only pipe instructions were counted, `HMMA_FLOPS` gives the usual size: an estimate.
 * **Bytes** are DRAM bytes, read and written, and L2 bytes if counted.
 * `ncu --set roofline` gives rates: a count per cycle, times cycles per second, times the duration.

@@ -30,7 +30,9 @@ def short(kernel: str) -> str:
     words = re.findall(r"\w+", kernel.partition("<")[2])
     functors = (word for word in words if _HINT.fullmatch(word) and not word.startswith(_GENERAL))
     functor = next(functors, "").removeprefix("launch_")
-    return f"{functor} · {name}" if functor else name
+    if functor:
+        return f"{functor} · {name}"
+    return name
 
 
 def _outside(text: str, opening: str, closing: str) -> str:
@@ -58,4 +60,6 @@ def numbered(texts: Iterable[str]) -> list[str]:
 def cut(label: str, length: int) -> str:
     """Return a label without its middle if it is too long, since both ends distinguish it."""
     half = (length - 1) // 2
-    return label if len(label) <= length else f"{label[: length - 1 - half]}…{label[-half:]}"
+    if len(label) <= length:
+        return label
+    return f"{label[: length - 1 - half]}…{label[-half:]}"

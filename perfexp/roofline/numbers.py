@@ -22,7 +22,9 @@ _PLAIN = {"": 1.0, "1": 1.0, "#": 1.0, "%": 0.01, "percent": 0.01}
 def number(cell: str) -> float | None:
     """Return a number, with or without commas between digit groups; None for any other text."""
     text = cell.strip()
-    return float(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
+    if not _NUMBER.fullmatch(text):
+        return None
+    return float(text.replace(",", ""))
 
 
 def is_of_locale(cell: str) -> bool:

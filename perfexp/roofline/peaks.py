@@ -92,7 +92,9 @@ class Peaks:
     def compared_with(self, product: str) -> Peaks:
         """Return the same peaks, marked as foreign if the measured device is known to differ."""
         is_own = not (self.match and product) or re.search(self.match, product, re.IGNORECASE)
-        return self if is_own else replace(self, foreign=product)
+        if is_own:
+            return self
+        return replace(self, foreign=product)
 
 
 def from_source(
@@ -155,7 +157,9 @@ def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
 def matching(product: str, sheets: Mapping[str, GpuFile]) -> Peaks:
     """Return the peaks of the only data sheet that matches a driver's GPU name; otherwise none."""
     name = gpu_sheets.matching(sheets, product)
-    return of_sheet(sheets[name].facts) if name else Peaks()
+    if name:
+        return of_sheet(sheets[name].facts)
+    return Peaks()
 
 
 def of_plan(plan: Mapping[str, Any]) -> Peaks:
@@ -179,8 +183,7 @@ def of_layers(record: Record, point: Point) -> Peaks:
     """Return the data-sheet peaks in a record's plan, and the rates reached at a layer point."""
     peaks = of_plan(record.plan)
     key = timed_key(point.key)
-    same = (one for one in record.points if one.key == key)
-    timed = next((one for one in same if not is_layers(one.key)), None)
+    timed = next((one for one in record.points if one.key == key and not is_layers(key)), None)
     if timed is None:
         return peaks
     measured: dict[str, float] = {}

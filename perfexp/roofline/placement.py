@@ -8,7 +8,7 @@ compute ceiling, since the pipes run side by side, and the fullest pipe counts.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -64,7 +64,9 @@ class Load:
     @property
     def total_flops(self) -> float | None:
         """Return the FLOPs over all data types."""
-        return None if self.flops is None else sum(self.flops.values())
+        if self.flops is None:
+            return None
+        return sum(self.flops.values())
 
     @property
     def intensity(self) -> float | None:
@@ -101,26 +103,41 @@ def together(loads: Iterable[Load]) -> Load:
             total.update(part.flops)
         else:
             total = None
+    flops = None
+    if total is not None:
+        flops = dict(total)
+    may_be_less = any(part.may_be_less for part in parts)
     return Load(
         seconds=sum(seconds),
         launches=sum(part.launches for part in parts),
-        flops=None if total is None else dict(total),
+        flops=flops,
         dram_bytes=_sum(dram),
         l2_bytes=_sum(l2),
-        flops_basis=flops_bases.pop() if len(flops_bases) == 1 else Basis.mixed,
-        bytes_basis=bytes_bases.pop() if len(bytes_bases) == 1 else Basis.mixed,
-        may_be_less=any(part.may_be_less for part in parts),
+        flops_basis=_common(flops_bases),
+        bytes_basis=_common(bytes_bases),
+        may_be_less=may_be_less,
     )
+
+
+def _common(bases: Collection[Basis]) -> Basis:
+    first, *others = bases
+    if others:
+        return Basis.mixed
+    return first
 
 
 def _sum(amounts: Sequence[float | None]) -> float | None:
     known = [amount for amount in amounts if amount is not None]
-    return sum(known, 0.0) if len(known) == len(amounts) else None
+    if len(known) == len(amounts):
+        return sum(known, 0.0)
+    return None
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
     """Return a quotient; None if a figure is unknown or the divisor is 0."""
-    return None if above is None or not below else above / below
+    if above is None or not below:
+        return None
+    return above / below
 
 
 def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
@@ -189,7 +206,9 @@ class RooflineRow:
     @property
     def share(self) -> float | None:
         """Return the share of the binding ceiling."""
-        return self.shares[self.binds] if self.binds else None
+        if not self.binds:
+            return None
+        return self.shares[self.binds]
 
     @property
     def limit(self) -> Limit:
@@ -200,7 +219,9 @@ class RooflineRow:
             if self.share > ABOVE and self.load.bytes_basis is Basis.analytic:
                 return Limit.cached
             return Limit.memory
-        return Limit.unclear if self.load.may_be_less else Limit.compute
+        if self.load.may_be_less:
+            return Limit.unclear
+        return Limit.compute
 
     @property
     def has_place(self) -> bool:
@@ -249,7 +270,9 @@ class Roofline:
     @property
     def noun(self) -> str:
         """Return the plural noun for the parts."""
-        return "layers" if self.analytic else "kernels"
+        if self.analytic:
+            return "layers"
+        return "kernels"
 
     @property
     def percentages(self) -> bool:

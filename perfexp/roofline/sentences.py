@@ -120,4 +120,6 @@ def _percent(row: RooflineRow, ceiling: str) -> str:
     if share is None:
         return "–"
     sign = "≈ " if row.is_estimated(ceiling) else ""
-    return f"{sign}{share:.1%}" if 0 < share < 0.0095 else f"{sign}{share:.0%}"
+    if 0 < share < 0.0095:
+        return f"{sign}{share:.1%}"
+    return f"{sign}{share:.0%}"

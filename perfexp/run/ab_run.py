@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 
 from perfexp.comparison import comparison_table, judging
-from perfexp.comparison.document import Compared, Verdict
+from perfexp.comparison.document import Compared, Verdict, with_verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError
@@ -126,5 +126,5 @@ def _look(processes: int, pairs: Sequence[Compared]) -> str:
     if len(pairs) == 1:
         ratio, verdict = comparison_table.ratio_of(pairs[0]), comparison_table.verdict_of(pairs[0])
         return f"{of_each}: {pairs[0].measure} B/A {ratio} {verdict}"
-    decided = sum(pair.verdict is not Verdict.UNDECIDED for pair in pairs)
+    decided = len(pairs) - len(with_verdict(pairs, Verdict.UNDECIDED))
     return f"{of_each}: {decided} of {units.counted(len(pairs), 'figure')} decided"

@@ -177,9 +177,11 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a profiler's node as JSON values; empty for profiler=none."""
-    if node.get("name") == "none":
+    settings = dict(node)
+    if settings.get("name") == "none":
         return {}
-    return {key: value for key, value in node.items() if key != "_target_"}
+    settings.pop("_target_", None)
+    return settings
 
 
 def is_of_perfexp(paths: RunPaths) -> bool:

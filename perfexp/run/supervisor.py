@@ -205,9 +205,11 @@ def results(job: Supervisor) -> list[Point]:
     def result(key: Key) -> Point:
         return measured.get(key) or Point(key=key, status=Status.INTERRUPTED, error=reason)
 
+    further = []
     planned = set(job.timed)
-    chosen = [point for key, point in measured.items() if key not in planned]
-    further = [point for point in chosen if point.facts.keys() & {"shrunk_from", TRIALS}]
+    for key, point in measured.items():
+        if key not in planned and point.facts.keys() & {"shrunk_from", TRIALS}:
+            further.append(point)
     others = [*job.keys["ttfp"], *job.keys["layers"], *job.profiles]
     return [*map(result, job.timed), *further, *map(result, others)]
 

@@ -129,7 +129,7 @@ def memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     with ExitStack() as stack:
         trace = MemoryTrace(plan, workspaces(Workbench(plan, paths, emit), stack))
-        for key in dict.fromkeys(key for key in plan.timed_keys() if not key.replicate):
+        for key in plan.first_keys():
             emit.block(f"tracing {key}")
             try:
                 points.append(trace.report(key))

@@ -42,8 +42,8 @@ def measure_points(
         or plan.seeks_batch
     ):
         raise UserError(
-            "an object is measured in one process: leave out gpu.count, processes, cold_start, profiler and "
-            "batch_size=max, or pass 'module:name'."
+            "an object is measured in one process: leave out gpu.count, processes, cold_start, "
+            "profiler and batch_size=max, or pass 'module:name'."
         )
     emit = _Waits(warn)
     try:

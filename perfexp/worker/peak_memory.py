@@ -65,7 +65,8 @@ class MemoryTrace:
         self._gpu_name, self._facts = plan.sheet(workspaces.device_name if workspaces else None)
         if self._data.labelled:
             raise UserError(
-                "Memory is traced with data=synthetic, whose batches have the same size: leave data out."
+                "Memory is traced with data=synthetic, whose batches have the same size: leave "
+                "data out."
             )
         model = config.build(
             {**plan.model, **({"weights": None} if "weights" in plan.model else {})}
@@ -180,26 +181,28 @@ class MemoryTrace:
 
         The peak is given with and without workspaces. All sizes are in bytes.
         """
-        traced, present = (
-            self.peak(key),
-            self._workspaces.memory_bytes if self._workspaces else None,
-        )
+        traced = self.peak(key)
         workspace = self.workspace_bytes(traced)
-        capacity = present or self._facts.memory_bytes
+        capacity = self._facts.memory_bytes
+        gpu: str | None = self._gpu_name
+        if self._workspaces and self._workspaces.memory_bytes:
+            capacity, gpu = self._workspaces.memory_bytes, self._workspaces.device_name
         peak, found = self.with_workspaces(key, traced)
-        largest = self.largest_batch(key, capacity) if capacity else None
+        categories = dict(peak.categories)
+        if workspace:
+            categories["workspace of cuBLAS"] = workspace
+        context = largest = None
+        if capacity:
+            context, largest = CONTEXT_BYTES, self.largest_batch(key, capacity)
         return {
             "key": msgspec.to_builtins(key),
             "peak_bytes": peak.total_bytes + workspace,
             "peak_without_workspaces_bytes": traced.total_bytes + workspace,
-            "workspaces": found.facts() if found else None,
-            "categories": {
-                **peak.categories,
-                **({"workspace of cuBLAS": workspace} if workspace else {}),
-            },
-            "gpu": self._workspaces.device_name if self._workspaces and present else self._gpu_name,
+            "workspaces": found and found.facts(),
+            "categories": categories,
+            "gpu": gpu,
             "capacity_bytes": capacity,
-            "context_bytes": CONTEXT_BYTES if capacity else None,
+            "context_bytes": context,
             "largest_batch": largest,
         }
 
@@ -235,11 +238,9 @@ def forked_trace(plan: config.Plan) -> Forked:
     def answer(key: Key, capacity_bytes: int | None = None) -> int | None:
         trace = made[0] if made else MemoryTrace(plan)
         made[:] = [trace]
-        return (
-            trace.needed_bytes(key)
-            if capacity_bytes is None
-            else trace.largest_batch(key, capacity_bytes)
-        )
+        if capacity_bytes is None:
+            return trace.needed_bytes(key)
+        return trace.largest_batch(key, capacity_bytes)
 
     return Forked(answer)
 
@@ -295,4 +296,6 @@ def _traced(precision: Precision) -> Precision:
     """
     if precision.autocast == "float16":
         return Precision(name="amp_bf16", storage=precision.storage, autocast="bfloat16")
-    return Precision(name="fp32") if precision.tf32 else precision
+    if precision.tf32:
+        return Precision(name="fp32")
+    return precision

@@ -205,7 +205,8 @@ def try_batch(
     capacity = device.facts().get("memory_bytes")
     if device.kind == "cpu" or not capacity:
         raise UserError(
-            f"batch_size=max needs a device with a limited memory, not {device.name}: set batch_size=N."
+            f"batch_size=max needs a device with a limited memory, not {device.name}: set "
+            "batch_size=N."
         )
     key = tried_key(plan.trial_keys(read_points(paths.points))[0])
     if key.batch_size == LARGEST:
@@ -242,11 +243,9 @@ def _outcome(point: Point) -> str:
     if point.status is not Status.OK:
         return point.status.value
     used = point.metric(PEAK_MEMORY)
-    return (
-        "fits"
-        if used is None or used.value is None
-        else f"fits, peak {units.format_bytes(used.value)}"
-    )
+    if used is None or used.value is None:
+        return "fits"
+    return f"fits, peak {units.format_bytes(used.value)}"
 
 
 def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
@@ -293,7 +292,10 @@ def append(point: Point, paths: RunPaths, emit: Events) -> None:
         point.facts["start_seconds"] = round(_start_seconds.pop(), 3)
     if point.status is Status.OK and _forks:
         point.status = Status.FAILED
-        point.error = f"{_forks[0]} forked this process during the measurement, which two processes cannot share"
+        point.error = (
+            f"{_forks[0]} forked this process during the measurement, which two processes cannot "
+            "share"
+        )
     elif point.status is Status.OK and (time.perf_counter_ns is not _CLOCK or _took_no_time(point)):
         point.status, point.error = (
             Status.FAILED,

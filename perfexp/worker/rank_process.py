@@ -70,7 +70,9 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
             traceback.print_exc()
             return start.RANK_LOST
         return report_failure(error, bench.emit)
-    return 0 if is_finished else start.OUT_OF_STEP
+    if is_finished:
+        return 0
+    return start.OUT_OF_STEP
 
 
 def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
@@ -91,10 +93,8 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
                 **shared,
                 **_of_hosts(reports),
             }
-            doubts = [
-                *_of_all([report["doubts"] for report in reports], facts["devices"]),
-                *_unlike([report["host"] for report in reports]),
-            ]
+            doubts = _of_all([report["doubts"] for report in reports], facts["devices"])
+            doubts += _unlike([report["host"] for report in reports])
             bench.write_environment(doubts, ranks=facts)
             procedure.group = leader
             if bench.plan.probes.energy:
@@ -166,7 +166,8 @@ def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
     if "train" in plan.phases:
         if not isinstance(bench.session, Shareable):
             raise UserError(
-                f"model={plan.model_name} can't be trained by several ranks (no `share`); set gpu.count=1."
+                f"model={plan.model_name} can't be trained by several ranks (no `share`); set "
+                "gpu.count=1."
             )
         shared |= bench.session.share(plan.execution.ddp)
     return Member(session=bench.session, device=bench.device, group=group, place=place), shared
@@ -243,40 +244,36 @@ def _report(bench: Workbench, place: Place) -> dict[str, Any]:
 
 def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the facts that can differ between hosts; empty for a single host."""
-    hosts = [report["host"] for report in reports if report["host"]]
-    names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
-    jobs = [facts["job"] or {} for facts in hosts]
-    of_hosts = [
-        {
-            **{name: facts[name] for name in names},
-            "node": job.get("node"),
-            "others": job.get("others"),
-        }
-        for facts, job in zip(hosts, jobs, strict=True)
-    ]
-    return {"hosts": of_hosts} if hosts else {}
+    hosts = []
+    for report in reports:
+        if facts := report["host"]:
+            job = facts["job"] or {}
+            names = ("host", "os", "kernel", "python", "cpu", "memory_bytes", "device")
+            host = {name: facts[name] for name in names}
+            hosts.append(host | {"node": job.get("node"), "others": job.get("others")})
+    if not hosts:
+        return {}
+    return {"hosts": hosts}
 
 
 def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
     """Return a diagnostic if hosts differ in software or hardware from the first host."""
-    first, *others = [facts for facts in hosts if facts] or [{}]
+    first, *others = list(filter(None, hosts)) or [{}]
     changes = [
         f"{name}: {old} and {new} on {facts['host']}"
         for facts in others
         for name, old, new in environment.differences(first, facts)
         if name != "device.uuid"
     ]
-    return (
-        [
-            diagnostics.make(
-                "mixed_devices",
-                what="nodes, at the pace of the slowest",
-                changes="; ".join(changes),
-            )
-        ]
-        if changes
-        else []
-    )
+    if not changes:
+        return []
+    return [
+        diagnostics.make(
+            "mixed_devices",
+            what="nodes, at the pace of the slowest",
+            changes="; ".join(changes),
+        )
+    ]
 
 
 def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:

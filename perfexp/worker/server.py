@@ -81,7 +81,9 @@ class Server:
 
         A module that starts threads or opens a device makes this process unusable for forks.
         """
-        for name in (name for name in names if name not in sys.modules):
+        for name in names:
+            if name in sys.modules:
+                continue
             before = _threads()
             try:
                 importlib.import_module(name)
@@ -198,7 +200,7 @@ class Server:
 
 
 def _threads() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _resident_bytes() -> int:

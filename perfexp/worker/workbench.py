@@ -122,7 +122,8 @@ class Workbench:
         index = self.plan.gpu.get("index")
         if index and self.plan.ranks == 1 and self.device.kind == "cpu":
             raise UserError(
-                f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure the CPU."
+                f"gpu.index={index} does not exist: torch finds no GPU. Leave it out to measure "
+                "the CPU."
             )
 
     def check(self) -> None:
@@ -231,11 +232,13 @@ class Workbench:
     @contextmanager
     def procedure(self) -> Iterator[Procedure]:
         """Yield the measuring procedure, with the plan's algorithm applied to the model."""
-        from perfexp.measuring.procedure import (
-            Procedure,
-        )  # imports all probes, which a cold start does not need
+        # imports all probes, which a cold start does not need
+        from perfexp.measuring.procedure import Procedure
 
         plan, probes = self.plan, self.plan.probes
+        trained_weights = None
+        if plan.infers_trained:
+            trained_weights = self.trained_weights()
         with (
             config.build(plan.algorithm).applied(self.session) as applied,
             self.attention() as attention,
@@ -243,11 +246,12 @@ class Workbench:
             distributions.preload()
             gc.collect()
             gc.freeze()  # the collection before each timed block need not visit what stays loaded
+            modes = {phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases}
             yield Procedure(
                 session=self.session,
                 device=self.device,
                 data=self.data,
-                modes={phase: config.build(getattr(plan.mode, phase)) for phase in plan.phases},
+                modes=modes,
                 stopping=plan.stopping_rule,
                 algorithm=applied,
                 attention=attention,
@@ -265,7 +269,7 @@ class Workbench:
                 seed=plan.seed,
                 turn=self.turn,
                 checkpoint=self._checkpoint,
-                trained_weights=self.trained_weights() if plan.infers_trained else None,
+                trained_weights=trained_weights,
                 progress=self.emit.block,
                 report=self._report_epoch,
             )
@@ -407,17 +411,17 @@ class Workbench:
         if changed:
             raise UserError(
                 f"The points in {self.paths.root} were measured in another environment "
-                f"({'; '.join(changed)}). Choose another output_dir: a record holds one environment."
+                f"({'; '.join(changed)}). Choose another output_dir: a record holds one "
+                "environment."
             )
         return earlier
 
 
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
     """Return FLOP/s by data type from the device's data sheet; None for a CPU without one."""
-    is_cpu = device.kind == "cpu"
-    return plan.sheet(None if is_cpu else device.name)[1].peak_flops_per_second or (
-        None if is_cpu else {}
-    )
+    if device.kind == "cpu":
+        return plan.sheet(None)[1].peak_flops_per_second or None
+    return plan.sheet(device.name)[1].peak_flops_per_second or {}
 
 
 def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
@@ -425,8 +429,8 @@ def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
     others = (facts.get("job") or {}).get("others") or {}
     if not any(others.values()):
         return []
-    node = facts["job"].get("node", "?")
-    text = f"other jobs, with {others['gpus']} GPUs and {others['cpus']} CPUs of node {node} at the start"
+    used = f"{others['gpus']} GPUs and {others['cpus']} CPUs"
+    text = f"other jobs, with {used} of node {facts['job'].get('node', '?')} at the start"
     return [diagnostics.make("shared_host", others=text)]
 
 
@@ -444,4 +448,6 @@ def report_failure(error: Exception, emit: Events) -> int:
         emit("failed", message=f"{type(error).__name__}: {error}".strip())
     with suppress(OSError):  # a full disk has no room for a traceback; the event reports it
         traceback.print_exc()
-    return error.exit_code if isinstance(error, PerfexpError) else 1
+    if not isinstance(error, PerfexpError):
+        return 1
+    return error.exit_code

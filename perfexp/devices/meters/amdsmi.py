@@ -78,11 +78,9 @@ class AmdSmiMeter(Meter):
             watts = self._smi.amdsmi_get_power_info(self._handle)[self._key]
         except self._smi.AmdSmiException as error:
             return Reading(None, f"AMD SMI does not report the power: {_message(error)}")
-        return (
-            Reading(float(watts))
-            if _is_power(watts)
-            else Reading(None, f"AMD SMI reports a power of {watts}")
-        )
+        if _is_power(watts):
+            return Reading(float(watts))
+        return Reading(None, f"AMD SMI reports a power of {watts}")
 
     def doubts(self) -> list[Diagnostic]:
         """See `Meter`; for example untested code, the package's other die, or an average power."""

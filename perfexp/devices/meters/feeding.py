@@ -91,7 +91,7 @@ class Feeder:
         Args:
             edges: window ends by the host's clock, seconds.
         """
-        times, calls, seconds = (np.asarray(column) for column in zip(*self._log, strict=True))
+        times, calls, seconds = map(np.asarray, zip(*self._log, strict=True))
         at = np.searchsorted(times, edges)
         at = at[at < len(times)]  # the last edge may be later than every block end
         counts, lengths = np.diff(calls[at]), np.diff(seconds[at])

@@ -125,11 +125,7 @@ class Track:
 
         The sum is Σ (Pᵢ + Pᵢ₊₁)/2 · Δtᵢ, interpolated to both ends.
         """
-        times, watts = (
-            (np.asarray(column) for column in zip(*self.powers, strict=True))
-            if self.powers
-            else ((), ())
-        )
+        times, watts = map(np.asarray, zip(*self.powers, strict=True)) if self.powers else ((), ())
         inside = [start_seconds < time < end_seconds for time in times]
         if self.no_power or sum(inside) < _LEAST_POWERS:
             return Reading(

@@ -34,7 +34,7 @@ _MOST_PAIRS, _LONGEST, _ROW, _AROUND = 80, 60, 0.26, 1.6
 
 def compose(comparison: Comparison, side: SideFacts) -> Any:
     """Return the figure with a side's ratios in document order; None if there are none."""
-    known = [pair for pair in comparison.pairs if pair.side == side.name and pair.ratio is not None]
+    known = [pair for pair in comparison.of_side(side.name) if pair.ratio is not None]
     pairs = known[:_MOST_PAIRS]
     margin = 1 + comparison.margin
     if not pairs:

@@ -81,9 +81,9 @@ class SlurmCampaign(Campaign):
 
     def __init__(self, launcher: Mapping[str, Any]) -> None:
         super().__init__()
-        self._settings = SlurmSettings(
-            **{name: value for name, value in launcher.items() if name != "_target_"}
-        )
+        settings = dict(launcher)
+        settings.pop("_target_", None)
+        self._settings = SlurmSettings(**settings)
 
     def _run(
         self, assignment: Assignment, cluster: Cluster, command: Sequence[str]
@@ -91,11 +91,13 @@ class SlurmCampaign(Campaign):
         plan, settings = assignment.plan, self._settings
         if cluster.container and settings.requeue:
             raise UserError(
-                "A job in cluster.container can't queue itself again: set hydra.launcher.requeue=false."
+                "A job in cluster.container can't queue itself again: set "
+                "hydra.launcher.requeue=false."
             )
         if cluster.container and plan.nodes > 1:
             raise UserError(
-                "A container has no srun, which gpu.nodes needs: leave cluster.container or gpu.nodes out."
+                "A container has no srun, which gpu.nodes needs: leave cluster.container or "
+                "gpu.nodes out."
             )
         requests = site.requests(cluster, plan.gpu_name, count=plan.devices, nodes=plan.nodes)
         if settings.exclusive:
@@ -138,7 +140,8 @@ class SlurmCampaign(Campaign):
             console.note(f"after {self._settings.after}: {gate[0].removeprefix('--dependency=')}")
         for job, array in submit(new, sweep_run.paths, sweep_run.sweep.uid, self._settings, gate):
             console.note(
-                f"job {job}: {units.counted(len(array), 'run')} on gpu={array[0].assignment.plan.gpu_name}"
+                f"job {job}: {units.counted(len(array), 'run')} on "
+                f"gpu={array[0].assignment.plan.gpu_name}"
             )
 
     def _hand_over(self, sweep_run: SweepRun, console: Console) -> None:
@@ -183,7 +186,8 @@ def _collect(run: SweepElement, state: RunState, console: Console, ended: Ended)
         or state.state not in (JobState.done, JobState.failed)
     ):
         why = f": {state.why}" if state.why else ""
-        text = f"{state.name}: {state.state}{why} (job {state.job}; perfexp cluster logs {assignment.folder})"
+        logs = f"perfexp cluster logs {assignment.folder}"
+        text = f"{state.name}: {state.state}{why} (job {state.job}; {logs})"
         ended(assignment, PerfexpError(text))
         return
     if (tracker := _later(assignment)) is not None:
@@ -202,7 +206,9 @@ def _later(assignment: Assignment) -> Tracker | None:
     """
     tracker: Tracker = config.build(assignment.plan.tracking)
     uri = tracker.settings.get("uri")
-    return tracker if uri is not None and store.database(uri) is not None else None
+    if uri is not None and store.database(uri) is not None:
+        return tracker
+    return None
 
 
 def submit(
@@ -229,19 +235,16 @@ def submit(
     for group in alike.values():
         for start in range(0, len(group), most):
             array = group[start : start + most]
-            script, options = (
-                _script(array, paths, settings),
-                _options(array, paths, sweep, settings),
-            )
+            script = _script(array, paths, settings)
+            options = _options(array, paths, sweep, settings)
             with interrupts.held():  # jobs missing from the file would be lost
                 job = slurm.submit(script, [*options, *gate])
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
                 kind = array[0].assignment.plan.gpu_name
-                numbered = [(run.number, f"{job}_{index}") for index, run in enumerate(array)]
-                entries = [
-                    SubmittedRun(run=run, job=name, gpu=kind, submitted=now)
-                    for run, name in numbered
-                ]
+                entries = []
+                for index, run in enumerate(array):
+                    name = f"{job}_{index}"
+                    entries.append(SubmittedRun(run=run.number, job=name, gpu=kind, submitted=now))
                 job_states.append(paths, entries)
             yield job, array
 
@@ -287,7 +290,8 @@ def _script(runs: Sequence[SweepElement], paths: SweepPaths, settings: SlurmSett
     script = "\n".join(lines)
     if len(script.encode()) > _MOST_SCRIPT_BYTES:
         raise UserError(
-            f"The script of {units.counted(len(runs), 'run')} is too long for SLURM: sweep in parts."
+            f"The script of {units.counted(len(runs), 'run')} is too long for SLURM: sweep in "
+            "parts."
         )
     return script
 
@@ -312,11 +316,14 @@ def dependency(after: Any) -> list[str]:
         first = ended[0]
         why = f": {first.why}" if first.why else ""
         raise UserError(
-            f"hydra.launcher.after={text}: {units.counted(len(ended), 'run')} of {folder} did not succeed "
-            f"({first.name}: {first.state}{why}). Repeat that sweep, or leave hydra.launcher.after out."
+            f"hydra.launcher.after={text}: {units.counted(len(ended), 'run')} of {folder} did not "
+            f"succeed ({first.name}: {first.state}{why}). Repeat that sweep, or leave "
+            "hydra.launcher.after out."
         )
     waiting = sorted({state.job for state in states if state.state is not JobState.done})
-    return [f"--dependency=afterok:{':'.join(waiting)}"] if waiting else []
+    if not waiting:
+        return []
+    return [f"--dependency=afterok:{':'.join(waiting)}"]
 
 
 def _sweep(text: str) -> tuple[Sweep, Path]:
@@ -330,8 +337,8 @@ def _sweep(text: str) -> tuple[Sweep, Path]:
     stages = sorted(_sweeps_of(text), key=lambda pair: pair[0].started)
     if not stages:
         raise UserError(
-            f"hydra.launcher.after={text}: no sweep of a stage {text!r} in {_OUTPUTS}, and no sweep.json there; name a "
-            "stage (sanity), the folder of a sweep, or the ids of jobs."
+            f"hydra.launcher.after={text}: no sweep of a stage {text!r} in {_OUTPUTS}, and no "
+            "sweep.json there; name a stage (sanity), the folder of a sweep, or the ids of jobs."
         )
     return stages[-1]
 

@@ -105,12 +105,14 @@ class Campaign(ABC):
         """
         if assignment.overwrites:
             raise UserError(
-                "--overwrite is not for runs in processes of their own: choose another output_dir=DIR."
+                "--overwrite is not for runs in processes of their own: choose another "
+                "output_dir=DIR."
             )
-        if secret := next((text for text in command if credentials.is_masked(text)), None):
+        if secret := next(filter(credentials.is_masked, command), None):
             key = secret.partition("=")[0]
             raise UserError(
-                f"{key} has a credential, which a job's script would show; set it in the environment."
+                f"{key} has a credential, which a job's script would show; set it in the "
+                "environment."
             )
         self.runs.append(self._run(assignment, cluster, command))
 
@@ -162,7 +164,9 @@ def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
     """
     left_out = ("output_dir",) if sends else ("output_dir", "tracking")
     kept = [text for text in command if key_of(text).split(".")[0] not in left_out]
-    return kept if sends else [*kept, "tracking=none"]
+    if sends:
+        return kept
+    return [*kept, "tracking=none"]
 
 
 class Element:
@@ -211,7 +215,9 @@ class Element:
         A job succeeds even if a tracker did not accept the record, because the record is complete.
         """
         if interrupts.last() != signal.SIGUSR2 or exit_code != 130:
-            return 0 if exit_code == 3 and self._is_job else exit_code
+            if exit_code == 3 and self._is_job:
+                return 0
+            return exit_code
         job = job_id()
         text = f": job {job} is queued again for the rest."
         if not self._requeues or job is None:

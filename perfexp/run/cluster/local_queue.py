@@ -71,7 +71,8 @@ class LocalCampaign(Campaign):
     ) -> SweepElement:
         if assignment.plan.ranks > 1:
             raise UserError(
-                "hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes out."
+                "hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes "
+                "out."
             )
         overrides = [*overrides_of(command, sends=True), f"host_sharing={self._sharing}"]
         return SweepElement(assignment=assignment, overrides=overrides, cluster=cluster)
@@ -92,7 +93,9 @@ class LocalCampaign(Campaign):
                     running[_start(slot, run, sweep_run.paths)] = slot, run
                     console.note(f"{run.assignment.name}: on GPU {slot.visible}")
                 time.sleep(_LOOK_SECONDS)
-                for process in [process for process in running if process.poll() is not None]:
+                for process in list(running):
+                    if process.poll() is None:
+                        continue
                     slot, run = running.pop(process)
                     free.append(slot)
                     _collect(run, process.returncode, sweep_run.paths, console, ended)
@@ -131,7 +134,8 @@ def slots(gpus: Any) -> list[Slot]:
     if gpus == "all":
         if not boards:
             raise UserError(
-                "hydra.launcher.gpus=all: the NVIDIA driver lists no GPU here; set a number of processes."
+                "hydra.launcher.gpus=all: the NVIDIA driver lists no GPU here; set a number of "
+                "processes."
             )
         return boards
     indices = range(gpus) if type(gpus) is int else gpus
@@ -142,7 +146,8 @@ def slots(gpus: Any) -> list[Slot]:
         and all(type(index) is int and 0 <= index < _MOST_GPUS for index in indices)
     ):
         raise UserError(
-            f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as [0,1]."
+            f"hydra.launcher.gpus={gpus}: set all, a number of GPUs, or a list of indices such as "
+            "[0,1]."
         )
     if boards and max(indices) >= len(boards):
         raise UserError(
@@ -159,14 +164,11 @@ def _boards() -> list[Slot]:
     boards = [Slot(visible=uuid, cores=_cores(bus)) for uuid, bus in nvml.places()]
     if visible is None:
         return boards
-    by_name = {str(index): board for index, board in enumerate(boards)} | {
-        board.visible: board for board in boards
-    }
-    return [
-        by_name.get(name.strip(), Slot(visible=name.strip()))
-        for name in visible.split(",")
-        if name.strip()
-    ]
+    by_name: dict[str, Slot] = {}
+    for index, board in enumerate(boards):
+        by_name[str(index)] = by_name[board.visible] = board
+    names = filter(None, map(str.strip, visible.split(",")))
+    return [by_name.get(name, Slot(visible=name)) for name in names]
 
 
 def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int]:

@@ -22,7 +22,10 @@ USES = ("nodes", "idle", "busy", "others")
 #: Short names for states of busy nodes; in other states except `idle`, nodes run no jobs.
 _BUSY = ("alloc", "mix", "comp", "plnd", "resv")
 #: Program of the test job: import what a worker imports, and print host and versions.
-_IMPORTS = "import platform, perfexp, torch; print(platform.node(), perfexp.__version__, torch.__version__)"
+_IMPORTS = (
+    "import platform, perfexp, torch; "
+    "print(platform.node(), perfexp.__version__, torch.__version__)"
+)
 
 
 def mapped(site: Cluster, kind: str) -> ClusterGpu:
@@ -69,7 +72,8 @@ def preparation(site: Cluster) -> Iterator[str]:
     for module in site.modules:
         yield f"module load {shlex.quote(module)} || exit 2"
     if site.scratch:
-        yield f"mkdir -p {site.scratch} && export TMPDIR={site.scratch} || exit 2  # the node expands variables"
+        folder = site.scratch
+        yield f"mkdir -p {folder} && export TMPDIR={folder} || exit 2  # the node expands variables"
     yield from site.setup
 
 
@@ -100,11 +104,11 @@ def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
     If it maps none, use the `kinds` that occur in the GRES of nodes.
     """
     nodes = slurm.nodes()
-    types = gpu_types(nodes)
-    return [
-        _offer(cluster, kind, nodes)
-        for kind in cluster.gpus or [kind for kind in kinds if kind in types]
-    ]
+    mapped_kinds = list(cluster.gpus)
+    if not mapped_kinds:
+        types = gpu_types(nodes)
+        mapped_kinds = [kind for kind in kinds if kind in types]
+    return [_offer(cluster, kind, nodes) for kind in mapped_kinds]
 
 
 def gpu_types(nodes: Sequence[Node]) -> set[str]:
@@ -126,7 +130,7 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
     requested = requests(cluster, kind)
     options = dict(text.lstrip("-").partition("=")[::2] for text in requested)
     states = {node.name: node.state for node in nodes if _fits(node, options)}
-    uses = Counter(_use(state) for state in states.values())
+    uses = Counter(map(_use, states.values()))
     return Offer(
         kind=kind,
         requests=requested,
@@ -137,7 +141,9 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
 def _use(state: str) -> str:
     if state == "idle":
         return state
-    return "busy" if state.startswith(_BUSY) else "others"
+    if state.startswith(_BUSY):
+        return "busy"
+    return "others"
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:

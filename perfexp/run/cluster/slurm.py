@@ -119,8 +119,8 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
             )
         except FileNotFoundError as error:
             raise UserError(
-                f"{command[0]} is not on the PATH: run this on a machine that submits to SLURM, or leave "
-                "hydra/launcher=slurm out."
+                f"{command[0]} is not on the PATH: run this on a machine that submits to SLURM, or "
+                "leave hydra/launcher=slurm out."
             ) from error
         except subprocess.TimeoutExpired as error:
             queued = (
@@ -154,7 +154,9 @@ def max_array_size() -> int:
     found = re.search(
         r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE
     )
-    return int(found[1]) if found else _MAX_ARRAY_SIZE
+    if found:
+        return int(found[1])
+    return _MAX_ARRAY_SIZE
 
 
 def cancel(name: str, jobs: Sequence[str]) -> None:
