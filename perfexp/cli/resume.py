@@ -186,8 +186,10 @@ def _key_of(word: str) -> str:
 
 def _name_files(words: Sequence[str]) -> bool:
     """Return whether a word may name something in the current folder by a relative path."""
-    here = [".", "..", *(path.name for path in Path.cwd().iterdir())]
-    names = "|".join(re.escape(name.replace("\\", "")) for name in here)
-    entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
     plain = [word.replace("\\", "").replace("file://", " ") for word in words]
+    whole = "\n".join(plain)
+    here = (path.name.replace("\\", "") for path in Path.cwd().iterdir())
+    # of a million names few are in the command: a pattern of all would take minutes
+    names = "|".join(map(re.escape, [".", "..", *(name for name in here if name in whole)]))
+    entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
     return any("${" in word or entry.search(word) for word in plain)

@@ -33,7 +33,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Limit on a command that is shown, in characters: nobody types more.
 _MAX_SHOWN = 50_000
 #: Texts that a terminal or a shell shows or reads as something else.
-_AMBIGUOUS = ("  ", "\\'", "!")
+_AMBIGUOUS = ("  ", "\\'", "\\\\", "!")
 #: Categories of visible characters. Some letters and a symbol are blank all the same.
 _VISIBLE, _BLANK = "LNPS", "\u115f\u1160\u2800\u3164\uffa0"
 #: What msgspec raises for content that is not of the expected type.
@@ -151,7 +151,7 @@ def command_line(words: Sequence[str]) -> str | None:
     """Return a perfexp command line that a terminal shows, and any shell reads, as it is.
 
     None if there is no such line. For example, characters are invisible, or a backslash precedes a
-    quote, which fish takes for an escape. csh replaces `!` in quotes, too.
+    quote or another one, which fish takes for an escape. csh replaces `!` in quotes, too.
     """
     line = shlex.join(["perfexp", *words])
     is_ambiguous = any(text in line for text in _AMBIGUOUS) or not all(map(_is_visible, line))
