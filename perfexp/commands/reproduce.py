@@ -42,6 +42,8 @@ from perfexp.run import container
 
 #: Fresh processes that measure a small run again at least, and the largest number of points of a small run.
 _PROCESSES, _FEW_POINTS = 5, 3
+#: Largest number of processes that a record may choose: it may be somebody else's.
+_MOST_PROCESSES = 100
 
 
 @app.command()
@@ -273,7 +275,10 @@ def _default_processes(record: Record) -> int | None:
     is_long = record.plan.get("epochs") or has_ranks
     if is_long or sum(key.replicate == 0 for key in timed) > _FEW_POINTS:
         return None
-    return max(_PROCESSES, len({key.replicate for key in timed}))
+    processes = max(_PROCESSES, len({key.replicate for key in timed}))
+    if processes > _MOST_PROCESSES:
+        raise UserError(f"The record is of {processes} processes: set --processes=N.")
+    return processes
 
 
 def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproduction | None:

@@ -147,13 +147,13 @@ def printable(line: str) -> str:
     )
 
 
-def command_line(words: Sequence[str]) -> str | None:
-    """Return a perfexp command line that a terminal shows, and any shell reads, as it is.
+def command_line(words: Sequence[str], program: Sequence[str] = ("perfexp",)) -> str | None:
+    """Return a command line that a terminal shows, and any shell reads, as it is.
 
     None if there is no such line. For example, characters are invisible, or a backslash precedes a
     quote or another one, which fish takes for an escape. csh replaces `!` in quotes, too.
     """
-    line = shlex.join(["perfexp", *words])
+    line = shlex.join([*program, *words])
     is_ambiguous = any(text in line for text in _AMBIGUOUS) or not all(map(_is_visible, line))
     return None if is_ambiguous or len(line) > _MAX_SHOWN else line
 
