@@ -65,7 +65,7 @@ def is_regular(path: Path) -> bool:
     """Whether a path is a regular file, and not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in its name
         return False
 
 
