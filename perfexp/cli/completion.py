@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -38,6 +39,8 @@ _FLAGS = (
 )
 #: Keys whose values are folders.
 _FOLDERS = ("output_dir", "resume", "data.root", "model.weights_dir", "speed_dir")
+#: Folder names that no shell and no terminal reads as something else; bash inserts a candidate as it is.
+_PLAIN = re.compile(r"[\w@%+=:,.-]+")
 #: Scripts by shell. Words are passed as the user typed them and never evaluated.
 _SCRIPTS = {
     "bash": """_perfexp() {
@@ -121,11 +124,14 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
 
 
 def _folders(word: str) -> list[str]:
-    """Return the folders that complete a path, each with a slash at its end."""
+    """Return the folders with plain names that complete a path, each with a slash at its end.
+
+    The shell's own completion has the others, in quotes.
+    """
     start, slash, _ = word.rpartition("/")
     parent = start + slash
     try:
         paths = filter(Path.is_dir, Path(parent or ".").expanduser().iterdir())
-        return [f"{parent}{path.name}/" for path in paths]
+        return [f"{parent}{path.name}/" for path in paths if _PLAIN.fullmatch(path.name)]
     except OSError:
         return []

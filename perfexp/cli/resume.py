@@ -15,8 +15,8 @@ from perfexp.cli import own_models
 from perfexp.errors import UserError
 from perfexp.host import foreign
 from perfexp.plan import plan_file
-from perfexp.plan.flags import CONFIG_DIR, MULTIRUN
-from perfexp.plan.override_keys import key_of
+from perfexp.plan.flags import CONFIG_DIR
+from perfexp.plan.override_keys import key_of, line_to_type
 from perfexp.plan.overrides import quoted
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, SweepPaths
@@ -84,7 +84,7 @@ class Begun(NamedTuple):
             )
         else:
             return
-        line = foreign.command_line(typing) if all(map(_is_override, words)) else None
+        line = foreign.command_line(typing) if line_to_type(words) else None
         if line is None:
             raise UserError(
                 f"{subject}: {why}. Its command can't be shown: it is too long, or a terminal or a "
@@ -94,11 +94,6 @@ class Begun(NamedTuple):
             f"{subject}: {why}. Nothing was run. To go on, type its command if you trust "
             f"it:\n{line}"
         )
-
-
-def _is_override(word: str) -> bool:
-    """Return whether a word is an override or a flag of one, and not the name of a command."""
-    return "=" in word or word.startswith("~") or word in MULTIRUN
 
 
 def with_resumed(arguments: Sequence[str]) -> list[str]:
@@ -189,8 +184,10 @@ def _key_of(word: str) -> str:
 
 def _name_files(words: Sequence[str]) -> bool:
     """Return whether a word may name something in the current folder by a relative path."""
-    here = [".", "..", *(path.name for path in Path.cwd().iterdir())]
-    names = "|".join(re.escape(name.replace("\\", "")) for name in here)
-    entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
     plain = [word.replace("\\", "").replace("file://", " ") for word in words]
+    whole = "\n".join(plain)
+    here = (path.name.replace("\\", "") for path in Path.cwd().iterdir())
+    # of a million names few are in the command: a pattern of all would take minutes
+    names = "|".join(map(re.escape, [".", "..", *(name for name in here if name in whole)]))
+    entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
     return any("${" in word or entry.search(word) for word in plain)

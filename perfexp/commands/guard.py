@@ -1,8 +1,8 @@
-"""A guard in front of MLflow's server against requests from foreign web pages.
+"""A guard in front of MLflow's server against requests from foreign web pages, and for foreign stores.
 
 MLflow's own checks are not enough. Its default host list has patterns that also match names: `10.*`
 matches 10.evil.example. Besides, any page served from this machine, on any port, may read and
-write.
+write. The server also sends files from wherever the store says that a run's artifacts are.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from perfexp.report.tracking import store
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 #: Name of the MLflow plugin, and the variable in which MLflow's command line passes the hosts.
 APPLICATION, HOSTS_VARIABLE = "perfexp-guard", "MLFLOW_SERVER_ALLOWED_HOSTS"
+#: Variable with the store that the server shows.
+STORE_VARIABLE = "MLFLOW_BACKEND_STORE_URI"
+#: Artifact places that name another place in the same store, which is checked in its turn.
+_NAMES = ("runs:", "models:")
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -33,7 +39,27 @@ def create_app() -> Application:
     """Return MLflow's application behind the guard; uvicorn calls this."""
     from mlflow.server.fastapi_app import app
 
+    _refuse_foreign_places(os.environ[STORE_VARIABLE])
     return Guard(app, os.environ[HOSTS_VARIABLE].split(","))
+
+
+def _refuse_foreign_places(uri: str) -> None:
+    """Make MLflow refuse artifacts outside of the store in this process.
+
+    Somebody else may have written the store, or may send a request that creates an experiment.
+    """
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
+
+    repository = _artifact_repository_registry.get_artifact_repository
+
+    def checked(artifact_uri: str, *others: Any, **options: Any) -> Any:
+        if not artifact_uri.startswith(_NAMES) and store.is_foreign_place(artifact_uri, uri):
+            raise MlflowException("These artifacts are outside of the store.", PERMISSION_DENIED)
+        return repository(artifact_uri, *others, **options)
+
+    _artifact_repository_registry.get_artifact_repository = checked
 
 
 def write_plugin(folder: Path) -> None:

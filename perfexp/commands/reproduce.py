@@ -46,6 +46,8 @@ from perfexp.run import container
 _PROCESSES = 5
 #: Largest number of points in a small run.
 _FEW_POINTS = 3
+#: Largest number of processes that a record may choose: it may be somebody else's.
+_MOST_PROCESSES = 100
 
 
 @app.command()
@@ -300,7 +302,10 @@ def _default_processes(record: Record) -> int | None:
     )
     if record.plan.get("epochs") or has_ranks or points[0] > _FEW_POINTS:
         return None
-    return max(_PROCESSES, len(points))
+    processes = max(_PROCESSES, len(points))
+    if processes > _MOST_PROCESSES:
+        raise UserError(f"The record is of {processes} processes: set --processes=N.")
+    return processes
 
 
 def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproduction | None:

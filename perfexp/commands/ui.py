@@ -20,7 +20,14 @@ from typing import IO, Annotated, Any
 import typer
 
 from perfexp.commands.app import Uri, app, echo
-from perfexp.commands.guard import APPLICATION, EVERYWHERE, LOOPBACK, accepted_hosts, write_plugin
+from perfexp.commands.guard import (
+    APPLICATION,
+    EVERYWHERE,
+    LOOPBACK,
+    STORE_VARIABLE,
+    accepted_hosts,
+    write_plugin,
+)
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.credentials import hide, mask
@@ -153,7 +160,7 @@ def _environment(uri: str) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         write_plugin(Path(folder))
         yield variables | {
-            "MLFLOW_BACKEND_STORE_URI": uri,
+            STORE_VARIABLE: uri,
             # without language-model jobs: 2 processes and 0.5 GB instead of 15 and 2.7 GB
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             **store.mlflow_environment(),

@@ -34,7 +34,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Limit on a command that is shown, in characters: nobody types more.
 _MAX_SHOWN = 50_000
 #: Texts that a terminal or a shell shows or reads as something else.
-_AMBIGUOUS = ("  ", "\\'", "!")
+_AMBIGUOUS = ("  ", "\\'", "\\\\", "!")
 #: Categories of visible characters. Some letters and a symbol are blank all the same.
 _VISIBLE, _BLANK = "LNPS", "\u115f\u1160\u2800\u3164\uffa0"
 #: What msgspec raises for content that is not of the expected type.
@@ -66,7 +66,7 @@ def is_regular(path: Path) -> bool:
     """Whether a path is a regular file, and not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in its name
         return False
 
 
@@ -157,13 +157,13 @@ def printable(line: str) -> str:
     )
 
 
-def command_line(words: Sequence[str]) -> str | None:
-    """Return a perfexp command line that a terminal shows, and any shell reads, as it is.
+def command_line(words: Sequence[str], program: Sequence[str] = ("perfexp",)) -> str | None:
+    """Return a command line that a terminal shows, and any shell reads, as it is.
 
     None if there is no such line. For example, characters are invisible, or a backslash precedes a
-    quote, which fish takes for an escape. csh replaces `!` in quotes, too.
+    quote or another one, which fish takes for an escape. csh replaces `!` in quotes, too.
     """
-    line = shlex.join(["perfexp", *words])
+    line = shlex.join([*program, *words])
     is_ambiguous = any(text in line for text in _AMBIGUOUS) or not all(map(_is_visible, line))
     if is_ambiguous or len(line) > _MAX_SHOWN:
         return None

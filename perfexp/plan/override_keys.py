@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfexp.host import foreign
+from perfexp.plan.flags import MULTIRUN
+
 #: Keys that concern output, appearance or profiling, and not the measurement.
 NOT_MEASURED = (
     *("profiler", "output_dir", "speed_dir", "export", "compare", "stage", "tracking", "quiet"),
@@ -50,6 +53,21 @@ def is_measured(argument: str) -> bool:
 def key_of(argument: str) -> str:
     """Return the key of an override, without `+` and `~`."""
     return argument.lstrip("+~").partition("=")[0]
+
+
+def line_to_type(
+    stored: Sequence[str], program: Sequence[str] = ("perfexp",), *, in_turn: bool = False
+) -> str | None:
+    """Return the command line that repeats a stored command; None if it can't be shown.
+
+    Anybody may have stored it: words are shown only if they are overrides or flags of them, and not
+    the name of another command.
+
+    Args:
+        in_turn: whether it is one of `perfexp ab`.
+    """
+    is_plain = all("=" in word or word.startswith("~") or word in MULTIRUN for word in stored)
+    return foreign.command_line(stored, program) if is_plain or in_turn else None
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from perfexp.host import foreign
 from perfexp.records.grid import Column, Grid
 from perfexp.records.point_times import DEVICE_TIMES, first_median
 from perfexp.records.profile_keys import WHOLE, is_profile, profiled_key
@@ -19,6 +22,8 @@ from perfexp.records.units import counted, digits, format_seconds
 _ROWS = 10
 #: Character limit for kernel names, which may have thousands.
 _LONGEST = 72
+#: Tools of a marked call, and their words up to the program that they profile.
+_TOOLS, _OPTION = ("nsys", "ncu"), re.compile("profile|-.*")
 #: Meaning of operator times, by torch.profiler's sort column.
 _OWN_TIME = {
     "self_cpu_seconds": (
@@ -120,10 +125,18 @@ def _top(rows: Sequence[_Row], names: int | None, what: str) -> str:
 
 
 def commands(record: Record) -> list[str]:
-    """Return command lines that profile a marked call."""
+    """Return command lines that profile a marked call, without those that do something else."""
     lines: list[str] = []
     for _, profile in profiles(record):
-        lines += map(one_line, map(str, (profile.commands or {}).values()))
+        for tool, line in (profile.commands or {}).items():
+            with suppress(ValueError):
+                words = shlex.split(str(line))
+                start = words.index("python")
+                is_plain = tool in _TOOLS and words[start:][:3] == ["python", "-m", "perfexp"]
+                is_plain &= all(map(_OPTION.fullmatch, words[1:start]))
+                is_plain &= all("=" in word or word[:1] in "~-" for word in words[start + 3 :])
+                if is_plain and foreign.command_line(words[1:], (tool,)) == line:
+                    lines.append(line)
     return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from perfexp.comparison import sweep_verdicts
 from perfexp.errors import UserError
 from perfexp.host import gpu_sheets
 from perfexp.host.installation import conf_dir
+from perfexp.plan.override_keys import key_of, line_to_type
 from perfexp.records import profile_summary, quantities, sweep_summary, units, wording
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.grid import Commands, Grid, Section
@@ -266,12 +266,19 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _again(record: Record) -> Iterator[Section]:
     """Yield the command that measures this run alone, into a new folder."""
-    words = ["python", "-m", "perfexp"]
-    for override in record.command:
-        if override.lstrip("+").partition("=")[0] != "output_dir":
-            words.append(override)
+    words = [word for word in record.command if key_of(word) != "output_dir"]
     if record.sweep:
         words.append("hydra.mode=RUN")  # an experiment file may set a sweep
     if record.plan.get("stage"):
         words.append("stage=null")
-    yield Section("to measure it again", Commands([shlex.join(words)]))
+    yield to_repeat(line_to_type(words, program=("python", "-m", "perfexp")))
+
+
+def to_repeat(line: str | None) -> Section:
+    """Return the section with the command that measures again.
+
+    Args:
+        line: the command; None if it can't be shown.
+    """
+    content = ["its command can't be shown"] if line is None else Commands([line])
+    return Section("to measure it again", content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from perfexp.host import credentials, interrupts
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.host.files import write_atomically
 from perfexp.plan import config, naming
-from perfexp.plan.override_keys import differing_keys, key_of, measures_the_same
+from perfexp.plan.override_keys import differing_keys, key_of, line_to_type, measures_the_same
 from perfexp.records.analysis import SweepAnalysis
 from perfexp.records.paths import RunPaths, SweepPaths
 from perfexp.records.record import Record, Status, SweepMembership, timestamp
@@ -121,7 +120,10 @@ class SweepRun:
         today = [key for key in map(key_of, command) if key in self.axes]
         is_same = measures_the_same(sweep.command, _as_stored(command, sweep.command))
         if not is_same or before != today:  # the order numbers the runs
-            what = f"{self.paths.root} holds another sweep: {shlex.join(sweep.command)}"
+            line = (
+                line_to_type(sweep.command, in_turn=sweep.in_turn) or "its command can't be shown"
+            )
+            what = f"{self.paths.root} holds another sweep: {line}"
             advice = "Choose another output_dir, or repeat that command to continue it"
             if keys := differing_keys(sweep.command, command):
                 advice += f"; yours differs in {', '.join(keys)}"

@@ -39,6 +39,18 @@ def test_candidates_begin_with_the_word(words, among, others, tmp_path, monkeypa
     assert all(text.startswith(words[-1]) for text in found)
 
 
+@pytest.mark.parametrize("name", ["$(touch x)", "`x`", "a;x", "a\nb", "\x1b]0;x\x07", "a b", "!x"])
+def test_a_folder_that_a_shell_reads_as_code_is_no_candidate(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (name, "größe-1.5_x"):
+        (tmp_path / folder).mkdir()
+    for words in (["show", ""], ["resume="], ["--config-dir="]):
+        assert [text.rpartition("=")[2] for text in completion.candidates(words)][-1:] == [
+            "größe-1.5_x/"
+        ]
+        assert not [text for text in completion.candidates(words) if name in text]
+
+
 def test_a_shell_gets_a_line_for_each_candidate(capsys):
     assert dispatch(["--complete", "gpu=h1"]) == 0
     assert "gpu=h100\n" in capsys.readouterr().out

@@ -43,6 +43,8 @@ def server(tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     folder = tmp_path_factory.mktemp("guarded")
+    folder = folder / "outputs"
+    folder.mkdir()
     uri = f"sqlite:///{folder}/mlflow.db"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -65,7 +67,7 @@ def server(tmp_path_factory):
     )
     try:
         assert any(line.startswith("Ctrl-C") for line in ui.stdout)
-        yield SimpleNamespace(port=port, process=psutil.Process(ui.pid), store=uri)
+        yield SimpleNamespace(port=port, process=psutil.Process(ui.pid), store=uri, folder=folder)
     finally:
         ui.send_signal(signal.SIGINT)
         ui.wait(30)
@@ -192,6 +194,32 @@ def test_pages_embed_nothing_but_link_here(site, ask, server):
     document = [*headers, ("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "document")]
     assert ask("GET", "/", document)[0] == 200
     assert ask("POST", CREATE, document, b'{"name": "by a form"}')[0] == 403
+
+
+def test_files_outside_of_the_store_are_not_sent(ask, server, tmp_path):
+    """Who writes the store, or asks for an experiment, says where a run's artifacts are."""
+    host = ("Host", f"127.0.0.1:{server.port}")
+
+    def post(what, **content):
+        path = f"/api/2.0/mlflow/{what}"
+        return json.loads(ask("POST", path, [host], json.dumps(content).encode())[2])
+
+    answers = []
+    for number, folder in enumerate((tmp_path, server.folder / "mlartifacts")):
+        experiment = post(
+            "experiments/create", name=f"x{number}", artifact_location=folder.as_uri()
+        )
+        run = post("runs/create", start_time=1, **experiment)["run"]["info"]["run_id"]
+        (folder / run / "artifacts").mkdir(parents=True)
+        (folder / run / "artifacts" / "secret").write_text("hunter2")
+        for path in (
+            f"/get-artifact?path=secret&run_uuid={run}",
+            f"/api/2.0/mlflow/artifacts/list?run_id={run}",
+        ):
+            answers.append(ask("GET", path, [host])[2])
+    assert not [answer for answer in answers[:2] if b"hunter2" in answer or b"secret" in answer]
+    assert answers[2] == b"hunter2"
+    assert b"secret" in answers[3]
 
 
 def test_a_socket_of_another_page_is_refused(ask, server):

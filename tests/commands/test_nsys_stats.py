@@ -139,6 +139,19 @@ def test_profile_and_tool_may_be_relative_paths(nsys, profile, monkeypatch):
     assert (profile.parent / "train_cuda_gpu_kern_sum.csv").exists()
 
 
+def test_a_folder_that_is_named_like_an_option_is_none(nsys, profile, monkeypatch):
+    """Below the current folder, `--output=/elsewhere/train.nsys-rep` is a relative path."""
+    tool = nsys()
+    folder = profile.parent / "--output=" / "elsewhere"
+    folder.mkdir(parents=True)
+    profile.rename(folder / profile.name)
+    monkeypatch.chdir(profile.parent)
+    assert commands.run(["nsys-stats", ".", "-r", "cuda_gpu_kern_sum"]) == 0
+    words = [word for call in tool.calls for word in call]
+    assert [word for word in words if word.endswith(profile.name)]
+    assert not [word for word in words if word.startswith("--output=/elsewhere")]
+
+
 @pytest.mark.parametrize("name", ["train.sqlite", "train_cuda_api_sum.csv", "train_ranges.csv"])
 def test_what_no_run_left_is_replaced_only_by_force(nsys, profile, capsys, name):
     tool = nsys()

@@ -286,6 +286,21 @@ def test_image_runs_without_network_and_its_digest_is_recorded(run, monkeypatch)
     assert image["reference"] == f"perfexp:1@sha256:{'ab' * 32}"
 
 
+def test_a_record_chooses_no_thousand_processes(run):
+    record = Record.load(Path("x"))
+    timed = next(point for point in record.points if point.key.is_timed)
+    for number in range(101):
+        key = msgspec.structs.replace(timed.key, replicate=number)
+        if number:
+            record.points.append(msgspec.structs.replace(timed, key=key))
+    record.points[:] = {point.key: point for point in record.points}.values()
+    Path("x/record.json").write_bytes(record.to_json())
+    code, printed = run(*AGAIN, "--dry-run")
+    assert code == 2
+    assert "The record is of 101 processes: set --processes=N." in printed
+    assert run(*AGAIN, "--dry-run", "--processes=7")[0] == 0
+
+
 def test_a_sweeps_run_is_reproduced_without_its_sweep(run):
     record = Record.load(Path("x"))
     shutil.copytree("x", "z")

@@ -112,6 +112,10 @@ def test_a_shown_command_is_read_by_a_shell_as_it_was_stored():
     assert shlex.split(foreign.command_line(words)) == ["perfexp", *words]
 
 
-@pytest.mark.parametrize("text", [*INVISIBLE, "\\'\"; touch x #", "!ls", "x" * 60_000])
+def test_a_name_with_a_nul_is_no_file(tmp_path):
+    assert not foreign.is_regular(tmp_path / "a\0.csv")
+
+
+@pytest.mark.parametrize("text", [*INVISIBLE, "\\'\"; touch x #", "\\\\x", "!ls", "x" * 60_000])
 def test_a_command_that_could_be_taken_for_another_is_not_shown(text):
     assert foreign.command_line([f"model.name=a{text}b"]) is None

@@ -6,10 +6,11 @@ import subprocess
 
 import pytest
 
+from perfexp.records import profile_summary
 from perfexp.records.analysis import Analysis
 from perfexp.records.diagnostics import Diagnostic, make
 from perfexp.records.grid import WIDTH, Column, Grid
-from perfexp.records.record import Metric
+from perfexp.records.record import Key, Metric, Point, Status
 from perfexp.report import markdown
 from perfexp.report.console import Console
 from perfexp.report.sections import sections
@@ -26,6 +27,46 @@ def test_it_says_what_was_measured_where_and_by_what(build: Builder) -> None:
         "ms ± ",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["clean", "--yes", "/home"],
+        ["model=x", "ui"],
+        ["model=a\\'\"; touch x #"],
+        ["model=a\u3164b"],
+        ["--help"],
+    ],
+)
+def test_a_command_that_is_no_measurement_is_not_shown(command, make_record) -> None:
+    text = markdown.markdown(Analysis.of(make_record(command=command)))
+    assert "its command can't be shown" in text
+    assert command[-1] not in text
+
+
+_MEASURING = "python -m perfexp model=x"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_shown"),
+    [
+        (f"nsys profile --trace=cuda {_MEASURING} 'hydra.mode=RUN x'", True),
+        (f"nsys profile --trace=cuda {_MEASURING}; rm -rf x", False),
+        (f"nsys profile rm -rf x {_MEASURING}", False),
+        ("nsys profile python -c 1", False),
+        (f"nsys profile {_MEASURING} clean", False),
+        (f"ncu {_MEASURING}", False),
+        ("nsys profile 'python", False),
+    ],
+)
+def test_only_a_profilers_command_is_shown_as_one(line, is_shown, make_record) -> None:
+    key = Key(phase="inference_profile", input_size=[224, 224], batch_size=1, precision="fp32")
+    point = Point(key=key, status=Status.OK)
+    point.facts["profile"] = {"profiler": "nvtx", "commands": {"nsys": line}}
+    record = make_record()
+    record.points.append(point)
+    assert profile_summary.commands(record) == [line] * is_shown
 
 
 def test_percentile_without_an_interval_states_samples_needed(build: Builder) -> None:

@@ -203,7 +203,7 @@ def exported(tool: tools.Tool, report: Path) -> bytes:
     Raises `ProfilerFailed` if there are no kernels.
     """
     page = ("--csv", "--page", "raw", "--print-units", "base")
-    answer = tools.ask([tool.path, "--import", str(report), *page], _IMPORT_SECONDS)
+    answer = tools.ask([tool.path, "--import", str(report.absolute()), *page], _IMPORT_SECONDS)
     lines = list[str]()
     for line in answer.out.splitlines():
         if not line.startswith("==") and (lines or "Kernel Name" in line):

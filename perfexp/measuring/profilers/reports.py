@@ -118,7 +118,8 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
         made = Path(folder) / target.name  # next to the target, which survives a failure
         options = ("--type=sqlite", "--force-overwrite=true", f"--output={made}")
-        answer = ask([tool.path, "export", *options, str(source)], _SECONDS)
+        # a relative path could be read as an option
+        answer = ask([tool.path, "export", *options, str(source.absolute())], _SECONDS)
         if has_content(made):
             made.replace(target)
             return None

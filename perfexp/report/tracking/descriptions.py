@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from perfexp.host.files import safe_name
+from perfexp.plan.override_keys import line_to_type
 from perfexp.records import sweep_summary
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.fact_lookup import fact_at
-from perfexp.records.grid import Commands, Section, escape_markdown
+from perfexp.records.grid import Section, escape_markdown
 from perfexp.records.record import Record
 from perfexp.records.remarks import raised_diagnostics
 from perfexp.report import markdown, overview, sections
@@ -128,13 +128,14 @@ def of_points(part: Analysis) -> str:
 
 def of_sweep(whole: SweepAnalysis) -> str:
     """Describe a sweep: how many runs have ended, their results, and the command to repeat it."""
-    again = Commands([shlex.join(["python", "-m", "perfexp", *whole.sweep.command])])
+    sweep, program = whole.sweep, ("python", "-m", "perfexp")
+    again = line_to_type(sweep.command, program, in_turn=sweep.in_turn)
     return _note(
         whole.analyses[0].record.plan if whole.analyses else {},
         *_parts(
             *sections.of_sweep(whole),
             Section("not measured", sweep_summary.child_failures(whole)),
-            Section("to measure it again", again),
+            sections.to_repeat(again),
         ),
     )
 

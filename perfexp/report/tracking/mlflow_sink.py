@@ -6,7 +6,6 @@ import atexit
 import json
 import math
 import os
-import shlex
 import signal
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ import msgspec
 
 from perfexp.comparison.document import Comparison
 from perfexp.errors import UserError
+from perfexp.host import foreign
 from perfexp.host.credentials import hide, reveal, scrub
 from perfexp.host.installation import python_command
 from perfexp.records.analysis import Analysis, SweepAnalysis
@@ -166,10 +166,9 @@ class MlflowSink(Tracker):
         return [Path(line) for line in lines.splitlines()]
 
     def _again(self, folder: Path) -> str:
-        return (
-            f"Nothing is lost: its record is in {folder}; send it again with: perfexp sync "
-            f"{shlex.quote(str(folder))}{store.uri_option(self.uri)}"
-        )
+        text = f"Nothing is lost: its record is in {folder}; send it again"
+        line = foreign.command_line(["sync", str(folder)])
+        return f"{text} with: {line}{store.uri_option(self.uri)}" if line else text
 
     def _send(self, content: Payload, remedy: str) -> str:
         """Send a payload. Raise an error with the failure and its remedy in one message."""

@@ -18,6 +18,7 @@ import msgspec
 
 from perfexp.errors import UserError
 from perfexp.host import foreign
+from perfexp.host.files import safe_name
 from perfexp.records import units
 from perfexp.records.folders import run_folders
 from perfexp.records.paths import RunPaths, SweepPaths
@@ -64,7 +65,7 @@ class SubmittedRun(msgspec.Struct, kw_only=True):
 
 def job_name(sweep: str) -> str:
     """Return the name that all jobs of a sweep share in SLURM."""
-    return f"perfexp-{sweep}"
+    return f"perfexp-{safe_name(sweep)}"
 
 
 def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
