@@ -103,7 +103,8 @@ def measure(
             record = _measured_here(model, inputs, texts, console)
         elif inputs is not None:
             raise UserError(
-                f"inputs: other processes measure '{model}'; give its class a method example_inputs(batch_size)."
+                f"inputs: other processes measure '{model}'; give its class a method "
+                "example_inputs(batch_size)."
             )
         else:
             module, colon, _ = model.partition(":")

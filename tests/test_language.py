@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,36 @@ def test_names_of_tests_have_at_most_60_characters():
     ]
     assert len(names) > 2000
     assert [name for name in names if len(name) > 60] == []
+
+
+def test_lines_of_the_package_end_by_column_100():
+    long = [
+        f"{name}:{number}"
+        for name, path in MODULES.items()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 100
+    ]
+    assert long == []
+
+
+def test_few_classes_share_a_name():
+    names = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert len([name for name, count in names.items() if count > 1]) <= 12
+
+
+def test_statements_are_plain():
+    comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    found, lines = Counter(), 0
+    for path in MODULES.values():
+        text = path.read_text(encoding="utf-8")
+        lines += len(text.splitlines())
+        for node in ast.walk(ast.parse(text)):
+            found["comprehensions"] += isinstance(node, comprehensions)
+            found["conditional expressions"] += isinstance(node, ast.IfExp)
+    assert 1000 * found["comprehensions"] / lines <= 25
+    assert 1000 * found["conditional expressions"] / lines <= 15

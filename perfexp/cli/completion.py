@@ -39,7 +39,7 @@ _FLAGS = (
 )
 #: Keys whose values are folders.
 _FOLDERS = ("output_dir", "resume", "data.root", "model.weights_dir", "speed_dir")
-#: Folder names that no shell and no terminal reads as something else; bash inserts a candidate as it is.
+#: Folder names that shells and terminals read as they are; bash inserts a candidate unquoted.
 _PLAIN = re.compile(r"[\w@%+=:,.-]+")
 #: Scripts by shell. Words are passed as the user typed them and never evaluated.
 _SCRIPTS = {

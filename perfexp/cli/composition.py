@@ -173,7 +173,10 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
 
 
 def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration of a model without a file; keys of transformers are known when they are typed."""
+    """Return the configuration of a model without a file.
+
+    A Hugging Face model has the typed configuration keys.
+    """
     node = torchvision_names.node(name)
     if not name.startswith(torchvision_names.HF):
         return node

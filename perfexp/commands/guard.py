@@ -1,4 +1,4 @@
-"""A guard in front of MLflow's server against requests from foreign web pages, and for foreign stores.
+"""A guard in front of MLflow's server: against foreign web pages, and for foreign stores.
 
 MLflow's own checks are not enough. Its default host list has patterns that also match names: `10.*`
 matches 10.evil.example. Besides, any page served from this machine, on any port, may read and

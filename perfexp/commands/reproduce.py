@@ -100,7 +100,8 @@ def reproduce(
     """Measure a record's plan again and compare: REPRODUCED, DIFFERS, UNDECIDED or NOT COMPARABLE.
 
     Type the overrides of a record that you did not begin. The same command with the output_dir of
-    an attempt continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not comparable or refused.
+    an attempt continues it. Exit codes: 0 reproduced, 1 differs, 2 undecided, not comparable or
+    refused.
 
     Example: perfexp reproduce outputs/2026-11-28/100000-resnet50-b1
     """

@@ -375,7 +375,8 @@ class AttentionBackends:
             return report
         if not layers:
             raise UserError(
-                f"execution.attention={self.wanted}: the model calls no scaled_dot_product_attention; "
+                f"execution.attention={self.wanted}: the model calls no "
+                "scaled_dot_product_attention; "
                 "choose execution.attention=auto."
             )
         if all(layer.status is LayerStatus.fallback for layer in layers):
@@ -446,7 +447,7 @@ class AttentionBackends:
         if self._sole is not None:
             self._active.enter_context(_preferred(self._sole, self._device.kind))
             return
-        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        library: Any = torch.library.Library("aten", "IMPL")
         self._active.callback(library._destroy)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the replaced kernel

@@ -236,7 +236,7 @@ class Switches:
         """
         if algorithm == "benchmark":
             return replace(self, benchmark=True)
-        if algorithm == "onednn" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        if algorithm == "onednn" and not torch.backends.mkldnn.is_available():
             raise UserError("this torch has no oneDNN; choose algorithm=default.")
         return (
             replace(self, onednn=algorithm == "onednn")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -211,7 +213,8 @@ def calibrate(name: str, seconds: float, progress: Callable[[str], None]) -> tup
         table, _ = learn(geometries(), device, seconds, progress)
     if not table.counts:
         raise UserError(
-            "No kernel was observed: torch's profiler sees none here (another profiler may be running)."
+            "No kernel was observed: torch's profiler sees none here (another profiler may be "
+            "running)."
         )
     path = calibrated(table.architecture, table.cudnn)
     try:
@@ -237,7 +240,7 @@ def learn(
         if time.monotonic() - begun > seconds:
             break
         calls = _calls(geometry, device)
-        observed = proof.watch(lambda calls=calls: [plan(*reads) for _, _, plan, reads in calls])  # type: ignore[misc]
+        observed = proof.watch(partial(_run, calls))
         for which, name, plan, _ in calls:
             names = {bare(kernel) for kernel in observed.kernels.get(plan, ())}
             if names:
@@ -263,6 +266,11 @@ def counts_of(seen: Seen) -> dict[str, dict[str, Counts]]:
         named = dict(sorted(kernels[which, algorithm].items()))
         counts.setdefault(which, {})[algorithm] = Counts(calls=number, kernels=named)
     return counts
+
+
+def _run(calls: Sequence[tuple[Any, ...]]) -> None:
+    for _, _, plan, reads in calls:
+        plan(*reads)
 
 
 def _calls(

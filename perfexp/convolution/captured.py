@@ -77,7 +77,7 @@ def _captured(enqueue: Callable[[], object], device: torch.device) -> Iterator[c
     Raises:
         CaptureError: the work cannot be captured.
     """
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device)
     driver, address, graph = _driver(), c_void_p(stream.cuda_stream), c_void_p()
     with torch.cuda.stream(stream):
         _check(driver.cuStreamBeginCapture_v2(address, _RELAXED))

@@ -33,7 +33,8 @@ class Math(IntEnum):
 #: cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdFilterAlgo_t, in
 #: code order.
 _NAMES = {
-    Pass.forward: "implicit_gemm implicit_precomp_gemm gemm direct fft fft_tiling winograd winograd_nonfused",
+    Pass.forward: "implicit_gemm implicit_precomp_gemm gemm direct fft fft_tiling winograd "
+    "winograd_nonfused",
     Pass.backward_data: "algo_0 algo_1 fft fft_tiling winograd winograd_nonfused",
     Pass.backward_filter: "algo_0 algo_1 fft algo_3 winograd winograd_nonfused fft_tiling",
 }
@@ -144,7 +145,8 @@ class Library:
         missing = [name for name in _SIGNATURES if not hasattr(functions, name)]
         if missing:
             raise CudnnError(
-                f"this cuDNN has no v7 interface: {missing[0]} and {len(missing) - 1} more are missing"
+                f"this cuDNN has no v7 interface: {missing[0]} and {len(missing) - 1} more are "
+                "missing"
             )
         for name, types in _SIGNATURES.items():
             getattr(functions, name).argtypes = types
@@ -297,7 +299,7 @@ def why_no_cudnn(device: torch.device) -> str | None:
     """Return why cuDNN's algorithms cannot be chosen on a device; None if they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "cuDNN is for NVIDIA GPUs"
-    if not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.cudnn.is_available():
         return "this torch has no cuDNN"
     if not torch.backends.cudnn.enabled:
         return "torch.backends.cudnn.enabled is off"
@@ -315,7 +317,7 @@ def library() -> Library:
     Raises:
         CudnnError: there is no cuDNN, or it lacks the v7 interface.
     """
-    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    version = torch.backends.cudnn.version()
     if version is None:
         raise CudnnError("this torch has no cuDNN")
     # since 9.0 the version is major * 10000 + minor * 100 + patch, before it was major * 1000

@@ -37,7 +37,8 @@ _NOT_CUDNN = ("at::native", "Memcpy", "Memset")
 #: Bare names of kernels that any algorithm may run: memory formats, padding, types, factors,
 #: workspaces, sums.
 _AUXILIARY = re.compile(
-    r"(?i:transpose|transform|padding|slice|convertTensor|scale\w*Tensor|workspace|reduc)|^(nchw|nhwc|folded|kernel)"
+    r"(?i:transpose|transform|padding|slice|convertTensor|scale\w*Tensor|workspace|reduc)"
+    r"|^(nchw|nhwc|folded|kernel)"
 )
 #: An algorithm that is less likely than the best by this factor is ruled out.
 _RULED_OUT = 20.0
@@ -46,7 +47,8 @@ _SMOOTHING = 0.5
 
 _XMMA = re.compile(r"sm\d+_xmma_(?:(fprop|dgrad|wgrad|depthwise_convolution|gemm)_?(\w*))")
 _CUTLASS = re.compile(
-    r"cutlass_(?:\d+_)?(?:wmma_)?[a-z]+op_\w*?(fprop|dgrad|wgrad|gemm)|cutlass_\d+_simt_\w*?(gemm)|Conv2d(Fprop|Dgrad|Wgrad)"
+    r"cutlass_(?:\d+_)?(?:wmma_)?[a-z]+op_\w*?(fprop|dgrad|wgrad|gemm)"
+    r"|cutlass_\d+_simt_\w*?(gemm)|Conv2d(Fprop|Dgrad|Wgrad)"
 )
 _SIZES = re.compile(r"_?\d+x\d+\w*")
 
@@ -256,7 +258,7 @@ def calibrated(architecture: str, cudnn: int) -> Path:
 
 def identity() -> tuple[str, int] | None:
     """Return the current device's architecture and the cuDNN version; None without both."""
-    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    version = torch.backends.cudnn.version()
     if not torch.cuda.is_available() or version is None:
         return None
     major, minor = torch.cuda.get_device_capability()
@@ -268,4 +270,7 @@ def foreign() -> str | None:
     place, table = identity(), current()
     if place is None or place == (table.architecture, table.cudnn):
         return None
-    return f"learned on {table.architecture} with cuDNN {table.cudnn}, and this is {place[0]} with cuDNN {place[1]}"
+    return (
+        f"learned on {table.architecture} with cuDNN {table.cudnn}, and this is "
+        f"{place[0]} with cuDNN {place[1]}"
+    )

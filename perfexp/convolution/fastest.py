@@ -225,7 +225,8 @@ class Fastest(Races, Support):
         passes: tuple[Pass, ...],
         hold_race: Callable[[Problem, tuple[Pass, ...]], Winners],
     ) -> Winners:
-        kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape} {problem.channels_last}"
+        kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape}"
+        kind += f" {problem.channels_last}"
         check = partial(check_engine, problem)
         hold = partial(hold_race, problem, passes)
         return self.remembered(f"{kind} {' '.join(passes)}", passes, hold, check)
@@ -362,7 +363,7 @@ def software_of(device: Device) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(device.identifier) if cuda else processor_name(),
         "torch": torch.__version__,
-        "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
         "threads": None if cuda else torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }

@@ -68,7 +68,8 @@ class Forced:
         self._on_unsupported = OnUnsupported(on_unsupported)
         if not isinstance(layers, Mapping | None):
             raise UserError(
-                f"algorithm.layers={layers}: give layers and algorithms, {{conv1:gemm,layer1.*:winograd}}."
+                f"algorithm.layers={layers}: give layers and algorithms, "
+                f"{{conv1:gemm,layer1.*:winograd}}."
             )
         self._patterns = {
             str(pattern): _of_layer(str(pattern), algorithm, valid)
@@ -76,11 +77,13 @@ class Forced:
         }
         if self.name in (FASTEST, *SWITCHED) and self.backend is not Backend.auto:
             raise UserError(
-                f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; leave it out."
+                f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; "
+                "leave it out."
             )
         if workspace_bytes is not None and workspace_bytes < 0:
             raise UserError(
-                f"algorithm.workspace_bytes={workspace_bytes}: give 0 or more, or null for no limit."
+                f"algorithm.workspace_bytes={workspace_bytes}: give 0 or more, or null for no "
+                "limit."
             )
         if max_error is not None and not max_error > 0:
             remedy = "give a positive number, or null for the data type's usual error."
@@ -183,7 +186,8 @@ class Forced:
                 names.setdefault(child, []).append(name)
         if not names:
             raise UserError(
-                f"algorithm={self.name}: the model has no 2-D convolution; choose algorithm=default."
+                f"algorithm={self.name}: the model has no 2-D convolution; choose "
+                "algorithm=default."
             )
         self._device = device or next(iter(names)).weight.device
         chosen = choose(list(names.values()), self.name, self._patterns)

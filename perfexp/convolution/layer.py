@@ -225,8 +225,8 @@ class Layer:
             return self._own(*arguments, **named)
 
     def functional(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Any = 1,
-        padding: Any = 0, dilation: Any = 1, groups: int = 1,
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+        stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
     ) -> torch.Tensor:  # fmt: skip
         """Replace `torch.nn.functional.conv2d`, with its arguments."""
         options = (stride, padding, dilation, groups)

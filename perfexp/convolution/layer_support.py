@@ -182,7 +182,7 @@ def _names(device: torch.device) -> list[str]:
     if not isinstance(_supports(GUESS, Backend.auto, device, None, {}), str):
         names += [GUESS, BENCHMARK]
     if device.type == "cpu":
-        names += ["onednn"] if torch.backends.mkldnn.is_available() else []  # type: ignore[no-untyped-call]
+        names += ["onednn"] if torch.backends.mkldnn.is_available() else []
         names.append("native")
     return names
 

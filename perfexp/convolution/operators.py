@@ -198,7 +198,8 @@ def _without_autograd(*arguments: Any) -> torch.Tensor:
 
 def _with_autograd(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
     if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
-        outputs: torch.Tensor = _Differentiable.apply(inputs, weight, *arguments)  # type: ignore[no-untyped-call]
+        apply: Any = _Differentiable.apply
+        outputs: torch.Tensor = apply(inputs, weight, *arguments)
         return outputs
     return _without_autograd(inputs, weight, *arguments)
 
@@ -209,7 +210,7 @@ _TENSORS, _ENGINES = (
 )
 _SETTINGS = "int[] stride, int[] padding, int[] dilation, int groups, bool channels_last"
 _BACKWARD = f"Tensor grad, {_TENSORS}, {_SETTINGS}, str engine"
-_library = torch.library.Library("perfexp", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library = torch.library.Library("perfexp", "FRAGMENT")
 _operators: list[tuple[str, str, Any, Any]] = [
     ("convolution", f"{_TENSORS}, {_SETTINGS}, {_ENGINES}", _convolution, _fake),
     *(
@@ -223,7 +224,7 @@ _operators: list[tuple[str, str, Any, Any]] = [
     ),
 ]
 for _name, _arguments, _real, _shaped in _operators:
-    _library.define(f"{_name}({_arguments}) -> Tensor")  # type: ignore[no-untyped-call]
-    _library.impl(_name, _real, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _library.define(f"{_name}({_arguments}) -> Tensor")
+    _library.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"perfexp::{_name}", _shaped, lib=_library)
-_library.impl("convolution", _with_autograd, "Autograd")  # type: ignore[no-untyped-call]
+_library.impl("convolution", _with_autograd, "Autograd")

@@ -88,7 +88,7 @@ def kernel_names(call: Callable[[], Any], *, is_cuda: bool = True) -> list[str]:
 
 def mark() -> None:
     """Mark a place in the current stream."""
-    torch.cuda._sleep(_MARKER_CYCLES)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(_MARKER_CYCLES)
 
 
 def between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:

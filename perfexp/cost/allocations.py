@@ -81,7 +81,7 @@ class Peak:
     multiplying_threads: int = 0
 
 
-class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Allocations(TorchDispatchMode):
     """Tracks, while entered, the storages that operators make, each until its last reference goes.
 
     Memory that libraries take for themselves (workspaces, contexts) makes no tensors and stays
@@ -308,10 +308,7 @@ def peak_of_calls(
         for parameter in module.parameters()
         if parameter.requires_grad and parameter.is_leaf
     ]
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
-        for parameter in trained
-    ]
+    hooks = [parameter.register_post_accumulate_grad_hook(accumulated) for parameter in trained]
     try:
         segments = prepare(allocations)
         with allocations:

@@ -124,7 +124,7 @@ def _trilinear(arguments: Arguments, _: Any) -> list[Term]:
             operand = operand.unsqueeze(dimension)
         operands[position] = operand
     shapes = [operand.shape for operand in operands]
-    shape: Shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    shape: Shape = torch.broadcast_shapes(*shapes)
     return _single(prod(shape), *operands)
 
 

@@ -23,7 +23,7 @@ def answers() -> dict[str, Any]:
 
     They are empty if CUDA is not initialized.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return {}
     return {name: getattr(torch.cuda, name)() for name in _CUDA_QUESTIONS}
 

@@ -125,7 +125,7 @@ class Recorder:
         outer, self._operation = self._operation, None
         self._open.append(call)
         try:
-            return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
+            return module._call_impl(*args, **keywords)
         finally:
             self._open.pop()
             self._operation = outer
@@ -264,7 +264,7 @@ class _Functions(TorchFunctionMode):
         return returned
 
 
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Operators(TorchDispatchMode):
     """Intercepts operators; decomposes composite operators, which inference mode leaves whole."""
 
     supports_higher_order_operators = True
@@ -289,7 +289,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **keywords)
         if func.namespace == "prim":
             return func(*args, **keywords)
-        name = func.name()  # type: ignore[no-untyped-call]
+        name = func.name()
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
             with self:
                 parts = func.decompose(*args, **keywords)

@@ -88,7 +88,7 @@ class CudaDevice(Device):
 
     def new_event(self) -> Event:
         """See `Device`; torch creates an event at its first recording."""
-        event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: Event = torch.cuda.Event(enable_timing=True)
         self.record(event)
         return event
 
@@ -196,7 +196,7 @@ class CudaDevice(Device):
             "memory_bytes": self.memory_bytes,
             "cuda": torch.version.cuda,
             "rocm": torch.version.hip,
-            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+            "cudnn": torch.backends.cudnn.version(),
             "event_tick_seconds": self.event_tick_seconds,
             "record_seconds": self.record_seconds,
             "reading_offset_seconds": self._reading_offset_seconds,

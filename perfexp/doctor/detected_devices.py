@@ -25,7 +25,7 @@ def torch_build() -> dict[str, Any]:
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version(),
     }
 
 
@@ -37,7 +37,7 @@ def cuda_devices() -> dict[str, Any]:
     if torch.version.cuda is None and torch.version.hip is None:
         return {"devices": []}
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return {"devices": [], "reason": str(error)}
     devices = []

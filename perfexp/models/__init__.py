@@ -62,7 +62,7 @@ class Precision:
 
 @dataclass(kw_only=True)
 class Ddp:
-    """Settings of torch's DistributedDataParallel, under torch's names. None means torch's default."""
+    """Settings of DistributedDataParallel, under torch's names. None means torch's default."""
 
     broadcast_buffers: bool | None = None
     bucket_cap_mb: float | None = None

@@ -98,7 +98,8 @@ class ClipGesture:
         classes = len(self._names)
         if num_classes is not None and num_classes > classes:
             raise UserError(
-                f"The data has {num_classes} classes, and model.gestures names {classes}: name them all."
+                f"The data has {num_classes} classes, and model.gestures names {classes}: name "
+                "them all."
             )
         file = find_weights(self.name, self.weights, self.weights_dir)
         torch.manual_seed(seed)

@@ -25,7 +25,7 @@ def captured(
 
     See `Session.capture`.
     """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with _explained(device):
         with torch.cuda.stream(stream):

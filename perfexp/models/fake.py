@@ -90,7 +90,8 @@ class FakeSession(Session):
         height, width = input_size
         if min(input_size) < self._model.smallest:
             raise Unsupported(
-                f"{self._model.name} can't take {height} × {width}: at least {self._model.smallest}."
+                f"{self._model.name} can't take {height} × {width}: at least "
+                f"{self._model.smallest}."
             )
         pixels = batch_size * height * width
         for fault, most in self._model.limits.items():

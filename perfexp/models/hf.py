@@ -144,7 +144,8 @@ class HuggingFace:
         if self._folder is None:
             if name not in (names := transformers.CONFIG_MAPPING):
                 raise UserError(
-                    f"transformers has no architecture {name!r}. {did_you_mean(name, names)}".rstrip()
+                    f"transformers has no architecture {name!r}. "
+                    f"{did_you_mean(name, names)}".rstrip()
                 )
             make = partial(auto.for_model, name)
         else:
@@ -181,7 +182,8 @@ class HuggingFace:
         }
         if self._task is not None and self._task not in offered:
             raise UserError(
-                f"{self.name} has no head for model.task={self._task}, only for {', '.join(offered)}."
+                f"{self.name} has no head for model.task={self._task}, only for "
+                f"{', '.join(offered)}."
             )
         if not offered:
             raise UserError(f"{self.name} is a part of other models; choose one of those.")
@@ -190,7 +192,9 @@ class HuggingFace:
 
     def _build(self, auto: Any, config: Any) -> torch.nn.Module:
         try:
-            return auto.from_config(config, attn_implementation=_attention(auto, config))  # type: ignore[no-any-return]
+            module = auto.from_config(config, attn_implementation=_attention(auto, config))
+            assert isinstance(module, torch.nn.Module)
+            return module
         except Exception as error:  # from any architecture
             raise self._refused(error) from error
 

@@ -251,8 +251,10 @@ class ByOutput(Kind):
     name = "by output shape"
     target_dims = None
     inputs_help = (
-        " A module gets one float tensor, a batch of images: for another shape give its class a method "
-        "sample_shape(input_size); for token ids or several inputs a method example_inputs(batch_size)."
+        " A module gets one float tensor, a batch of images: for another shape give its class a "
+        "method "
+        "sample_shape(input_size); for token ids or several inputs a method "
+        "example_inputs(batch_size)."
     )
 
     def __init__(self, module: torch.nn.Module, inputs: Any = None) -> None:
@@ -296,7 +298,8 @@ class ByOutput(Kind):
                 else "no tensor with a batch"
             )
             raise UserError(
-                f"example_inputs gives {found}, or let it take the batch size: example_inputs(batch_size)."
+                f"example_inputs gives {found}, or let it take the batch size: "
+                "example_inputs(batch_size)."
             )
         return inputs
 
@@ -371,7 +374,8 @@ def weighted_cross_entropy(
     """
     if targets is None:
         raise UserError(
-            "There are no targets to learn from: the model's outputs are neither (batch, classes) nor (batch, classes, "
+            "There are no targets to learn from: the model's outputs are neither (batch, "
+            "classes) nor (batch, classes, "
             "height, width). Infer with it, or give the module a method loss(outputs, targets)."
         )
     ignored = _ignored_label(targets)
@@ -428,6 +432,8 @@ def _weighted(outputs: Any) -> Iterator[tuple[float, torch.Tensor]]:
                 yield CLASSIFIER_AUXILIARY_WEIGHT, getattr(outputs, name)
     else:
         raise UserError(
-            f"The model returns a {type(outputs).__name__}; its class scores are looked for in a tensor, a mapping "
-            "with 'out', or a tuple with 'logits'. Infer with it, or give the module a method loss(outputs, targets)."
+            f"The model returns a {type(outputs).__name__}; its class scores are looked for in a "
+            "tensor, a mapping "
+            "with 'out', or a tuple with 'logits'. Infer with it, or give the module a method "
+            "loss(outputs, targets)."
         )

@@ -166,7 +166,8 @@ class MmsegSession(TorchSession):
         """See `Session`. Like mmengine, return the sum of the losses."""
         if label_smoothing:
             raise UserError(
-                "mode.train.label_smoothing: mmsegmentation's losses are those of its configuration."
+                "mode.train.label_smoothing: mmsegmentation's losses are those of its "
+                "configuration."
             )
         module: Any = self.module
         return module.parse_losses(outputs)[0]
@@ -210,7 +211,10 @@ class MmsegSession(TorchSession):
     @contextmanager
     def without_waits(self) -> Iterator[str]:
         with masked_losses():
-            yield "mmsegmentation's accuracy and one-hot labels by a mask instead of a selection of pixels"
+            yield (
+                "mmsegmentation's accuracy and one-hot labels by a mask instead of a selection "
+                "of pixels"
+            )
 
     def work(self, inputs: Any, *, training: bool) -> Work:
         """See `Session`. Training work is counted without the losses, as for any model."""
@@ -265,7 +269,8 @@ class MmsegSession(TorchSession):
         )
         if not isinstance(data["inputs"], torch.Tensor):
             raise UserError(
-                f"The {type(self._preprocessor).__name__} of the configuration does not stack images."
+                f"The {type(self._preprocessor).__name__} of the configuration does not stack "
+                "images."
             )
         return data["inputs"]
 
@@ -302,7 +307,8 @@ class MmsegSession(TorchSession):
                 ]
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise UserError(
-                    f"The configuration's optimizer can't be built: {error}. Set model.optimizer=mode for the mode's."
+                    f"The configuration's optimizer can't be built: {error}. Set "
+                    "model.optimizer=mode for the mode's."
                 ) from error
         if described["optimizer"].get("fused") and described["optimizer"].get("momentum"):
             begin_momentum(

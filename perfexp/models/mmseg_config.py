@@ -99,7 +99,8 @@ def build(described: Any, name: str) -> torch.nn.Module:
             raise UserError(f"The model of {name} can't be built: {error}") from error
     if not hasattr(module, "decode_head"):
         raise UserError(
-            f"{name} describes a {type(module).__name__}, which is not a segmentor with a decode head."
+            f"{name} describes a {type(module).__name__}, which is not a segmentor with a decode "
+            "head."
         )
     assert isinstance(module, torch.nn.Module)
     return module

@@ -24,7 +24,8 @@ def check(model: Mapping[str, Any]) -> None:
     folder = _folder()
     if folder is None:
         raise UserError(
-            f"model.config={model['config']} needs mmsegmentation, which is not installed. {INSTALL}"
+            f"model.config={model['config']} needs mmsegmentation, which is not installed. "
+            f"{INSTALL}"
         )
     # a checkout has them elsewhere; reading them raises the error
     if folder.is_dir():
@@ -49,7 +50,8 @@ def find(name: str, folder: Path) -> Path:
     )
     hint = f"With that in their names: {shown}." if like else did_you_mean(stem, files)
     raise UserError(
-        f"model.config={name} is neither a file nor one of mmsegmentation's {len(files)} configurations. "
+        f"model.config={name} is neither a file nor one of mmsegmentation's {len(files)} "
+        "configurations. "
         f"{f'{hint} ' if hint else ''}They lie in {folder}."
     )
 

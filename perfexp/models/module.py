@@ -82,7 +82,8 @@ def adapt(built: object, name: str, inputs: Any = None) -> Model:
     if hasattr(built, "open") and inputs is None:
         return cast(Model, built)
     raise UserError(
-        f"model={name} built a {type(built).__name__}. Its _target_ has to name a torch.nn.Module, a function that "
+        f"model={name} built a {type(built).__name__}. Its _target_ has to name a "
+        "torch.nn.Module, a function that "
         "returns one, or a class with the method open of perfexp.models.Model."
     )
 

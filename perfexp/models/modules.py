@@ -91,7 +91,7 @@ def place(module: torch.nn.Module, device: Any, dtype: torch.dtype) -> None:
             else tensor.to(device, dtype if tensor.dtype == common else None)
         )
 
-    module._apply(placed)  # type: ignore[no-untyped-call]
+    module._apply(placed)
     if type(module).to is not torch.nn.Module.to:
         module.to(device)
         if dtype != common:

@@ -316,7 +316,8 @@ class TorchSession(Session):
     def check_call(self, outputs: Any, *, is_constant: bool = False) -> None:
         if unfinished := modules.unfinished(outputs):
             raise Unsupported(
-                f"{self._name} returns a {unfinished}, and computes when that is used: return tensors."
+                f"{self._name} returns a {unfinished}, and computes when that is used: return "
+                "tensors."
             )
         tensors = (modules.parameters_of(self.module), self.module.buffers(), tensors_in(outputs))
         if not _is_stand_in(self.module) and any(map(is_stand_in, chain(*tensors))):
@@ -522,8 +523,10 @@ class TorchSession(Session):
         for what, wanted, dimensions in dims:
             if dimensions != wanted:
                 raise UserError(
-                    f"{self._name} ({self._kind.name}) takes {what} of {wanted} dimensions, the data gives "
-                    f"{dimensions}. Choose data of the model's kind; data=synthetic fits every model."
+                    f"{self._name} ({self._kind.name}) takes {what} of {wanted} dimensions, the "
+                    "data gives "
+                    f"{dimensions}. Choose data of the model's kind; data=synthetic fits every "
+                    "model."
                 )
 
     def _new_scaler(self) -> torch.amp.GradScaler:
@@ -541,11 +544,13 @@ class TorchSession(Session):
             parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if any(map(torch.nn.parameter.is_lazy, modules.parameters_of(self.module))):
             raise Unsupported(
-                f"{self._name} makes parameters in its first call (lazy modules): call it once to train it"
+                f"{self._name} makes parameters in its first call (lazy modules): call it once "
+                "to train it"
             )
         if not parameters:
             raise UserError(
-                f"{self._name} has no parameters that could be trained; measure it with mode=inference."
+                f"{self._name} has no parameters that could be trained; measure it with "
+                "mode=inference."
             )
         largest_norm, is_scheduled = (
             settings.pop("clip_grad_norm", None),

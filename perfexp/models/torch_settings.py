@@ -76,7 +76,7 @@ def unchanged(model: object) -> Iterator[None]:
     gradients = [
         (one, one.grad) for part in parts for one in torch.nn.Module.parameters(part, recurse=False)
     ]
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with unchanged_settings(), torch.random.fork_rng(devices):
         try:
             yield
@@ -97,7 +97,7 @@ def torch_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "parallel_backend": backend[1].strip() if backend else "",
-        "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        "mkldnn": torch.backends.mkldnn.is_available(),
         "matmul_allow_tf32": matmul_tf32,
         "cudnn_allow_tf32": cudnn_tf32,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -141,7 +141,10 @@ def _why_no_tf32(device: Device) -> str | None:
         return f"{device.name} has no TF32 that torch could use"
     capability = torch.cuda.get_device_capability(device.identifier)
     if capability < _TF32_CAPABILITY:
-        return f"{device.name} has compute capability {capability[0]}.{capability[1]}, TF32 begins with 8.0"
+        return (
+            f"{device.name} has compute capability {capability[0]}.{capability[1]}, TF32 "
+            "begins with 8.0"
+        )
     return None
 
 
@@ -186,7 +189,7 @@ def _has_fast_float16() -> bool:
 
     Without oneDNN support, torch's convolution takes about a hundred times as long.
     """
-    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    has_onednn = torch.backends.mkldnn.is_available()
     return not has_onednn or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 

@@ -62,7 +62,8 @@ class Torchvision:
         classes = self.num_classes or own or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
         if num_classes is not None and num_classes > classes:
             raise UserError(
-                f"The data has {num_classes} classes, {self.name} with these settings has {classes}. "
+                f"The data has {num_classes} classes, {self.name} with these settings has "
+                f"{classes}. "
                 "Leave model.num_classes and model.weights empty to have as many as the data has."
             )
         if published is not None and self.stem is Stem.cifar:
@@ -100,11 +101,13 @@ class Torchvision:
         package = str(models.get_model_builder(self.name).__module__).split(".")[2]
         if package in REFUSED:
             raise UserError(
-                f"{self.name} {REFUSED[package]}, which perfexp does not measure; choose another model."
+                f"{self.name} {REFUSED[package]}, which perfexp does not measure; choose another "
+                "model."
             )
         if (self.kwargs or {}).get("quantize"):
             raise UserError(
-                f"model.kwargs.quantize: int8 is not a precision of perfexp; {self.name} runs without it."
+                f"model.kwargs.quantize: int8 is not a precision of perfexp; {self.name} runs "
+                "without it."
             )
         return package
 
@@ -131,8 +134,10 @@ class Torchvision:
                 module = builder(progress=False, **settings, **(self.kwargs or {}))
         except OSError as error:
             raise UserError(
-                f"The weights {settings['weights']} could not be downloaded: {error}. Download them elsewhere and name "
-                "the file by model.weights and model.weights_dir, or leave model.weights empty for random ones."
+                f"The weights {settings['weights']} could not be downloaded: {error}. Download "
+                "them elsewhere and name "
+                "the file by model.weights and model.weights_dir, or leave model.weights empty "
+                "for random ones."
             ) from error
         except (TypeError, ValueError) as error:
             raise UserError(

@@ -30,10 +30,10 @@ def import_torchvision() -> Any:
     except RuntimeError as error:
         if _MISSING_OPERATORS not in str(error) or _declarations is not None:
             raise
-    _declarations = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    _declarations = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         signature = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        _declarations.define(signature)  # type: ignore[no-untyped-call]
+        _declarations.define(signature)
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     return importlib.import_module("torchvision")

@@ -68,7 +68,7 @@ class TorchTrainer(Trainer):
             self._weights = {
                 name: value.detach() for name, value in tensors.items() if value.is_floating_point()
             }
-            self._add_to_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+            self._add_to_average = get_ema_multi_avg_fn(decay)
         self._average = {name: value.clone() for name, value in self._weights.items()}
         # one thread for the last checkpoint, one for the weights
         self._writer = ThreadPoolExecutor(2, "checkpoint")
@@ -289,7 +289,8 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     content = read_content(file, "a checkpoint", _ADVICE)
     if not (isinstance(content, dict) and content.get("format") == _FORMAT):
         raise UserError(
-            f"{file} is not a checkpoint to resume from. {_ADVICE} model.weights=FILE takes weights alone."
+            f"{file} is not a checkpoint to resume from. {_ADVICE} model.weights=FILE takes "
+            "weights alone."
         )
     return content
 

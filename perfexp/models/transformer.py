@@ -53,7 +53,8 @@ class Block(nn.Module):
         attended = scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=self.is_causal
         )
-        return self.output(attended.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+        outputs: torch.Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, width))
+        return outputs
 
 
 class Transformer(nn.Module):
@@ -79,7 +80,8 @@ class Transformer(nn.Module):
         """Map (batch, length, width) to the same shape."""
         if inputs.shape[1] > LONGEST:
             raise ValueError(f"a sequence has at most {LONGEST} positions")
-        return self.norm(self.blocks(inputs + self.positions[: inputs.shape[1]]))  # type: ignore[no-any-return]
+        outputs: torch.Tensor = self.norm(self.blocks(inputs + self.positions[: inputs.shape[1]]))
+        return outputs
 
 
 def sines(length: int, width: int) -> Tensor:
@@ -113,7 +115,8 @@ class SequenceEncoder(nn.Module):
         """Map sequences to (batch, embedding)."""
         if inputs.ndim != 3 or inputs.shape[2] != self.columns:
             raise ValueError(f"a frame has {self.columns} columns, set input_size={self.shape}")
-        return self.project(self.transformer(self.embed(inputs)).mean(dim=1))  # type: ignore[no-any-return]
+        outputs: torch.Tensor = self.project(self.transformer(self.embed(inputs)).mean(dim=1))
+        return outputs
 
 
 class FrameEncoder(nn.Module):
@@ -133,7 +136,10 @@ class FrameEncoder(nn.Module):
                 f"a frame has {IMAGE_SIDE} × {IMAGE_SIDE} pixels, set input_size={self.shape}"
             )
         batch, _, frames = inputs.shape[:3]
-        return self.images(inputs.transpose(1, 2).flatten(0, 1)).view(batch, frames, -1).mean(dim=1)  # type: ignore[no-any-return]
+        outputs: torch.Tensor = (
+            self.images(inputs.transpose(1, 2).flatten(0, 1)).view(batch, frames, -1).mean(dim=1)
+        )
+        return outputs
 
 
 class TextEncoder(nn.Module):
@@ -162,7 +168,8 @@ class TextEncoder(nn.Module):
     def forward(self) -> Tensor:
         """Return the texts as (texts, embedding)."""
         states = self.transformer(self.embed(self.tokens))
-        return self.project(states.flatten(0, 1).index_select(0, self.ends))  # type: ignore[no-any-return]
+        outputs: torch.Tensor = self.project(states.flatten(0, 1).index_select(0, self.ends))
+        return outputs
 
 
 class ClipClassifier(nn.Module):

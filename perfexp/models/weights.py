@@ -64,7 +64,8 @@ def read_content(file: Path, kind: str, advice: str) -> Any:
     except Exception as error:  # torch.load's errors for other files are undocumented
         cause, remedy = _cause(file, error)
         raise UserError(
-            f"{file} can't be read as {kind}: {cause}. {remedy}. Code in a file of weights is never run. {advice}"
+            f"{file} can't be read as {kind}: {cause}. {remedy}. Code in a file of weights is "
+            f"never run. {advice}"
         ) from error
 
 
@@ -165,12 +166,14 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
     first = sorted(usual, key=lambda path: (len(path), _NESTED.index(path[-1])))[:1] or list(found)
     if not first:
         raise UserError(
-            f"{file} holds no floating-point tensors by name. Save a state dict: torch.save(model.state_dict(), FILE)."
+            f"{file} holds no floating-point tensors by name. Save a state dict: "
+            "torch.save(model.state_dict(), FILE)."
         )
     if len(first) > 1:
         names = _first([".".join(path) for path in first])
         raise UserError(
-            f"{file} holds {len(first)} state dicts: {names}. Save one of them: torch.save(…, FILE)."
+            f"{file} holds {len(first)} state dicts: {names}. Save one of them: torch.save(…, "
+            "FILE)."
         )
     state = found[first[0]]
     return {
@@ -203,7 +206,8 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
     check_fit(module, tensors, file)
     if any(tensor.is_meta for tensor in tensors.values()):
         raise UserError(
-            f"{file} holds shapes without numbers (meta tensors). Save the weights of a model on a device."
+            f"{file} holds shapes without numbers (meta tensors). Save the weights of a model on "
+            "a device."
         )
     module.load_state_dict({**module.state_dict(), **tensors})
 
@@ -236,8 +240,10 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
     ]
     if complaints:
         raise UserError(
-            f"The weights in {file} do not fit the {type(module).__name__}: {'; '.join(complaints)}. "
-            "Choose the file of this model; its number of classes is model.num_classes, its other settings are "
+            f"The weights in {file} do not fit the {type(module).__name__}: "
+            f"{'; '.join(complaints)}. "
+            "Choose the file of this model; its number of classes is model.num_classes, its "
+            "other settings are "
             "model.kwargs."
         )
 

@@ -76,7 +76,8 @@ def of_record(record: Record) -> AlgorithmPlan:
                 )
     if not (layers or attention):
         raise UserError(
-            "This run left everything to torch, so there is no plan: measure with algorithm=fastest "
+            "This run left everything to torch, so there is no plan: measure with "
+            "algorithm=fastest "
             "or execution.attention=fastest."
         )
     device, session = (record.environment.get(name) or {} for name in ("device", "session"))
@@ -123,7 +124,8 @@ def read(place: Path) -> AlgorithmPlan:
         raise UserError(f"{place} can't be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
         raise UserError(
-            f"{place} is not an algorithm plan ({error}): make one with perfexp export RUN --plan FILE."
+            f"{place} is not an algorithm plan ({error}): make one with perfexp export RUN "
+            "--plan FILE."
         ) from error
     if plan.format != _FORMAT:
         raise UserError(f"{place} has format {plan.format}; this perfexp reads {_FORMAT}.")

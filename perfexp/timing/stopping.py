@@ -182,7 +182,8 @@ class Precision:
         ):
             if not least <= (value := getattr(self, name)) <= most:
                 raise UserError(
-                    f"stopping.{name}={value}: a finite number, at least {least} and at most {most:,}."
+                    f"stopping.{name}={value}: a finite number, at least {least} and at most "
+                    f"{most:,}."
                 )
         if not 0 < self.tail_percentile < 100:
             raise UserError(
@@ -229,7 +230,8 @@ class Fixed:
     def __init__(self, *, warmup: int = 10, measure: int = 20, processes: int = 1) -> None:
         if warmup < 0 or measure < 1 or max(warmup, measure) > _MOST_CALLS:
             raise UserError(
-                f"stopping.warmup={warmup} has to be at least 0, stopping.measure={measure} at least 1, and neither "
+                f"stopping.warmup={warmup} has to be at least 0, stopping.measure={measure} at "
+                "least 1, and neither "
                 f"more than {_MOST_CALLS:,}: every time is stored."
             )
         if not 1 <= processes <= _MOST_PROCESSES:

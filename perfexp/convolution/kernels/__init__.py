@@ -106,7 +106,8 @@ def plans(
     """
     reason = misfit(convolution, inputs.shape) or PORTABLE[name].supports(convolution, inputs.dtype)
     if reason is None and (inputs.dtype, inputs.device) != (weight.dtype, weight.device):
-        reason = f"inputs are {inputs.dtype} on {inputs.device}, weights {weight.dtype} on {weight.device}"
+        reason = f"inputs are {inputs.dtype} on {inputs.device}, "
+        reason += f"weights {weight.dtype} on {weight.device}"
     reason = reason or available(inputs.device)
     if reason is not None:
         raise ValueError(f"The kernel of {name} can't compute this convolution: {reason}.")

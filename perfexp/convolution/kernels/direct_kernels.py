@@ -44,8 +44,10 @@ _SIZES = (
 
 @triton.jit(do_not_specialize=["w", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def packed(
-    w: tl.tensor, p: tl.tensor, in_group: tl.tensor, out_group: tl.tensor, quads: tl.tensor, blocks: tl.tensor,
-    kernel_width: tl.tensor, taps: tl.tensor, wo: tl.tensor, wc: tl.tensor, wh: tl.tensor, ww: tl.tensor,
+    w: tl.tensor, p: tl.tensor, in_group: tl.tensor, out_group: tl.tensor, quads: tl.tensor,
+    blocks: tl.tensor,
+    kernel_width: tl.tensor, taps: tl.tensor, wo: tl.tensor, wc: tl.tensor, wh: tl.tensor,
+    ww: tl.tensor,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Arrange weights for `convolved`, zero-padded.
@@ -67,12 +69,17 @@ def packed(
 
 @triton.jit(do_not_specialize=["x", "y", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def convolved(
-    x: tl.tensor, p: tl.tensor, y: tl.tensor, pixels: tl.tensor, plane: tl.tensor, columns: tl.tensor,
-    height: tl.tensor, width: tl.tensor, in_group: tl.tensor, out_group: tl.tensor, groups: tl.tensor, quads: tl.tensor,
-    blocks: tl.tensor, xn: tl.tensor, xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, yn: tl.tensor, yo: tl.tensor,
-    yh: tl.tensor, yw: tl.tensor, down: tl.tensor, across: tl.tensor, top: tl.tensor, left: tl.tensor, high: tl.tensor,
+    x: tl.tensor, p: tl.tensor, y: tl.tensor, pixels: tl.tensor, plane: tl.tensor,
+    columns: tl.tensor,
+    height: tl.tensor, width: tl.tensor, in_group: tl.tensor, out_group: tl.tensor,
+    groups: tl.tensor, quads: tl.tensor,
+    blocks: tl.tensor, xn: tl.tensor, xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, yn: tl.tensor,
+    yo: tl.tensor,
+    yh: tl.tensor, yw: tl.tensor, down: tl.tensor, across: tl.tensor, top: tl.tensor,
+    left: tl.tensor, high: tl.tensor,
     wide: tl.tensor, kernel_height: tl.tensor, kernel_width: tl.tensor, PIXEL_THREADS: tl.constexpr,
-    QUAD_THREADS: tl.constexpr, SPLIT: tl.constexpr, PIXELS: tl.constexpr, QUADS: tl.constexpr, UNROLL: tl.constexpr,
+    QUAD_THREADS: tl.constexpr, SPLIT: tl.constexpr, PIXELS: tl.constexpr, QUADS: tl.constexpr,
+    UNROLL: tl.constexpr,
     LAST: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute PIXELS pixels of 4 · QUADS outputs per thread; SPLIT threads share their channels.
@@ -132,14 +139,22 @@ def convolved(
     )
 
 
-@triton.jit(do_not_specialize=["x", "w", "y", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit(  # type: ignore[untyped-decorator,unused-ignore]
+    do_not_specialize=["x", "w", "y", *_SIZES]
+)
 def convolved_by_channel(
-    x: tl.tensor, w: tl.tensor, y: tl.tensor, pixels: tl.tensor, plane: tl.tensor, columns: tl.tensor,
-    height: tl.tensor, width: tl.tensor, outputs: tl.tensor, multiple: tl.tensor, blocks: tl.tensor, xn: tl.tensor,
-    xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, wo: tl.tensor, wh: tl.tensor, ww: tl.tensor, yn: tl.tensor,
-    yo: tl.tensor, yh: tl.tensor, yw: tl.tensor, down: tl.tensor, across: tl.tensor, top: tl.tensor, left: tl.tensor,
-    high: tl.tensor, wide: tl.tensor, kernel_height: tl.tensor, KERNEL_WIDTH: tl.constexpr, PIXEL_THREADS: tl.constexpr,
-    OUTPUT_THREADS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
+    x: tl.tensor, w: tl.tensor, y: tl.tensor, pixels: tl.tensor, plane: tl.tensor,
+    columns: tl.tensor,
+    height: tl.tensor, width: tl.tensor, outputs: tl.tensor, multiple: tl.tensor,
+    blocks: tl.tensor, xn: tl.tensor,
+    xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, wo: tl.tensor, wh: tl.tensor, ww: tl.tensor,
+    yn: tl.tensor,
+    yo: tl.tensor, yh: tl.tensor, yw: tl.tensor, down: tl.tensor, across: tl.tensor,
+    top: tl.tensor, left: tl.tensor,
+    high: tl.tensor, wide: tl.tensor, kernel_height: tl.tensor, KERNEL_WIDTH: tl.constexpr,
+    PIXEL_THREADS: tl.constexpr,
+    OUTPUT_THREADS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr,
+    SUM: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute PIXELS pixels of one output per thread, for depthwise convolutions.
 

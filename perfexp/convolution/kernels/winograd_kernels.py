@@ -77,7 +77,8 @@ def _joined(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _column(
-    source: tl.tensor, xh: tl.tensor, first: tl.tensor, second: tl.tensor, third: tl.tensor, fourth: tl.tensor,
+    source: tl.tensor, xh: tl.tensor, first: tl.tensor, second: tl.tensor, third: tl.tensor,
+    fourth: tl.tensor,
     inside: tl.tensor, SUM: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Multiply Bᵀ by a column of the tiles, with a mask per row."""
@@ -127,8 +128,10 @@ def _store_row(
 
 @triton.jit(do_not_specialize=["w", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def transformed(
-    w: tl.tensor, u: tl.tensor, elements: tl.tensor, in_group: tl.tensor, wo: tl.tensor, wc: tl.tensor, wh: tl.tensor,
-    ww: tl.tensor, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr, SUM: tl.constexpr,
+    w: tl.tensor, u: tl.tensor, elements: tl.tensor, in_group: tl.tensor, wo: tl.tensor,
+    wc: tl.tensor, wh: tl.tensor,
+    ww: tl.tensor, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
+    SUM: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute G g Gᵀ for all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded."""
     program = tl.program_id(0)
@@ -151,11 +154,16 @@ def transformed(
 
 @triton.jit(do_not_specialize=["x", "y", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
 def convolved(
-    x: tl.tensor, u: tl.tensor, y: tl.tensor, tiles: tl.tensor, per_image: tl.tensor, per_row: tl.tensor,
-    height: tl.tensor, width: tl.tensor, rows: tl.tensor, columns: tl.tensor, in_group: tl.tensor, out_group: tl.tensor,
-    groups: tl.tensor, blocks: tl.tensor, xn: tl.tensor, xc: tl.tensor, xh: tl.tensor, xw: tl.tensor, yn: tl.tensor,
-    yo: tl.tensor, yh: tl.tensor, yw: tl.tensor, top: tl.tensor, left: tl.tensor, OUTPUTS: tl.constexpr,
-    TILES: tl.constexpr, CHANNELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    x: tl.tensor, u: tl.tensor, y: tl.tensor, tiles: tl.tensor, per_image: tl.tensor,
+    per_row: tl.tensor,
+    height: tl.tensor, width: tl.tensor, rows: tl.tensor, columns: tl.tensor, in_group: tl.tensor,
+    out_group: tl.tensor,
+    groups: tl.tensor, blocks: tl.tensor, xn: tl.tensor, xc: tl.tensor, xh: tl.tensor,
+    xw: tl.tensor, yn: tl.tensor,
+    yo: tl.tensor, yh: tl.tensor, yw: tl.tensor, top: tl.tensor, left: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    TILES: tl.constexpr, CHANNELS: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
     WIDEN: tl.constexpr, SUM: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute Aᵀ [Σ U ⊙ (Bᵀ d B)] A for OUTPUTS outputs of TILES tiles d.

@@ -57,7 +57,10 @@ class Portable:
         if self.kernel is not None and kernel != self.kernel:
             return f"the kernel is {_times(kernel)}, not {_times(self.kernel)}"
         if self.largest is not None and max(kernel) > self.largest:
-            return f"the kernel is {_times(kernel)}, larger than a tile of {_times((self.largest, self.largest))}"
+            return (
+                f"the kernel is {_times(kernel)}, larger than a tile of "
+                f"{_times((self.largest, self.largest))}"
+            )
         if not self.strided and convolution.stride != (1, 1):
             return f"the stride is {_times(convolution.stride)}, not 1"
         if not self.strided and convolution.dilation != (1, 1):

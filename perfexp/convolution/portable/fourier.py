@@ -66,7 +66,8 @@ def _differentiable(
     image: torch.Tensor, kernels: torch.Tensor, groups: int, tile: int | None
 ) -> torch.Tensor:
     if torch.is_grad_enabled() and (image.requires_grad or kernels.requires_grad):
-        outputs: torch.Tensor = _Filtered.apply(image, kernels, groups, tile)  # type: ignore[no-untyped-call]
+        apply: Any = _Filtered.apply
+        outputs: torch.Tensor = apply(image, kernels, groups, tile)
         return outputs
     return _filtered(image, kernels, groups, tile)
 

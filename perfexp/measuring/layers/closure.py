@@ -62,9 +62,11 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
         clean_ms=closure.clean_seconds * 1e3,
         difference=closure.relative,
         details=f", tolerated ±{closure.tolerance:.0%}; {closure.gap_share:.0%} of it are gaps",
-        advice="read the layers as shares; less noise on the machine, or a larger batch, brings both closer"
+        advice="read the layers as shares; less noise on the machine, or a larger batch, brings "
+        "both closer"
         if abs(closure.relative) <= READABLE
-        else "ignore the layers: other work disturbed one of the two; measure again when the machine is idle",
+        else "ignore the layers: other work disturbed one of the two; "
+        "measure again when the machine is idle",
     )
 
 
@@ -79,7 +81,8 @@ def _busy_disagrees(closure: Closure) -> Diagnostic | None:
         clean_ms=closure.clean_seconds * 1e3,
         difference=share - 1,
         details="",
-        advice="read the layers as shares, if at all: the profiler lost or slowed kernels, or the device was shared",
+        advice="read the layers as shares, if at all: the profiler lost or slowed kernels, or "
+        "the device was shared",
     )
 
 
@@ -107,9 +110,11 @@ def _unheld(times: LayerTimes) -> Diagnostic | None:
     return diagnostics.make(
         "layers_inexact",
         share=None,
-        what="the device started a call before it was queued: gaps between its kernels are the host's, which is slower "
+        what="the device started a call before it was queued: gaps between its kernels are the "
+        "host's, which is slower "
         f"under a profiler{details}",
-        advice="read the kernels' times, not the gaps; a smaller batch or execution=compile needs fewer launches",
+        advice="read the kernels' times, not the gaps; a smaller batch or execution=compile "
+        "needs fewer launches",
     )
 
 

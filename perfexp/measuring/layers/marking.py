@@ -122,7 +122,7 @@ class _Outliner(Recorder):
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         with self._names.entered(module) as call:
             if call is None or computes_again():
-                return module._call_impl(*args, **keywords)  # type: ignore[no-untyped-call]
+                return module._call_impl(*args, **keywords)
             self.calls[call.path, call.number] = call
             return self._step_into(call, module, args, keywords)
 
@@ -246,7 +246,7 @@ class Marker(TorchFunctionMode):
 
         Interception slows down some of torch's own modules.
         """
-        is_listening = _get_current_function_mode() is self  # type: ignore[no-untyped-call]
+        is_listening = _get_current_function_mode() is self
         with ExitStack() as stack:
             if wanted and not is_listening:
                 stack.enter_context(self)
@@ -273,7 +273,7 @@ def marking(model: torch.nn.Module, outline: Outline, watch: CallObserver) -> It
                 hook = partial(
                     _touch, RangeMark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name
                 )
-                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                handle = parameter.register_post_accumulate_grad_hook(hook)
                 stack.callback(handle.remove)
         stack.enter_context(patch.object(torch.nn.Module, "__call__", call))
         yield marker

@@ -75,7 +75,8 @@ class Train:
             )
         if self.warmup_steps and self.warmup_epochs:
             raise UserError(
-                "mode.train.warmup_steps and warmup_epochs are two forms of one setting: use one of them."
+                "mode.train.warmup_steps and warmup_epochs are two forms of one setting: use one "
+                "of them."
             )
 
     @property
@@ -127,7 +128,8 @@ class Train:
         trainer = session.trainer(ema=self.ema, batch_size=batch_size, resume_from=self.resume_from)
         if trainer is None and self.of_trainer:
             raise UserError(
-                f"{self.of_trainer[0]}: the model trains by its own settings, or has no state to save; leave it out."
+                f"{self.of_trainer[0]}: the model trains by its own settings, or has no state to "
+                "save; leave it out."
             )
         return update, trainer
 

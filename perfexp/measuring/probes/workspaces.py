@@ -135,7 +135,7 @@ class Workspaces:
     def _context(self) -> dict[str, Any]:
         return {
             "torch": torch.__version__,
-            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+            "cudnn": torch.backends.cudnn.version(),
             "tf32": self._precision.tf32 if self._precision.tf32 is not None else tf32.allowed()[1],
             "cudnn_benchmark": self._execution.cudnn_benchmark,
             "deterministic": self._execution.deterministic,

@@ -156,12 +156,12 @@ def captured(device: Any) -> Iterator[Marks]:
     if why := why_not_cuda(device.kind, device.name, rocm=torch.version.hip is not None):
         raise Unsupported(why)
     device.synchronize()
-    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    torch.cuda.profiler.start()
     try:
         yield Marks(range=_process_range)
     finally:
         device.synchronize()
-        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+        torch.cuda.profiler.stop()
 
 
 @contextmanager
