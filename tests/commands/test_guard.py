@@ -43,7 +43,8 @@ def server(tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     folder = tmp_path_factory.mktemp("guarded")
-    (folder / "uvicorn.py").write_text("raise SystemExit('code of the current folder')\n")
+    for name in ("flask", "uvicorn"):
+        (folder / f"{name}.py").write_text("raise SystemExit('code of the current folder')\n")
     here, folder = folder, folder / "outputs"
     folder.mkdir()
     uri = f"sqlite:///{folder}/mlflow.db"
