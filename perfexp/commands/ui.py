@@ -32,7 +32,7 @@ from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.host.credentials import hide, mask
 from perfexp.host.foreign import printable
-from perfexp.host.installation import python_command
+from perfexp.host.installation import is_here_on_path, python_command
 from perfexp.report.tracking import store
 from perfexp.report.tracking.views import VIEWS
 
@@ -164,6 +164,9 @@ def _environment(uri: str) -> Iterator[dict[str, str]]:
             # without language-model jobs: 2 processes and 0.5 GB instead of 15 and 2.7 GB
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             **store.mlflow_environment(),
+            # MLflow starts uvicorn, which searches the current folder first: there may be a flask.py
+            "UVICORN_APP_DIR": folder,
+            **({} if is_here_on_path() else {"PYTHONSAFEPATH": "1"}),
             "PYTHONPATH": os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
 

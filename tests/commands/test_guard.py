@@ -43,7 +43,9 @@ def server(tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     folder = tmp_path_factory.mktemp("guarded")
-    folder = folder / "outputs"
+    for name in ("flask", "uvicorn"):
+        (folder / f"{name}.py").write_text("raise SystemExit('code of the current folder')\n")
+    here, folder = folder, folder / "outputs"
     folder.mkdir()
     uri = f"sqlite:///{folder}/mlflow.db"
     with warnings.catch_warnings():
@@ -54,11 +56,13 @@ def server(tmp_path_factory):
     script = "import sys; from perfexp import commands; sys.exit(commands.run(sys.argv[1:]))"
     options = ["--port", str(port), "--allowed-hosts", "tunnel.example:8080,*.lab.example"]
     ui = subprocess.Popen(
-        [sys.executable, "-c", script, "ui", "--uri", uri, *options],
+        [sys.executable, "-P", "-c", script, "ui", "--uri", uri, *options],
         stdout=subprocess.PIPE,
         text=True,
+        cwd=here,
         env=os.environ
         | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYTHONUNBUFFERED": "1",
             "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",
             "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": "*",
