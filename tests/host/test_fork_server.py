@@ -166,7 +166,7 @@ def test_nothing_outlives_a_client_that_is_killed(tmp_path):
     ) as process:
         *pids, kind = process.stdout.readline().split()
         process.kill()
-    assert kind == "Forked"
+    assert kind == "ForkedProcess"
     psutil.wait_procs(
         [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))], timeout=20
     )
