@@ -324,7 +324,7 @@ class AttentionBackends:
         self._marks: list[tuple[AttentionProblem, Pass]] | None = None
         self._threads = Threads()
         self._races: FastestBackend | None = None
-        self._is_reported = False
+        self._is_reported = self._is_left = False
 
     @property
     def is_forced(self) -> bool:
@@ -348,8 +348,8 @@ class AttentionBackends:
     def begin_point(self) -> None:
         """Discard the shapes of earlier points."""
         self._rows.clear()
+        self._is_reported = self._is_left = False
         self._reinstall(None)
-        self._is_reported = False
 
     def begin_call(self) -> None:
         """Reset the counts; the next call is reported."""
@@ -364,9 +364,11 @@ class AttentionBackends:
             Unsupported: the backend could compute no shape.
         """
         self._is_reported = True
-        if not self.is_forced:
-            self._remove()  # later calls run as if perfexp were not there
-        else:  # one backend for all shapes needs no look at each call
+        self._remove()
+        self._is_left = self._chose_as_torch()
+        if (
+            self.is_forced and not self._is_left
+        ):  # one backend for all shapes needs no look at each call
             names = {row.choices[Pass.forward].engine for row in self._rows.values()}
             self._reinstall(names.pop() if len(names) == 1 else None)
         layers = tuple(self._reported(problem, row) for problem, row in self._rows.items())
@@ -387,6 +389,15 @@ class AttentionBackends:
                 "choose auto or fastest"
             )
         return report
+
+    def _chose_as_torch(self) -> bool:
+        """Return whether `fastest` changes nothing, so that torch may take its own fast paths."""
+        if self.wanted is not Attention.fastest or self._compiled:
+            return False
+        for problem, row in self._rows.items():
+            if row.choices[Pass.forward].engine != chosen_by_torch(problem):
+                return False
+        return True
 
     def baselines(self) -> tuple[str, ...]:
         """Return `auto` for a race; compiled code keeps its backends, so it has no baseline."""
@@ -422,6 +433,7 @@ class AttentionBackends:
         """Add the kernels of an uncaptured call to the shapes, if requested."""
         if not self._verify:
             return False
+        is_left, self._is_left = self._is_left, False
         self._reinstall(None)
         marks: list[tuple[AttentionProblem, Pass]] = []
         self._marks = marks
@@ -429,6 +441,9 @@ class AttentionBackends:
             between, everything = watch(call, str(self._device.identifier))
         finally:
             self._marks = None
+            self._is_left = is_left
+            if is_left:
+                self._remove()
         if len(between) == len(marks):
             for (problem, which), kernels in zip(marks, between, strict=True):
                 self._rows[problem].seen.add(which, kernels)
@@ -437,7 +452,7 @@ class AttentionBackends:
         return True
 
     def _install(self) -> None:
-        if self._active is not None:
+        if self._active is not None or self._is_left:
             return
         self._active = ExitStack()
         if self.is_forced:  # the fast path of MultiheadAttention multiplies by itself

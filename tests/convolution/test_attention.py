@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import perfexp
 from perfexp.convolution import attention, attention_kernels
 from perfexp.convolution.attention import AttentionBackends
+from perfexp.convolution.backends import PassChoice
 from perfexp.convolution.coverage import LayerStatus, Pass, PassReport
 from perfexp.convolution.fastest import software_of
 from perfexp.devices.cpu import CpuDevice
@@ -184,6 +185,22 @@ def test_fastest_races_once_and_reads_the_cache_later(forced, cache):
         assert first.seconds
         if first.not_cached is None and kept:
             assert first.kept_since is not None or not list(cache.rglob("*.json"))
+
+
+@pytest.mark.parametrize(("winner", "is_left"), [("flash", True), ("math", False)])
+def test_fastest_leaves_fast_paths_to_torch_if_it_agrees(forced, monkeypatch, winner, is_left):
+    def choose(_, problem):
+        return {which: PassChoice(engine=winner) for which in problem.passes}
+
+    monkeypatch.setattr(attention.FastestBackend, "choose", choose)
+    query = drawn(gradient=False)
+    with forced("fastest") as backends:
+        scaled_dot_product_attention(query, query, query)
+        assert not torch.backends.mha.get_fastpath_enabled()
+        backends.report()
+        assert torch.backends.mha.get_fastpath_enabled() is is_left
+        assert backends.run_baseline("auto", torch.backends.mha.get_fastpath_enabled)
+        assert torch.backends.mha.get_fastpath_enabled() is is_left
 
 
 def test_fastest_races_with_dropout_by_errors_without_it(forced):
