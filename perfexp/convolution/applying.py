@@ -104,6 +104,14 @@ def apply(
     that the plan does not have are left to torch. The attention backends hold for all attention of
     this process with the shapes of the plan.
 
+    >>> import perfexp
+    >>> module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    >>> settings = {"gpu": "cpu", "tracking": "none", "stopping": "fixed", "input_size": 8}
+    >>> record = perfexp.measure(module, algorithm="gemm", output_dir="run", **settings)
+    >>> with apply(module, "run"):
+    ...     module(torch.zeros(1, 3, 8, 8)).shape
+    torch.Size([1, 4, 6, 6])
+
     Args:
         plan: file made by `perfexp export RUN --plan FILE`, or the folder of a run.
         remeasure: race again on the first calls, if the plan is of another device or library.

@@ -12,6 +12,15 @@ from perfexp.timing import collecting
 def gain(applied: Applied, call: collecting.Call) -> Interval:
     """Return how much faster a call is with an applied plan, with its 95 % interval.
 
+    >>> import perfexp, torch
+    >>> module, images = torch.nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8)
+    >>> settings = {"gpu": "cpu", "tracking": "none", "stopping": "fixed", "input_size": 8}
+    >>> record = perfexp.measure(module, algorithm="gemm", output_dir="run", **settings)
+    >>> with perfexp.apply(module, "run") as applied:
+    ...     interval = gain(applied, lambda: module(images))
+    >>> interval.value > 0
+    True
+
     Args:
         call: function without arguments that calls the module, for example a training step.
 
