@@ -394,10 +394,8 @@ class AttentionBackends:
         """Return whether `fastest` changes nothing, so that torch may take its own fast paths."""
         if self.wanted is not Attention.fastest or self._compiled:
             return False
-        for problem, row in self._rows.items():
-            if row.choices[Pass.forward].engine != chosen_by_torch(problem):
-                return False
-        return True
+        chosen = {problem: row.choices[Pass.forward].engine for problem, row in self._rows.items()}
+        return chosen == {problem: chosen_by_torch(problem) for problem in chosen}
 
     def baselines(self) -> tuple[str, ...]:
         """Return `auto` for a race; compiled code keeps its backends, so it has no baseline."""
