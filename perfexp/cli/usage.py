@@ -30,7 +30,7 @@ perfexp measures how fast a deep-learning model trains and infers.
   perfexp model=resnet18 mode=train batch_size=[8,32] two points of one run
   perfexp -m model=resnet18,hf:bert batch_size=1,8    a run for each combination
   perfexp experiment=quick model=vgg16                10 sizes
-  perfexp model=mine:TinyNet model.width=32           mine.py; inputs: help model
+  perfexp model=mine:TinyNet model.width=32           mine.py; see help model
 
 look     perfexp list runs               runs and sweeps below outputs
          perfexp show                    the last run; DIR another one, -v all
