@@ -517,10 +517,13 @@ def _deciding_or_first(comparison: Comparison, side: SideFacts) -> list[Compared
 
 
 def _answer(comparison: Comparison, side: SideFacts) -> str:
-    """Summarize in a sentence how a side compares with the baseline."""
-    one, deciding = comparison.sides[0].name, _deciding_or_first(comparison, side)
+    """Summarize in a sentence how a side compares with the baseline.
+
+    Several deciding pairs are counted by verdict. A single pair is followed by the other measures.
+    """
+    baseline, deciding = comparison.sides[0].name, _deciding_or_first(comparison, side)
     if not deciding:
-        return f"{side.name} and {one} have no figure in common"
+        return f"{side.name} and {baseline} have no figure in common"
     names = ", ".join(dict.fromkeys(_IN_WORDS.get(pair.measure, pair.measure) for pair in deciding))
     if len(deciding) > 1:
         counts = Counter(pair.word.lower() for pair in deciding)
@@ -531,21 +534,22 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
                 means.append(mean.ratio)
         if len(means) == 1:
             names += f"; geometric mean {units.digits(means[0])}×"
-        text = f"{side.name} against {one}: {words} of {len(deciding)} points ({names})"
+        text = f"{side.name} against {baseline}: {words} of {len(deciding)} points ({names})"
         if undecided := with_verdict(deciding, Verdict.UNDECIDED):
             most = max(undecided, key=lambda pair: pair.further_processes or 0)
             text += f"; {_would_decide(side, most)}"
         return text
     [pair] = deciding
-    known = []
+    other_measures = []
     for other in comparison.of_side(side.name):
         if other is pair or other.measure == "cycles" or not other.ratio:
             continue
         if other.verdict is Verdict.SAME:
-            known.append(f"{other.measure} the same")
+            other_measures.append(f"{other.measure} the same")
         elif other.verdict in _DECIDED:
-            known.append(f"{other.measure} {units.digits(other.ratio)}×")
-    return "; ".join(filter(None, (_of_pair(comparison, side, pair, names), ", ".join(known))))
+            other_measures.append(f"{other.measure} {units.digits(other.ratio)}×")
+    verdict = _of_pair(comparison, side, pair, names)
+    return "; ".join(filter(None, (verdict, ", ".join(other_measures))))
 
 
 def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str) -> str:

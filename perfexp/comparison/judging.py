@@ -143,9 +143,10 @@ class _Pair:
 
     @property
     def clocks(self) -> dict[str, str]:
-        """Return `Compared.clock` for the time that cycles were counted for.
+        """Explain why the time and its cycles have different verdicts, as `{time: text}`.
 
-        Clocks of different device kinds are not compared.
+        The text is empty if they agree. There is no entry if one of them is undecided or not
+        comparable, or if the device kinds differ.
         """
         time = next(filter(self.drafts.__contains__, DEVICE_TIMES), "")
         one, two = self.points

@@ -113,6 +113,7 @@ def remove(place: Path) -> None:
 
     Raises:
         OSError: the folders contain anything else.
+        UserError: a folder is a link.
     """
     for file in _files(place):
         file.unlink()

@@ -105,15 +105,16 @@ class Races:
         """Return the winner of each pass: from this process, an earlier one, or a new race.
 
         Args:
+            key: identifies the convolution and its passes in the cache.
+            hold_race: races the engines and returns the winners.
             check: raises ValueError or CudnnError if an engine cannot compute a pass.
         """
         winners = self._known.get(key) or self._read(key, passes, check)
         if winners is None:
-            with (
-                torch.no_grad(),
-                replays.eager(),
-            ):  # like for like: torch's passes are not launched as captured either
+            # like torch's passes, all passes in a race are launched kernel by kernel
+            with torch.no_grad(), replays.eager():
                 winners = self.threads.run("race", hold_race)
+            # `not_cached` is a reason, for example unsteady times
             if not any(winner.not_cached for winner in winners.values()):
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 entry = {

@@ -177,17 +177,19 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients for the inputs and the weight, from the chosen engines."""
         inputs, weight = ctx.saved_tensors
-        of_inputs = of_weight = None
+        inputs_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
-            of_inputs = torch.ops.perfexp.convolution_backward_data(
+            inputs_grad = torch.ops.perfexp.convolution_backward_data(
                 grad, inputs, weight, *ctx.settings, ctx.data
             )
         if ctx.needs_input_grad[1]:
-            of_weight = torch.ops.perfexp.convolution_backward_filter(
+            weight_grad = torch.ops.perfexp.convolution_backward_filter(
                 grad, inputs, weight, *ctx.settings, ctx.filter
             )
-        return of_inputs, of_weight, *[None] * 8
+        # five settings and three engines have no gradient
+        return inputs_grad, weight_grad, *[None] * 8
 
 
 def _without_autograd(*arguments: Any) -> torch.Tensor:

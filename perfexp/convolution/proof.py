@@ -40,17 +40,20 @@ class Seen:
 
 
 def watch(call: Callable[[], Any]) -> Seen:
-    """Run a call once, on one stream and not as a graph, and record each plan's kernels."""
+    """Run a call once, on one stream and not as a graph, and record each plan's kernels.
+
+    The result is empty if the profiler did not see two markers per plan.
+    """
     order: list[ConvolutionPlan] = []
 
-    def around(plan: ConvolutionPlan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run_between_marks(plan: ConvolutionPlan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         order.append(plan)
         mark()
         outputs = run()
         mark()
         return outputs
 
-    plans.watcher = around
+    plans.watcher = run_between_marks
     try:
         names = kernel_names(call)
     finally:

@@ -245,16 +245,18 @@ class TorchTrainer(Trainer):
 
     @torch.no_grad()
     def _load(self) -> None:
+        """Copy the checkpoint into this training, without replacing tensors."""
         content = self._content
         self._module.load_state_dict(content["model"])
         for index, state in content["optimizer"].items():
             own = self._optimizer.state[self._parameters[index]]
             for name, value in state.items():
-                if torch.is_tensor(own.get(name)):
+                if torch.is_tensor(own.get(name)):  # `resume` has loaded other entries
                     own[name].copy_(value)
         # empty if the training had no scaler
         self._scaler.load_state_dict(content["scaler"] or self._first_scale)
         if self._average:
+            # without an average in the checkpoint, its weights count as the first one
             averages = content.get("state_dict", content["model"])
             for name, value in self._average.items():
                 value.copy_(averages[name])

@@ -134,14 +134,15 @@ def rate_notes(rows: Sequence[Row]) -> list[str]:
     notes = []
     if any(rate.low is None for rate in rates):
         notes.append(f"≈ samples/s without an interval: {TOO_FEW}")
-    num_apart = 0
+    num_differing = 0
     for row in rows:
+        # a measured throughput gives the rate; otherwise the latency's mean does
         if row.time_kind == "latency" and "throughput" not in row.times:
             mean, median = row.times["latency"].mean, row.times["latency"].median
-            num_apart += mean.low is not None and estimators.differ(mean, median, 0.0)
-    if num_apart:
-        where = f" at {num_apart} of {len(rates)} points"
-        if num_apart == len(rates) == 1:
+            num_differing += mean.low is not None and estimators.differ(mean, median, 0.0)
+    if num_differing:
+        where = f" at {num_differing} of {len(rates)} points"
+        if num_differing == len(rates) == 1:
             where = ""
         notes.append(
             "samples/s is by the mean of all calls, which differs from p50 by more than both "

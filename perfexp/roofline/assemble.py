@@ -128,7 +128,10 @@ def _not_drawn(smaller: Sequence[Point], largest: Point) -> Iterator[str]:
 
 
 def recorded(table: Listing) -> tuple[Peaks, str]:
-    """Return the peaks that ncu recorded (medians over launches), and its GPU name."""
+    """Return the peaks that ncu recorded, in FLOP/s and bytes/s, and the GPU name.
+
+    Each peak is the median over the launches. The name is empty if the file has none.
+    """
     values: defaultdict[str, list[float]] = defaultdict(list)
     for launch in table.launches:
         for name, value in recorded_peaks(launch).items():

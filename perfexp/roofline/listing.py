@@ -333,15 +333,16 @@ def _named(label: str) -> tuple[str, str]:
 
 
 def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
+    """Yield a cell for each metric of each launch; a first row without a kernel holds the units."""
     units: dict[str, str] = {}
     if rows and not (rows[0][1].get("ID", "").strip() or rows[0][1][_KERNEL].strip()):
         (_, units), *rows = rows
-    metrics = [(column, *_named(column)) for column in header]
+    named_columns = [(column, *_named(column)) for column in header]
     for line, row in rows:
         launch = (str(line),)
         yield _Cell(line, launch, row)  # a launch without metrics is a launch too
-        for column, name, unit in metrics:
-            if "__" in name:
+        for column, name, unit in named_columns:
+            if "__" in name:  # other columns are not metrics
                 yield _Cell(line, launch, row, name, unit or units.get(column, ""), row[column])
 
 

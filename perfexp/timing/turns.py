@@ -46,23 +46,31 @@ class Turn:
     def _fitted(
         self, call: collecting.Call, device: Device, is_short: bool
     ) -> tuple[int, Callable[[int], collecting.Samples]]:
+        """Return the number of samples in a turn, and the timer that takes them.
+
+        Both depend on the call's rough duration, so that a turn takes about `_TURN_SECONDS`.
+        """
         if not device.asynchronous:
             by_clock = collecting.HostChain(call, device)
             by_clock(1)
-            rough = max(float(by_clock(1)[0]), 1e-9)
-            return max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough))), by_clock
-        fits = _MOST_SAMPLES
+            rough_seconds = max(float(by_clock(1)[0]), 1e-9)
+            return max(1, min(_MOST_SAMPLES, math.ceil(_TURN_SECONDS / rough_seconds))), by_clock
+        calls_in_queue = _MOST_SAMPLES
         if not is_short:
-            fits = depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
-        if not fits:  # thousands of launches exceed the queue: time them as the host issues them
+            calls_in_queue = depth.samples_in_queue(call, device, most=_MOST_SAMPLES)
+        if not calls_in_queue:
+            # thousands of launches exceed the queue: time them as the host issues them
             self._held = queue.Hold(starved=1)
             return 2, queue.Loop(call, device)
-        single = queue.Chain(call, device, min(fits, 4))
+        single = queue.Chain(call, device, min(calls_in_queue, 4))
         single(2)
-        rough = max(float(np.median(single(3))), 1e-9)
-        k = max(1, min(_MOST_SAMPLES, math.ceil(_SAMPLE_SECONDS / rough)))
-        samples = max(2, min(_MOST_SAMPLES // k + 2, math.ceil(_TURN_SECONDS / (k * rough))))
-        chain = queue.Chain(call, device, max(1, min(samples, fits // k)), k if fits >= k else 1)
+        rough_seconds = max(float(np.median(single(3))), 1e-9)
+        # k calls per sample
+        k = max(1, min(_MOST_SAMPLES, math.ceil(_SAMPLE_SECONDS / rough_seconds)))
+        wanted = math.ceil(_TURN_SECONDS / (k * rough_seconds))
+        samples = max(2, min(_MOST_SAMPLES // k + 2, wanted))
+        chunk = max(1, min(samples, calls_in_queue // k))
+        chain = queue.Chain(call, device, chunk, k if calls_in_queue >= k else 1)
         self._held = chain.held
         return samples, chain
 

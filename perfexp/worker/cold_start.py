@@ -68,6 +68,7 @@ def _measure(bench: Workbench, point: Point, watch: _StopWatch) -> None:
 
 
 def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:
+    """Load data and model, call the model twice, and end a lap after each step."""
     bench.open_data()
     watch.lap("data")
     bench.load_model()
@@ -90,9 +91,8 @@ def _time_first_calls(bench: Workbench, key: Key, watch: _StopWatch) -> None:
             try:
                 session.forward(batch.inputs)
             except Exception:
-                session.first_forward(
-                    batch
-                )  # raises Unsupported if the model can't take such inputs
+                # repeats the failure, as Unsupported if the model can't take such inputs
+                session.first_forward(batch)
                 raise
             bench.device.synchronize()
             watch.lap(call)

@@ -35,7 +35,11 @@ _ANSWERS = ("algorithms", "memory")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure a plan's points, or answer a question; return 0 if every point has a result."""
+    """Measure a plan's points, or answer a question about the plan or the device.
+
+    Returns:
+        The exit code: 0 unless an error ended the work. A failed point is a result, not an error.
+    """
     arguments = _arguments(argv)
     fork_server.process_start = fork_server.process_start or "fresh"
     if argv is None:
@@ -46,9 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         lifeline.die_with(arguments.parent)
     if arguments.ranks is not None:
-        from perfexp.worker import (
-            rank_process,
-        )  # imports the control messages, which a cold start does not need
+        # imports the control messages, which a cold start does not need
+        from perfexp.worker import rank_process
 
         code = rank_process.main(
             arguments.directory, arguments.plan_sha256, arguments.replicate, arguments.ranks

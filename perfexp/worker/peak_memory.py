@@ -290,9 +290,10 @@ def _prepared(mode: Any, session: Any, batches: Any, key: Key) -> Iterator[Any]:
 
 
 def _traced(precision: Precision) -> Precision:
-    """Return a precision with the same data widths that can be traced without values.
+    """Return a precision that needs the same memory, and can be traced on the host without values.
 
-    For example, float16 becomes bfloat16, since loss scaling compares a value with infinity.
+    Autocast to float16 becomes bfloat16, since loss scaling compares a value with infinity. TF32
+    becomes fp32, which has the same size.
     """
     if precision.autocast == "float16":
         return Precision(name="amp_bf16", storage=precision.storage, autocast="bfloat16")

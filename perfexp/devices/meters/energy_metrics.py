@@ -98,6 +98,10 @@ class Power:
 
 
 def _part(windows: Windows, track: Track) -> Part:
+    """Return the counter's power, or the integral's if the meter has no counter.
+
+    A counter that disagrees with the integral gives no power.
+    """
     doubts: list[Diagnostic] = []
     counter, integral, name = windows.counter_watts, windows.integral_watts, track.meter.name
     if counter.value is None and integral.value is not None and not track.readings:
@@ -111,20 +115,20 @@ def _part(windows: Windows, track: Track) -> Part:
         window = f"the window of {windows.seconds:.2f} s is uncertain by {uncertainty:.1%}"
         limit = f"its updates were seen so late between the calls that {window}"
         doubts.append(diagnostics.make("meter_limited", meter=name, limit=limit))
-    seconds, apart, tolerance = windows.seconds, windows.difference, windows.tolerance
+    seconds, deviation, tolerance = windows.seconds, windows.difference, windows.tolerance
     if windows.disagrees:
         fault = (
             f"{counter.value:.4g} W by the energy counter, {integral.value:.4g} W by integrated "
-            f"power ({apart:+.1%}, tolerated ±{tolerance:.0%}) after {seconds:.1f} s"
+            f"power ({deviation:+.1%}, tolerated ±{tolerance:.0%}) after {seconds:.1f} s"
         )
         doubts.append(diagnostics.make("meter_fault", meter=name, fault=fault))
         counter = Reading(
-            None, f"energy counter and integral of {name}'s power differ by {apart:+.1%}"
+            None, f"energy counter and integral of {name}'s power differ by {deviation:+.1%}"
         )
     elif windows.is_unchecked:
         limit = (
             "the power varies so much that its integral cannot check the counter to better than "
-            f"±{tolerance:.0%} in {seconds:.1f} s (they differ by {apart:+.1%})"
+            f"±{tolerance:.0%} in {seconds:.1f} s (they differ by {deviation:+.1%})"
         )
         doubts.append(diagnostics.make("meter_limited", meter=name, limit=limit))
     return Part(counter, doubts)

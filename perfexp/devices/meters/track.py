@@ -65,12 +65,16 @@ class Track:
 
     @property
     def tick_seconds(self) -> float | None:
-        """Return the counter's period, known or measured; None before there are enough ticks."""
+        """Return the counter's period, known or measured; None if it is unknown.
+
+        It is measured once there are enough ticks. After `skip_ticks` it no longer changes.
+        """
         if self._known_tick_seconds is not None or self._skips_ticks or len(self.ticks) < _TICKS:
             return self._known_tick_seconds
         times, widths, _ = np.asarray(self.ticks).T
         times = times[widths <= 2 * np.quantile(widths, 0.25)]  # most precise ticks
         steps = np.diff(times)
+        # without the less precise ticks, a step may span several periods
         periods = np.round(steps / np.median(steps)).sum() if len(steps) else 0
         if not periods:
             return None

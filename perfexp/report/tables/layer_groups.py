@@ -228,13 +228,16 @@ def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[St
 
 
 def _identity(part: _Part) -> object:
-    """Return everything that identical layers have in common; None if shapes are unknown."""
+    """Return a value that only identical layers share.
+
+    None if the shapes are unknown or the line is outside of modules.
+    """
     line = part.line
     if not line["inputs"] or not line["key"]:
         return None
     shapes = msgspec.json.encode([line["inputs"], line["outputs"], line["convolution"]])
     return (
-        NUMBER.sub("0", part.name),
+        NUMBER.sub("0", part.name),  # `layer3.1` and `layer3.2` may match
         line["kind"],
         part.which,
         shapes,

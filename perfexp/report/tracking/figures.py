@@ -33,9 +33,13 @@ def metric_part(text: str) -> str:
 def of(
     found: Iterable[Charted], time_ms: Callable[[Charted], int]
 ) -> tuple[list[Figure], dict[str, str]]:
-    """Return the figures that a store accepts, and tags with notes on them.
+    """Return the figures that a tracking store accepts, and tags about the metrics.
 
-    The tags list dropped metrics with reasons, and metrics that are estimated.
+    One tag lists dropped metrics with reasons. The other tag lists estimated metrics.
+
+    Args:
+        found: metrics, including those without a value.
+        time_ms: returns a metric's time, in ms since 1970.
     """
     sent: dict[tuple[str, int], Figure] = {}
     dropped: dict[str, str] = {}
@@ -53,7 +57,7 @@ def of(
             sent[name, step] = Figure(name, float(quantity.value), step, time_ms(quantity))
             if quantity.estimated:
                 estimated[name] = None
-    outdated = _outdated(sent)
+    outdated = _outdated(sent)  # names of interval bounds
     reason = "the last measurement has no interval; see tables/points.json"
     dropped |= dict.fromkeys(outdated, reason)
     tags = {
