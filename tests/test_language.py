@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 PACKAGE = ROOT / "perfexp"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 #: Words that have a better one (docs: CONTRIBUTING.md, "Glossary"), in docstrings, messages and public names.
 BANNED = re.compile(
@@ -165,8 +166,8 @@ def test_lines_of_the_package_end_by_column_100():
 def test_few_classes_share_a_name():
     names = Counter(
         node.name
-        for path in MODULES.values()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for tree in TREES.values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     )
     assert len([name for name, count in names.items() if count > 1]) <= 12
@@ -175,10 +176,9 @@ def test_few_classes_share_a_name():
 def test_statements_are_plain():
     comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
     found, lines = Counter(), 0
-    for path in MODULES.values():
-        text = path.read_text(encoding="utf-8")
-        lines += len(text.splitlines())
-        for node in ast.walk(ast.parse(text)):
+    for name, path in MODULES.items():
+        lines += len(path.read_text(encoding="utf-8").splitlines())
+        for node in ast.walk(TREES[name]):
             found["comprehensions"] += isinstance(node, comprehensions)
             found["conditional expressions"] += isinstance(node, ast.IfExp)
     assert 1000 * found["comprehensions"] / lines <= 25

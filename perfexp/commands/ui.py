@@ -164,7 +164,7 @@ def _environment(uri: str) -> Iterator[dict[str, str]]:
             # without language-model jobs: 2 processes and 0.5 GB instead of 15 and 2.7 GB
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             **store.mlflow_environment(),
-            # MLflow starts uvicorn, which searches the current folder first: there may be a flask.py
+            # uvicorn searches the current folder first, where a flask.py may be
             "UVICORN_APP_DIR": folder,
             **({} if is_here_on_path() else {"PYTHONSAFEPATH": "1"}),
             "PYTHONPATH": os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])]),
