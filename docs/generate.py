@@ -127,6 +127,9 @@ def record_schema() -> str:
         "title": title,
         **msgspec.json.schema(Record),
     }
+    for definition in schema["$defs"].values():
+        if "description" in definition:  # versions of msgspec differ in its indentation
+            definition["description"] = inspect.cleandoc(definition["description"])
     return json.dumps(schema, indent=1) + "\n"
 
 
