@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even")
 
 NAMES = tuple(ALGORITHMS)
 GEMMS = ("direct", "gemm", "implicit_gemm", "implicit_precomp_gemm")
-#: Bounds of the relative L2 error by data type; docs/results/algorithm-errors.md has them and what was seen.
+#: Bounds of the relative L2 error by data type; docs/results/algorithm-errors.json has them and what was seen.
 BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 #: Those of F(4 × 4, 3 × 3), whose transforms cost it digits.
 NONFUSED = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 3e-2, torch.bfloat16: 2e-1}

@@ -23,7 +23,7 @@ def test_the_interval_of_five_processes_holds_the_truth(name):
     source, median, *_ = noisy_device.NOISES[name]
     found = [noisy_device.run(source, seed).times["device"].median for seed in range(RUNS)]
     held = sum(one.low <= median * noisy_device.CALL_SECONDS <= one.high for one in found)
-    assert held / RUNS >= 0.8  # 300 runs: at least 93 % (docs/results/noise.md)
+    assert held / RUNS >= 0.8  # 300 runs: at least 93 % (docs/results/noise.json)
 
 
 def test_processes_that_differ_more_than_their_calls_are_noted():

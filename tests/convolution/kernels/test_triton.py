@@ -30,7 +30,7 @@ INTERPRETED = kernels.interpreted()
 #: Before any kernel was run.
 IMPORTED = "triton" in sys.modules
 
-#: Bounds of the relative L2 error by data type; docs/results/algorithm-errors.md has them and what was seen.
+#: Bounds of the relative L2 error by data type; docs/results/algorithm-errors.json has them and what was seen.
 BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 DTYPES = pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
 NAMES = pytest.mark.parametrize("name", ["direct", "winograd"])
