@@ -5,17 +5,28 @@ from typing import TYPE_CHECKING, Any
 
 from perfexp.version import __version__
 
-__all__ = ["__version__", "apply", "compose", "gain", "load", "measure", "metric"]
+__all__ = [
+    "__version__",
+    "apply",
+    "compare_callables",
+    "compose",
+    "gain",
+    "load",
+    "measure",
+    "metric",
+]
 
 if TYPE_CHECKING:
     from perfexp.api import compose, load, measure
     from perfexp.convolution.applying import apply
     from perfexp.measuring.plan_gain import gain
     from perfexp.records.metrics import metric
+    from perfexp.run.callable_judge import compare_callables
 
 #: Modules of the interface.
 _MODULES = {
     "apply": "perfexp.convolution.applying",
+    "compare_callables": "perfexp.run.callable_judge",
     "gain": "perfexp.measuring.plan_gain",
     "compose": "perfexp.api",
     "load": "perfexp.api",

@@ -9,14 +9,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from perfexp.cli.composition import compose
 from perfexp.commands import sides
-from perfexp.commands.app import ConfigDir, app, command_line
+from perfexp.commands.app import ConfigDir, Json, app, command_line, emit
 from perfexp.commands.compare import print_comparison
 from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparison_table, judging
+from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.errors import UserError
 from perfexp.host import interrupts
@@ -27,7 +29,9 @@ from perfexp.records.fact_lookup import fact_at
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, refuse_link
 from perfexp.report.console import Console
+from perfexp.run import callable_judge
 from perfexp.run.ab_run import AbRun
+from perfexp.run.callable_judge import compare_callables
 from perfexp.run.preparation import Assignment, with_processes
 from perfexp.run.sweep_run import SweepRun
 from perfexp.statistics import sequential
@@ -44,12 +48,13 @@ _NOT_SENT, _INTERRUPTED = 3, 130
 @app.command()
 def ab(
     a: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="'A'", help="Overrides of the baseline in one word, such as ''."),
-    ],
+    ] = None,
     b: Annotated[
-        str, typer.Argument(metavar="'B'", help="Overrides of the other one: 'algorithm=fft'.")
-    ],
+        str | None,
+        typer.Argument(metavar="'B'", help="Overrides of the other one: 'algorithm=fft'."),
+    ] = None,
     common: Annotated[
         list[str] | None,
         typer.Argument(metavar="COMMON", help="Overrides of both: model=resnet50 output_dir=DIR."),
@@ -62,6 +67,27 @@ def ab(
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
     config_dir: ConfigDir = None,
+    left: Annotated[
+        str | None,
+        typer.Option(metavar="FILE:NAME", help="Function to compare with, in place of A."),
+    ] = None,
+    right: Annotated[
+        str | None, typer.Option(metavar="FILE:NAME", help="Function to judge, in place of B.")
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(metavar="FILE:NAME", help="Function that makes their inputs from a seed."),
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, help="Relative tolerance of the right side's outputs.")
+    ] = None,
+    atol: Annotated[
+        float | None, typer.Option(min=0, help="Absolute tolerance of the right side's outputs.")
+    ] = None,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Time functions with their backward pass.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure two variants in turn, A B B A …, until one is faster or both are the same.
 
@@ -73,9 +99,29 @@ def ab(
     To continue, repeat the command with output_dir=DIR and the same --margin, --fdr, --metric and
     --allow. Choosing them by the results would void the level.
 
+    With --left, --right and --inputs, two functions of tensors are compared. The exit code is 1 if
+    the right one does not compute the same, or cheats.
+
     Example: perfexp ab algorithm=default algorithm=fastest model=resnet50
     """
     settings = sides.settings(margin, fdr, metric, allow)
+    if left or right or inputs or as_json:
+        if not (left and right and inputs) or a is not None:
+            raise UserError("Two functions need --left, --right and --inputs, and no overrides.")
+        compared = compare_callables(
+            left,
+            right,
+            inputs,
+            margin=settings.margin,
+            max_seconds=max_seconds,
+            rtol=rtol,
+            atol=atol,
+            backward=backward,
+        )
+        emit(msgspec.to_builtins(compared), callable_judge.lines(compared), as_json=as_json)
+        raise typer.Exit(int(compared.verdict is Verdict.NOT_COMPARABLE))
+    if a is None or b is None:
+        raise UserError("Missing argument 'A' or 'B': give the overrides of both, such as ''.")
     given_keys(common or (), _SET_BY)
     overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
     variants = [without_credentials(_split("A", a)), without_credentials(_split("B", b))]

@@ -2,5 +2,5 @@
 
 May import: comparison, devices, doctor, host, measuring, plan, prediction, records, report,
     statistics.
-Used by: api, cli, commands, main.
+Used by: api, cli, commands, main, perfexp.
 """

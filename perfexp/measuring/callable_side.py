@@ -1,0 +1,459 @@
+"""Process of one side of a comparison of two callables: calls, times and stores what it returns.
+
+The judge (`run.callables`) asks, and this process answers. It never learns which call is checked
+before the call has returned. It can't judge itself: another process computes the left side again
+and compares (`verify`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import math
+import os
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch._dynamo  # replaces functions of torch when it is imported
+
+from perfexp.cost.tensors import distinct_bytes, region_of, tensors_in
+from perfexp.devices import Device
+from perfexp.devices.cpu import CpuDevice
+from perfexp.devices.cuda import CudaDevice
+from perfexp.errors import PerfexpError, UserError, did_you_mean
+from perfexp.host import lifeline
+from perfexp.timing import collecting
+
+#: Modules and classes whose functions a callable must not replace, as prefixes of module names.
+_WATCHED = ("builtins", "time", "os", "torch", "torch.cuda", "torch.nn.functional", "torch.testing")
+_CLASSES = (torch.Tensor, torch.cuda.Event, torch.cuda.Stream)
+#: Largest relative error of a correct result, as a multiple of the left side's own error, and at
+#: least: sums in another order are within, half precision is not.
+_ERROR_FACTOR = 10.0
+_LEAST_ERROR = {
+    torch.float64: 1e-10,
+    torch.float32: 2e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 2e-2,
+}
+#: Wait before a result is read a second time, in seconds.
+_LATE_SECONDS = 0.1
+#: Wait of the device while a call is enqueued: a factor on the host time of the last call, a
+#: constant, and the longest.
+_HOLD_FACTOR, _HOLD_SECONDS, _LONGEST_HOLD_SECONDS = 2.0, 2e-4, 0.02
+#: Bytes are copied this often to find the fastest copy.
+_COPIES = 20
+
+
+class Side:
+    """One callable, its inputs and its timer.
+
+    Args:
+        function: callable, as `FILE.py:NAME` or `MODULE:NAME`.
+        maker: function that returns inputs for a seed, and for a shape if its module has `shapes`.
+        folder: folder for stored results.
+        backward: whether a call includes the gradients of the inputs.
+    """
+
+    def __init__(self, function: str, maker: str, folder: Path, *, backward: bool) -> None:
+        self._folder, self._backward = folder, backward
+        self._maker, module = _load(maker)
+        self._shapes = list(getattr(module, "shapes", [])) or [None]
+        self._inputs: tuple[Any, ...] = ()
+        self._outputs: Any = None
+        self._made_gradients: dict[int, list[torch.Tensor]] = {}
+        self._device = _device_of(self._make(0, 0))
+        self._device.start()
+        self._tails: list[float] = []
+        self._hold_seconds = _HOLD_SECONDS
+        before = _functions()
+        self._function, _ = _load(function)
+        self._changed = partial(_changed, before)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the number of shapes, where the function is defined, and loaded files."""
+        code = getattr(self._function, "__code__", None)
+        origin = f"{code.co_filename}:{code.co_qualname}" if code else repr(self._function)
+        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        return {
+            "shapes": len(self._shapes),
+            "origin": origin,
+            "files": [os.path.realpath(file) for file in files if file],
+            "device": self._device.name,
+        }
+
+    def calls(self, seeds: Sequence[int], shape: int, *, check: bool) -> dict[str, Any]:
+        """Time a call for each seed and store some results, chosen after the call.
+
+        Args:
+            check: store all results, on memory that torch fills with NaN when it is allocated.
+                Inputs then have one address with new contents for each call.
+
+        Returns:
+            `seconds` of the calls, `stored` files by seed, `changed` functions, and the `elapsed`
+            seconds, and `tails`: seconds of device work after the end of a call's own stream.
+        """
+        begun_ns = self._device.now_ns()
+        torch.use_deterministic_algorithms(check, warn_only=True)
+        seconds, stored = list[float](), list[tuple[int, str]]()
+        self._tails = []
+        with collecting.undisturbed():
+            for seed in seeds:
+                made = self._make(seed, shape)
+                if check and _overwritten(self._inputs, made):
+                    made = self._inputs
+                self._inputs = made
+                seconds.append(self._seconds(self._call))
+                if check or os.urandom(1)[0] * len(seeds) < 256:
+                    stored.append((seed, self._store(late=check)))
+                self._outputs = None
+        self._inputs = ()
+        torch.use_deterministic_algorithms(False)
+        return {
+            "seconds": seconds,
+            "stored": stored,
+            "changed": self._changed(),
+            "elapsed": (self._device.now_ns() - begun_ns) * 1e-9,
+            "tails": self._tails,
+        }
+
+    def verify(
+        self,
+        stored: Sequence[tuple[int, str]],
+        shape: int,
+        *,
+        rtol: float | None,
+        atol: float | None,
+    ) -> str | None:
+        """Return why stored results differ from this side's; None if they do not."""
+        earlier: list[list[torch.Tensor]] = []
+        try:
+            for seed, file in stored:
+                result = torch.load(file, weights_only=True)
+                native, exact, inputs = self._reference(seed, shape)
+                differs = partial(_difference, exact=exact, rtol=rtol, atol=atol)
+                if reason := differs(result["outputs"], native):
+                    if result["late"] and not differs(result["late"], native):
+                        return "its outputs are completed after it has returned"
+                    if any(_difference(result["outputs"], one) is None for one in earlier):
+                        return "it returns the outputs of an earlier call for new inputs (a cache)"
+                    return reason
+                if reason := _difference(result["inputs"], inputs, None, rtol, atol):
+                    return f"it changes its inputs in place ({reason})"
+                earlier.append(native)
+        finally:
+            for _, file in stored:
+                Path(file).unlink()
+        return None
+
+    def ceiling(self, shape: int) -> float:
+        """Return the seconds to copy as many bytes as a call reads and writes at least."""
+        self._inputs = self._make(0, shape)
+        self._call()
+        tensors = [*tensors_in(self._inputs), *tensors_in(self._outputs)]
+        count = distinct_bytes(map(region_of, tensors)) // 2
+        source = torch.ones(max(count, 1), dtype=torch.uint8, device=self._device.identifier)
+        copy = partial(torch.empty_like(source).copy_, source)
+        self._inputs, self._outputs = (), None
+        return min(self._seconds(copy) for _ in range(_COPIES))
+
+    def _make(self, seed: int, shape: int) -> tuple[Any, ...]:
+        torch.manual_seed(seed)
+        chosen = self._shapes[shape]
+        made = self._maker(seed) if chosen is None else self._maker(seed, chosen)
+        inputs = tuple(made) if isinstance(made, tuple | list) else (made,)
+        if self._backward:
+            for tensor in tensors_in(inputs):
+                tensor.requires_grad_(tensor.is_floating_point())
+        torch.manual_seed(seed)  # functions that draw random numbers draw the same on both sides
+        return inputs
+
+    def _call(self) -> None:
+        self._outputs = self._run(self._inputs)
+
+    def _run(self, inputs: tuple[Any, ...]) -> Any:
+        outputs = self._function(*inputs)
+        if not self._backward:
+            return outputs
+        ends = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
+        starts = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
+        key = hash(tuple((one.shape, one.dtype) for one in ends))
+        if key not in self._made_gradients:
+            self._made_gradients[key] = list(map(_gradient, ends))
+        gradients = torch.autograd.grad(ends, starts, self._made_gradients[key], allow_unused=True)
+        return outputs, gradients
+
+    def _seconds(self, call: collecting.Call) -> float:
+        """Time one call: by the host's clock, or by events behind a wait that the host overtakes.
+
+        On an asynchronous device the time is of the current stream. What other streams still do
+        after it goes to the tail.
+        """
+        device = self._device
+        if not device.asynchronous:
+            return float(collecting.HostChain(call, device)(1)[0])
+        start, end = device.new_event(), device.new_event()
+        device.synchronize()
+        device.hold(self._hold_seconds)
+        device.record(start)
+        begun_ns = device.now_ns()
+        call()
+        issue_seconds = (device.now_ns() - begun_ns) * 1e-9
+        self._hold_seconds = min(
+            _HOLD_FACTOR * issue_seconds + _HOLD_SECONDS, _LONGEST_HOLD_SECONDS
+        )
+        device.record(end)
+        while not device.passed(end):
+            pass
+        ended_ns = device.now_ns()
+        device.synchronize()
+        self._tails.append((device.now_ns() - ended_ns) * 1e-9)
+        return device.elapsed_seconds(start, end)
+
+    def _store(self, *, late: bool) -> str:
+        result = {"outputs": _leaves(self._outputs), "inputs": _leaves(self._inputs), "late": []}
+        if late:
+            time.sleep(_LATE_SECONDS)
+            result["late"] = _leaves(self._outputs)
+        file = str(self._folder / f"{secrets.token_hex(8)}.pt")
+        torch.save(result, file)
+        return file
+
+    def _reference(
+        self, seed: int, shape: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, list[torch.Tensor]]:
+        """Return outputs, outputs in float64 if possible, and the inputs after the call."""
+        inputs = self._make(seed, shape)
+        doubles = tuple(_double(one) for one in self._make(seed, shape))
+        native = _leaves(self._run(inputs))
+        exact = None
+        with suppress(Exception):  # such as a kernel for float32 alone
+            torch.manual_seed(seed)
+            exact = _leaves(self._run(doubles))
+        return native, exact, _leaves(inputs)
+
+
+def _load(place: str) -> tuple[Callable[..., Any], ModuleType]:
+    """Import a function.
+
+    Raises:
+        UserError: there is no such module or function.
+    """
+    where, _, name = place.rpartition(":")
+    try:
+        module = _import_file(Path(where)) if where.endswith(".py") else _import(where)
+    except Exception as error:
+        raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        near = did_you_mean(name, (one for one in vars(module) if callable(getattr(module, one))))
+        raise UserError(f"{where} has no function '{name}'. {near}".rstrip())
+    return function, module
+
+
+def _import(name: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Import a file under its own name, or under its path if the name is taken."""
+    name = file.stem
+    if getattr(sys.modules.get(name), "__file__", None) == str(file):
+        return sys.modules[name]
+    if name in sys.modules or importlib.util.find_spec(name):
+        name = f"{name}_{abs(hash(str(file)))}"
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec and spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _device_of(inputs: Sequence[Any]) -> Device:
+    """Return the device of the inputs.
+
+    Raises:
+        UserError: they are on a device that cannot be timed here.
+    """
+    place = next((one.device for one in tensors_in(inputs)), torch.device("cpu"))
+    if place.type == "cuda":
+        return CudaDevice(index=place.index or 0)
+    if place.type != "cpu":
+        raise UserError(f"The inputs are on {place.type}; make them on cpu or cuda.")
+    return CpuDevice()
+
+
+def _functions() -> dict[str, Any]:
+    """Return the functions that a callable must leave alone, by name, with their code."""
+    found: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name in _WATCHED or name.partition(".")[0] in ("perfexp", "__main__"):
+            found |= _callables(name, module, list(vars(module)))
+    for kind in _CLASSES:
+        found |= _callables(kind.__name__, kind, dir(kind))
+    found["torch function modes"] = torch._C._len_torch_function_stack()
+    found["torch dispatch modes"] = torch._C._len_torch_dispatch_stack()
+    return found
+
+
+def _callables(prefix: str, owner: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for name in names:
+        value = getattr(owner, name, None)
+        if callable(value):
+            yield f"{prefix}.{name}", (value, getattr(value, "__code__", None))
+
+
+def _changed(before: Mapping[str, Any]) -> list[str]:
+    """Return the names of functions that differ from before."""
+    now = _functions()
+    return [name for name, value in before.items() if now.get(name) != value]
+
+
+def _overwritten(old: Sequence[Any], new: Sequence[Any]) -> bool:
+    """Copy new contents to old addresses, unnoticed by version counters, if all shapes agree."""
+    pairs = list(zip(tensors_in(old), tensors_in(new), strict=False))
+    alike = [one.shape == other.shape and one.dtype == other.dtype for one, other in pairs]
+    if len(old) != len(new) or not alike or not all(alike):
+        return False
+    for one, other in pairs:
+        one.data.copy_(other.data)
+    return True
+
+
+def _gradient(output: torch.Tensor) -> torch.Tensor:
+    """Return a random gradient for an output, the same in every process."""
+    generator = torch.Generator(output.device).manual_seed(0)
+    return torch.randn(output.shape, generator=generator, device=output.device, dtype=output.dtype)
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(map(_double, value))
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_(value.requires_grad)
+    return value
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    """Return copies of all tensors and numbers in nested tuples, lists and mappings.
+
+    Raises:
+        PerfexpError: something else was returned, which may compute later.
+    """
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return [value.detach().clone()]
+    if isinstance(value, tuple | list):
+        return [leaf for one in value for leaf in _leaves(one)]
+    if isinstance(value, Mapping):
+        return _leaves([value[key] for key in sorted(value)])
+    if value is None or isinstance(value, str):
+        return []
+    if isinstance(value, bool | int | float):
+        return [torch.tensor(value)]
+    raise PerfexpError(
+        f"it returns a {type(value).__name__} instead of a tensor, which may compute later"
+    )
+
+
+def _difference(
+    found: Sequence[torch.Tensor],
+    native: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> str | None:
+    """Return how tensors differ from the expected ones; None if they do not.
+
+    Without a tolerance, errors against float64 may be a few times the errors of `native`.
+
+    Args:
+        native: expected tensors, computed in the precision of the inputs.
+        exact: expected tensors, computed in float64; None if unknown.
+    """
+    if len(found) != len(native):
+        return f"{len(found)} tensors instead of {len(native)}"
+    for one, own, true in zip(found, native, exact or native, strict=True):
+        if (one.dtype, one.shape, one.device) != (own.dtype, own.shape, own.device):
+            return f"{_kind(one)} instead of {_kind(own)}"
+        if rtol is not None or atol is not None:
+            bounds = {"rtol": rtol or 0.0, "atol": atol or 0.0}
+            if not torch.allclose(one.double(), own.double(), equal_nan=True, **bounds):
+                return f"outputs differ by more than rtol {rtol or 0:g} and atol {atol or 0:g}"
+            continue
+        error = _error(own, true)
+        if not math.isfinite(error):  # such as an overflow in half precision alone
+            error, true = 0.0, own
+        allowed = max(_ERROR_FACTOR * error, _LEAST_ERROR.get(one.dtype, 0.0))
+        if (wrong := _error(one, true)) > allowed:
+            if one.isnan().sum() > own.isnan().sum():
+                return "outputs are NaN where the left side's are not, such as memory never written"
+            return f"outputs have a relative error of {wrong:.2g}; {allowed:.2g} is allowed"
+    return None
+
+
+def _error(found: torch.Tensor, true: torch.Tensor) -> float:
+    """Return the relative L2 error, infinite if numbers that are not finite differ."""
+    if found.is_complex():
+        found, true = torch.view_as_real(found), torch.view_as_real(true)
+    found, true = found.double(), true.double()
+    equal = (found == true) | (found.isnan() & true.isnan())
+    apart = float(torch.where(equal, 0.0, found - true).norm())
+    if apart == 0:
+        return 0.0
+    error = apart / float(torch.where(true.isfinite(), true, 0.0).norm())
+    return error if math.isfinite(error) else math.inf
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+
+
+def main() -> None:
+    """Answer the judge's questions until it closes the connection."""
+    parser = argparse.ArgumentParser(prog="perfexp.measuring.callable_side", description=__doc__)
+    parser.add_argument("function")
+    parser.add_argument("maker")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--events-fd", type=int, help="descriptor of the connection")
+    parser.add_argument("--parent", type=int, help="process that this one must not outlive")
+    arguments = parser.parse_args()
+    lifeline.die_with(arguments.parent)
+    connection = Connection(arguments.events_fd)
+    side: Side | None = None
+    while True:
+        try:
+            name, given = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        try:
+            side = side or Side(
+                arguments.function, arguments.maker, arguments.folder, backward=arguments.backward
+            )
+            answer = {"answer": getattr(side, name)(**given)}
+        except PerfexpError as error:
+            answer = {"error": str(error), "exit_code": error.exit_code}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}", "exit_code": 1}
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    main()
