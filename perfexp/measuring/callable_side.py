@@ -17,7 +17,7 @@ import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -36,8 +36,11 @@ from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.host import lifeline
 from perfexp.timing import collecting
 
-#: Modules and classes whose functions a callable must not replace, as prefixes of module names.
-_WATCHED = ("builtins", "time", "os", "torch", "torch.cuda", "torch.nn.functional", "torch.testing")
+#: Modules and classes whose functions a callable must not replace, besides those of perfexp.
+_WATCHED = (
+    *("builtins", "gc", "json", "numpy", "numpy.random", "os", "random", "secrets", "time"),
+    *("torch", "torch.cuda", "torch.nn.functional", "torch.testing"),
+)
 _CLASSES = (torch.Tensor, torch.cuda.Event, torch.cuda.Stream)
 #: Largest relative error of a correct result, as a multiple of the left side's own error, and at
 #: least: sums in another order are within, half precision is not.
@@ -78,9 +81,9 @@ class Side:
         self._device.start()
         self._tails: list[float] = []
         self._hold_seconds = _HOLD_SECONDS
-        before = _functions()
+        self._watched = module, self, self._device
+        self._functions = _functions(self._watched)
         self._function, _ = _load(function)
-        self._changed = partial(_changed, before)
 
     def describe(self) -> dict[str, Any]:
         """Return the number of shapes, where the function is defined, and loaded files."""
@@ -138,6 +141,7 @@ class Side:
         atol: float | None,
     ) -> str | None:
         """Return why stored results differ from this side's; None if they do not."""
+        torch.set_num_threads(1)  # other processes use the cores
         earlier: list[list[torch.Tensor]] = []
         try:
             for seed, file in stored:
@@ -203,10 +207,14 @@ class Side:
         """
         device = self._device
         if not device.asynchronous:
+            self._tails.append(0.0)
             return float(collecting.HostChain(call, device)(1)[0])
         start, end = device.new_event(), device.new_event()
         device.synchronize()
-        device.hold(self._hold_seconds)
+        if (
+            not torch.are_deterministic_algorithms_enabled()
+        ):  # a wait would hide other streams' work
+            device.hold(self._hold_seconds)
         device.record(start)
         begun_ns = device.now_ns()
         call()
@@ -221,6 +229,11 @@ class Side:
         device.synchronize()
         self._tails.append((device.now_ns() - ended_ns) * 1e-9)
         return device.elapsed_seconds(start, end)
+
+    def _changed(self) -> list[str]:
+        """Return the names of functions that were replaced since the callable was imported."""
+        now = _functions(self._watched)
+        return [name for name, value in self._functions.items() if now.get(name) != value]
 
     def _store(self, *, late: bool) -> str:
         result = {"outputs": _leaves(self._outputs), "inputs": _leaves(self._inputs), "late": []}
@@ -270,19 +283,18 @@ def _import(name: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a file under its own name, or under its path if the name is taken."""
-    name = file.stem
-    if getattr(sys.modules.get(name), "__file__", None) == str(file):
-        return sys.modules[name]
-    if name in sys.modules or importlib.util.find_spec(name):
-        name = f"{name}_{abs(hash(str(file)))}"
+    """Import a file under its own name, or under another one if a module has the name."""
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec and spec.loader
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    name, spec = file.stem, importlib.util.find_spec(file.stem)
+    if spec is None or spec.origin != str(file):
+        name = f"{file.stem}_{file.parent.name}"
+        spec = importlib.util.spec_from_file_location(name, file)
+    if name not in sys.modules:
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 def _device_of(inputs: Sequence[Any]) -> Device:
@@ -299,30 +311,32 @@ def _device_of(inputs: Sequence[Any]) -> Device:
     return CpuDevice()
 
 
-def _functions() -> dict[str, Any]:
-    """Return the functions that a callable must leave alone, by name, with their code."""
-    found: dict[str, Any] = {}
+def _functions(owners: Sequence[Any]) -> dict[str, Any]:
+    """Return the functions that a callable must leave alone, by name, with their code.
+
+    Args:
+        owners: objects besides torch, perfexp and a few modules.
+    """
+    watched = {type(owner).__name__: owner for owner in owners}
+    watched |= {kind.__name__: kind for kind in _CLASSES}
     for name, module in list(sys.modules.items()):
         if name in _WATCHED or name.partition(".")[0] in ("perfexp", "__main__"):
-            found |= _callables(name, module, list(vars(module)))
-    for kind in _CLASSES:
-        found |= _callables(kind.__name__, kind, dir(kind))
-    found["torch function modes"] = torch._C._len_torch_function_stack()
-    found["torch dispatch modes"] = torch._C._len_torch_dispatch_stack()
+            watched[name] = module
+    found: dict[str, Any] = {
+        "sys.setprofile": sys.getprofile(),
+        "sys.settrace": sys.gettrace(),
+        "torch function modes": torch._C._len_torch_function_stack(),
+        "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
+    }
+    while watched:
+        place, owner = watched.popitem()
+        for name in list(vars(owner)) if isinstance(owner, ModuleType) else dir(owner):
+            value = getattr(owner, name, None)
+            if callable(value):
+                found[f"{place}.{name}"] = value, getattr(value, "__code__", None)
+            if isinstance(value, type) and value.__module__ == place:
+                watched[f"{place}.{name}"] = value
     return found
-
-
-def _callables(prefix: str, owner: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    for name in names:
-        value = getattr(owner, name, None)
-        if callable(value):
-            yield f"{prefix}.{name}", (value, getattr(value, "__code__", None))
-
-
-def _changed(before: Mapping[str, Any]) -> list[str]:
-    """Return the names of functions that differ from before."""
-    now = _functions()
-    return [name for name, value in before.items() if now.get(name) != value]
 
 
 def _overwritten(old: Sequence[Any], new: Sequence[Any]) -> bool:

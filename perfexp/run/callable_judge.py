@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,14 +43,14 @@ _LEAST_PAIRS, _LEVEL_SHARE = 5, 0.2
 #: Checked and warm-up calls of each shape.
 _CHECKED, _WARM_CALLS = 4, 3
 #: Blocks of a pair, seconds of a block, and its smallest and largest number of inputs.
-_BLOCKS, _BLOCK_SECONDS, _LEAST_INPUTS, _MOST_INPUTS = 6, 0.05, 3, 40
+_BLOCKS, _BLOCK_SECONDS, _LEAST_INPUTS, _MOST_INPUTS = 6, 0.05, 4, 40
 #: Longest wait for an answer, in seconds.
 _SILENCE_SECONDS = 600.0
 #: Smallest share of the judge's time that a process's clock shows, after an allowance in seconds.
 _CLOCK_SHARE, _CLOCK_SECONDS = 0.8, 0.05
 #: Factor between calls with new and with repeated contents that shows a cache, if three quarters of
 #: the calls exceed it.
-_CACHE_FACTOR = 1.4
+_CACHE_FACTOR = 1.5
 #: Largest share of a call that other streams may still work after it, and an allowance in seconds.
 _TAIL_SHARE, _TAIL_SECONDS = 0.2, 3e-5
 #: How much faster than copying as many bytes a call can be.
@@ -134,7 +134,7 @@ class _Process:
             UserError: a function does not exist.
             _Refused: the callable failed or replaced functions, or its clock is slow.
         """
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         begun = time.perf_counter()
         try:
             self._connection.send_bytes(json.dumps([question, given]).encode())
@@ -145,7 +145,7 @@ class _Process:
             lines = self._log.read_text(errors="replace").splitlines()
             raise _Refused(f"{self.name} ended its process: {' '.join(lines[-1:])}") from error
         seconds = time.perf_counter() - begun
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         if reply.get("exit_code") == UserError.exit_code:
             raise UserError(reply["error"])
         if "error" in reply:
@@ -156,13 +156,20 @@ class _Process:
                 raise _Refused(f"{self.name} replaces {', '.join(answer['changed'][:3])}")
             if answer["elapsed"] < _CLOCK_SHARE * seconds - _CLOCK_SECONDS:
                 raise _Refused(f"{self.name} has a clock that is slower than the judge's")
+            usual = _TAIL_SHARE * statistics.median(answer["seconds"]) + _TAIL_SECONDS
+            if statistics.median(answer["tails"]) > usual:
+                raise _Refused(f"{self.name} works on another stream after the end of its call")
         return answer
 
     def end(self) -> None:
-        """End the process."""
-        self._process.send_signal(signal.SIGKILL)
+        """End the process and its children."""
+        self._signal(signal.SIGKILL)
         self._process.wait(_SILENCE_SECONDS)
         self._connection.close()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
 
 def _started(
@@ -173,7 +180,9 @@ def _started(
     except fork_server.Unforkable:
         own = [f"--events-fd={events}", f"--parent={os.getpid()}"]
         command = python_command(_SIDE, *arguments, *own)
-        return subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[events])
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, pass_fds=[events], start_new_session=True
+        )
 
 
 def compare_callables(
@@ -290,7 +299,8 @@ class _Judge:
                 for name, samples in seconds.items():
                     medians[name].append(statistics.median(samples))
                 if is_first:
-                    self._check_ceiling(shape, medians["left"][-1], medians["right"][-1])
+                    ceiling_seconds = left.ask("ceiling", shape=shape) / _CEILING_FACTOR
+                    _check_ceiling(ceiling_seconds, medians["left"][-1], medians["right"][-1])
         self._check_repeated()
         return {name: statistics.geometric_mean(each) for name, each in medians.items()}
 
@@ -300,7 +310,6 @@ class _Judge:
         All inputs are new, and each is made a second time for a call that shows a cache.
         """
         seconds: Seconds = {"left": [], "right": []}
-        tails: Seconds = {"left": [], "right": []}
         counts = [float(_MOST_INPUTS)]
         for side in sides:
             for _ in range(2):  # the first calls may compile
@@ -310,16 +319,12 @@ class _Judge:
             seeds = _seeds(max(_LEAST_INPUTS, int(min(counts))))
             random.shuffle(sides)
             for side in sides:
-                answer = self._calls(side, shape, [seed for seed in seeds for _ in range(2)])
-                new, again = answer["seconds"][::2], answer["seconds"][1::2]
+                # the first call finds cold caches
+                twice = [seeds[0], *(seed for seed in seeds[1:] for _ in range(2))]
+                answer = self._calls(side, shape, twice)
+                new, again = answer["seconds"][1::2], answer["seconds"][2::2]
                 seconds[side.name] += new
-                tails[side.name] += answer["tails"]
                 self._repeated[side.name] += map(operator.truediv, new, again)
-        if tails["right"]:
-            tail = statistics.median(tails["right"])
-            least = _TAIL_SHARE * statistics.median(seconds["right"]) + _TAIL_SECONDS
-            if tail > max(least, 2 * statistics.median(tails["left"])):
-                raise _Refused("right works on another stream after its call has ended")
         return seconds
 
     def _calls(
@@ -343,15 +348,6 @@ class _Judge:
             raise _Refused("right is the left side's function under another name")
         elif (file := left_place.rpartition(":")[0]) in right["files"]:
             self._notes.append(f"right imports {Path(file).name}, the left side's file")
-
-    def _check_ceiling(self, shape: int, left: float, right: float) -> None:
-        """Refuse a right side that is faster than memory allows, unless the left side is, too."""
-        least = self._referee.ask("ceiling", shape=shape) / _CEILING_FACTOR
-        if right < least <= left:
-            raise _Refused(
-                f"right takes {right:.2g} s, less than reading its inputs and writing its outputs "
-                f"can take ({least:.2g} s); inputs that it need not read belong in no maker"
-            )
 
     def _check_repeated(self) -> None:
         """Refuse a right side that is faster if contents are repeated, unless the left is, too."""
@@ -385,6 +381,15 @@ def _judged(pairs: Sequence[Mapping[str, float]], margin: float) -> tuple[Verdic
     elif count >= _LEAST_PAIRS and ratio.p_within(margin) <= level:
         verdict = Verdict.SAME
     return verdict, ratio.interval(level)
+
+
+def _check_ceiling(least: float, left: float, right: float) -> None:
+    """Refuse a right side that is faster than memory allows, unless the left side is, too."""
+    if right < least <= left:
+        raise _Refused(
+            f"right takes {right:.2g} s, but its inputs and outputs need {least:.2g} s of memory "
+            "traffic; inputs that it need not read do not belong in the maker"
+        )
 
 
 def _seeds(count: int) -> list[int]:
