@@ -84,9 +84,6 @@ def ab(
     atol: Annotated[
         float | None, typer.Option(min=0, help="Absolute tolerance of the right side's outputs.")
     ] = None,
-    backward: Annotated[
-        bool, typer.Option("--backward", help="Time functions with their backward pass.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure two variants in turn, A B B A …, until one is faster or both are the same.
@@ -116,7 +113,6 @@ def ab(
             max_seconds=max_seconds,
             rtol=rtol,
             atol=atol,
-            backward=backward,
         )
         emit(msgspec.to_builtins(compared), callable_judge.lines(compared), as_json=as_json)
         raise typer.Exit(int(compared.verdict is Verdict.NOT_COMPARABLE))

@@ -1,13 +1,12 @@
 """Process of one side of a comparison of two callables: calls, times and stores what it returns.
 
-The judge (`run.callables`) asks, and this process answers. It never learns which call is checked
+The judge (`run.callable_judge`) asks, and this process answers. It never learns which call is checked
 before the call has returned. It can't judge itself: another process computes the left side again
 and compares (`verify`).
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import json
@@ -67,16 +66,14 @@ class Side:
         function: callable, as `FILE.py:NAME` or `MODULE:NAME`.
         maker: function that returns inputs for a seed, and for a shape if its module has `shapes`.
         folder: folder for stored results.
-        backward: whether a call includes the gradients of the inputs.
     """
 
-    def __init__(self, function: str, maker: str, folder: Path, *, backward: bool) -> None:
-        self._folder, self._backward = folder, backward
+    def __init__(self, function: str, maker: str, folder: str) -> None:
+        self._folder = Path(folder)
         self._maker, module = _load(maker)
         self._shapes = list(getattr(module, "shapes", [])) or [None]
         self._inputs: tuple[Any, ...] = ()
         self._outputs: Any = None
-        self._made_gradients: dict[int, list[torch.Tensor]] = {}
         self._device = _device_of(self._make(0, 0))
         self._device.start()
         self._tails: list[float] = []
@@ -105,7 +102,7 @@ class Side:
                 Inputs then have one address with new contents for each call.
 
         Returns:
-            `seconds` of the calls, `stored` files by seed, `changed` functions, and the `elapsed`
+            `seconds` of the calls, `stored` seeds with files, `changed` functions, `elapsed`
             seconds, and `tails`: seconds of device work after the end of a call's own stream.
         """
         begun_ns = self._device.now_ns()
@@ -178,26 +175,11 @@ class Side:
         chosen = self._shapes[shape]
         made = self._maker(seed) if chosen is None else self._maker(seed, chosen)
         inputs = tuple(made) if isinstance(made, tuple | list) else (made,)
-        if self._backward:
-            for tensor in tensors_in(inputs):
-                tensor.requires_grad_(tensor.is_floating_point())
         torch.manual_seed(seed)  # functions that draw random numbers draw the same on both sides
         return inputs
 
     def _call(self) -> None:
-        self._outputs = self._run(self._inputs)
-
-    def _run(self, inputs: tuple[Any, ...]) -> Any:
-        outputs = self._function(*inputs)
-        if not self._backward:
-            return outputs
-        ends = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
-        starts = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
-        key = hash(tuple((one.shape, one.dtype) for one in ends))
-        if key not in self._made_gradients:
-            self._made_gradients[key] = list(map(_gradient, ends))
-        gradients = torch.autograd.grad(ends, starts, self._made_gradients[key], allow_unused=True)
-        return outputs, gradients
+        self._outputs = self._function(*self._inputs)
 
     def _seconds(self, call: collecting.Call) -> float:
         """Time one call: by the host's clock, or by events behind a wait that the host overtakes.
@@ -211,17 +193,14 @@ class Side:
             return float(collecting.HostChain(call, device)(1)[0])
         start, end = device.new_event(), device.new_event()
         device.synchronize()
-        if (
-            not torch.are_deterministic_algorithms_enabled()
-        ):  # a wait would hide other streams' work
+        # while calls are checked, a wait would hide the work of other streams
+        if not torch.are_deterministic_algorithms_enabled():
             device.hold(self._hold_seconds)
         device.record(start)
         begun_ns = device.now_ns()
         call()
-        issue_seconds = (device.now_ns() - begun_ns) * 1e-9
-        self._hold_seconds = min(
-            _HOLD_FACTOR * issue_seconds + _HOLD_SECONDS, _LONGEST_HOLD_SECONDS
-        )
+        hold_seconds = _HOLD_FACTOR * (device.now_ns() - begun_ns) * 1e-9 + _HOLD_SECONDS
+        self._hold_seconds = min(hold_seconds, _LONGEST_HOLD_SECONDS)
         device.record(end)
         while not device.passed(end):
             pass
@@ -249,12 +228,9 @@ class Side:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, list[torch.Tensor]]:
         """Return outputs, outputs in float64 if possible, and the inputs after the call."""
         inputs = self._make(seed, shape)
-        doubles = tuple(_double(one) for one in self._make(seed, shape))
-        native = _leaves(self._run(inputs))
-        exact = None
+        native, exact = _leaves(self._function(*inputs)), None
         with suppress(Exception):  # such as a kernel for float32 alone
-            torch.manual_seed(seed)
-            exact = _leaves(self._run(doubles))
+            exact = _leaves(self._function(*map(_double, self._make(seed, shape))))
         return native, exact, _leaves(inputs)
 
 
@@ -350,12 +326,6 @@ def _overwritten(old: Sequence[Any], new: Sequence[Any]) -> bool:
     return True
 
 
-def _gradient(output: torch.Tensor) -> torch.Tensor:
-    """Return a random gradient for an output, the same in every process."""
-    generator = torch.Generator(output.device).manual_seed(0)
-    return torch.randn(output.shape, generator=generator, device=output.device, dtype=output.dtype)
-
-
 def _double(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(map(_double, value))
@@ -440,16 +410,9 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def main() -> None:
     """Answer the judge's questions until it closes the connection."""
-    parser = argparse.ArgumentParser(prog="perfexp.measuring.callable_side", description=__doc__)
-    parser.add_argument("function")
-    parser.add_argument("maker")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--backward", action="store_true")
-    parser.add_argument("--events-fd", type=int, help="descriptor of the connection")
-    parser.add_argument("--parent", type=int, help="process that this one must not outlive")
-    arguments = parser.parse_args()
-    lifeline.die_with(arguments.parent)
-    connection = Connection(arguments.events_fd)
+    *places, events, parent = sys.argv[1:]
+    lifeline.die_with(int(parent.partition("=")[2]))
+    connection = Connection(int(events.partition("=")[2]))
     side: Side | None = None
     while True:
         try:
@@ -457,9 +420,7 @@ def main() -> None:
         except EOFError:
             return
         try:
-            side = side or Side(
-                arguments.function, arguments.maker, arguments.folder, backward=arguments.backward
-            )
+            side = side or Side(*places)
             answer = {"answer": getattr(side, name)(**given)}
         except PerfexpError as error:
             answer = {"error": str(error), "exit_code": error.exit_code}

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from perfexp.comparison.document import Verdict
-from perfexp.errors import UserError, did_you_mean
+from perfexp.errors import PerfexpError, UserError, did_you_mean
 from perfexp.host import fork_server
 from perfexp.host.installation import python_command
 from perfexp.records import units
@@ -46,8 +46,9 @@ _CHECKED, _WARM_CALLS = 4, 3
 _BLOCKS, _BLOCK_SECONDS, _LEAST_INPUTS, _MOST_INPUTS = 6, 0.05, 4, 40
 #: Longest wait for an answer, in seconds.
 _SILENCE_SECONDS = 600.0
-#: Smallest share of the judge's time that a process's clock shows, after an allowance in seconds.
-_CLOCK_SHARE, _CLOCK_SECONDS = 0.8, 0.05
+#: Smallest share of the judge's time that a process's clock shows, and an allowance in seconds for
+#: a busy host.
+_CLOCK_SHARE, _CLOCK_SECONDS = 0.5, 0.5
 #: Factor between calls with new and with repeated contents that shows a cache, if three quarters of
 #: the calls exceed it.
 _CACHE_FACTOR = 1.5
@@ -107,7 +108,7 @@ def lines(compared: CallableComparison) -> list[str]:
     return [*found, verdict, *(f"note: {note}" for note in compared.notes)]
 
 
-class _Refused(Exception):
+class _Refused(PerfexpError):
     """A side fails, or does something else than compute; the message names it."""
 
 
@@ -116,16 +117,20 @@ class _Process:
 
     Args:
         name: `left` or `right`.
-        arguments: its function, the maker of inputs, its folder, and flags.
+        arguments: its function, the maker of inputs, and a folder.
+
+    Attributes:
+        facts: what `Side.describe` returns.
     """
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        self.name = name
+        self.name, self._behind_seconds = name, 0.0
         ours, theirs = socket.socketpair()
         self._log = Path(arguments[2]) / f"{secrets.token_hex(8)}.log"
         with theirs, self._log.open("wb") as log:
             self._process = _started(arguments, log.fileno(), theirs.fileno())
         self._connection = Connection(ours.detach())
+        self.facts: dict[str, Any] = {}
 
     def ask(self, question: str, **given: Any) -> Any:
         """Return the answer to a question.
@@ -154,7 +159,8 @@ class _Process:
         if question == "calls":
             if answer["changed"]:
                 raise _Refused(f"{self.name} replaces {', '.join(answer['changed'][:3])}")
-            if answer["elapsed"] < _CLOCK_SHARE * seconds - _CLOCK_SECONDS:
+            self._behind_seconds += _CLOCK_SHARE * seconds - answer["elapsed"]
+            if self._behind_seconds > _CLOCK_SECONDS:
                 raise _Refused(f"{self.name} has a clock that is slower than the judge's")
             usual = _TAIL_SHARE * statistics.median(answer["seconds"]) + _TAIL_SECONDS
             if statistics.median(answer["tails"]) > usual:
@@ -194,7 +200,6 @@ def compare_callables(
     max_seconds: float = 600.0,
     rtol: float | None = None,
     atol: float | None = None,
-    backward: bool = False,
 ) -> CallableComparison:
     """Compare two functions of tensors: is the right one faster, and does it compute the same?
 
@@ -213,14 +218,13 @@ def compare_callables(
         max_seconds: time after which no further pair of processes begins.
         rtol: relative tolerance of outputs; by default it follows from the errors of the left side.
         atol: absolute tolerance of outputs.
-        backward: whether a call includes its backward pass.
 
     Raises:
         UserError: a function does not exist.
     """
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         tolerances = {"rtol": rtol, "atol": atol}
-        judge = _Judge((left, right, make_inputs), folder, tolerances, backward=backward)
+        judge = _Judge((left, right, make_inputs), folder, tolerances)
         return judge.decide(margin, max_seconds)
 
 
@@ -231,7 +235,6 @@ class _Judge:
         places: left side, right side, and maker of inputs, as the user names them.
         folder: empty folder for logs and stored results.
         tolerances: `rtol` and `atol`.
-        backward: whether a call includes its backward pass.
     """
 
     def __init__(
@@ -239,13 +242,10 @@ class _Judge:
         places: tuple[str, str, str],
         folder: str,
         tolerances: Mapping[str, float | None],
-        *,
-        backward: bool,
     ) -> None:
         self._places, self._tolerances = places, tolerances
         left, right, maker = map(_resolved, places)
-        rest = [maker, folder, *(["--backward"] if backward else [])]
-        self._arguments = {"left": [left, *rest], "right": [right, *rest]}
+        self._arguments = {"left": [left, maker, folder], "right": [right, maker, folder]}
         self._shapes, self._notes = range(0), list[str]()
         #: Times of calls with new contents over times of the same calls repeated.
         self._repeated: Seconds = {"left": [], "right": []}
@@ -255,9 +255,9 @@ class _Judge:
         deadline = time.monotonic() + max_seconds
         pairs, reason = list[dict[str, float]](), None
         verdict, ratio = Verdict.UNDECIDED, None
-        with self._running("left") as self._referee:
-            facts = self._referee.ask("describe")
-            self._shapes = range(facts["shapes"])
+        with self._running("left") as referee:
+            self._referee = referee
+            self._shapes = range(referee.facts["shapes"])
             try:
                 while verdict is Verdict.UNDECIDED and len(pairs) < sequential.MOST:
                     if pairs and time.monotonic() > deadline:
@@ -273,7 +273,7 @@ class _Judge:
         return CallableComparison(
             left=self._places[0],
             right=self._places[1],
-            device=facts["device"],
+            device=referee.facts["device"],
             verdict=verdict,
             word=_WORDS.get(verdict, verdict.upper()),
             seconds=seconds,
@@ -291,7 +291,7 @@ class _Judge:
         medians: Seconds = {"left": [], "right": []}
         with self._running("left") as left, self._running("right") as right:
             if is_first:
-                self._check_origins(left.ask("describe"), right.ask("describe"))
+                self._check_origins(left.facts, right.facts)
                 for side, shape in product((left, right), self._shapes):
                     self._calls(side, shape, _seeds(_CHECKED), check=True)
             for shape in self._shapes:
@@ -361,6 +361,7 @@ class _Judge:
     def _running(self, name: str) -> Iterator[_Process]:
         process = _Process(name, self._arguments[name])
         try:
+            process.facts = process.ask("describe")
             yield process
         finally:
             process.end()
