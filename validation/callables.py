@@ -46,7 +46,7 @@ def measured(file: Path, name: str, count: int) -> list[dict[str, float]]:
 def judged(pairs: list[dict[str, float]], shuffler: random.Random) -> Verdict:
     """Judge one sequence of pairs, drawn with replacement."""
     drawn = shuffler.choices(pairs, k=sequential.MOST)
-    for count in range(2, sequential.MOST + 1):
+    for count in range(callable_judge._LEAST_PAIRS, sequential.MOST + 1):
         verdict, _ = callable_judge._judged(drawn[:count], MARGIN)
         if verdict is not Verdict.UNDECIDED:
             break

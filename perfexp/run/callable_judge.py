@@ -263,7 +263,7 @@ class _Judge:
                     if pairs and time.monotonic() > deadline:
                         break
                     pairs.append(self._pair(is_first=not pairs))
-                    if len(pairs) > 1:
+                    if len(pairs) >= _LEAST_PAIRS:
                         verdict, ratio = _judged(pairs, margin)
             except _Refused as refused:
                 verdict, reason, ratio = Verdict.NOT_COMPARABLE, str(refused), None
@@ -377,9 +377,9 @@ def _judged(pairs: Sequence[Mapping[str, float]], margin: float) -> tuple[Verdic
     error = statistics.stdev(logs) / math.sqrt(count)
     ratio = LogRatio(value=statistics.fmean(logs), error=error, degrees=count - 1)
     verdict = Verdict.UNDECIDED
-    if count >= _LEAST_PAIRS and ratio.p_beyond(margin) <= level:
+    if ratio.p_beyond(margin) <= level:
         verdict = Verdict.BETTER if ratio.value < 0 else Verdict.WORSE
-    elif count >= _LEAST_PAIRS and ratio.p_within(margin) <= level:
+    elif ratio.p_within(margin) <= level:
         verdict = Verdict.SAME
     return verdict, ratio.interval(level)
 

@@ -1,0 +1,271 @@
+"""Two callables: equal results pass, tricks are refused with their reason, and the verdict keeps its level."""
+
+import math
+import random
+
+import pytest
+
+from perfexp import commands
+from perfexp.comparison.document import Verdict
+from perfexp.errors import UserError
+from perfexp.run import callable_judge
+from perfexp.run.callable_judge import compare_callables
+from perfexp.statistics import sequential
+
+INPUTS = """
+import torch
+
+def make(seed):
+    return torch.randn(64, 256), torch.randn(256)
+"""
+OLD = """
+import torch
+
+def fn(x, w):
+    y = x * w
+    return torch.softmax(y - y.mean(-1, keepdim=True), -1)
+"""
+#: Right sides that compute the same.
+HONEST = {
+    "less work": "def fn(x, w): return torch.softmax(x * w, -1)",
+    "other order": "def fn(x, w):\n    e = (x * w).exp()\n    return e / (e @ torch.ones(256, 1))",
+    "lazy set-up": """
+state = {}
+def fn(x, w):
+    if not state:
+        state["buffer"] = torch.empty(64, 256)
+    return torch.softmax(torch.mul(x, w, out=state["buffer"]), -1)
+""",
+    "scripted": "@torch.jit.script\ndef fn(x, w):\n    return torch.softmax(x * w, -1)",
+    "inference mode": "@torch.inference_mode()\ndef fn(x, w): return torch.softmax(x * w, -1)",
+    "own pool": """
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(2)
+def fn(x, w):
+    return torch.cat(list(pool.map(lambda part: torch.softmax(part * w, -1), x.chunk(2))))
+""",
+}
+#: Right sides with a trick, and a part of the reason.
+TRICKS = {
+    "low precision": (
+        "def fn(x, w): return torch.softmax((x.half() * w.half()).float(), -1)",
+        "relative error",
+    ),
+    "other type": ("def fn(x, w): return torch.softmax(x * w, -1).half()", "torch.float16"),
+    "cache by address": (
+        """
+cache = {}
+def fn(x, w):
+    if x.data_ptr() not in cache:
+        cache[x.data_ptr()] = torch.softmax(x * w, -1)
+    return cache[x.data_ptr()]
+""",
+        "outputs of an earlier call",
+    ),
+    "unwritten": (
+        """
+def fn(x, w):
+    out = torch.empty_like(x)
+    out[:60] = torch.softmax(x[:60] * w, -1)
+    return out
+""",
+        "never written",
+    ),
+    "in place": ("def fn(x, w): return torch.softmax(x.mul_(w), -1)", "inputs in place"),
+    "after return": (
+        """
+import threading, time
+def fn(x, w):
+    out = torch.zeros_like(x)
+    def work():
+        time.sleep(0.02)
+        out.copy_(torch.softmax(x * w, -1))
+    threading.Thread(target=work).start()
+    return out
+""",
+        "completed after it has returned",
+    ),
+    "lazy": (
+        """
+class Lazy(torch.Tensor):
+    pass
+def fn(x, w): return x.as_subclass(Lazy)
+""",
+        "returns a Lazy",
+    ),
+    "clock": (
+        "import time\ntime.perf_counter_ns = lambda: 0\ndef fn(x, w): return x",
+        "replaces time.perf_counter_ns",
+    ),
+    "method of perfexp, later": (
+        """
+from perfexp.devices.cpu import CpuDevice
+def fn(x, w):
+    CpuDevice.now_ns = lambda self: 0
+    return torch.softmax(x * w, -1)
+""",
+        "replaces perfexp.devices.cpu.CpuDevice.now_ns",
+    ),
+    "maker": (
+        """
+import inputs
+old = inputs.make
+inputs.make = lambda seed: old(seed)
+def fn(x, w): return torch.softmax(x * w, -1)
+""",
+        "make",
+    ),
+    "after the check": (
+        """
+calls = 0
+def fn(x, w):
+    global calls
+    calls += 1
+    return torch.softmax(x * w, -1) if calls <= 4 else torch.zeros_like(x)
+""",
+        "relative error of 1",
+    ),
+    "other name": ("from old import fn", "under another name"),
+    "error": ("def fn(x, w): raise ValueError('no')", "ValueError: no"),
+    "exit": ("import os\ndef fn(x, w): os._exit(3)", "ended its process"),
+}
+
+
+#: Cases that run without `--all`.
+FAST = ("less work", "low precision", "cache by address", "in place", "after return", "clock")
+
+
+def cases(names):
+    return [pytest.param(one, marks=() if one in FAST else pytest.mark.slow) for one in names]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with the maker of inputs and the left side."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inputs.py").write_text(INPUTS)
+    (tmp_path / "old.py").write_text(OLD)
+    return tmp_path
+
+
+@pytest.fixture
+def compare(here, monkeypatch):
+    """Compare the left side with code, in one short pair of processes."""
+    monkeypatch.setattr(callable_judge, "_BLOCKS", 8)
+    monkeypatch.setattr(callable_judge, "_MOST_INPUTS", 4)
+
+    def compared(code):
+        (here / "new.py").write_text(f"import torch\n{code}")
+        return compare_callables("old.py:fn", "new.py:fn", "inputs.py:make", max_seconds=0)
+
+    return compared
+
+
+@pytest.mark.parametrize("name", cases(HONEST))
+def test_right_sides_that_compute_the_same_pass(compare, name):
+    compared = compare(HONEST[name])
+    assert compared.reason is None
+    assert compared.pairs == 1
+
+
+@pytest.mark.parametrize("name", cases(TRICKS))
+def test_right_sides_with_a_trick_are_refused(compare, name):
+    code, reason = TRICKS[name]
+    compared = compare(code)
+    assert compared.verdict is Verdict.NOT_COMPARABLE
+    assert reason in compared.reason
+
+
+def test_results_cached_by_contents_are_refused(compare):
+    code = """
+import time
+cache = {}
+def fn(x, w):
+    key = float(x[0, 0])
+    if key not in cache:
+        time.sleep(0.001)
+        cache[key] = torch.softmax(x * w, -1)
+    return cache[key]
+"""
+    assert "caches results" in compare(code).reason
+
+
+def test_every_shape_of_the_maker_is_checked(here):
+    maker = (
+        "shapes = [8, 9]\ndef make(seed, shape):\n    import torch\n    return torch.randn(shape)"
+    )
+    (here / "sizes.py").write_text(maker)
+    (here / "one.py").write_text(
+        "import torch\ndef fn(x): return torch.sigmoid(x) if len(x) == 8 else x"
+    )
+    compared = compare_callables("torch:sigmoid", "one.py:fn", "sizes.py:make", max_seconds=0)
+    assert "relative error" in compared.reason
+
+
+def test_a_typed_tolerance_replaces_the_errors_of_the_left_side(here):
+    (here / "new.py").write_text("import old\ndef fn(x, w): return old.fn(x, w) * 1.001")
+    places = "old.py:fn", "new.py:fn", "inputs.py:make"
+    assert "relative error" in compare_callables(*places, max_seconds=0).reason
+    compared = compare_callables(*places, max_seconds=0, rtol=0.01)
+    assert compared.reason is None
+    assert compared.notes == ("right imports old.py, the left side's file",)
+
+
+def test_a_time_that_memory_does_not_allow_is_refused():
+    with pytest.raises(callable_judge._Refused, match="memory traffic"):
+        callable_judge._check_ceiling(least=1e-3, left=2e-3, right=1e-4)
+    callable_judge._check_ceiling(least=1e-3, left=2e-4, right=1e-4)
+    callable_judge._check_ceiling(least=1e-3, left=2e-3, right=1.5e-3)
+
+
+def _verdict(shuffler, ratio, scatter):
+    pairs = []
+    for _ in range(sequential.MOST):
+        pairs.append({"left": 1.0, "right": ratio * math.exp(shuffler.gauss(0, scatter))})
+    for count in range(callable_judge._LEAST_PAIRS, sequential.MOST + 1):
+        verdict, _ = callable_judge._judged(pairs[:count], 0.01)
+        if verdict is not Verdict.UNDECIDED:
+            break
+    return verdict
+
+
+def test_equal_sides_are_rarely_faster_or_slower():
+    shuffler = random.Random(0)
+    verdicts = [
+        _verdict(shuffler, 1.0, scatter) for scatter in (0.003, 0.01, 0.1) for _ in range(200)
+    ]
+    assert sum(one in (Verdict.BETTER, Verdict.WORSE) for one in verdicts) <= 6
+    assert [_verdict(shuffler, 0.9, 0.01) for _ in range(20)] == [Verdict.BETTER] * 20
+    assert [_verdict(shuffler, 1.1, 0.01) for _ in range(20)] == [Verdict.WORSE] * 20
+    assert [_verdict(shuffler, 1.0, 0.001) for _ in range(20)] == [Verdict.SAME] * 20
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("old.py", "does not name a function"),
+        ("odl.py:fn", "Did you mean old.py?"),
+        ("old.py:fnn", "Did you mean fn?"),
+        ("nowhere:fn", "nowhere cannot be imported"),
+    ],
+)
+def test_a_place_without_a_function_is_an_error(place, message):
+    with pytest.raises(UserError) as error:
+        compare_callables(place, "old.py:fn", "inputs.py:make")
+    assert message in str(error.value)
+
+
+def test_command_prints_the_verdict_and_exits_with_1_if_refused(here, capsys):
+    options = ["--left", "old.py:fn", "--inputs", "inputs.py:make", "--max-seconds", "0"]
+    assert commands.run(["ab", *options, "--right", "old.py:fn"]) == 0
+    printed = capsys.readouterr().out
+    assert "right is UNDECIDED" in printed
+    assert "note: both sides are the same function" in printed
+    (here / "new.py").write_text("def fn(x, w): return x")
+    assert commands.run(["ab", *options, "--right", "new.py:fn", "--json"]) == 1
+    assert '"verdict": "not comparable"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--left", "old.py:fn"], ["--json", "", ""], ["one"]])
+def test_command_with_missing_sides_is_an_error(words, capsys):
+    assert commands.run(["ab", *words]) == 2
