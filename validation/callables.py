@@ -3,7 +3,8 @@
     python validation/callables.py --pairs=40 --json=FILE
 
 For each function the same one is measured on both sides, in pairs of processes. Sequences of pairs are then drawn
-with replacement, and judged as the command does it: after each pair, until a verdict or the last pair.
+with replacement, with sides swapped at random, since none is first in truth. They are judged as the command does it:
+after each pair, until a verdict or the last pair.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def measured(file: Path, name: str, count: int) -> list[dict[str, float]]:
 
 def judged(pairs: list[dict[str, float]], shuffler: random.Random) -> Verdict:
     """Judge one sequence of pairs, drawn with replacement."""
-    drawn = shuffler.choices(pairs, k=sequential.MOST)
+    drawn = []
+    for pair in shuffler.choices(pairs, k=sequential.MOST):
+        one, other = shuffler.sample((pair["left"], pair["right"]), 2)
+        drawn.append({"left": one, "right": other})
     for count in range(callable_judge._LEAST_PAIRS, sequential.MOST + 1):
         verdict, _ = callable_judge._judged(drawn[:count], MARGIN)
         if verdict is not Verdict.UNDECIDED:

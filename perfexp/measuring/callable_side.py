@@ -1,8 +1,8 @@
 """Process of one side of a comparison of two callables: calls, times and stores what it returns.
 
-The judge (`run.callable_judge`) asks, and this process answers. It never learns which call is checked
-before the call has returned. It can't judge itself: another process computes the left side again
-and compares (`verify`).
+The judge (`run.callable_judge`) sends requests. Which results are checked is decided after their
+calls. Another process, which never imports the right side, computes the left side again and
+compares (`verify`).
 """
 
 from __future__ import annotations
