@@ -16,16 +16,17 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, Json, Uri, app, echo, emit, one_of
+from perfexp.commands.app import RECORD, Force, Json, Uri, app, echo, emit, one_of
 from perfexp.comparison import comparison_table, judging, named_baselines
 from perfexp.comparison.document import Compared, Comparison, Verdict, measures_of, with_verdict
+from perfexp.comparison.history import LEAST_RUNS, History, history
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
-from perfexp.records import units
+from perfexp.records import folders, units
 from perfexp.records.analysis import Analysis
 from perfexp.records.grid import Grid, Section, escape_markdown
-from perfexp.records.record import USUAL_PRECISION
+from perfexp.records.record import USUAL_PRECISION, Record
 from perfexp.records.subject import one_line
 from perfexp.report import markdown
 from perfexp.report.console import Console
@@ -77,6 +78,14 @@ def check(
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
+    earlier: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            metavar="DIR",
+            help="Also find the commits at which a figure changed, from all runs in and below DIR.",
+        ),
+    ] = None,
     folder: sides.Baselines = None,
     machine: sides.Machine = None,
     uri: Uri = None,
@@ -98,6 +107,9 @@ def check(
     Without --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is
     a difference in percentage points.
 
+    With --history, a level that became worse beyond the margin since the baseline fails, too. Older
+    changes are printed only. Each series needs ten comparable runs.
+
     Example: perfexp check outputs/2026-11-28/100000-resnet50-b1 --against main
     """
     try:
@@ -108,16 +120,19 @@ def check(
         both = list(_sides(new, against, root, machine, uri))
         _refuse_default_precision(*both)
         compared = judging.compare(both, settings)
+        found = history(both, _earlier(earlier), settings) if earlier else History([], [], set())
     except PerfexpError as error:
         if github:
             echo(_annotation(str(error)))
         raise UserError(str(error)) from error  # exit code 1 means a regression
-    failed = list(_failed(compared, reasons))
+    failed = [*_failed(compared, reasons), *_changes(found, is_regression=True)]
+    older = list(_changes(found, is_regression=False))
     unknown: list[str] = []
     word, code = "failed", 1
     if not failed:
         required = sides.words([metric or ""])
         unknown = _unknown(compared, required, allow_undecided=allow_undecided)
+        unknown += _too_short(found)
         word, code = ("not decided", 2) if unknown else ("passed", 0)
     outcome = f"{word}: {_counts(compared)}, against {against}"
     emit(
@@ -125,14 +140,18 @@ def check(
             "outcome": word,
             "failed": failed,
             "undecided": unknown,
+            "changes": [change._asdict() for change in found.changes],
             "comparison": json.loads(compared.to_json()),
         },
-        [_annotation(line) if github else one_line(line) for line in (*failed, *unknown)],
+        [
+            *map(one_line, older),
+            *(_annotation(line) if github else one_line(line) for line in (*failed, *unknown)),
+        ],
         as_json=as_json,
     )
     echo(one_line(outcome), err=True)
     if summary:
-        lines = map(escape_markdown, (outcome, *failed, *unknown))
+        lines = map(escape_markdown, (outcome, *older, *failed, *unknown))
         _append(summary, "\n\n".join([*lines, markdown.comparison(compared)]))
     raise typer.Exit(code)
 
@@ -153,6 +172,48 @@ def _sides(
         before, lacking = sides.records(against, uri)
         yield Side.of("A", against, map(Analysis.of, before), lacking)
     yield Side.of("B", new, map(Analysis.of, records), missing)
+
+
+def _earlier(folder: Path) -> Iterator[Side]:
+    """Yield the runs in and below a folder, without unreadable and untimed runs.
+
+    Raises:
+        UserError: there are none.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"--history: {error.filename} can't be read: {error.strerror}.")
+
+    files = list(folders.below(folder, RECORD, refused=refuse))
+    if not files:
+        raise UserError(f"--history: there is no {RECORD} in or below {folder}.")
+    for file in files:
+        try:
+            yield Side.of("", str(file), [Analysis.of(Record.load(file))])
+        except PerfexpError as error:
+            echo(f"left out: {error}", err=True)
+
+
+def _changes(found: History, *, is_regression: bool) -> Iterator[str]:
+    """Yield a line for each change that is, or is not, part of a regression."""
+    size = "{:+.1f} % ({:+.1f} … {:+.1f} %)"
+    for one in found.changes:
+        if one.is_regression is is_regression:
+            since = "not since the baseline"
+            if one.total:
+                since = f"{size.format(*one.total)} since the baseline"
+            place = f"{one.measure} of {one.point} between {one.before} and {one.after}"
+            yield f"{one.word} {place}: {size.format(*one.percent)}; {since}"
+
+
+def _too_short(found: History) -> Iterator[str]:
+    """Yield why no change can be found: all series have too few runs."""
+    most = max(found.runs, default=LEAST_RUNS)
+    if most < LEAST_RUNS:
+        line = f"--history: at most {most} comparable runs, {LEAST_RUNS} are needed"
+        if found.confounders:
+            line += f"; others differ in {', '.join(sorted(found.confounders))} (--allow)"
+        yield line
 
 
 def _refuse_default_precision(baseline: Side, new: Side) -> None:
