@@ -19,7 +19,7 @@ from perfexp.commands import sides
 from perfexp.commands.app import RECORD, Force, Json, Uri, app, echo, emit, one_of
 from perfexp.comparison import comparison_table, judging, named_baselines
 from perfexp.comparison.document import Compared, Comparison, Verdict, measures_of, with_verdict
-from perfexp.comparison.history import LEAST_RUNS, History, history
+from perfexp.comparison.history import history
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
@@ -120,19 +120,20 @@ def check(
         both = list(_sides(new, against, root, machine, uri))
         _refuse_default_precision(*both)
         compared = judging.compare(both, settings)
-        found = history(both, _earlier(earlier), settings) if earlier else History([], [], set())
+        changes, short = history(both, _earlier(earlier), settings) if earlier else ([], [])
     except PerfexpError as error:
         if github:
             echo(_annotation(str(error)))
         raise UserError(str(error)) from error  # exit code 1 means a regression
-    failed = [*_failed(compared, reasons), *_changes(found, is_regression=True)]
-    older = list(_changes(found, is_regression=False))
+    failed = list(_failed(compared, reasons))
+    other = list[str]()
+    for change in changes:
+        (failed if change.is_regression else other).append(change.text)
     unknown: list[str] = []
     word, code = "failed", 1
     if not failed:
         required = sides.words([metric or ""])
-        unknown = _unknown(compared, required, allow_undecided=allow_undecided)
-        unknown += _too_short(found)
+        unknown = [*_unknown(compared, required, allow_undecided=allow_undecided), *short]
         word, code = ("not decided", 2) if unknown else ("passed", 0)
     outcome = f"{word}: {_counts(compared)}, against {against}"
     emit(
@@ -140,18 +141,18 @@ def check(
             "outcome": word,
             "failed": failed,
             "undecided": unknown,
-            "changes": [change._asdict() for change in found.changes],
+            "changes": [change._asdict() for change in changes],
             "comparison": json.loads(compared.to_json()),
         },
         [
-            *map(one_line, older),
+            *map(one_line, other),
             *(_annotation(line) if github else one_line(line) for line in (*failed, *unknown)),
         ],
         as_json=as_json,
     )
     echo(one_line(outcome), err=True)
     if summary:
-        lines = map(escape_markdown, (outcome, *older, *failed, *unknown))
+        lines = map(escape_markdown, (outcome, *other, *failed, *unknown))
         _append(summary, "\n\n".join([*lines, markdown.comparison(compared)]))
     raise typer.Exit(code)
 
@@ -192,28 +193,6 @@ def _earlier(folder: Path) -> Iterator[Side]:
             yield Side.of("", str(file), [Analysis.of(Record.load(file))])
         except PerfexpError as error:
             echo(f"left out: {error}", err=True)
-
-
-def _changes(found: History, *, is_regression: bool) -> Iterator[str]:
-    """Yield a line for each change that is, or is not, part of a regression."""
-    size = "{:+.1f} % ({:+.1f} … {:+.1f} %)"
-    for one in found.changes:
-        if one.is_regression is is_regression:
-            since = "not since the baseline"
-            if one.total:
-                since = f"{size.format(*one.total)} since the baseline"
-            place = f"{one.measure} of {one.point} between {one.before} and {one.after}"
-            yield f"{one.word} {place}: {size.format(*one.percent)}; {since}"
-
-
-def _too_short(found: History) -> Iterator[str]:
-    """Yield why no change can be found: all series have too few runs."""
-    most = max(found.runs, default=LEAST_RUNS)
-    if most < LEAST_RUNS:
-        line = f"--history: at most {most} comparable runs, {LEAST_RUNS} are needed"
-        if found.confounders:
-            line += f"; others differ in {', '.join(sorted(found.confounders))} (--allow)"
-        yield line
 
 
 def _refuse_default_precision(baseline: Side, new: Side) -> None:

@@ -427,3 +427,27 @@ def test_an_interrupted_run_is_exported_once_it_is_resumed(tmp_path, capsys):
     (tmp_path / "run" / "details" / "plan.yaml").write_text("command: [model=fake]\n")
     assert commands.run(["export", str(tmp_path / "run")]) == 2
     assert f"perfexp resume={tmp_path / 'run'} measures the rest" in capsys.readouterr().err
+
+
+# Dashboards
+
+#: The example in Bencher's reference, and its JSON Schema, https://bencher.dev/docs/reference/bencher-metric-format.
+BENCHER_EXAMPLE = {
+    "benchmark_name": {
+        "latency": {"value": 88.0, "lower_value": 87.42, "upper_value": 88.88},
+        "throughput": {"value": 5.55, "lower_value": 3.14, "upper_value": 6.30},
+    },
+    "/bin/sh -c ./my_build_script.sh": {"build-time": {"value": 87.0}},
+    "my_binary": {"file-size": {"value": 42.0}},
+}
+METRIC = {
+    "type": "object",
+    "properties": {
+        name: {"type": "number"} for name in ("value", "lower_value", "upper_value")
+    },
+    "required": ["value"],
+}
+BENCHER_SCHEMA = {
+    "type": "object",
+    "patternProperties": {".+": {"type": "object", "patternProperties": {".+": METRIC}}},
+}
