@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from perfexp.comparison.measures import MEASURES
-from perfexp.comparison.pairing import FEATURES, KEY_FIELDS, label, measured
+from perfexp.comparison.pairing import KEY_FIELDS, label, measured
 from perfexp.records.analysis import Analysis
 from perfexp.statistics.moderated import Repeats
 
@@ -18,7 +18,7 @@ _BUILT_IN = {"latency": ("latency", 1e9), "throughput": ("throughput", 1.0)}
 
 def figures(analysis: Analysis) -> Figures:
     """Return all figures of a run."""
-    return {label(one, (*FEATURES, *KEY_FIELDS)): one.figures for one in measured(analysis)}
+    return {label(one, (*one.features, *KEY_FIELDS)): one.figures for one in measured(analysis)}
 
 
 def _bencher(points: Figures) -> dict[str, Any]:
