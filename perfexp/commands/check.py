@@ -17,13 +17,14 @@ import typer
 
 from perfexp.commands import sides
 from perfexp.commands.app import RECORD, Force, Json, Uri, app, echo, emit, one_of
+from perfexp.commands.export import Collected
 from perfexp.comparison import comparison_table, judging, named_baselines
 from perfexp.comparison.document import Compared, Comparison, Verdict, measures_of, with_verdict
 from perfexp.comparison.history import history
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
-from perfexp.records import folders, units
+from perfexp.records import units
 from perfexp.records.analysis import Analysis
 from perfexp.records.grid import Grid, Section, escape_markdown
 from perfexp.records.record import USUAL_PRECISION, Record
@@ -128,7 +129,7 @@ def check(
     failed = list(_failed(compared, reasons))
     other = list[str]()
     for change in changes:
-        (failed if change.is_regression else other).append(change.text)
+        (failed if change.total else other).append(change.text)
     unknown: list[str] = []
     word, code = "failed", 1
     if not failed:
@@ -181,18 +182,12 @@ def _earlier(folder: Path) -> Iterator[Side]:
     Raises:
         UserError: there are none.
     """
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"--history: {error.filename} can't be read: {error.strerror}.")
-
-    files = list(folders.below(folder, RECORD, refused=refuse))
-    if not files:
-        raise UserError(f"--history: there is no {RECORD} in or below {folder}.")
-    for file in files:
-        try:
-            yield Side.of("", str(file), [Analysis.of(Record.load(file))])
-        except PerfexpError as error:
-            echo(f"left out: {error}", err=True)
+    for file in Collected(samples=False).files(folder):
+        if file.name == RECORD:
+            try:
+                yield Side.of("", str(file), [Analysis.of(Record.load(file))])
+            except PerfexpError as error:
+                echo(f"left out: {error}", err=True)
 
 
 def _refuse_default_precision(baseline: Side, new: Side) -> None:

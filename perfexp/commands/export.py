@@ -243,7 +243,7 @@ class Collected:
         if form in FORMATS:
             figures: Figures = {}
             for run in sorted(self.runs.values(), key=lambda run: run.ended):
-                figures = {**figures, **run.figures}
+                figures |= run.figures
             return json_results.text(FORMATS[form](figures)).encode()
         if file.suffix == ".parquet":
             return tidy.to_parquet(self.frame(what))

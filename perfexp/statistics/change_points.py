@@ -8,8 +8,6 @@ change point detection to hunt for performance regressions" (2023).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
@@ -18,9 +16,8 @@ from perfexp.statistics.ratios import LogRatio
 
 #: Least number of values between two changes.
 _LEAST = 3
-#: p-values of a change, and of a candidate. Next to a larger change a candidate looks less
-#: significant than it is, until the larger change splits the series.
-_LEVEL, _CANDIDATE_LEVEL = 1e-4, 1e-3
+#: p-value of a change. It is small since each change is the most striking of many places.
+_LEVEL = 5e-5
 #: Variance of a rounded logarithm, so that rounding is never a change in a constant series.
 _ROUNDING = 1e-24
 
@@ -31,13 +28,12 @@ def segments(logs: Samples) -> list[Samples]:
     Args:
         logs: logarithms of the figures, in order.
     """
-    starts = list(_candidates(logs, 0))
-    while True:
-        parts = np.split(logs, starts)
-        p_values = [shift(*pair).p_beyond(0.0) for pair in pairwise(parts)]
-        if max(p_values, default=0.0) <= _LEVEL:
-            return parts
-        del starts[int(np.argmax(p_values))]
+    if logs.size < 2 * _LEAST:
+        return [logs]
+    start, end = _most_divergent(logs)
+    if shift(logs[:start], logs[start:end]).p_beyond(0.0) > _LEVEL:
+        return [logs]
+    return segments(logs[:start]) + segments(logs[start:])
 
 
 def shift(before: Samples, after: Samples) -> LogRatio:
@@ -46,17 +42,6 @@ def shift(before: Samples, after: Samples) -> LogRatio:
     variance = (before.var() * before.size + after.var() * after.size) / degrees
     error = math.sqrt(variance * (1 / before.size + 1 / after.size) + _ROUNDING)
     return LogRatio(value=float(after.mean() - before.mean()), error=error, degrees=degrees)
-
-
-def _candidates(logs: Samples, offset: int) -> Iterator[int]:
-    """Yield the starts of candidate segments in order, each plus `offset`."""
-    if logs.size < 2 * _LEAST:
-        return
-    start, end = _most_divergent(logs)
-    if shift(logs[:start], logs[start:end]).p_beyond(0.0) <= _CANDIDATE_LEVEL:
-        yield from _candidates(logs[:start], offset)
-        yield offset + start
-        yield from _candidates(logs[start:], offset + start)
 
 
 def _most_divergent(logs: Samples) -> tuple[int, int]:
