@@ -108,8 +108,9 @@ def check(
     Without --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is
     a difference in percentage points.
 
-    With --history, a level that became worse beyond the margin since the baseline fails, too. Older
-    changes are printed only. Each series needs ten comparable runs.
+    With --history, a level that became worse beyond the margin since the baseline fails, too; here
+    the margin of accuracy is relative. Older changes are printed only. Each series needs ten
+    comparable runs.
 
     Example: perfexp check outputs/2026-11-28/100000-resnet50-b1 --against main
     """

@@ -104,7 +104,7 @@ def history(
     for (point, measure), runs in series.items():
         if len(runs) >= LEAST_RUNS:
             changes += _changes(point, measure, runs.values(), settings.margin)
-    most = max(map(len, series.values()))
+    most = max(map(len, series.values()), default=0)
     if most >= LEAST_RUNS:
         return changes, []
     line = f"--history: at most {most} comparable runs, {LEAST_RUNS} are needed"

@@ -146,6 +146,12 @@ def test_a_short_history_has_no_answer(runs, checked):
     assert (code, lines) == (2, [f"--history: at most {runs} comparable runs, 10 are needed"])
 
 
+def test_a_measure_that_no_run_has_gives_no_answer(checked):
+    code, lines, _ = checked(noisy(np.ones(12)), "--metric", "energy")
+    assert code == 2
+    assert lines[-1] == "--history: at most 0 comparable runs, 10 are needed"
+
+
 def test_a_missing_and_an_empty_folder_are_errors(checked, tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in ("nowhere", "empty"):
