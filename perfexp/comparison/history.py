@@ -19,8 +19,8 @@ from perfexp.statistics.change_points import segments, shift
 from perfexp.statistics.distributions import ALPHA
 from perfexp.statistics.ratios import LogRatio
 
-#: Number of runs that a series needs.
-LEAST_RUNS = 10
+#: Number of runs that a series needs, and the limit on its latest runs.
+LEAST_RUNS, _MOST_RUNS = 10, 1000
 #: Subjects that may change within a series. A run that differs in another subject is left out.
 _EVOLVING = {"commit", "code", "board", "seed", "driver", "torch", "libraries"}
 _PERCENT = "{:+.1f} % ({:+.1f} … {:+.1f} %)"
@@ -116,11 +116,11 @@ def history(
 def _changes(point: str, measure: str, runs: Collection[_Run], margin: float) -> list[Change]:
     """Return the changes in a series, ordered by commit, and commits by their first run."""
     begun = {run.commit: run.started for run in sorted(runs, reverse=True)}
-    ordered = sorted(runs, key=lambda run: (begun[run.commit], run))
+    ordered = sorted(runs, key=lambda run: (begun[run.commit], run))[-_MOST_RUNS:]
     parts = segments(np.array([run.log for run in ordered]))
     part_of = np.repeat(range(len(parts)), [part.size for part in parts]).tolist()
     of_sides = {run.number: part for run, part in zip(ordered, part_of, strict=True)}
-    accepted, checked = of_sides.get(0, 0), of_sides[1]
+    accepted, checked = of_sides.get(0, 0), of_sides.get(1, 0)
     total = shift(parts[accepted], parts[checked])
     is_worse = total.value > 0 if MEASURES[measure].is_better_if_lower else total.value < 0
     if total.p_beyond(margin) > ALPHA or not is_worse:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfexp import commands
-from perfexp.comparison.history import LEAST_RUNS
+from perfexp.comparison import history
 from perfexp.records.record import Metric
 from tests.support.verdicts import record
 
@@ -102,6 +102,14 @@ def test_a_change_within_the_margin_is_printed_and_passes(checked):
     assert (code, len(lines)) == (0, 1)
 
 
+def test_a_long_history_is_cut_to_its_latest_runs(checked, monkeypatch):
+    monkeypatch.setattr(history, "_MOST_RUNS", 25)
+    code, lines, _ = checked(noisy(np.concatenate([np.full(10, 0.9), stepped(at=20, runs=30)])))
+    pair, change = lines
+    assert (code, pair.split()[1]) == (1, "SLOWER")
+    assert "between c0000029 and c0000030: " in change
+
+
 def test_memory_changes_at_an_exact_step(checked):
     sizes = [1.23e9] * 20 + [1.29e9] * 4
     records = [
@@ -140,7 +148,7 @@ def test_runs_of_other_models_and_conditions_are_left_out(checked):
     assert (code, len(lines)) == (0, 1)
 
 
-@pytest.mark.parametrize("runs", [2, LEAST_RUNS - 1])
+@pytest.mark.parametrize("runs", [2, history.LEAST_RUNS - 1])
 def test_a_short_history_has_no_answer(runs, checked):
     code, lines, _ = checked(noisy(np.ones(runs)), "--allow-undecided")
     assert (code, lines) == (2, [f"--history: at most {runs} comparable runs, 10 are needed"])
