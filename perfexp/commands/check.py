@@ -16,16 +16,18 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, Json, Uri, app, echo, emit, one_of
+from perfexp.commands.app import RECORD, Force, Json, Uri, app, echo, emit, one_of
+from perfexp.commands.export import Collected
 from perfexp.comparison import comparison_table, judging, named_baselines
 from perfexp.comparison.document import Compared, Comparison, Verdict, measures_of, with_verdict
+from perfexp.comparison.history import history
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.records.analysis import Analysis
 from perfexp.records.grid import Grid, Section, escape_markdown
-from perfexp.records.record import USUAL_PRECISION
+from perfexp.records.record import USUAL_PRECISION, Record
 from perfexp.records.subject import one_line
 from perfexp.report import markdown
 from perfexp.report.console import Console
@@ -77,6 +79,14 @@ def check(
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
+    earlier: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            metavar="DIR",
+            help="Also find the commits at which a figure changed, from all runs in and below DIR.",
+        ),
+    ] = None,
     folder: sides.Baselines = None,
     machine: sides.Machine = None,
     uri: Uri = None,
@@ -98,6 +108,10 @@ def check(
     Without --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is
     a difference in percentage points.
 
+    With --history, a level that became worse beyond the margin since the baseline fails, too; here
+    the margin of accuracy is relative. Older changes are printed only. Each series needs ten
+    comparable runs.
+
     Example: perfexp check outputs/2026-11-28/100000-resnet50-b1 --against main
     """
     try:
@@ -108,16 +122,20 @@ def check(
         both = list(_sides(new, against, root, machine, uri))
         _refuse_default_precision(*both)
         compared = judging.compare(both, settings)
+        changes, short = history(both, _earlier(earlier), settings) if earlier else ([], [])
     except PerfexpError as error:
         if github:
             echo(_annotation(str(error)))
         raise UserError(str(error)) from error  # exit code 1 means a regression
     failed = list(_failed(compared, reasons))
+    other = list[str]()
+    for change in changes:
+        (failed if change.total else other).append(change.text)
     unknown: list[str] = []
     word, code = "failed", 1
     if not failed:
         required = sides.words([metric or ""])
-        unknown = _unknown(compared, required, allow_undecided=allow_undecided)
+        unknown = [*_unknown(compared, required, allow_undecided=allow_undecided), *short]
         word, code = ("not decided", 2) if unknown else ("passed", 0)
     outcome = f"{word}: {_counts(compared)}, against {against}"
     emit(
@@ -125,14 +143,18 @@ def check(
             "outcome": word,
             "failed": failed,
             "undecided": unknown,
+            "changes": [change._asdict() for change in changes],
             "comparison": json.loads(compared.to_json()),
         },
-        [_annotation(line) if github else one_line(line) for line in (*failed, *unknown)],
+        [
+            *map(one_line, other),
+            *(_annotation(line) if github else one_line(line) for line in (*failed, *unknown)),
+        ],
         as_json=as_json,
     )
     echo(one_line(outcome), err=True)
     if summary:
-        lines = map(escape_markdown, (outcome, *failed, *unknown))
+        lines = map(escape_markdown, (outcome, *other, *failed, *unknown))
         _append(summary, "\n\n".join([*lines, markdown.comparison(compared)]))
     raise typer.Exit(code)
 
@@ -153,6 +175,20 @@ def _sides(
         before, lacking = sides.records(against, uri)
         yield Side.of("A", against, map(Analysis.of, before), lacking)
     yield Side.of("B", new, map(Analysis.of, records), missing)
+
+
+def _earlier(folder: Path) -> Iterator[Side]:
+    """Yield the runs in and below a folder, without unreadable and untimed runs.
+
+    Raises:
+        UserError: there are none.
+    """
+    for file in Collected(samples=False).files(folder):
+        if file.name == RECORD:
+            try:
+                yield Side.of("", str(file), [Analysis.of(Record.load(file))])
+            except PerfexpError as error:
+                echo(f"left out: {error}", err=True)
 
 
 def _refuse_default_precision(baseline: Side, new: Side) -> None:

@@ -29,7 +29,8 @@ from perfexp.records import algorithm_plan, folders, units
 from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.report.tables import csv_tables, flat, layer_tables, tidy
+from perfexp.report.tables import csv_tables, dashboards, flat, json_results, layer_tables, tidy
+from perfexp.report.tables.dashboards import FORMATS, Figures
 from perfexp.report.tables.flat import Line
 from perfexp.report.tables.layer_tables import LayerRow
 from perfexp.report.tables.tidy import Block
@@ -48,6 +49,8 @@ class Format(StrEnum):
     csv = "csv"
     parquet = "parquet"
     both = "both"
+    bencher = "bencher"
+    github_action_benchmark = "github-action-benchmark"
 
 
 @app.command()
@@ -91,6 +94,9 @@ def export(
     the sweep axes, then the columns of MODEL_ALGORITHM_overall.csv with their units. A refused run
     of a sweep has a line with the reason.
 
+    The formats bencher and github-action-benchmark hold figures for dashboards. They have SI units;
+    Bencher's latency is in nanoseconds. If several runs measured the same point, the last counts.
+
     With --samples, each sample has a line, cold starts included.
 
     With --layers, runs with probes.layers=true have a line per row and pass. A line for a layer or
@@ -112,6 +118,8 @@ def export(
         stems["samples"] = f"{out.stem}_samples"
     if layers:
         stems["layers"] = f"{out.stem}_layers"
+    if form in FORMATS and (samples or layers):
+        raise UserError(f"--format {form} takes neither --samples nor --layers.")
     kinds = _kinds(out, form)
     targets: dict[Path, str] = {}
     for table, stem in stems.items():
@@ -133,7 +141,7 @@ def export(
         )
         for file, table in targets.items():
             if table in stems:
-                contents[file] = collected.content(table, file)
+                contents[file] = collected.content(table, file, form)
     write_files(contents, f"{_REMEDY}.")
     written = [str(file.absolute()) for file in contents]
     emit(
@@ -151,12 +159,12 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
         UserError: the suffix is unknown, or contradicts `--format`.
     """
     suffix = out.suffix.lower().removeprefix(".")
-    every = [Format.csv.value, Format.parquet.value]
+    every = ["json"] if form in FORMATS else [Format.csv.value, Format.parquet.value]
     if suffix and suffix not in every:
         raise UserError(
-            f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}."
+            f"--out {out}: the suffix is .{' or .'.join(every)}, or none; not .{suffix}."
         )
-    if suffix and form not in (None, Format.both, suffix):
+    if suffix and form in every and form != suffix:
         raise UserError(
             f"--out {out} and --format {form} contradict each other: leave one of them out."
         )
@@ -173,6 +181,7 @@ class _ExportedRun:
     sweep: tuple[str, int] | None = None
     blocks: list[Block] = field(default_factory=list)
     layers: list[LayerRow] = field(default_factory=list)
+    figures: Figures = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -229,8 +238,13 @@ class Collected:
             return tidy.samples(self.blocks())
         return tidy.frame(self._lines(one_of("table", what, TABLES)))
 
-    def content(self, what: str, file: Path) -> bytes:
-        """Return the file content for one table, in the format of the file's suffix."""
+    def content(self, what: str, file: Path, form: Format | None = None) -> bytes:
+        """Return the file content for one table, by default in the format of the file's suffix."""
+        if form in FORMATS:
+            figures: Figures = {}
+            for run in sorted(self.runs.values(), key=lambda run: run.ended):
+                figures |= run.figures
+            return json_results.text(FORMATS[form](figures)).encode()
         if file.suffix == ".parquet":
             return tidy.to_parquet(self.frame(what))
         if what == "samples":
@@ -285,7 +299,11 @@ class Collected:
         if before is not None and before.ended >= record.ended:
             return
         analysis = Analysis.of(record)
-        run = _ExportedRun(ended=record.ended, lines=flat.points(analysis, file.parent))
+        run = _ExportedRun(
+            ended=record.ended,
+            lines=flat.points(analysis, file.parent),
+            figures=dashboards.figures(analysis),
+        )
         if membership:
             run.sweep = membership.uid, membership.job
         if self.samples:

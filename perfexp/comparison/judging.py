@@ -109,7 +109,7 @@ class _Draft:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pair:
+class Pair:
     """Two points that belong together, the baseline's first."""
 
     side: str
@@ -182,10 +182,10 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     for other, matching in matched:
         if not matching.pairs:
             raise UserError(_nothing_in_common(baseline, other))
-    pairs, alone, facts = list[_Pair](), list[Alone](), [baseline.facts]
+    pairs, alone, facts = list[Pair](), list[Alone](), [baseline.facts]
     for other, matching in matched:
         differences: dict[Difference, None] = {}
-        for pair in _pairs(other, matching, settings):
+        for pair in drafted_pairs(other, matching, settings):
             pairs.append(pair)
             differences |= dict.fromkeys(pair.differences)
         level = ALPHA if matching.level is None else matching.level
@@ -217,7 +217,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     )
 
 
-def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pair]:
+def drafted_pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[Pair]:
     """Yield a side's pairs with their ratios; each pair of runs is checked once."""
     known: dict[tuple[int, int], list[Difference]] = {}
     for one, two in matching.pairs:
@@ -228,7 +228,7 @@ def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pai
             (one.record, one.points), (two.record, two.points), settings.allowed
         )
         differences = (*known[runs], *of_points)
-        pair = _Pair(
+        pair = Pair(
             side=other.name, points=(one, two), differences=differences, level=matching.level
         )
         pair.draft(settings.measures)
@@ -236,7 +236,7 @@ def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pai
 
 
 def _measures_alone(
-    baseline: str, pair: _Pair, names: Sequence[str], settings: Settings
+    baseline: str, pair: Pair, names: Sequence[str], settings: Settings
 ) -> Iterator[Alone]:
     """Yield the measures that only a single point in the pair has."""
     one, two = pair.points
@@ -291,7 +291,7 @@ def _judge_exact(draft: _Draft, margin: float) -> None:
         draft.verdict = Verdict.SAME
 
 
-def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settings) -> Compared:
+def _compared(pair: Pair, draft: _Draft, names: Sequence[str], settings: Settings) -> Compared:
     measure, ratio, point = MEASURES[draft.measure], draft.ratio, pair.points[0]
     baseline, other = draft.figures
     processes = len(baseline.values), len(other.values)
@@ -392,7 +392,7 @@ def _means(pairs: Sequence[Compared]) -> Iterator[Mean]:
                 )
 
 
-def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
+def _layers(pair: Pair, label: str) -> list[LayerDifference]:
     """Return a pair's layers, largest contribution first.
 
     Empty unless both sides have layers and the same model.

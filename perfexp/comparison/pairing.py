@@ -90,7 +90,7 @@ class Side:
         Raises:
             UserError: the runs have no timed point.
         """
-        measurements = tuple(one for analysis in runs for one in _measurements(analysis))
+        measurements = tuple(one for analysis in runs for one in measured(analysis))
         if not measurements:
             raise UserError(f"{source} has no timed point to compare: none of its runs was timed.")
         names = dict.fromkeys(one.record.name for one in measurements)
@@ -205,7 +205,8 @@ def _fields(key: Key) -> tuple[Any, ...]:
     return key.phase, key.input_size, key.batch_size
 
 
-def _measurements(analysis: Analysis) -> Iterable[Measurement]:
+def measured(analysis: Analysis) -> Iterable[Measurement]:
+    """Yield the points of a run, each with the figures of all its processes."""
     record, about = analysis.record, analysis.about
     others = {}
     if record.sweep:
