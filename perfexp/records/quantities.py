@@ -151,11 +151,29 @@ FIRST_LOSS = _quantity("train/loss_first", "Loss in the first timed step")
 LAST_LOSS = _quantity("train/loss_last", "Loss in the last timed step")
 ACCURACY = _quantity(
     "accuracy",
-    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation",
+    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation, with "
+    "`mode.train.target_accuracy` the mean over seeds",
     is_share=True,
 )
 BEST_ACCURACY = _quantity(
     "train/accuracy_best", "Highest accuracy in all evaluations", is_share=True
+)
+TARGET_ACCURACY = _quantity(
+    "train/target_accuracy", "`mode.train.target_accuracy`", is_apart=True, is_share=True
+)
+TIME_TO_ACCURACY = _quantity(
+    "time_to_accuracy_seconds",
+    "Time of all training passes until an evaluation reaches the target: the median over seeds. "
+    "A seed that never reaches it counts as infinite",
+)
+REACHED_SHARE = _quantity(
+    "train/reached_share",
+    "Share of seeds that reach the target, with the Clopper-Pearson interval",
+    is_share=True,
+)
+TARGET_P = _quantity(
+    "train/target_p",
+    "One-sided p-value for a mean accuracy above the target, by Student's t over seeds",
 )
 EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time for all evaluations")
 CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time for writing checkpoints")
