@@ -151,8 +151,8 @@ FIRST_LOSS = _quantity("train/loss_first", "Loss in the first timed step")
 LAST_LOSS = _quantity("train/loss_last", "Loss in the last timed step")
 ACCURACY = _quantity(
     "accuracy",
-    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation, with "
-    "`mode.train.target_accuracy` the mean over seeds",
+    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation, mean "
+    "over seeds",
     is_share=True,
 )
 BEST_ACCURACY = _quantity(
@@ -163,17 +163,17 @@ TARGET_ACCURACY = _quantity(
 )
 TIME_TO_ACCURACY = _quantity(
     "time_to_accuracy_seconds",
-    "Time of all training passes until an evaluation reaches the target: the median over seeds. "
-    "A seed that never reaches it counts as infinite",
+    "Training passes until an evaluation reaches `mode.train.target_accuracy`: median over seeds, "
+    "infinite for a seed that never does",
 )
 REACHED_SHARE = _quantity(
     "train/reached_share",
-    "Share of seeds that reach the target, with the Clopper-Pearson interval",
+    "Share of seeds that reach it, with the Clopper-Pearson interval",
     is_share=True,
 )
 TARGET_P = _quantity(
     "train/target_p",
-    "One-sided p-value for a mean accuracy above the target, by Student's t over seeds",
+    "One-sided p-value for a mean accuracy above it, by Student's t",
 )
 EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time for all evaluations")
 CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time for writing checkpoints")

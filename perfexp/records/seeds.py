@@ -41,12 +41,18 @@ def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
         found.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
     if accuracies:
         found.append(_metric(ACCURACY, trials.mean(accuracies)))
-        p = trials.p_above(accuracies, targets[0])
-        reason = "fewer than two different accuracies" if p is None else None
-        if any(sum(epoch.accuracy is not None for epoch in seed.epochs) > 1 for seed in seeds):
-            p, reason = None, "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
-        found.append(Metric.of(TARGET_P, p, reason=reason))
+        found.append(_p_value(seeds, trials.p_above(accuracies, targets[0])))
     return {metric.name: metric for metric in found}
+
+
+def _p_value(seeds: Sequence[Point], p: float | None) -> Metric:
+    for seed in seeds:
+        if sum(epoch.accuracy is not None for epoch in seed.epochs) > 1:
+            reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
+            return Metric.of(TARGET_P, None, reason=reason)
+    if p is None:
+        return Metric.of(TARGET_P, None, reason="the accuracies do not vary")
+    return Metric.of(TARGET_P, p)
 
 
 def sentences(row: Row) -> list[str]:

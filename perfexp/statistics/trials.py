@@ -11,6 +11,9 @@ import numpy as np
 from perfexp.statistics.distributions import ALPHA, binomial_quantile
 from perfexp.statistics.estimators import Interval, samples_needed, windows_half_width
 
+#: Standard deviation of equal shares, by rounding.
+_ROUNDING = 1e-12
+
 
 def median_time(reached: Sequence[float], trials: int) -> Interval | None:
     """Return the median time over all trials, with its 95 % interval by order statistics.
@@ -67,12 +70,14 @@ def mean(values: Sequence[float]) -> Interval:
 def p_above(values: Sequence[float], target: float) -> float | None:
     """Return the one-sided p-value for a mean above a target, by Student's t.
 
-    A small value shows that the mean of all possible values is above the target. None for fewer
-    than two different values.
+    A small value shows that the mean of all possible values is above the target. None if the values
+    do not vary beyond rounding, or for a single value.
     """
-    if len(set(values)) < 2:
+    if (spread := float(np.std(values))) < _ROUNDING:
         return None
     from scipy import special
 
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(special.stdtr(len(values) - 1, (target - float(np.mean(values))) / error))
+    degrees = len(values) - 1
+    return float(
+        special.stdtr(degrees, (target - float(np.mean(values))) / spread * math.sqrt(degrees))
+    )
