@@ -102,10 +102,8 @@ class EpochTraining:
                 "set more epochs."
             )
         if self.settings.target_accuracy is not None and not self._can_evaluate:
-            raise UserError(
-                "mode.train.target_accuracy needs data with a label for each of the model's "
-                "classes, such as data=cifar10."
-            )
+            reason = training.no_accuracy(self.session, self.data).reason
+            raise UserError(f"mode.train.target_accuracy needs labels of the data: {reason}.")
         is_repeatable = bool(self.session.facts().get("deterministic"))
         steps: list[collecting.Samples] = []
         with ExitStack() as for_training, ExitStack() as self._for_evaluation:

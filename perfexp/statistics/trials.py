@@ -6,13 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-import numpy as np
-
 from perfexp.statistics.distributions import ALPHA, binomial_quantile
 from perfexp.statistics.estimators import Interval, samples_needed, windows_half_width
-
-#: Standard deviation of equal shares, by rounding.
-_ROUNDING = 1e-12
 
 
 def median_time(reached: Sequence[float], trials: int) -> Interval | None:
@@ -61,7 +56,7 @@ def mean(values: Sequence[float]) -> Interval:
 
     A single value has no interval.
     """
-    value, half = float(np.mean(values)), windows_half_width(values, [1.0] * len(values))
+    value, half = statistics.fmean(values), windows_half_width(values, [1.0] * len(values))
     if half is None:
         return Interval(value=value, low=None, high=None)
     return Interval(value=value, low=value - half, high=value + half)
@@ -71,13 +66,12 @@ def p_above(values: Sequence[float], target: float) -> float | None:
     """Return the one-sided p-value for a mean above a target, by Student's t.
 
     A small value shows that the mean of all possible values is above the target. None if the values
-    do not vary beyond rounding, or for a single value.
+    do not vary, or for a single value.
     """
-    if (spread := float(np.std(values))) < _ROUNDING:
+    spread, degrees = statistics.pstdev(values), len(values) - 1
+    if not spread:
         return None
     from scipy import special
 
-    degrees = len(values) - 1
-    return float(
-        special.stdtr(degrees, (target - float(np.mean(values))) / spread * math.sqrt(degrees))
-    )
+    distance = (target - statistics.fmean(values)) / spread
+    return float(special.stdtr(degrees, distance * math.sqrt(degrees)))
