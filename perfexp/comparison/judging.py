@@ -93,9 +93,9 @@ class _Draft:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the figures themselves decide."""
-        counts = [len(one.values) for one in self.figures]
-        return MEASURES[self.measure].is_exact and max(counts) == 1
+        """Return whether the figures themselves decide, because neither varies with a seed."""
+        is_known = all(one.within is not None for one in self.figures)
+        return MEASURES[self.measure].is_exact and is_known
 
     def relative(self, margin: float) -> float:
         """Return a margin as a ratio minus 1; the margin of exact measures is a difference."""
@@ -182,8 +182,8 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     all pairs of the measure, over all sides. The procedure is applied separately to differences and
     to SAME.
 
-    Exact measures of one process on each side have no interval: the figures themselves decide. If
-    processes alternated until a verdict was reached, that look's level applies
+    Exact measures have no interval: the figures themselves decide, except for trainings to a target
+    accuracy. If processes alternated until a verdict was reached, that look's level applies
     (`statistics.sequential`).
 
     Raises:

@@ -22,7 +22,7 @@ class Measure:
         better: verdict for the better side.
         worse: verdict for the worse side.
         is_time: whether every further process measures it.
-        is_exact: whether the figure itself decides, unless a side has several processes. The
+        is_exact: whether the figure itself decides, unless it varies with a training's seed. The
             margin is a difference between shares instead of a ratio.
     """
 

@@ -39,6 +39,7 @@ from perfexp.records.quantities import (
     CYCLES,
     IMAGE_ENERGY,
     PEAK_MEMORY,
+    TARGET_ACCURACY,
     TIME_TO_ACCURACY,
     Pooled,
 )
@@ -220,8 +221,8 @@ def single_figures(
 ) -> dict[str, Repeats]:
     """Return the `SINGLES` of a point's processes.
 
-    A single process's value counts as exact, except for energy. If a process has not reached the
-    target accuracy, there is no time to it.
+    A single process's value counts as exact, except for energy and for trainings to a target
+    accuracy. If one of these has not reached the target, there is no time to it.
     """
     found = {}
     for name, of in SINGLES.items():
@@ -232,6 +233,8 @@ def single_figures(
             one = Repeats.of(figures, None if name in _OF_SEEDS else prior(name))
             is_estimate = any(metric.estimated for metric in known if metric)
             within = one.within if name == "energy" else 0.0
+            if name in _OF_SEEDS and points[0].metric(TARGET_ACCURACY):
+                within = None
             found[name] = replace(one, within=within, is_estimate=is_estimate)
     return found
 
