@@ -164,6 +164,12 @@ FACTS = {
     ),
     "data": _Fact(Role.CONFOUNDER, plan=("data",), help="set the same data= for both"),
     "cache": _Fact(Role.CONFOUNDER, plan=("cache",), help="set the same cache= for both"),
+    "target": _Fact(
+        Role.CONFOUNDER,
+        plan=("mode.train.target_accuracy",),
+        help="set the same mode.train.target_accuracy for both",
+        measures=("time_to_accuracy",),
+    ),
     "perfexp": _Fact(
         Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"
     ),

@@ -92,6 +92,18 @@ class _Draft:
     verdict: Verdict = Verdict.UNDECIDED
 
     @property
+    def is_exact(self) -> bool:
+        """Return whether the figures themselves decide, because neither varies with a seed."""
+        is_known = all(one.within is not None for one in self.figures)
+        return MEASURES[self.measure].is_exact and is_known
+
+    def relative(self, margin: float) -> float:
+        """Return a margin as a ratio minus 1; the margin of exact measures is a difference."""
+        if MEASURES[self.measure].is_exact and self.figures[0].mean:
+            return margin / self.figures[0].mean
+        return margin
+
+    @property
     def is_comparable(self) -> bool:
         """Return whether no confounder prevents the comparison."""
         return all(difference.allowed for difference in self.confounders)
@@ -103,7 +115,7 @@ class _Draft:
         """
         if not self.level or not self.ratio:
             return 1.0, 1.0
-        scale = ALPHA / self.level
+        scale, margin = ALPHA / self.level, self.relative(margin)
         beyond, within = scale * self.ratio.p_beyond(margin), scale * self.ratio.p_within(margin)
         return min(1.0, beyond), min(1.0, within)
 
@@ -170,8 +182,9 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     all pairs of the measure, over all sides. The procedure is applied separately to differences and
     to SAME.
 
-    Exact measures have no interval: the figures themselves decide. If processes alternated until a
-    verdict was reached, that look's level applies (`statistics.sequential`).
+    Exact measures have no interval: the figures themselves decide, except for trainings to a target
+    accuracy. If processes alternated until a verdict was reached, that look's level applies
+    (`statistics.sequential`).
 
     Raises:
         UserError: two sides contain the same run, or two sides have no points to pair.
@@ -260,7 +273,7 @@ def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
     for draft in drafts:
         if not draft.is_comparable:
             draft.verdict = Verdict.NOT_COMPARABLE
-        elif MEASURES[draft.measure].is_exact:
+        elif draft.is_exact:
             _judge_exact(draft, settings.margin)
         else:
             judged.setdefault(draft.measure, []).append(draft)
@@ -300,13 +313,14 @@ def _compared(pair: Pair, draft: _Draft, names: Sequence[str], settings: Setting
     if ratio:
         interval = ratio.interval(draft.level)
         value, low, high = interval.value, interval.low, interval.high
-        p = ratio.p_beyond(settings.margin)
+        margin = draft.relative(settings.margin)
+        p = ratio.p_beyond(margin)
         is_repeated = measure.is_time or max(processes) > 1
         can_repeat = is_repeated and draft.level in (ALPHA, _ALONE)
         if can_repeat and draft.verdict is Verdict.UNDECIDED:
-            further = ratios.further_processes(other, baseline, ratio, settings.margin)
+            further = ratios.further_processes(other, baseline, ratio, margin)
     estimated = [
-        one.is_estimate or (one.error is None and not measure.is_exact) for one in draft.figures
+        one.is_estimate or (one.error is None and not draft.is_exact) for one in draft.figures
     ]
     confounders = dict.fromkeys(difference.key for difference in draft.confounders)
     words = {Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}

@@ -22,8 +22,8 @@ class Measure:
         better: verdict for the better side.
         worse: verdict for the worse side.
         is_time: whether every further process measures it.
-        is_exact: whether the figure itself decides. The margin is then a difference between shares
-            instead of a ratio.
+        is_exact: whether the figure itself decides, unless it varies with a training's seed. The
+            margin is a difference between shares instead of a ratio.
     """
 
     unit: str
@@ -44,6 +44,7 @@ MEASURES = {
     "throughput": Measure(unit="samples/s", is_better_if_lower=False),
     "epoch": Measure(unit="seconds"),
     "runtime": Measure(unit="seconds"),
+    "time_to_accuracy": Measure(unit="seconds"),
     "ttfp": Measure(unit="seconds"),
     "memory": Measure(unit="bytes", better="LESS", worse="MORE", is_time=False),
     "energy": Measure(unit="joules", better="LESS", worse="MORE", is_time=False),

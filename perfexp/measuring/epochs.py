@@ -38,6 +38,8 @@ from perfexp.records.quantities import (
     CHECKPOINT_SECONDS,
     EVALUATION_SECONDS,
     RUNTIME,
+    TARGET_ACCURACY,
+    TIME_TO_ACCURACY,
 )
 from perfexp.records.record import Epoch, Metric, Point, Series, Stop
 from perfexp.statistics import estimators
@@ -87,7 +89,8 @@ class EpochTraining:
         source.
 
         Raises:
-            UserError: the data has no end, or the checkpoint to resume from has all epochs already.
+            UserError: the data has no end or not the labels that a target accuracy needs, or the
+                checkpoint to resume from has all epochs already.
         """
         trainer, usual, observer = self.step.trainer, self.step.state.source, Observer(self.device)
         saved = trainer.saved if trainer else {}
@@ -98,6 +101,9 @@ class EpochTraining:
                 f"The checkpoint has {done} epochs already, and epochs={self.count}: "
                 "set more epochs."
             )
+        if self.settings.target_accuracy is not None and not self._can_evaluate:
+            reason = training.no_accuracy(self.session, self.data).reason
+            raise UserError(f"mode.train.target_accuracy needs labels of the data: {reason}.")
         is_repeatable = bool(self.session.facts().get("deterministic"))
         steps: list[collecting.Samples] = []
         with ExitStack() as for_training, ExitStack() as self._for_evaluation:
@@ -106,6 +112,8 @@ class EpochTraining:
                 raise UserError(
                     f"epochs={self.count} needs data with an end, and this data source has none."
                 )
+            if self.settings.target_accuracy is not None and on_device(batches):
+                batches.next()  # compiles and captures the preparation of a batch, untimed
             self._evaluation: training.Evaluation | None = None
             self._is_host_idle = on_device(batches) and "graph" in dict(self.step.segments)
             if self._can_evaluate:
@@ -182,9 +190,8 @@ class EpochTraining:
             self._evaluate(epoch)
         self._observe(epoch)
         epoch.metrics = list(custom.values())
-        is_over = is_last or (
-            self.settings.patience is not None and self._stale >= self.settings.patience
-        )
+        is_stale = self.settings.patience is not None and self._stale >= self.settings.patience
+        is_over = is_last or is_stale or self._has_reached(epoch)
         if self.checkpoint is not None:
             start = self.device.now_ns()
             try:
@@ -197,7 +204,14 @@ class EpochTraining:
 
     @property
     def _can_evaluate(self) -> bool:
-        return training.can_evaluate(self.session, self.data) and not self.point.key.replicate
+        """Return whether there are labels, and this process's accuracy is needed."""
+        is_needed = self.settings.target_accuracy is not None or not self.point.key.replicate
+        return is_needed and training.can_evaluate(self.session, self.data)
+
+    def _has_reached(self, epoch: Epoch) -> bool:
+        """Return whether the epoch was evaluated and has the target accuracy."""
+        target, accuracy = self.settings.target_accuracy, epoch.accuracy
+        return target is not None and accuracy is not None and accuracy >= target
 
     def _first_evaluation(self) -> None:
         """Evaluate once, untimed, because a first evaluation loads kernels.
@@ -295,6 +309,13 @@ class EpochTraining:
         passes = [epoch.seconds for epoch in epochs]
         point.series.append(Series(name="epoch", samples=passes, stop=Stop(reason="epochs")))
         point.metrics.append(Metric.of(RUNTIME, sum(passes)))
+        if (target := self.settings.target_accuracy) is not None:
+            point.facts["seed"] = self.seed
+            point.metrics.append(Metric.of(TARGET_ACCURACY, target))
+            time = Metric.of(TIME_TO_ACCURACY, sum(passes))
+            if not self._has_reached(epochs[-1]):
+                time = Metric.of(TIME_TO_ACCURACY, None, reason=f"not in {len(passes)} epochs")
+            point.metrics.append(time)
         evaluations = sum(epoch.evaluation_seconds for epoch in epochs)
         checkpoints = sum(epoch.checkpoint_seconds for epoch in epochs)
         for name, seconds in ((EVALUATION_SECONDS, evaluations), (CHECKPOINT_SECONDS, checkpoints)):

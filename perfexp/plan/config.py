@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,13 @@ class Plan(PlanSchema):
             return 1
         # as data: status counts the points of plans that are not trusted
         return int(self.stopping.get("processes", 1))
+
+    def of_process(self, replicate: int) -> Plan:
+        """Return the plan of one process: each training to a target accuracy has its own seed."""
+        train = self.mode.train
+        if isinstance(train, Mapping) and train.get("target_accuracy"):
+            return replace(self, seed=self.seed + replicate)
+        return self
 
     @property
     def _repeats(self) -> bool:

@@ -15,8 +15,8 @@ from perfexp.plan.schema import ModeSettings
 #: Version of plan.yaml, raised when its keys change, and the first version that can be continued.
 #: History: 1 — without a version; 2 — `format`, with expected.json beside it; 3 — `sources`, and
 #: precision=torch as the default; 4 — `process_start`;
-#: 5 — `execution.attention`.
-FORMAT, FIRST_FORMAT = 5, 2
+#: 5 — `execution.attention`; 6 — `mode.train.target_accuracy`.
+FORMAT, FIRST_FORMAT = 6, 2
 
 
 class DeviceLock(StrEnum):

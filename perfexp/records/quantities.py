@@ -151,11 +151,32 @@ FIRST_LOSS = _quantity("train/loss_first", "Loss in the first timed step")
 LAST_LOSS = _quantity("train/loss_last", "Loss in the last timed step")
 ACCURACY = _quantity(
     "accuracy",
-    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation",
+    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation, mean "
+    "over seeds",
     is_share=True,
 )
 BEST_ACCURACY = _quantity(
     "train/accuracy_best", "Highest accuracy in all evaluations", is_share=True
+)
+TARGET_ACCURACY = _quantity(
+    "train/target_accuracy", "`mode.train.target_accuracy`", is_apart=True, is_share=True
+)
+TIME_TO_ACCURACY = _quantity(
+    "time_to_accuracy_seconds",
+    "Training passes until an evaluation reaches `mode.train.target_accuracy`: median over seeds, "
+    "infinite for a seed that never does",
+    is_apart=True,
+)
+REACHED_SHARE = _quantity(
+    "train/reached_share",
+    "Share of seeds that reach it, with the Clopper-Pearson interval",
+    is_apart=True,
+    is_share=True,
+)
+TARGET_P = _quantity(
+    "train/target_p",
+    "One-sided p-value for a mean accuracy above it, by Student's t",
+    is_apart=True,
 )
 EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time for all evaluations")
 CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time for writing checkpoints")

@@ -20,6 +20,7 @@ from perfexp.records import (
     quantities,
     races,
     sampling,
+    seeds,
 )
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
@@ -33,7 +34,15 @@ from perfexp.records.point_times import (
     series_of,
     summary_of,
 )
-from perfexp.records.quantities import ACCURACY, CYCLES, IMAGE_ENERGY, PEAK_MEMORY, Pooled
+from perfexp.records.quantities import (
+    ACCURACY,
+    CYCLES,
+    IMAGE_ENERGY,
+    PEAK_MEMORY,
+    TARGET_ACCURACY,
+    TIME_TO_ACCURACY,
+    Pooled,
+)
 from perfexp.records.record import (
     Epoch,
     Key,
@@ -52,7 +61,15 @@ from perfexp.statistics.prior import Prior
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
 #: Single figures that are compared between processes, with their metrics.
-SINGLES = {"cycles": CYCLES, "memory": PEAK_MEMORY, "energy": IMAGE_ENERGY, "accuracy": ACCURACY}
+SINGLES = {
+    "cycles": CYCLES,
+    "memory": PEAK_MEMORY,
+    "energy": IMAGE_ENERGY,
+    "accuracy": ACCURACY,
+    "time_to_accuracy": TIME_TO_ACCURACY,
+}
+#: Single figures that vary with a training's seed, which no prior covers.
+_OF_SEEDS = ("accuracy", "time_to_accuracy")
 #: How values from several processes are combined.
 _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
     Pooled.LARGEST: max,
@@ -204,15 +221,20 @@ def single_figures(
 ) -> dict[str, Repeats]:
     """Return the `SINGLES` of a point's processes.
 
-    Accuracies count as exact. So does any single process's value, except for energy.
+    A single process's value counts as exact, except for energy and for trainings to a target
+    accuracy. If one of these has not reached the target, there is no time to it.
     """
     found = {}
     for name, of in SINGLES.items():
         known = [point.metric(of) for point in points if point.status is Status.OK]
-        if figures := list(filter(None, map(interval_of, known))):
-            one = Repeats.of(figures, None if name == "accuracy" else prior(name))
+        figures = list(filter(None, map(interval_of, known)))
+        is_endless = name == "time_to_accuracy" and len(figures) < len(known)
+        if figures and not is_endless:
+            one = Repeats.of(figures, None if name in _OF_SEEDS else prior(name))
             is_estimate = any(metric.estimated for metric in known if metric)
             within = one.within if name == "energy" else 0.0
+            if name in _OF_SEEDS and points[0].metric(TARGET_ACCURACY):
+                within = None
             found[name] = replace(one, within=within, is_estimate=is_estimate)
     return found
 
@@ -246,10 +268,12 @@ def pooled_metrics(
 ) -> tuple[Metric, ...]:
     """Return the first process's metrics, pooled over processes if the registry says so.
 
-    Rates use the times of all processes. Speedups are pooled if every process has them.
+    Rates use the times of all processes. Speedups are pooled if every process has them. Trainings
+    to a target accuracy add their statistics.
     """
-    factors = _rate_factors(points[0], times, kind)
-    return tuple(_pooled(one, points, factors) for one in points[0].metrics)
+    factors, of_seeds = _rate_factors(points[0], times, kind), seeds.metrics(_finished(points))
+    pooled = [_pooled(one, points, factors) for one in points[0].metrics]
+    return (*(one for one in pooled if one.name not in of_seeds), *of_seeds.values())
 
 
 def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | None:

@@ -12,7 +12,7 @@ from perfexp.errors import UserError
 from perfexp.host import gpu_sheets
 from perfexp.host.installation import conf_dir
 from perfexp.plan.override_keys import key_of, line_to_type
-from perfexp.records import profile_summary, quantities, sweep_summary, units, wording
+from perfexp.records import profile_summary, quantities, seeds, sweep_summary, units, wording
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.grid import Commands, Grid, Section
 from perfexp.records.record import Record, is_layers
@@ -102,8 +102,10 @@ def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
 
 def _asked(analysis: Analysis) -> Iterator[str]:
     """Yield lines on requested results other than times, e.g. epochs and cold starts."""
+    to_accuracy = _to_accuracy(analysis)
+    yield from to_accuracy
     for point in analysis.record.points:
-        if point.epochs:
+        if point.epochs and not to_accuracy:
             yield f"epoch {point.epochs[-1].number}: {wording.epoch_text(point.epochs[-1])}"
     for first in analysis.cold_starts:
         yield f"cold start  {wording.first_prediction_text(first).partition(' = ')[0]}"
@@ -128,6 +130,7 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
     for raised in raised_diagnostics(analysis):
         diagnostics += raised.lines
     parts += [
+        Section("time to accuracy", _to_accuracy(analysis)),
         Section("scaling with the input size", scaling_lines(analysis)),
         Section("convolutions", convolutions.sentences(record)),
         Section("attention", convolutions.attention(record)),
@@ -184,6 +187,15 @@ def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator
         yield Section("", rest)
     else:
         yield Section(title, rest)
+
+
+def _to_accuracy(analysis: Analysis) -> list[str]:
+    """Return the times and accuracies of trainings to a target; points are named if they vary."""
+    fields, lines = varying(row.key for row in analysis.rows), list[str]()
+    for row in analysis.rows:
+        for text in seeds.sentences(row):
+            lines.append(f"{label(row.key, fields)}: {text}" if fields else text)
+    return lines
 
 
 def _cold_starts(analysis: Analysis) -> list[str]:

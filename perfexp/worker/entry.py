@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             emit("finished")
             return 0
         paths = RunPaths(arguments.directory)
-        plan = plan_file.load(paths.plan, arguments.plan_sha256)
+        plan = plan_file.load(paths.plan, arguments.plan_sha256).of_process(replicate)
         if arguments.profile is not None:
             profile(plan, paths, arguments.profile, emit)
             return 0  # the pass ends when the profiler has written its files and exits

@@ -147,6 +147,7 @@ def test_every_confounder_has_a_test():
     tested = {
         *CONFOUNDERS,
         "cpu",
+        "target",  # tests/records/test_seeds.py
         "device_method",
         "rate_method",
         "process_start",

@@ -33,6 +33,7 @@ _POSSIBLE = {
     "ema": (_ABOVE_0, _BELOW_1, "a decay between 0 and 1, for example 0.999"),
     "eval_every": (1, math.inf, "1 epoch or more, or null"),
     "patience": (1, math.inf, "1 evaluation or more, or null"),
+    "target_accuracy": (_ABOVE_0, 1, "a share above 0, up to 1, such as 0.94"),
     "log_every": (1, math.inf, "1 step or more, or null"),
     "save_every": (1, math.inf, "1 epoch or more, or null"),
 }
@@ -53,6 +54,7 @@ class Train:
     ema: float | None = None
     eval_every: int | None = None
     patience: int | None = None
+    target_accuracy: float | None = None
     log_every: int | None = None
     checkpoints: bool = False
     save_every: int | None = None
@@ -68,7 +70,12 @@ class Train:
         for key, (least, most, allowed) in _POSSIBLE.items():
             if (value := getattr(self, key)) is not None and not least <= value <= most:
                 raise UserError(f"mode.train.{key}={value}: set {allowed}.")
-        self.eval_every = self.eval_every or (1 if self.patience else None)
+        self.eval_every = self.eval_every or (1 if self.patience or self.target_accuracy else None)
+        if self.target_accuracy and self.resume_from:
+            raise UserError(
+                "mode.train.target_accuracy counts the time of a whole training: leave out "
+                "mode.train.resume_from."
+            )
         if self.save_every and not self.checkpoints:
             raise UserError(
                 f"mode.train.save_every={self.save_every} needs mode.train.checkpoints=true."
@@ -87,6 +94,7 @@ class Train:
             "warmup_steps": self.warmup_steps,
             "warmup_epochs": self.warmup_epochs,
             "patience": self.patience,
+            "target_accuracy": self.target_accuracy,
             "eval_every": self.eval_every,
             "log_every": self.log_every,
             "checkpoints": str(self.checkpoints).lower() if self.checkpoints else None,
