@@ -254,7 +254,7 @@ class _Turn:
         if self._capture is not None:
             self._call = self._capture()
         if self._device.asynchronous:
-            self.k, chunk, seconds = depth.fit(self._call, self._device)
+            self.k, chunk, seconds = depth.group_calls(self._call, self._device)
             self.possible = bool(chunk)
             if self._capture is not None and not chunk:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")

@@ -22,9 +22,7 @@ from perfexp.records.quantities import DATA_SHARE, HOST_SECONDS, PHASES
 from perfexp.records.record import Key, Metric, Point
 from perfexp.statistics import estimators
 from perfexp.timing import collecting, depth, queue
-from perfexp.timing.conditions import Observer
-from perfexp.timing.loaded import LoadReader
-from perfexp.timing.settling import settle
+from perfexp.timing.conditions import LoadReader, Observer
 from perfexp.timing.stopping import Monitor, StoppingRule
 
 #: Relative difference between a call's phase sum and the whole call that raises a diagnostic.
@@ -127,7 +125,7 @@ class Times:
         """
         k, chunk, method = 1, 0, "queue"
         if changes:
-            k, chunk, *_ = depth.fit(call, self.device, self._flush())
+            k, chunk, *_ = depth.group_calls(call, self.device, self._flush())
         if not chunk:
             self.progress("capturing a graph")
             if self.cache is Cache.rotate:
@@ -135,7 +133,7 @@ class Times:
                     "a graph reads the same inputs in every call, which cache=rotate rules out"
                 )
             method, call = "graph", capture()
-            k, chunk, *_ = depth.fit(call, self.device, self._flush())
+            k, chunk, *_ = depth.group_calls(call, self.device, self._flush())
             if not chunk:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._take_device(point, GRAPH if method == "graph" else "device", call, chunk, k)
@@ -152,7 +150,7 @@ class Times:
             Unsupported: the call can't be captured, or its graph does not fit the launch queue.
         """
         call = capture()
-        k, chunk, *_ = depth.fit(call, self.device)
+        k, chunk, *_ = depth.group_calls(call, self.device)
         if not chunk:
             raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._take_device(point, GRAPH, call, chunk, k)
@@ -226,7 +224,7 @@ class Times:
             _Counted(call),
             self._flush(),
         )  # the calls that find the queue depth also warm the device up
-        k, chunk, call_seconds = depth.fit(counted, self.device, flush)
+        k, chunk, call_seconds = depth.group_calls(counted, self.device, flush)
         collector = partial(self._collector, takes_turns=takes_turns)
         collectors, warm = [], counted.calls * call_seconds
         if flush is None:  # flushing between the calls would break up the loop
@@ -325,7 +323,7 @@ class Times:
         most_seconds = self.stopping.settling_seconds
         if not most_seconds or "settling_seconds" in point.facts:
             return 0.0
-        seconds, changes = settle(collectors, self.device, most_seconds, self.progress)
+        seconds, changes = collecting.settle(collectors, self.device, most_seconds, self.progress)
         point.facts["settling_seconds"] = round(seconds, 3)
         if changes:
             how = (
