@@ -1,4 +1,8 @@
-"""Reproduction: the outcome of measuring a record's plan again, from comparing both runs."""
+"""Reproduction: the outcome of measuring a record's plan again, from comparing both runs.
+
+`perfexp reproduce` measures the plan of a record, compares the new run with the record, and reports
+whether all figures are the same within the margin.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Outcome with its reasons, a line each."""
+    """Outcome with its reasons, a line each, at least one."""
 
     outcome: Outcome
     reasons: tuple[str, ...]
@@ -49,7 +53,11 @@ class Reproduction:
 
 
 def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
-    """Return the outcome if the runs' facts rule out comparing any figure; otherwise None."""
+    """Return the outcome if the runs' facts rule out comparing any figure; otherwise None.
+
+    `perfexp reproduce` asks before it measures: another device, or a confounder that affects all
+    measures and is not allowed, makes a measurement useless.
+    """
     reasons = []
     for one in differences:
         is_confounder = one.role is Role.CONFOUNDER and not one.allowed and not one.measures
@@ -62,7 +70,13 @@ def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
 
 
 def judge(compared: Comparison) -> Reproduction:
-    """Combine the verdicts on two runs of the same plan; the worst verdict counts."""
+    """Combine the verdicts on two runs of the same plan; the worst verdict counts.
+
+    A figure that differs counts before a confounded figure, and that before an undecided one.
+
+    Args:
+        compared: comparison of the record (`A`) with the new run.
+    """
     if reproduction := not_comparable(compared.sides[1].differences):
         return reproduction
     differing = _lines(compared, Verdict.WORSE, Verdict.BETTER)
@@ -92,7 +106,7 @@ def judge(compared: Comparison) -> Reproduction:
 
 
 def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
-    """Return a line for each figure with one of these verdicts."""
+    """Return a line for each figure with one of these verdicts, with both values and the ratio."""
     lines = []
     for pair in compared.pairs:
         if pair.verdict in verdicts:
@@ -107,7 +121,7 @@ def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
 
 
 def _why(pair: Compared, margin: float) -> str:
-    """Return why a figure is undecided; empty if it is decided."""
+    """Return why a figure is undecided, as the end of its line; empty if it is decided."""
     if pair.verdict is not Verdict.UNDECIDED:
         return ""
     if pair.low is None or pair.high is None:

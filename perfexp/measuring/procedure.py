@@ -39,10 +39,13 @@ from perfexp.records.record import Key, Point, Status, timestamp
 
 @dataclass(kw_only=True)
 class Procedure(Context):
-    """Measures points one after the other, each in the order of the module's docstring."""
+    """Measures points one after the other, each in the order of the module's docstring.
+
+    `worker.points` calls `begin` once and `measure` for each point.
+    """
 
     def begin(self) -> None:
-        """Measure the idle power before the first point, with everything loaded and idle."""
+        """Measure the idle power before the first point, with the model loaded and idle."""
         if self.energy is not None:
             self.progress("idle power")
             try:
@@ -51,7 +54,9 @@ class Procedure(Context):
                 traceback.print_exc()
 
     def measure(self, key: Key) -> Point:
-        """Measure a point; an error in the point becomes its status.
+        """Measure a point and return it with its series, metrics, facts and diagnostics.
+
+        An error in the point becomes its status, for example `oom`.
 
         Raises:
             UserError: the plan asks for something that no point can do.
@@ -79,7 +84,10 @@ class Procedure(Context):
         return point
 
     def _measure(self, point: Point) -> None:
-        """Take all measurements of a point, in the order given in the module docstring."""
+        """Take all measurements of a point, in the order given in the module docstring.
+
+        Any error ends the point; `measure` turns it into a status.
+        """
         with self.step(point.key) as (step, batches):
             first_loss = self.first_call(step, batches)
             self._report_algorithm(point)
@@ -102,20 +110,17 @@ class Procedure(Context):
                 )
             threads = self.session.facts().get("threads", 0)
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
-            point.metrics += [
-                *self.device.memory(),
-                *self.session.compilation(),
-            ]  # before any further pass
-            if point.key.replicate:
+            # before any further pass, which may need more memory
+            point.metrics += [*self.device.memory(), *self.session.compilation()]
+            if point.key.replicate:  # a later process only repeats the times
                 further_passes.add_graph_time(self, point, step, batches)
                 return
             if step.trains:
-                last_loss, steps = (
-                    self.session.number(step.state.loss),
-                    self.steps_per_epoch(batches),
-                )
                 training.add_figures(
-                    point, first_loss=first_loss, last_loss=last_loss, steps_per_epoch=steps
+                    point,
+                    first_loss=first_loss,
+                    last_loss=self.session.number(step.state.loss),
+                    steps_per_epoch=self.steps_per_epoch(batches),
                 )
             else:
                 self.run_optional(point, FINITE, partial(self._check_outputs, point, step))
@@ -127,7 +132,7 @@ class Procedure(Context):
         self.run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
 
     def _measure_warmup_memory(self, point: Point, step: Step) -> None:
-        """Add the memory peak of the first calls, then reset it.
+        """Add the memory peak of the first two calls, then reset it.
 
         These calls choose kernels and create the optimizer state, so they can need more than later
         calls.
@@ -165,7 +170,7 @@ class Procedure(Context):
             )
 
     def _train(self, point: Point, step: Step, count: int) -> None:
-        """Train for whole epochs, on newly opened batches.
+        """Train for `count` whole epochs, on newly opened batches, and add their figures.
 
         The batches of the first call can't serve: that call has prefetched from them.
         """
@@ -175,6 +180,9 @@ class Procedure(Context):
 
         mode = self.modes["train"]
         settings = mode if isinstance(mode, Train) else Train(optimizer={})
+        checkpoint = self.checkpoint
+        if point.key.replicate or not settings.checkpoints:
+            checkpoint = None
         EpochTraining(
             point=point,
             step=step,
@@ -184,9 +192,7 @@ class Procedure(Context):
             count=count,
             open=opened,
             seed=self.seed,
-            checkpoint=self.checkpoint
-            if settings.checkpoints and not point.key.replicate
-            else None,
+            checkpoint=checkpoint,
             progress=self.progress,
             report=self.report,
             settings=settings,
@@ -194,13 +200,18 @@ class Procedure(Context):
         ).run()
 
     def _measure_output_error(self, point: Point, algorithm: AppliedAlgorithm) -> None:
+        """Add the relative error of the algorithm's outputs; nothing if it computed no layer."""
         self.session.reset()
         with self._batches(point.key, training=False) as batches:
             error = algorithm.output_error(batches.next().inputs)
             point.metrics += [] if error is None else [error]
 
     def _close(self, point: Point, before: dict[str, Any]) -> None:
-        """Add device memory and state; after an out-of-memory error, also the batch that fits."""
+        """Add device memory and state; after an out-of-memory error, also the batch that fits.
+
+        Args:
+            before: device state when the point began.
+        """
         # a failed point has no peak yet, and an unsupported one did not compute
         if point.status is not Status.UNSUPPORTED and point.metric(PEAK_MEMORY) is None:
             point.metrics += self.device.memory()

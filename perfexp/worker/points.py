@@ -195,7 +195,7 @@ def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
 
 
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
-    """Measure the device's highest sustained rates by name, FLOP/s or bytes/s; empty if it fails."""
+    """Measure the device's ceilings by name, in FLOP/s or bytes/s; empty if that fails."""
     emit.block("ceilings")
     try:
         # imports torch, which a scripted device does not need

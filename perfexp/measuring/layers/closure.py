@@ -1,4 +1,8 @@
-"""Closure: compare a call's profiled time with its time without profiling."""
+"""Closure: compare a call's profiled time with its time without profiling.
+
+The layers' sum equals the profiled call, so the layer times are trustworthy if that takes as long
+as an unprofiled call. Diagnostics say where it does not, and how to read the layers then.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,10 @@ _NAMED = 3
 
 
 def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
-    """Compare the sum with the unprofiled time, add diagnostics, and return the same times.
+    """Compare the sum with the unprofiled time, add diagnostics, and return the same object.
 
     Args:
+        times: layer times; `closure` and `doubts` are set. Without calls it is left unchanged.
         clean_seconds: call time without profiler or stamps (`device` on a GPU, `latency` on a CPU),
             or None.
     """
@@ -43,18 +48,28 @@ def close(times: LayerTimes, clean_seconds: float | None) -> LayerTimes:
             unattributed_share=unattributed_share(times),
             tolerance=_TOLERANCE_GAPS if gap_share > _GAPS_DOMINATE else _TOLERANCE,
         )
-    found = [_disagree(times), _unattributed(times), _unheld(times)]
-    times.doubts = [*times.doubts, *(doubt for doubt in found if doubt is not None)]
+    checks = [_check_sum(times), _check_unattributed(times), _check_queue(times)]
+    times.doubts = [*times.doubts, *(doubt for doubt in checks if doubt is not None)]
     return times
 
 
-def _disagree(times: LayerTimes) -> Diagnostic | None:
+def _check_sum(times: LayerTimes) -> Diagnostic | None:
+    """Return a diagnostic if the sum and the unprofiled call differ by more than the tolerance."""
     closure = times.closure
     if closure is None or closure.closes:
         return None
     if times.method is TimeSource.unheld:
-        return _busy_disagrees(closure)
+        return _check_busy(closure)
     how = "with stamps" if times.method is TimeSource.stamps else "under the profiler"
+    advice = (
+        "ignore the layers: other work disturbed one of the two; "
+        "measure again when the machine is idle"
+    )
+    if abs(closure.relative) <= READABLE:
+        advice = (
+            "read the layers as shares; less noise on the machine, or a larger batch, brings "
+            "both closer"
+        )
     return diagnostics.make(
         "layers_disagree",
         profiled_ms=closure.profiled_seconds * 1e3,
@@ -62,15 +77,15 @@ def _disagree(times: LayerTimes) -> Diagnostic | None:
         clean_ms=closure.clean_seconds * 1e3,
         difference=closure.relative,
         details=f", tolerated ±{closure.tolerance:.0%}; {closure.gap_share:.0%} of it are gaps",
-        advice="read the layers as shares; less noise on the machine, or a larger batch, brings "
-        "both closer"
-        if abs(closure.relative) <= READABLE
-        else "ignore the layers: other work disturbed one of the two; "
-        "measure again when the machine is idle",
+        advice=advice,
     )
 
 
-def _busy_disagrees(closure: Closure) -> Diagnostic | None:
+def _check_busy(closure: Closure) -> Diagnostic | None:
+    """Return a diagnostic if kernel time is implausible for the unprofiled call.
+
+    Used if the queue was not pre-filled: gaps are the profiled host's then, so only kernels count.
+    """
     share = closure.busy_seconds / closure.clean_seconds
     if _LEAST_BUSY <= share <= 1 + _TOLERANCE_GAPS:
         return None
@@ -86,7 +101,8 @@ def _busy_disagrees(closure: Closure) -> Diagnostic | None:
     )
 
 
-def _unattributed(times: LayerTimes) -> Diagnostic | None:
+def _check_unattributed(times: LayerTimes) -> Diagnostic | None:
+    """Return a diagnostic that names kernels without a row, if they take more than 0.1 %."""
     share = unattributed_share(times)
     if share <= _UNATTRIBUTED:
         return None
@@ -99,7 +115,8 @@ def _unattributed(times: LayerTimes) -> Diagnostic | None:
     )
 
 
-def _unheld(times: LayerTimes) -> Diagnostic | None:
+def _check_queue(times: LayerTimes) -> Diagnostic | None:
+    """Return a diagnostic if the queue was not pre-filled, so that gaps are the host's."""
     if times.method is not TimeSource.unheld:
         return None
     details = f", and a CUDA graph of it does not help ({times.no_graph})" if times.no_graph else ""
@@ -119,6 +136,6 @@ def _unheld(times: LayerTimes) -> Diagnostic | None:
 
 
 def unattributed_share(times: LayerTimes) -> float:
-    """Return the unattributed share of the time of all calls."""
-    unattributed = [of for row in times.unattributed for of in (row.seconds, row.gap_seconds)]
-    return sum(map(sum, unattributed)) / sum(times.call_seconds)
+    """Return the share of kernels without a row, and of gaps before them, in all calls' time."""
+    unattributed = sum(sum(row.seconds) + sum(row.gap_seconds) for row in times.unattributed)
+    return unattributed / sum(times.call_seconds)

@@ -1,4 +1,9 @@
-"""Table: row times over several calls, joined with their work, with a line per row and pass."""
+"""Table: row times over several calls, joined with their work, with a line per row and pass.
+
+The lines go into the layers point's facts and from there into reports and CSV files. Work (MACs,
+FLOPs, bytes) is counted separately, by `perfexp.cost`; both number modules and operations in the
+same way.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +35,20 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         key: key of the row; None for unattributed kernels.
+        kind: module class or operation name.
+        seconds: time per call.
+        gap_seconds: device idle time before its kernels, per call.
         share: share of the sum of all medians, gaps included; all shares sum to 1.
         macs: multiply-accumulates in the forward pass; None for other passes and unknown work.
+        flops: FLOPs of this pass; None for unknown work.
         bytes_min: minimum bytes read and written; forward pass only.
         parameters: elements that no earlier row has read; forward pass only.
         arithmetic_intensity: FLOPs per byte in the forward pass.
         flops_per_second: FLOPs over the median time; None without time or work.
+        inputs: shapes of the input tensors.
+        outputs: shapes of the output tensors.
+        convolution: geometry of a convolution; None for other rows.
+        kernels: runs per call by kernel name.
         ran: cuDNN algorithm of a forward pass's kernels, or several, for example `fft or
             fft_tiling`; None for unknown kernels.
     """
@@ -60,7 +73,12 @@ class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def times_of(calls: Sequence[CallTimes], method: TimeSource, starved: int = 0) -> LayerTimes:
-    """Return the times of all rows over several usable calls of the same step."""
+    """Return the times of all rows over several usable calls of the same step.
+
+    Args:
+        method: how the times were measured.
+        starved: number of discarded calls.
+    """
     keys = dict.fromkeys(key for call in calls for key in call.rows)
     names = dict.fromkeys(name for call in calls for name in call.unattributed)
     return LayerTimes(
@@ -76,6 +94,7 @@ def times_of(calls: Sequence[CallTimes], method: TimeSource, starved: int = 0) -
 
 
 def _times_of_row(key: Key | None, spent: Sequence[Spent]) -> RowTimes:
+    """Return a row's times in seconds, from its time in each call."""
     names = dict.fromkeys(name for times in spent for name in times.kernels)
     kernels = [(name, [times.kernels.get(name, (0, 0)) for times in spent]) for name in names]
     return RowTimes(
@@ -103,27 +122,29 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
     Args:
         work: work for the same inputs in the same mode, if known.
     """
-    rows = _placed(times, work.rows) if work else {}
+    rows = _match_work(times, work.rows) if work else {}
     lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
-    whole = sum(
-        line.seconds.median + line.gap_seconds.median for line in lines
-    )  # a disturbed call would shift means
+    # medians: a disturbed call would shift means
+    whole = sum(line.seconds.median + line.gap_seconds.median for line in lines)
     for line in lines:
         line.share = (line.seconds.median + line.gap_seconds.median) / whole if whole else 0.0
-    seen = {
+    if not times.calls:
+        return lines
+    timed = {
         (key.path, key.call, key.operation)
         for row in times.rows
         if (key := row.key) and key.which is Pass.forward
     }
-    for row in (row for place, row in rows.items() if place not in seen and times.calls):
-        key = Key(
-            path=row.path, call=row.call, operation=row.operation, kind=row.kind, which=Pass.forward
-        )
-        lines.append(_line(RowTimes(key=key, seconds=[0.0], gap_seconds=[0.0]), rows, times.calls))
+    for place, row in rows.items():
+        if place not in timed:
+            path, call, operation = row.path, row.call, row.operation
+            key = Key(path=path, call=call, operation=operation, kind=row.kind, which=Pass.forward)
+            untimed = RowTimes(key=key, seconds=[0.0], gap_seconds=[0.0])
+            lines.append(_line(untimed, rows, times.calls))
     return lines
 
 
-def _placed(times: LayerTimes, counted: Sequence[WorkRow]) -> dict[Place, WorkRow]:
+def _match_work(times: LayerTimes, counted: Sequence[WorkRow]) -> dict[Place, WorkRow]:
     """Return the counted rows by the place where each was timed.
 
     Timing and counting number a call's operations in the same order. Models that compute their own
@@ -149,15 +170,21 @@ def _placed(times: LayerTimes, counted: Sequence[WorkRow]) -> dict[Place, WorkRo
             continue
         for number in rows_of_call:
             del placed[(*call, number)]
-        there, here = sorted(kinds), sorted(rows_of_call)
-        for left, right in aligned(
-            [kinds[number] for number in there], [rows_of_call[number].kind for number in here]
-        ):
-            placed[(*call, there[left])] = rows_of_call[here[right]]
+        timed_numbers, counted_numbers = sorted(kinds), sorted(rows_of_call)
+        timed_kinds = [kinds[number] for number in timed_numbers]
+        counted_kinds = [rows_of_call[number].kind for number in counted_numbers]
+        for left, right in aligned(timed_kinds, counted_kinds):
+            placed[(*call, timed_numbers[left])] = rows_of_call[counted_numbers[right]]
     return placed
 
 
 def _line(row: RowTimes, rows: Mapping[Place, WorkRow], calls: int) -> Line:
+    """Return the line of a row, with the work at its place, if that is known.
+
+    Args:
+        rows: counted rows by place.
+        calls: number of calls that the row's kernels were counted over.
+    """
     key = row.key
     line = Line(
         key=key,
@@ -171,26 +198,19 @@ def _line(row: RowTimes, rows: Mapping[Place, WorkRow], calls: int) -> Line:
         return line
     if key.which in (Pass.forward, Pass.backward):
         line.flops = work.flops if key.which is Pass.forward else work.backward_flops
-        line.flops_per_second = (
-            line.flops / line.seconds.median if line.flops and line.seconds.median else None
-        )
-    line.kind, line.inputs, line.outputs, line.convolution = (
-        work.kind,
-        work.inputs,
-        work.outputs,
-        work.convolution,
-    )
+        if line.flops and line.seconds.median:
+            line.flops_per_second = line.flops / line.seconds.median
+    line.kind, line.convolution = work.kind, work.convolution
+    line.inputs, line.outputs = work.inputs, work.outputs
     if key.which is Pass.forward:
-        line.macs, line.bytes_min, line.activation_bytes = (
-            work.macs,
-            work.bytes_min,
-            work.activation_bytes,
-        )
-        line.parameters, line.arithmetic_intensity = work.parameters, work.arithmetic_intensity
+        line.macs, line.bytes_min = work.macs, work.bytes_min
+        line.activation_bytes, line.parameters = work.activation_bytes, work.parameters
+        line.arithmetic_intensity = work.arithmetic_intensity
     return line
 
 
 def _spread(seconds: list[float]) -> Spread:
+    """Return the statistics of a row's seconds in each call."""
     samples = np.asarray(seconds)
     interval = estimators.median_interval(samples)
     return Spread(

@@ -42,7 +42,7 @@ def paths(rowed):
 )
 def test_a_kernel_has_the_row_of_its_like_in_the_same_order(captured, replayed, expected, found):
     known = pattern(captured)
-    assert paths(known.rowed(replay(replayed))) == expected
+    assert paths(known.identify(replay(replayed))) == expected
     assert (known.replays, known.least_found) == (1, pytest.approx(found))
 
 
@@ -56,7 +56,7 @@ def test_each_replay_begins_anew_and_its_data_is_not_in_it():
         Attributed(kernel("spin"), None, None),
     ]
     known = pattern("ab")
-    rowed = known.rowed(seen)
+    rowed = known.identify(seen)
     assert [each.kernel for each in rowed] == [each.kernel for each in seen]
     assert paths(rowed) == [None, "0", "1", None, "0", "1", None]
     assert [each.key.which for each in rowed[::3] if each.key] == [Pass.data, Pass.data]
@@ -65,11 +65,11 @@ def test_each_replay_begins_anew_and_its_data_is_not_in_it():
 
 def test_foreign_kernel_inside_a_replay_does_not_split_it():
     stray = Attributed(kernel("stray"), None, None)
-    rowed = pattern("abab").rowed([*replay("ab"), stray, *replay("ab")])
+    rowed = pattern("abab").identify([*replay("ab"), stray, *replay("ab")])
     assert paths(rowed) == ["0", "1", None, "2", "3"]
 
 
 def test_the_replay_that_lacks_most_counts():
     known = pattern("abcd")
-    known.rowed([*replay("abcd", 0), *replay("ab", 1), *replay("abc", 2)])
+    known.identify([*replay("abcd", 0), *replay("ab", 1), *replay("abc", 2)])
     assert (known.replays, known.least_found) == (3, 0.5)
