@@ -396,6 +396,14 @@ def _confounder(
     measures: tuple[str, ...],
     remedy: str,
 ) -> Difference:
+    """Return a difference that is a confounder.
+
+    Args:
+        before: the baseline's value in words.
+        after: the other side's value in words.
+        allowed: keys of confounders that the user accepts.
+        measures: measures that it affects; empty for all measures.
+    """
     return Difference(
         key=key,
         role=Role.CONFOUNDER,

@@ -392,6 +392,7 @@ def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, fl
         batches.add(pair.key.batch_size)
 
     def place(pair: Compared) -> tuple[str, int, float]:
+        """Return the place of a pair: side, measure, and batch size or (negated) ratio."""
         measure = list(MEASURES).index(pair.measure)
         if len(batches) > 1 and len(shapes) == 1:
             return pair.side, measure, pair.key.batch_size

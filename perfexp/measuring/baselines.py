@@ -2,7 +2,7 @@
 
 A contestant is one way to compute the call: the applied algorithm, or a baseline, such as torch's
 default. All contestants take turns in one process, so that each round's ratio is free of drifts.
-`further_passes` compares after the timing; `perfexp.gain` does the same in a user's program.
+`procedure` compares after the timing; `perfexp.gain` does the same in a user's program.
 """
 
 from __future__ import annotations

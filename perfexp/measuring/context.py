@@ -105,6 +105,7 @@ class Context:
     report: Callable[[str, Point], None] = lambda _, __: None
 
     def __post_init__(self) -> None:
+        """Build the timing of calls from the settings."""
         self.times = Times(
             device=self.device,
             stopping=self.stopping,

@@ -86,6 +86,7 @@ class Repeats:
                 variance *= FEW_TOO_NARROW**2
             variances.append(variance)
         known = [variance for variance in variances if variance is not None]
+        # the mean over processes; if one process cannot estimate its scatter, it is unknown
         within = sum(known) / len(known) if len(known) == len(variances) else None
         return cls(values=tuple(figure.value for figure in figures), within=within, prior=prior)
 

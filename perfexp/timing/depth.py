@@ -55,6 +55,7 @@ def samples_in_queue(
     held, mark = device.new_event(), device.new_event()
 
     def enqueue() -> None:
+        """Enqueue one sample with its events, as `Chain` does."""
         if flush is not None:
             flush()
             device.record(mark)

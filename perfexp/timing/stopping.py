@@ -218,9 +218,11 @@ class Precision:
         takes_turns: bool = False,
         of_rate: bool = False,
     ) -> Monitor:
+        """See `StoppingRule`; a series has several blocks even if it does not take turns."""
         return _PrecisionMonitor(self, calls_per_sample, percentiles, busy_seconds, of_rate=of_rate)
 
     def shared_by(self, points: int) -> Precision:
+        """See `StoppingRule`; all limits shrink by a point's share of the budgets."""
         shared = copy(self)
         if self.budget_seconds and points:
             share = measurements(points) / points
@@ -231,6 +233,7 @@ class Precision:
         return shared
 
     def longest_seconds(self) -> float | None:
+        """See `StoppingRule`."""
         return self.max_seconds + self.warmup_seconds
 
 
@@ -357,6 +360,7 @@ class _PrecisionMonitor:
         return self._within_limits(wanted, sample_seconds, calls, spent)
 
     def stop(self, samples: NDArray[np.float64]) -> Stop:
+        """See `Monitor`; the precision is the median's relative half-width."""
         achieved = blockwise.half_width(samples, self.starts, self.warmup(samples))
         return Stop(reason=self._reason, target=self._rule.target, achieved=achieved)
 

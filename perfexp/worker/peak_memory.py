@@ -143,6 +143,7 @@ class MemoryTrace:
                 session.first_forward(batches.next())
 
                 def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:
+                    """Return the call's phases, after adding the inputs that stay allocated."""
                     # synthetic data has 8 sets of labels for the same inputs
                     held = [batches.next() for _ in range(8)]
                     allocations.add(
@@ -261,6 +262,7 @@ def forked_trace(plan: config.Plan) -> Forked:
     traces: list[MemoryTrace] = []
 
     def answer(key: Key, capacity_bytes: int | None = None) -> int | None:
+        """Answer a question in the forked process."""
         if not traces:  # the model is loaded for the first question
             traces.append(MemoryTrace(plan))
         if capacity_bytes is None:

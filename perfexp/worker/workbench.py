@@ -182,6 +182,7 @@ class Workbench:
             with ExitStack() as reporting:  # ends as soon as the lock is taken
 
                 def report(owner: str) -> None:
+                    """Begin to report the owner of the lock; called if there is one."""
                     reporting.enter_context(self._reporting_wait(owner))
 
                 stack.enter_context(
@@ -412,6 +413,7 @@ class Workbench:
         """Return diagnostics if other jobs, or other runs of the sweep, use this host."""
         if self.plan.host_sharing is not plan_fields.HostSharing.together:
             return of_node(facts)
+        # the user chose to measure the sweep's runs at the same time
         shared = diagnostics.make(
             "shared_host", others="other runs of the sweep, on its other devices"
         )

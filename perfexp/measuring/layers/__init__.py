@@ -3,7 +3,7 @@
 This module describes the results, without torch. `profiling` measures: on a GPU with torch's
 profiler, on a CPU with host clock readings (stamps). `marking` names the modules in a profile,
 `events` reads the profile, `attribution` finds the row of each kernel, `partition` divides the time
-among kernels, `table` joins times and work, and `closure` compares the sum with an unprofiled call.
+among kernels, and `table` compares the sum with an unprofiled call and joins times and work.
 Conventions:
 
 * **Rows** have the keys of `perfexp.cost`. A call of one of torch's own modules, or of a module

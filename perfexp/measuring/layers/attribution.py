@@ -61,7 +61,7 @@ def _key_at(host: Host, index: int | None, moment_ns: int) -> Key | None:
         return _key_of_node(host, row, index)
     phase = host.phase_at(moment_ns)
     if row is None:
-        return in_no_module(phase)
+        return key_outside_modules(phase)
     # a module that runs in the backward pass is recomputed
     is_recomputed = phase == _BACKWARD or any(host.is_node(outer) for outer in host.upwards(index))
     return msgspec.structs.replace(row, which=Pass.backward) if is_recomputed else row
@@ -90,7 +90,7 @@ def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
     if isinstance(row, int):  # the forward operator is itself part of a backward pass
         return _key_of_node(host, row, forward)
     if row is None:
-        return in_no_module(host.phase_at(host.events[forward].start_ns), which)
+        return key_outside_modules(host.phase_at(host.events[forward].start_ns), which)
     return msgspec.structs.replace(row, which=which)
 
 
@@ -131,7 +131,7 @@ def _row_around(host: Host, index: int | None) -> Key | int | None:
     return None
 
 
-def in_no_module(phase: str | None, which: Pass | None = None) -> Key:
+def key_outside_modules(phase: str | None, which: Pass | None = None) -> Key:
     """Return the row for work outside the model's modules, such as the loss or the optimizer.
 
     Args:

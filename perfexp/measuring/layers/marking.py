@@ -213,13 +213,15 @@ class Marker(TorchFunctionMode):
             self.strayed = (
                 self.strayed or f"{call.path or 'the model'} is called more often than before"
             )
+        # the module's operations are rows, unless the module as a whole is a row
         has_operations = planned is not None and not planned.is_row and not is_recomputed
         mark = RangeMark(Scope.module, call.number, call.whole, call.kind, call.path)
         self._open.append((call, iter(planned.functions if planned and has_operations else ())))
-        # torch's own modules call functions in ways that interception slows down
-        is_users = not type(module).__module__.startswith("torch.nn")
+        # interception slows down some of torch's own modules
+        is_of_torch = type(module).__module__.startswith("torch.nn")
+        listening = self._listening(has_operations and not is_of_torch)
         try:
-            with self._listening(has_operations and is_users), self._watch.around(mark):
+            with listening, self._watch.around(mark):
                 return run()
         finally:
             self._open.pop()

@@ -27,12 +27,11 @@ from torch.profiler import ProfilerActivity, profile
 from perfexp.cost.tape import nodes_behind
 from perfexp.devices import Device
 from perfexp.measuring.layers import Key, LayerTimes, Pass, TimeSource
-from perfexp.measuring.layers.attribution import Attributed, in_no_module
-from perfexp.measuring.layers.closure import close, unattributed_share
+from perfexp.measuring.layers.attribution import Attributed, key_outside_modules
 from perfexp.measuring.layers.events import Host, ProfilerEvent, RangeMark, Scope
 from perfexp.measuring.layers.marking import Marker, Opaque, Ranges, marking, outline_of, ranged
 from perfexp.measuring.layers.partition import CallTimes, Spent, attributed, divide
-from perfexp.measuring.layers.table import times_of
+from perfexp.measuring.layers.table import close, times_of, unattributed_share
 from perfexp.measuring.modes import Step
 from perfexp.timing.collecting import undisturbed
 from perfexp.timing.depth import samples_in_queue
@@ -367,17 +366,20 @@ class Stamps:
         self._last = self._now()
 
     def begin_overhead(self) -> None:
+        """Credit the time since the last reading to the current row."""
         now, row = self._now(), self._row
         self.spent[row] = self.spent.get(row, 0) + now - self._last
         self._last = now
 
     def end_overhead(self) -> None:
+        """Credit the time since the last reading to the marker's own work."""
         now = self._now()
         self.own_ns += now - self._last
         self._last = now
 
     @contextmanager
     def around(self, mark: RangeMark | None) -> Iterator[None]:
+        """See `CallObserver`; while entered, the mark's row is current. Entering ends overhead."""
         self._rows.append(self._key(mark) if mark else self._row)
         self._note_row()
         self.end_overhead()
@@ -399,12 +401,12 @@ class Stamps:
     @property
     def _row(self) -> Key:
         """Return the current row."""
-        return self._rows[-1] if self._rows else in_no_module(None)
+        return self._rows[-1] if self._rows else key_outside_modules(None)
 
     def _key(self, mark: RangeMark) -> Key:
         """Return the row for a mark inside the current row."""
         if mark.scope is Scope.phase:
-            return in_no_module(mark.kind)
+            return key_outside_modules(mark.kind)
         outer = self._row
         which = Pass.backward if outer.which is Pass.backward else Pass.forward
         if mark.scope is Scope.operation:
@@ -421,7 +423,7 @@ class Stamps:
     def _before(self, node: torch.autograd.graph.Node) -> Callable[[object], None]:
         """Return the hook that autograd calls before a node: its row becomes the current row."""
         place = bisect_right(self._made_in, node._sequence_nr(), key=itemgetter(0)) - 1
-        row = self._made_in[place][1] if place >= 0 else in_no_module(None)
+        row = self._made_in[place][1] if place >= 0 else key_outside_modules(None)
         key = msgspec.structs.replace(row, which=Pass.backward)
 
         def hook(_: object) -> None:

@@ -2,7 +2,7 @@
 
 A plateau is a stretch of calls that is long enough for the power to become constant; its windows
 are what counts, from one tick of the energy counter to another. The idle power is measured before
-and after, and net energy leaves it out. `further_passes` measures a plateau in the loop and one
+and after, and net energy leaves it out. `procedure` measures a plateau in the loop and one
 with graph replays ("queued"), which keep the device busy. Meters and their mathematics are in
 `devices/meters`.
 """

@@ -2,7 +2,7 @@
 
 Work is counted from the model's layers (`perfexp.cost`). A contraction is a matrix product or a
 convolution; they do nearly all of the FLOPs, and each number format has its own peak. A rate is
-compared with the data sheet's peak and with the measured ceiling. `further_passes` adds all of it
+compared with the data sheet's peak and with the measured ceiling. `procedure` adds all of it
 last, because rates need every time.
 """
 

@@ -42,7 +42,7 @@ class WorkspaceSizes:
     reason: str | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return the number of known workspaces and their origin as JSON values."""
+        """Return the number of known workspaces and their origin as JSON, for `perfexp predict`."""
         known = len(self.sizes)
         return {
             "device": self.device if known else None,

@@ -128,6 +128,7 @@ class Torch(Profiler):
     def collect(
         self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
+        """See `Profiler`; the worker has sent the facts, so only the files remain to be listed."""
         files = [path.name for path in self.outputs(place) if has_content(path)]
         if place.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see details/run.log.", files)

@@ -152,6 +152,7 @@ class Ncu(Profiler):
     needs_nvidia = True
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         if self.cache_control not in ("all", "none"):
             raise UserError(f"profiler.cache_control={self.cache_control}: all or none.")

@@ -100,6 +100,7 @@ class Nsys(Profiler):
     needs_nvidia = True
 
     def __post_init__(self) -> None:
+        """Check the settings, and split lists that were given as one text."""
         super().__post_init__()
         self.trace = [name for text in self.trace for name in str(text).split(",")]
         if "cuda" not in self.trace:
@@ -205,14 +206,9 @@ def evaluate(
     ranges: list[dict[str, Any]] = []
     work: list[DeviceActivity] = []
     if not problem:
-        # other versions have other tables; the reports are unaffected
-        with suppress(sqlite3.Error):
-            ranges, work = project(database)
+        ranges, work = _write_ranges(database, place, claim)
     if ranges:
-        path = place.file(_RANGES)
-        claim(path)
-        write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
-        results.files.append(path.name)
+        results.files.append(place.file(_RANGES).name)
     launches = list[tuple[str, int, float]]()
     for activity in work:
         if activity.kernel is not None:
@@ -243,6 +239,25 @@ def evaluate(
     if whole == WHOLE["train"] and "backward" in in_range:
         results.compare_passes("nsys", in_range.get("forward", 0), in_range["backward"])
     return results
+
+
+def _write_ranges(
+    database: Path, place: ProfileLocation, claim: Callable[[Path], None]
+) -> tuple[list[dict[str, Any]], list[DeviceActivity]]:
+    """Write the table of ranges, if there are any; return ranges and device work as `project` does.
+
+    Both are empty if the database cannot be read.
+    """
+    ranges: list[dict[str, Any]] = []
+    work: list[DeviceActivity] = []
+    # other versions have other tables; the reports are unaffected
+    with suppress(sqlite3.Error):
+        ranges, work = project(database)
+    if ranges:
+        path = place.file(_RANGES)
+        claim(path)
+        write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
+    return ranges, work
 
 
 def imported(tool: tools.Tool, stream: Path) -> Path:

@@ -36,6 +36,7 @@ class Nvtx(Profiler):
     times, needs_nvidia = False, True
 
     def __post_init__(self) -> None:
+        """Check the settings; calls before the marked call count as warm-up."""
         super().__post_init__()
         if self.step < 1:
             raise UserError(

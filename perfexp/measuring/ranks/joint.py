@@ -1,7 +1,7 @@
 """Joint throughput of all ranks compared with a single rank, and causes of the difference.
 
 Several devices are slower than their number suggests, because they exchange gradients and compete
-for memory, power and the host. `further_passes` measures how much. In a burst, all ranks make calls
+for memory, power and the host. `procedure` measures how much. In a burst, all ranks make calls
 as fast as they can, coupled only by their gradients. A burst lasts from the first rank's start to
 the last rank's end. Kinds of bursts take turns, in reverse every other round. Shares compare bursts
 from the same round, so that a slow phase of the machine hardly changes them.

@@ -3,7 +3,7 @@
 import pytest
 
 from perfexp.measuring.layers import Key, Pass
-from perfexp.measuring.layers.attribution import Attributed, in_no_module
+from perfexp.measuring.layers.attribution import Attributed, key_outside_modules
 from perfexp.measuring.layers.events import ProfilerEvent
 from perfexp.measuring.layers.profiling import Pattern
 
@@ -19,11 +19,11 @@ def row(path):
 def pattern(names):
     """Each kernel in a row of its own, named by its place; its data, which comes first, is not captured."""
     kernels = [Attributed(kernel(name), 0, row(str(place))) for place, name in enumerate(names)]
-    return Pattern([Attributed(kernel("copy"), 0, in_no_module("data")), *kernels])
+    return Pattern([Attributed(kernel("copy"), 0, key_outside_modules("data")), *kernels])
 
 
 def replay(names, call=0):
-    return [Attributed(kernel(name), call, in_no_module("graph")) for name in names]
+    return [Attributed(kernel(name), call, key_outside_modules("graph")) for name in names]
 
 
 def paths(rowed):
@@ -47,7 +47,7 @@ def test_a_kernel_has_the_row_of_its_like_in_the_same_order(captured, replayed, 
 
 
 def test_each_replay_begins_anew_and_its_data_is_not_in_it():
-    copies = [Attributed(kernel("copy"), call, in_no_module("data")) for call in (0, 1)]
+    copies = [Attributed(kernel("copy"), call, key_outside_modules("data")) for call in (0, 1)]
     seen = [
         copies[0],
         *replay("ab", 0),
