@@ -121,7 +121,7 @@ def _setting(name: str, *environment: str, follows: tuple[str, ...] = ()) -> _Fa
 
 
 def _board(remedy: str, *names: str) -> _Fact:
-    """Return a fact about a GPU board, a confounder between boards of one product.
+    """Return a fact about a GPU board: a confounder, unless the boards are of different products.
 
     Args:
         remedy: what to do about a difference.
@@ -254,7 +254,7 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
     if "seed" in roles and not all(map(_has_accuracy, sides)):
         roles["seed"] = Role.NEUTRAL  # a seed does not change times
     subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
-    found = []
+    result = []
     for key, (before, after) in differing.items():
         fact, role = FACTS[key], roles[key]
         # without another subject, a setting that the plans differ in is what the user varied
@@ -265,10 +265,10 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
         if subjects & set(fact.follows):
             role = Role.SUBJECT
         if role is Role.CONFOUNDER:
-            found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
+            result.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
         else:
-            found.append(Difference(key=key, role=role, baseline=before, other=after))
-    return sorted(found, key=lambda difference: list(Role).index(difference.role))
+            result.append(Difference(key=key, role=role, baseline=before, other=after))
+    return sorted(result, key=lambda difference: list(Role).index(difference.role))
 
 
 def _has_training(record: Record) -> bool:
@@ -310,7 +310,7 @@ def point_differences(
     of_start: tuple[str, ...] = _OF_HOST
     if fact_at(baseline[0].environment, "device.kind") == "cpu":
         of_start += ("memory",)
-    found = []
+    confounders = []
     for key, measures, remedy in (
         ("device_method", ("device", "cycles"), "set execution.cuda_graph=true for both"),
         (
@@ -327,16 +327,16 @@ def point_differences(
     ):
         before, after = facts[0][key], facts[1][key]
         if None not in (before, after) and before != after:
-            found.append(_confounder(key, str(before), str(after), allowed, measures, remedy))
+            confounders.append(_confounder(key, str(before), str(after), allowed, measures, remedy))
     errors, other_errors = _errors(*baseline), _errors(*other)
     for code in errors | other_errors:
         before = errors.get(code, "no such error")
         after = other_errors.get(code, "no such error")
         measures = ("energy",) if code.startswith("meter_") else ()
-        found.append(
+        confounders.append(
             _confounder("diagnostics", before, after, allowed, measures, f"fix the cause of {code}")
         )
-    return found
+    return confounders
 
 
 def _process_start(record: Record, points: Sequence[Point]) -> str | None:

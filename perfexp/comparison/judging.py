@@ -148,19 +148,19 @@ class _Pair:
         for measure in MEASURES:
             if measure not in measures or measure not in baselines or measure not in others:
                 continue
-            level, one, two = self.level, baselines[measure], others[measure]
+            level, baseline, other = self.level, baselines[measure], others[measure]
             if level is not None:  # alternating processes were forked from the same server
-                one, two = one.without_server(), two.without_server()
-            ratio = ratios.log_ratio(two, one) if one.mean and two.mean else None
+                baseline, other = baseline.without_server(), other.without_server()
+            ratio = ratios.log_ratio(other, baseline) if baseline.mean and other.mean else None
             # a single process of each side: a wider interval
-            if ratio and level is None and len(one.values) == len(two.values) == 1:
+            if ratio and level is None and len(baseline.values) == len(other.values) == 1:
                 ratio = replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
                 level = _ALONE
             if ratio and level == 0:  # too few processes for the first look
                 ratio = LogRatio(value=ratio.value)
             self.drafts[measure] = _Draft(
                 measure=measure,
-                figures=(one, two),
+                figures=(baseline, other),
                 ratio=ratio,
                 confounders=tuple(item for item in self.differences if item.affects(measure)),
                 level=ALPHA if level is None else level,
@@ -174,11 +174,11 @@ class _Pair:
         comparable, or if the device kinds differ.
         """
         time = next(filter(self.drafts.__contains__, DEVICE_TIMES), "")
-        one, two = self.points
+        baseline, other = self.points
         if (
             not time
             or "cycles" not in self.drafts
-            or one.features["device"] != two.features["device"]
+            or baseline.features["device"] != other.features["device"]
         ):
             return {}
         verdicts = self.drafts[time].verdict, self.drafts["cycles"].verdict
@@ -249,16 +249,21 @@ def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pai
     The facts of two runs are compared once, not for each of their points.
     """
     known: dict[tuple[int, int], list[Difference]] = {}
-    for one, two in matching.pairs:
-        runs = id(one.record), id(two.record)
+    for point, other_point in matching.pairs:
+        runs = id(point.record), id(other_point.record)
         if runs not in known:
-            known[runs] = comparability.differences(one.record, two.record, settings.allowed)
+            known[runs] = comparability.differences(
+                point.record, other_point.record, settings.allowed
+            )
         of_points = comparability.point_differences(
-            (one.record, one.points), (two.record, two.points), settings.allowed
+            (point.record, point.points), (other_point.record, other_point.points), settings.allowed
         )
         differences = (*known[runs], *of_points)
         pair = _Pair(
-            side=other.name, points=(one, two), differences=differences, level=matching.level
+            side=other.name,
+            points=(point, other_point),
+            differences=differences,
+            level=matching.level,
         )
         pair.draft(settings.measures)
         yield pair
@@ -273,19 +278,19 @@ def _measures_alone(
         baseline: name of the baseline's side.
         names: fields and features that label the point.
     """
-    one, two = pair.points
+    point, other_point = pair.points
     for measure in MEASURES:
-        is_alone = (measure in one.figures) is not (measure in two.figures)
+        is_alone = (measure in point.figures) is not (measure in other_point.figures)
         if measure not in settings.measures or not is_alone:
             continue
-        side, against, lacking = baseline, pair.side, two
-        if measure in two.figures:
-            side, against, lacking = pair.side, baseline, one
+        side, against, lacking = baseline, pair.side, other_point
+        if measure in other_point.figures:
+            side, against, lacking = pair.side, baseline, point
         if measure == GRAPH and "device" in pair.drafts:
-            own = (point for point in lacking.points if point.key == lacking.key)
-            if not any(point.metric(f"{GRAPH}_seconds") for point in own):
+            own = (item for item in lacking.points if item.key == lacking.key)
+            if not any(item.metric(f"{GRAPH}_seconds") for item in own):
                 continue  # the run's other points decide which points it is measured at
-        yield Alone(side=side, point=pairing.label(one, names), against=against, measure=measure)
+        yield Alone(side=side, point=pairing.label(point, names), against=against, measure=measure)
 
 
 def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
@@ -447,13 +452,13 @@ def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
     Args:
         label: the point in words.
     """
-    one, two = pair.points
-    if one.features["model"] != two.features["model"]:
+    point, other_point = pair.points
+    if point.features["model"] != other_point.features["model"]:
         return []  # layers with the same name may be different layers
-    before, after = _places(one.profiled), _places(two.profiled)
+    before, after = _places(point.profiled), _places(other_point.profiled)
     if not (before and after):
         return []
-    agree = disagreement(*filter(None, (one.profiled, two.profiled))) is None
+    agree = disagreement(*filter(None, (point.profiled, other_point.profiled))) is None
     total = sum(map(itemgetter(0), after.values())) - sum(map(itemgetter(0), before.values()))
     lines = []
     for place in dict.fromkeys((*before, *after)):

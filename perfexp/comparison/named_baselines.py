@@ -56,12 +56,12 @@ def find(folder: Path, name: str | None = None) -> list[Path]:
         UserError: the name has characters that no baseline has.
     """
     pattern = f"*/{_checked(name)}" if name else "*/*"
-    found = []
+    places = []
     for place in sorted(folder.glob(pattern)):
         is_link = place.is_symlink() or place.parent.is_symlink()
         if place.name[0] != "." and not is_link and any(place.glob(f"*/{_RECORD}")):
-            found.append(place)
-    return found
+            places.append(place)
+    return places
 
 
 def read(place: Path) -> list[Record]:

@@ -106,10 +106,10 @@ class Side:
         Raises:
             UserError: the runs have no timed point.
         """
-        measurements = tuple(one for analysis in runs for one in _measurements(analysis))
+        measurements = tuple(item for analysis in runs for item in _measurements(analysis))
         if not measurements:
             raise UserError(f"{source} has no timed point to compare: none of its runs was timed.")
-        names = dict.fromkeys(one.record.name for one in measurements)
+        names = dict.fromkeys(item.record.name for item in measurements)
         facts = SideFacts(name=name, source=source, runs=tuple(names), missing=tuple(missing))
         return cls(facts=facts, measurements=measurements)
 
@@ -137,8 +137,8 @@ class Matching:
         `perfexp ab` stores the level of its last look in each record.
         """
         levels = []
-        for one, other in self.pairs:
-            sweep, other_sweep = one.record.sweep, other.record.sweep
+        for before, after in self.pairs:
+            sweep, other_sweep = before.record.sweep, after.record.sweep
             if sweep is None or other_sweep is None or sweep.uid != other_sweep.uid:
                 return None
             if sweep.level is None or other_sweep.level is None:
@@ -204,7 +204,7 @@ def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str
         others: measurements that share the field; their devices can change its name.
     """
     if name in KEY_FIELDS or name == "precision":
-        environments = [each.record.environment for each in (one, *others)]
+        environments = [item.record.environment for item in (one, *others)]
         return field_text(one.key, name, environments, named=True)
     return one.features.get(name, "")
 
@@ -274,14 +274,14 @@ def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measure
         UserError: two measurements have the same identity.
     """
     places: dict[tuple[Any, ...], Measurement] = {}
-    for one in side.measurements:
-        same = places.setdefault(one.place(names), one)
-        if same is not one:
+    for item in side.measurements:
+        same = places.setdefault(item.place(names), item)
+        if same is not item:
             how = "runs of the same plan"
-            if differing := varying([same, one]):
-                how = f"{label(same, differing)} and {label(one, differing)}"
+            if differing := varying([same, item]):
+                how = f"{label(same, differing)} and {label(item, differing)}"
             raise UserError(
-                f"{side.source} has several results for {one.key} ({how}); name one run's folder."
+                f"{side.source} has several results for {item.key} ({how}); name item run's folder."
             )
     return places
 
@@ -301,15 +301,15 @@ class Group:
     @property
     def recorded(self) -> list[Analysis]:
         """Return the runs that left a record."""
-        return [one for _, one in self.runs if one]
+        return [analysis for _, analysis in self.runs if analysis]
 
     @property
     def timed(self) -> list[Analysis]:
         """Return the runs with a timed point."""
         timed = []
-        for one in self.recorded:
-            if any(row.status is Status.OK for row in one.rows):
-                timed.append(one)
+        for analysis in self.recorded:
+            if any(row.status is Status.OK for row in analysis.rows):
+                timed.append(analysis)
         return timed
 
     @property
@@ -342,14 +342,14 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     by_axes: dict[frozenset[tuple[str, str]], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run[0].job):
         by_axes.setdefault(frozenset(_without_points(run[0].axes).items()), []).append(run)
-    found = []
+    divided = []
     for members in by_axes.values():
         if _differ(members):
-            found.append(Group(runs=tuple(members)))
+            divided.append(Group(runs=tuple(members)))
         else:
             for run in members:
-                found.append(Group(runs=(run,)))
-    return sorted(found, key=lambda group: group.number)
+                divided.append(Group(runs=(run,)))
+    return sorted(divided, key=lambda group: group.number)
 
 
 def _without_points(axes: dict[str, str]) -> dict[str, str]:

@@ -59,11 +59,11 @@ def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
     measures and is not allowed, makes a measurement useless.
     """
     reasons = []
-    for one in differences:
-        is_confounder = one.role is Role.CONFOUNDER and not one.allowed and not one.measures
-        if is_confounder or one.key == "device":
-            remedy = f"; {one.help}" if one.help else ""
-            reasons.append(f"{one.key}: {one.baseline} → {one.other}{remedy}")
+    for item in differences:
+        is_confounder = item.role is Role.CONFOUNDER and not item.allowed and not item.measures
+        if is_confounder or item.key == "device":
+            remedy = f"; {item.help}" if item.help else ""
+            reasons.append(f"{item.key}: {item.baseline} → {item.other}{remedy}")
     if not reasons:
         return None
     return Reproduction(Outcome.NOT_COMPARABLE, tuple(reasons))
@@ -81,11 +81,11 @@ def judge(compared: Comparison) -> Reproduction:
         return reproduction
     differing = _lines(compared, Verdict.WORSE, Verdict.BETTER)
     undecided = _lines(compared, Verdict.UNDECIDED)
-    for one in compared.alone:
-        if one.side == "A":
+    for item in compared.alone:
+        if item.side == "A":
             # a point that the new run tried has a status
-            lines = undecided if one.status is None else differing
-            lines.append(f"not measured again: {comparison_table.alone_of(one)}")
+            lines = undecided if item.status is None else differing
+            lines.append(f"not measured again: {comparison_table.alone_of(item)}")
     confounded = []
     if with_verdict(compared.pairs, Verdict.NOT_COMPARABLE):
         confounded = comparison_table.confounders(compared.sides[1])

@@ -150,8 +150,11 @@ class _Contest:
                     sides.append(side)
             self._known[baseline] = (), ALPHA
             if len(sides) > 1:
-                found = judging.compare(sides, Settings(measures=DECISIVE))
-                self._known[baseline] = found.pairs, min(side.level for side in found.sides[1:])
+                comparison = judging.compare(sides, Settings(measures=DECISIVE))
+                self._known[baseline] = (
+                    comparison.pairs,
+                    min(side.level for side in comparison.sides[1:]),
+                )
         return self._known[baseline]
 
     def at(
@@ -169,7 +172,9 @@ class _Contest:
         own = [name for name in self.baselines.values() if name in members]
         baseline = baseline or next(iter([*own, *members]))
         pairs = self.against(baseline)[0]
-        return baseline, [one for one in pairs if one.side in members and _place(one.key) == place]
+        return baseline, [
+            pair for pair in pairs if pair.side in members and _place(pair.key) == place
+        ]
 
 
 def _is_named(group: Group, wanted: str) -> bool:
@@ -247,7 +252,7 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
     its place.
     """
     contest = _Contest(whole)
-    found = []
+    winning = []
     for (model, place), members in contest.points.items() if contest.baselines else ():
         baseline, every = contest.at(place, members)
         compared = decisive(every)
@@ -269,8 +274,8 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
             axes = contest.groups[best].axes
         ties = tuple(contest.groups[name].axes for name in members if name not in slower)
         winner = Winner(key=compared[0].key, model=model, measure=measure, best=axes, ties=ties)
-        found.append(winner)
-    return found
+        winning.append(winner)
+    return winning
 
 
 def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | None]:
@@ -282,14 +287,14 @@ def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | 
         whole: a sweep in which each run has a single size and batch size.
     """
     contest = _Contest(whole)
-    found: dict[tuple[int, str, str], TimeRatio | None] = {}
+    ratios: dict[tuple[int, str, str], TimeRatio | None] = {}
     for (_, place), members in contest.points.items() if contest.baselines else ():
         baseline, pairs = contest.at(place, members)
         for pair in pairs:
             ratio = TimeRatio(comparison_table.time_ratio(pair).value, pair.verdict)
-            found[members[pair.side], place.phase, pair.measure] = ratio
-            found[members[baseline], place.phase, pair.measure] = None
-    return found
+            ratios[members[pair.side], place.phase, pair.measure] = ratio
+            ratios[members[baseline], place.phase, pair.measure] = None
+    return ratios
 
 
 def _place(key: Key) -> Key:
@@ -298,7 +303,14 @@ def _place(key: Key) -> Key:
 
 
 def _of_level(title: str, level: float) -> list[str]:
-    """Return a line on interval confidence if processes alternated until a verdict was reached."""
+    """Return a note on the intervals' confidence if processes alternated until a verdict.
+
+    Empty for the usual 95 % intervals.
+
+    Args:
+        title: compared time and baseline.
+        level: error probability of the intervals; 0 without intervals.
+    """
     if level >= ALPHA:
         return []
     if not level:

@@ -63,9 +63,9 @@ def _replayed(session: Any, inputs: Any) -> Any:
 def _agreement(outputs: Any, plain: Any) -> float | None:
     """Return the share of samples (or pixels) with the same class; None without class scores."""
     try:
-        scores = [main_output(one) for one in (outputs, plain)]
+        scores = [main_output(output) for output in (outputs, plain)]
     except UserError:
         return None
     # tokens have their scores last, (batch, tokens, vocabulary)
-    own, expected = (one.argmax(-1 if one.ndim == 3 else 1) for one in scores)
+    own, expected = (score.argmax(-1 if score.ndim == 3 else 1) for score in scores)
     return float((own == expected).double().mean())

@@ -293,7 +293,7 @@ class EpochTraining:
 
     def _line(self, epoch: Epoch, *, is_over: bool) -> str:
         """Return the console line for an epoch: its figures, and about how much time is left."""
-        mean_seconds = statistics.mean(each.total_seconds for each in self.point.epochs)
+        mean_seconds = statistics.mean(finished.total_seconds for finished in self.point.epochs)
         left_seconds = mean_seconds * (self.count - epoch.number)
         loss = "not finite" if epoch.loss is None else f"{epoch.loss:.4g}"
         parts = [f"epoch {epoch.number} of {self.count}", f"loss {loss}"]

@@ -302,7 +302,9 @@ def settle(
     Returns:
         The seconds spent, and descriptions of what still changed at the end; none if steady.
     """
-    judged = next((one for one in collectors if one.name == "device"), collectors[0])
+    judged = next(
+        (collector for collector in collectors if collector.name == "device"), collectors[0]
+    )
     # samples in each series' next block; after the first sample, those of about _BLOCK_SECONDS
     counts = dict.fromkeys((collector.name for collector in collectors), 1)
     trace, start_ns = _SteadinessTrace(), device.now_ns()

@@ -289,7 +289,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     code = main()
-    if any(not one.daemon and one is not threading.main_thread() for one in threading.enumerate()):
+    if any(
+        not thread.daemon and thread is not threading.main_thread()
+        for thread in threading.enumerate()
+    ):
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -98,6 +98,7 @@ def measure_points(
             if guard is not None:
                 predicted = predicted or guard.refuse(key, results)
             point = predicted or procedure.measure(key)
+            # a point that was added after a larger batch ran out of memory names that batch
             if key not in keys and (before := sweep.shrunk(results).get(key)):
                 point.facts["shrunk_from"] = before
             if plan.seeks_batch and (trials := trials_of(key, earlier)):
@@ -299,8 +300,8 @@ def begin(key: Key, emit: Events) -> None:
 def append(point: Point, paths: RunPaths, emit: Events) -> None:
     """Append a finished point to points.jsonl and report it to the parent.
 
-    A point becomes failed if its code forked this process or replaced the clock. A forked copy of
-    this process ends here.
+    A point becomes failed if its code forked this process or replaced the clock, since its times
+    are wrong then. A forked copy of this process ends here.
     """
     emit.end_copy()
     if fork_server.process_start is not None:
@@ -314,10 +315,8 @@ def append(point: Point, paths: RunPaths, emit: Events) -> None:
             "share"
         )
     elif point.status is Status.OK and (time.perf_counter_ns is not _CLOCK or _took_no_time(point)):
-        point.status, point.error = (
-            Status.FAILED,
-            "the clock stands still, or was replaced by the measured code",
-        )
+        point.status = Status.FAILED
+        point.error = "the clock stands still, or was replaced by the measured code"
     append_line(paths.points, point_to_line(point))
     emit.done(point.key, point.status.value)
 
@@ -328,10 +327,10 @@ def _age_seconds() -> float:
     They are 0 if unknown, without Linux's /proc.
     """
     try:
+        # starttime in proc(5), in ticks since the system was booted
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-        return max(
-            time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"), 0.0
-        )
+        started = int(ticks) / os.sysconf("SC_CLK_TCK")
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0
 

@@ -161,6 +161,7 @@ class Host:
         launch = self.launches.get(kernel.correlation)
         if linked is not None or launch is None:
             return linked
+        # the profiler has not linked them, so the time of the launch decides
         return self._open_at(launch.thread, launch.start_ns)
 
     def launched_ns(self, kernel: ProfilerEvent) -> int | None:

@@ -233,7 +233,10 @@ class Marker(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function, inside a mark if the outline has a number for it."""
+        """Call a torch function, inside a mark if the outline has a number for it.
+
+        torch calls this for each of its functions while this mode is entered.
+        """
         name = name_of(func)
         self._watch.begin_overhead()
         try:
