@@ -1,10 +1,10 @@
 """Comparability: classify differing facts between two runs as subject, confounder or neutral.
 
-The subject is what the user varied on purpose, for example the algorithm. A confounder could
-explain a ratio instead of the subject, for example another power limit; it makes figures not
-comparable, unless the user accepts it with `--allow`. `judging.compare` asks for both kinds of
-differences: those of two runs, and those of two points. A place is a dotted path in a record's plan
-or environment, for example `device.name`.
+The subject is what the user varied on purpose, for example the algorithm. A confounder, for example
+another power limit, could explain a ratio instead of the subject. It makes figures not comparable,
+unless the user accepts it with `--allow`. `judging.compare` asks for the differences between two
+runs, and between two points. A place is a dotted path in a record's plan or environment, for
+example `device.name`.
 """
 
 from __future__ import annotations

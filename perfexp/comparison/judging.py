@@ -289,7 +289,7 @@ def _measures_alone(
         if measure == GRAPH and "device" in pair.drafts:
             own = (item for item in lacking.points if item.key == lacking.key)
             if not any(item.metric(f"{GRAPH}_seconds") for item in own):
-                continue  # the run's other points decide which points it is measured at
+                continue  # a run has graph times at some of its points only, chosen among all
         yield Alone(side=side, point=pairing.label(point, names), against=against, measure=measure)
 
 

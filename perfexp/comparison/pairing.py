@@ -2,7 +2,7 @@
 
 A measurement is a timed point of one run, with its features: what the run was about, such as model
 and device. Points are matched by phase, input size and batch size, and by the features that both
-sides share; a feature in which the sides differ is the subject of the comparison. For sweeps,
+sides share. A feature in which the sides differ is the subject of the comparison. For sweeps,
 `groups` splits the runs into sides.
 """
 

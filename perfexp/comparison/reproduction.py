@@ -1,7 +1,7 @@
 """Reproduction: the outcome of measuring a record's plan again, from comparing both runs.
 
-`perfexp reproduce` measures the plan of a record, compares the new run with the record, and reports
-whether all figures are the same within the margin.
+`perfexp reproduce` measures the plan of a record and compares the new run with the record. The
+outcome is whether all figures are the same within the margin.
 """
 
 from __future__ import annotations

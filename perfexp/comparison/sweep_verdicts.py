@@ -1,8 +1,8 @@
 """Sweep verdicts: a sweep's groups of runs against a baseline group, and how often each wins.
 
-A group is one or several runs of a sweep that differ only in phase, input size and batch size. The
-sweep's tables show each group's time ratio to the baseline (`of_sweep`), the fastest group at each
-point (`winners`) and ratios for plots (`time_ratios`).
+A group is one or several runs of a sweep that differ only in phase, input size and batch size.
+`of_sweep` gives each group's time ratio to the baseline, for tables. `winners` names the fastest
+group at each point, and `time_ratios` gives ratios for plots.
 """
 
 from __future__ import annotations

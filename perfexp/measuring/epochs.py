@@ -239,7 +239,7 @@ class EpochTraining:
                 self.session.forward(batch.inputs)
 
     def _opened_evaluation(self) -> training.Evaluation:
-        """Return the evaluation, whose data stays open until the training ends."""
+        """Return the evaluation; its data stays open until the training ends."""
         if self._evaluation is None:
             batches = self._for_evaluation.enter_context(self.open(False, 0))
             self._evaluation = training.Evaluation(self.session, batches, graphs=self._is_host_idle)

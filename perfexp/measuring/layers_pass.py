@@ -1,6 +1,6 @@
 """Layers pass: a point's call time layer by layer, in a separate process after the timing.
 
-The result is a point of its own, whose facts hold a line for each layer and pass (forward,
+The result is a point of its own; its facts hold a line for each layer and pass (forward,
 backward). `worker.points` calls `dissect` for each timed point (probes.layers). The module
 `layers` explains the terms.
 """

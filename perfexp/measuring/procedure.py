@@ -369,7 +369,7 @@ def _has_graph_time(context: Context, key: Key, batches: Batches) -> bool:
 
 
 def _compare_outputs(context: Context, point: Point, batches: Batches) -> None:
-    """Compare the outputs with plain fp32 outputs; see `correctness.add`."""
+    """Compare the outputs with plain fp32 outputs (probes.correctness); see `correctness.add`."""
     from perfexp.measuring import correctness  # imports torch, which a scripted device doesn't
 
     correctness.add(context, point, batches)

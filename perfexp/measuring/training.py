@@ -85,7 +85,7 @@ class Evaluation:
 
     def __init__(self, session: Session, batches: Batches, *, graphs: bool = False) -> None:
         self._session, self._batches, self._can_capture = session, batches, graphs
-        #: Batch whose tensors the graph reads; None without a graph.
+        #: Batch in the tensors that the graph reads; None without a graph.
         self._captured: Batch | None = None
         self._replay: Callable[[], object] = lambda: None
         #: Correct predictions and predictions of the last replay, which overwrites both.

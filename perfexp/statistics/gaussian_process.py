@@ -188,8 +188,8 @@ def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:
     The fitted values are the log values minus the log line over batch size.
 
     Returns:
-        log evidence (g,), the covariance's Cholesky factor (g, n, n), each measured point's weight
-        in a prediction (g, n), and the mean of the fitted values.
+        log evidence (g,), Cholesky factor of the covariance (g, n, n), weights of the measured
+        points in a prediction (g, n), mean of the fitted values.
     """
     noise = np.maximum(curve.errors, _LEAST_ERROR) ** 2 + GRID[:, 3, None] ** 2
     covariance = _covariance(curve.x, curve.x)

@@ -3,8 +3,8 @@
 A figure is a number that each process measures, such as a median time. A few processes say little
 about their variance: Student's t for two processes is 12.7. Other measurements show that most
 figures of the same kind vary by similar amounts. The variance from few processes is therefore
-shrunk toward the typical variance, a `Prior`. Variances are those of the logarithm, so that they
-hold for short and long times alike. `Repeats` is the model of one figure, and everything that shows
+shrunk toward the typical variance, a `Prior`. All are variances of a logarithm, so that they hold
+for short and long times alike. `Repeats` is the model of one figure, and everything that shows
 or compares results takes its intervals from it. Source: Smyth, "Linear models and empirical Bayes
 methods for assessing differential expression in microarray experiments" (2004).
 """
@@ -187,7 +187,7 @@ class Repeats:
 
 
 def _variance_of_few(samples: Samples | None) -> float | None:
-    """Return the log variance of a figure from few samples, whose interval is missing.
+    """Return the log variance of a figure that has too few samples for an interval.
 
     It is widened, because so few samples do not show their correlation. None for fewer than 6
     samples, for samples of 0, and if the samples are unknown.

@@ -88,7 +88,7 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 def _degrees_of(variance: float) -> float:
-    """Return the degrees of freedom ν whose log s² has this variance, ψ′(ν / 2) = `variance`.
+    """Return the degrees of freedom ν that give log s² this variance: ψ′(ν / 2) = `variance`.
 
     It is found by Newton's method on 1 / ψ′, which is nearly linear, starting from below, and is
     limited to `_DEGREES`. Source: Smyth 2004, appendix.

@@ -2,8 +2,8 @@
 
 A call is a forward pass or a training step. A sample is the time of k calls divided by k, in
 seconds, and a block is a number of samples taken without a pause. `measuring.times` builds a
-`Collector` for each time of a point (throughput, latency, device time), lets `settle` warm the
-device up if the stopping rule asks for it, and hands all of them to `collect`.
+`Collector` for each time of a point (throughput, latency, device time) and passes them to
+`collect`. Before that, `settle` warms the device up if the stopping rule asks for it.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Collector:
     Attributes:
         name: series name, for example `latency` or `device`.
         block: makes calls and returns the given number of samples, in seconds per call.
-        begin: returns the series' monitor; called before the first block, with the seconds that the
-            device has just worked on the same calls, because these shorten the warm-up.
-        calls_per_sample: k, calls whose mean time is one sample.
+        begin: returns the series' monitor; called before the first block. Its argument is the
+            seconds that the device has just worked on the same calls: these shorten the warm-up.
+        calls_per_sample: k, number of calls in a sample.
         samples: all samples so far in seconds per call, warm-up included, shape (n,).
     """
 
@@ -227,8 +227,8 @@ def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
     """Make calls until the data ends (StopIteration): one epoch of training.
 
     Returns:
-        The device seconds from the end of each call to the end of the next, shape (calls,), and
-        the host seconds from the start until the device has finished.
+        Device seconds from the end of each call to the end of the next, shape (calls,). Host
+        seconds from the start until the device has finished.
     """
     events = [device.new_event()]
     device.synchronize()
@@ -305,7 +305,7 @@ def settle(
     judged = next(
         (collector for collector in collectors if collector.name == "device"), collectors[0]
     )
-    # samples in each series' next block; after the first sample, those of about _BLOCK_SECONDS
+    # samples in each series' next block: a single one, then as many as fill _BLOCK_SECONDS
     counts = dict.fromkeys((collector.name for collector in collectors), 1)
     trace, start_ns = _SteadinessTrace(), device.now_ns()
     with undisturbed():

@@ -91,9 +91,11 @@ class Observer:
     def facts(self) -> dict[str, dict[str, object]]:
         """Return everything that the device reported, by fact and series.
 
-        The facts are `throttled_share` (share of the time by reason), `temperature_celsius` (first
-        and last), `clock_hertz` (a mean for each block) and `clock_noise` (see `_clock_noise`). A
-        fact that the device cannot report is left out.
+        - `throttled_share`: share of the time, by reason.
+        - `temperature_celsius`: first and last.
+        - `clock_hertz`: mean for each block, and `clock_noise`: see `_clock_noise`.
+
+        A fact that the device cannot report is left out.
         """
         facts: dict[str, dict[str, object]] = {}
         for name, seen in self._series.items():

@@ -1,8 +1,8 @@
 """Launch-queue depth: how many calls fit an asynchronous device's queue, and host time per call.
 
-A GPU works through a queue that the host fills. If all calls of a block fit, the host can fill the
-queue while the device waits, and the block then shows the device's time alone. Each point asks for
-the depth once, before its series begin.
+A GPU works through a queue that the host fills. If a block's calls fit, the host can fill the queue
+while the device waits. The block then shows the device's time alone. Each point asks for the depth
+once, before its series begin.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure a plan's points, or answer a question about the plan or the device.
 
     Args:
-        argv: command-line arguments; None for those of this process.
+        argv: command-line arguments; None to take this process's own.
 
     Returns:
         The exit code: 0 unless an error ended the work. A failed point is a result, not an error.
@@ -120,8 +120,8 @@ def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events)
 def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> None:
     """Run the plan's profile with this number, under its profiler, which started this process.
 
-    The outcome goes to the parent as an event, because the profiler writes its files only after
-    this process has ended; the parent then records both.
+    The outcome goes to the parent as an event. The profiler writes its files only after this
+    process has ended, and then the parent records both.
     """
     keys = plan.profile_keys(read_points(paths.points))
     key, profiler = keys[number], config.build(plan.profiler)

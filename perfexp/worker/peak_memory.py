@@ -1,7 +1,7 @@
 """Peak memory of a point, traced with tensors without storage, and the largest batch that fits.
 
-A trace runs the model's code once on the host, with stand-ins for tensors that have a shape but no
-numbers, and adds up what torch's allocator would hold. `perfexp predict` reports it, a search for
+A trace runs the model's code once on the host, with stand-ins for tensors: they have a shape but no
+numbers. It adds up what torch's allocator would hold. `perfexp predict` reports it, a search for
 the largest batch starts from it, and `sweep.skip_oom=true` skips points by it.
 """
 
@@ -43,7 +43,7 @@ class MemoryTrace:
     """A plan's model on the host, ready to trace the calls of its points.
 
     Args:
-        plan: plan whose model, data, phases and GPU data sheet are used.
+        plan: plan with the model, the data, the phases and the GPU.
         workspaces: convolution workspaces on the plan's device; None to leave them out.
 
     Raises:

@@ -168,7 +168,7 @@ def dissect_points(
 
 
 def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
-    """Return the guard that skips points whose traced peak exceeds the device's memory.
+    """Return the guard that skips a point if its traced peak exceeds the device's memory.
 
     Raises:
         UserError: the memory size is unknown, or several ranks take part.

@@ -217,7 +217,7 @@ class Server:
 
 
 def _num_threads() -> int:
-    """Return this process's number of threads, those of libraries included."""
+    """Return this process's number of threads, including threads of libraries."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 

@@ -1,9 +1,9 @@
 """Layers: where a call's time goes, by module and operation, and whether the sum closes.
 
 This module describes the results, without torch. `profiling` measures: on a GPU with torch's
-profiler, on a CPU with host clock readings (stamps). `marking` names the modules in a profile,
-`events` reads the profile, `attribution` finds the row of each kernel, `partition` divides the time
-among kernels, and `table` compares the sum with an unprofiled call and joins times and work.
+profiler, on a CPU with host clock readings (stamps). `marking` names the modules in a profile, and
+`events` reads the profile. `attribution` finds the row of each kernel, and `partition` divides the
+time among kernels. `table` compares the sum with an unprofiled call and joins times and work.
 Conventions:
 
 * **Rows** have the keys of `perfexp.cost`. A call of one of torch's own modules, or of a module

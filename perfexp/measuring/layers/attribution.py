@@ -1,7 +1,7 @@
 """Attribution: assign a kernel to its row, pass and call.
 
-A row is a module's call or an operation in it (`Key`). A kernel belongs to the row whose code was
-running on the host when it was launched. Backward kernels are launched by autograd's engine,
+A row is a module's call or an operation in it (`Key`). A kernel belongs to the row that was running
+on the host when the kernel was launched. Backward kernels are launched by autograd's engine,
 outside any module; they belong to the row of the forward operator that made the autograd node.
 "Around"
 means: among the ranges and operators that were open at that moment, from the inside outwards.

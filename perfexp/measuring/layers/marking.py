@@ -49,8 +49,8 @@ Outline = dict[tuple[str, int], Call]
 def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
     """Return the module calls in a model call, by path and number, the model's own first.
 
-    The call runs once. It is observed as in `perfexp.cost`, so that times and FLOPs of a module
-    call get the same path and number and share a row in the layer table.
+    The call runs once. It is observed as in `perfexp.cost`: times and FLOPs of a module call get
+    the same path and number, and so share a row in the layer table.
 
     Raises:
         Opaque: the model is compiled or scripted, or its code does not run (e.g. a captured graph).

@@ -2,8 +2,8 @@
 
 The profiler slows the host down. Calls are therefore queued behind a spin kernel that holds the
 device, so that the device runs at its own pace. A call beyond the queue depth is profiled as a CUDA
-graph, whose kernels are matched with those of the same uncaptured call. Stamps are consecutive host
-clock readings around each module and operation. `measuring.layers_pass` calls both.
+graph; its kernels are matched with the kernels of the same uncaptured call. Stamps are consecutive
+host clock readings around each module and operation. `measuring.layers_pass` calls both.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class _Rounds:
     def profile_replays(self, graph: Step, calls: int) -> LayerTimes:
         """Profile a captured step; its kernels get the rows of the same uncaptured call.
 
-        If the graph's kernels differ from that call's, or the queue cannot be held, the uncaptured
-        call is profiled instead, and `no_graph` has the reason.
+        The uncaptured call is profiled instead if the graph's kernels differ from its own, or if
+        the queue cannot be held. `no_graph` then has the reason.
         """
         self._discard_first()
         events = self._profiled(self._call)

@@ -14,7 +14,7 @@ class Inference:
     """Forward passes without autograd (mode=inference).
 
     Args:
-        trained: whether the weights are those of the plan's own training.
+        trained: whether the plan's own training supplies the weights.
         batch_size: read by the plan; it is an argument because it stands in the same node.
     """
 

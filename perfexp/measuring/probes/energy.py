@@ -1,8 +1,8 @@
 """Energy per call: the mean power of a plateau of calls times the time of a call.
 
-A plateau is a stretch of calls that is long enough for the power to become constant; its windows
-are what counts, from one tick of the energy counter to another. The idle power is measured before
-and after, and net energy leaves it out. `procedure` measures a plateau in the loop and one
+A plateau is a period of calls that is long enough for the power to become constant. Only its
+windows count, each from one tick of the energy counter to another. The idle power is measured
+before and after, and net energy leaves it out. `procedure` measures a plateau in the loop and one
 with graph replays ("queued"), which keep the device busy. Meters and their mathematics are in
 `devices/meters`.
 """

@@ -134,7 +134,7 @@ class Ncu(Profiler):
     See `Profiler` for the common arguments.
 
     Attributes:
-        metrics: counters; None for those of a roofline.
+        metrics: counters; None for the counters of a roofline.
         sections: further sections of ncu's report.
         cache_control: `all` empties the caches before each kernel; `none` does not.
         options: further options of ncu.
