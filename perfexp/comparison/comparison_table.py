@@ -645,7 +645,11 @@ def sections(comparison: Comparison, *, has_kernels: bool = False) -> Iterator[S
 def of_side(
     comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
 ) -> Iterator[Section]:
-    """Yield a side's title, table, lists and layers; empty parts are left out."""
+    """Yield a side's title, table, lists and layers; empty parts are left out.
+
+    Args:
+        has_kernels: whether the table of layers names their kernels.
+    """
     yield Section(title(comparison, side), doubts(comparison, side))
     yield Section("", grid(comparison, side))
     clocks, neutral, missing = [], [], []

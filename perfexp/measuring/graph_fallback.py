@@ -86,7 +86,8 @@ def add_device_time(
 def on_held_batches(step: Step, batches: Batches, session: Session) -> Iterator[bool]:
     """Feed calls with batches on the device while entered.
 
-    Yield True if that is a change, because their own batches come from the host.
+    Yield True if that is a change, because their own batches come from the host. A few batches are
+    copied to the device and take turns.
     """
     if on_device(batches):
         yield False

@@ -71,6 +71,11 @@ def _dissect(context: Context, point: Point, timed: Point | None, first: bool) -
 
     The call is the same as for the timed point's device time: captured as a graph, without
     synchronization or on batches that are on the device already, if that was.
+
+    Args:
+        point: the layers point to add to.
+        timed: the timed point; None if there is none.
+        first: whether this is the process's first profile.
     """
     session: Any = context.session
     if not hasattr(session, "module"):

@@ -242,6 +242,9 @@ class Times:
         """Take throughput, latency and device time, as far as the plan and the call allow.
 
         The call has no device time if it does not fit the launch queue; see `graph_fallback`.
+
+        Args:
+            takes_turns: whether the series alternate block by block; if not, one follows another.
         """
         # the calls that find the queue depth also warm the device up
         counting_call, flush = _CountingCall(call), self._flush()

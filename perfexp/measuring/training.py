@@ -63,7 +63,12 @@ def add_accuracy(
     opened: Callable[[], AbstractContextManager[Batches]],
     progress: Callable[[str], None],
 ) -> None:
-    """Add the top-1 accuracy over an untimed pass of the evaluation data, or why there is none."""
+    """Add the top-1 accuracy over an untimed pass of the evaluation data, or why there is none.
+
+    Args:
+        opened: opens the evaluation data.
+        progress: called with a status line before the pass.
+    """
     if not can_evaluate(session, data):
         point.metrics.append(no_accuracy(session, data))
         return

@@ -105,6 +105,10 @@ def further_processes(
     The verdict is `beyond` or `within` the margin. With this many processes, 80 % of comparisons
     reach it if the ratio stays the same.
 
+    Args:
+        ratio: present `log_ratio` of both figures.
+        margin: relative difference, as a fraction.
+
     Returns:
         the number of extra processes; None if more than `MOST_PROCESSES` are needed or the variance
         between processes is unknown.

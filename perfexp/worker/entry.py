@@ -118,7 +118,7 @@ def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events)
 
 
 def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> None:
-    """Run the plan's profile with this number, under its profiler, which started this process.
+    """Run the plan's profile with this number, under a profiler that may have started this process.
 
     The outcome goes to the parent as an event. The profiler writes its files only after this
     process has ended, and then the parent records both.

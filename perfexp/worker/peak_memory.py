@@ -234,7 +234,11 @@ class MemoryTrace:
 
         Gaps between allocator blocks are left out. So are convolution workspaces: without room for
         them cuDNN has engines that need less. A larger batch therefore does not fit even by its
-        tensors alone. The search starts with the batch in `key`.
+        tensors alone.
+
+        Args:
+            key: point; the search starts with its batch.
+            capacity_bytes: memory of the device.
         """
         limit, trials = capacity_bytes - CONTEXT_BYTES, []
         batch: int | None = key.batch_size

@@ -69,6 +69,9 @@ def measure_points(
     A replicate is one of the processes that repeat the plan's points. Points that are bound to fail
     are not measured but get a predicted failure.
 
+    Args:
+        replicate: number of this process; the first also measures idle power and ceilings.
+
     Returns:
         Whether all of them were tried. If not, this process lost its device, or its ranks are out
         of step after an error. Another process can continue.

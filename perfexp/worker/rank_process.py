@@ -47,6 +47,12 @@ _MOST_BYTES = 700
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
     """Run the rank that torch's launcher set in the environment.
 
+    Args:
+        directory: the run's folder.
+        plan_sha256: hash of plan.yaml.
+        replicate: number of the process group, among those that repeat the points.
+        folder: folder of the pipes between this host's ranks.
+
     Returns:
         An exit code for `perfexp.measuring.ranks.start`.
     """
@@ -123,8 +129,8 @@ def _measure_as_leader(bench: Workbench, replicate: int, place: Place, leader: L
 def _follow(bench: Workbench, place: Place) -> int:
     """Follow rank 0's control messages until it ends; return the exit code, 1 after an error.
 
-    An error goes to rank 0's host through the launcher's error file. On another host than rank 0's,
-    the first rank reserves the devices of that host.
+    An error goes to torch's launcher through the launcher's error file. On another host than rank
+    0's, the first rank reserves the devices of that host.
     """
     follower, has_device = Follower(place), False
     try:

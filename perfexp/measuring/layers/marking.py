@@ -281,6 +281,8 @@ class Marker(TorchFunctionMode):
 def marking(model: torch.nn.Module, outline: Outline, watch: CallObserver) -> Iterator[Marker]:
     """Report an uncompiled model's module and operation calls to an observer while entered.
 
+    Yield the marker: call its `restart` before each call of the model, and check `strayed` after.
+
     Modules are intercepted at `__call__`, as in `perfexp.cost`, so their own hooks are part of the
     call. When a parameter's gradient is accumulated, a profiler range names the parameter.
     """

@@ -108,7 +108,7 @@ class EnergyProcedure:
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
     beside: Beside = threaded
-    #: Idle powers in order: before the first point, then after each point.
+    #: Idle powers in order: before the first point, then after points.
     _idle: list[Power] = field(default_factory=list)
     #: Interval between ticks of each meter's counter, by meter name.
     _tick_seconds: dict[str, float] = field(default_factory=dict)

@@ -95,7 +95,7 @@ class Member:
 class Leader(ProcessGroup):
     """The first rank's `ProcessGroup`: sends a message before this rank does the same.
 
-    A lost rank raises `BrokenPipeError` or `ConnectionError` at the next message.
+    A message to a rank that has ended raises `ConnectionError`.
     """
 
     def __init__(self, place: Place) -> None:

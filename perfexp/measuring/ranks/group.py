@@ -1,7 +1,7 @@
 """The process group: ranks in torch.distributed and their collective operations.
 
 Control messages say what to do; this group exchanges what ranks compute (gradients, by torch) and
-small values. It is the only module here that imports torch.
+small values.
 """
 
 from __future__ import annotations
