@@ -279,7 +279,9 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
 
 
 def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | None]:
-    """Return each run's time ratios by number, phase and measure, with verdicts as in `of_sweep`.
+    """Return each run's time ratios by run number, phase and measure, with verdicts.
+
+    They are as in `of_sweep`, for the plots of a sweep.
 
     A baseline's ratio is None. Runs without a comparison have no entry.
 

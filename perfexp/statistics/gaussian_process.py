@@ -111,6 +111,7 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
     """
     floor = _floor(curve)
     evidence, lower, alpha, level = _fit(curve, floor)
+    # hyperparameters of negligible weight are left out, which saves most of the time
     weights = _posterior(evidence, prior)
     chosen = np.flatnonzero(weights > _NEGLIGIBLE * weights.max())
     weights = weights[chosen] / weights[chosen].sum()

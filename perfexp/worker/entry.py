@@ -128,12 +128,12 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
     emit.point(key)
     bench = Workbench(plan, paths, emit)
     with bench.opened(profiled=True) as procedure:
-        from perfexp.measuring.profilers.passing import (
-            look,  # imports the modes, which a cold start imports later
-        )
+        # imports the modes, which a cold start imports later
+        from perfexp.measuring.profilers.passing import profile_point
 
         try:
-            observed = look(procedure, key, profiler, place_of(key, keys, paths.profile))
+            place = place_of(key, keys, paths.profile)
+            observed = profile_point(procedure, key, profiler, place)
         except UserError:
             raise
         except Exception as error:

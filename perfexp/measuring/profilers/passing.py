@@ -1,6 +1,6 @@
 """Profiled calls with their ranges, in the same way for all profilers.
 
-This is the worker's part of a profile: `worker.entry` calls `look` in a process that the profiler
+This is the worker's part of a profile: `worker.entry` calls `profile_point` in a process that the profiler
 has started or observes.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
 
 
-def look(
+def profile_point(
     procedure: Procedure, key: Key, profiler: Profiler, place: ProfileLocation
 ) -> dict[str, Any]:
     """Make a few calls of a point's step under the profiler.

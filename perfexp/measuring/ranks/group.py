@@ -48,11 +48,13 @@ class TorchGroup:
             if place.size != place.per_host:
                 interface = _interface(os.environ["MASTER_ADDR"])
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # otherwise each rank on a CPU would use all of its cores
         if device.kind == "cpu" and threads is None:
             torch.set_num_threads(max(1, torch.get_num_threads() // place.per_host))
         os.environ.setdefault(*_NO_RETHROW)
         identifier = torch.device(str(device.identifier)) if device.kind == "cuda" else None
         dist.init_process_group(self.backend, device_id=identifier, timeout=_PATIENCE)
+        #: Group for small values, which never use the devices.
         self._control = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def facts(self) -> dict[str, Any]:
