@@ -1,7 +1,7 @@
 """Profiled calls with their ranges, in the same way for all profilers.
 
-This is the worker's part of a profile: `worker.entry` calls `profile_point` in a process that the profiler
-has started or observes.
+This is the worker's part of a profile: `worker.entry` calls `profile_point` in a process that the
+profiler has started or observes.
 """
 
 from __future__ import annotations
