@@ -10,13 +10,13 @@ __all__ = ["__version__", "apply", "compose", "gain", "load", "measure", "metric
 if TYPE_CHECKING:
     from perfexp.api import compose, load, measure
     from perfexp.convolution.applying import apply
-    from perfexp.measuring.plan_gain import gain
+    from perfexp.measuring.baselines import gain
     from perfexp.records.metrics import metric
 
 #: Modules of the interface.
 _MODULES = {
     "apply": "perfexp.convolution.applying",
-    "gain": "perfexp.measuring.plan_gain",
+    "gain": "perfexp.measuring.baselines",
     "compose": "perfexp.api",
     "load": "perfexp.api",
     "measure": "perfexp.api",

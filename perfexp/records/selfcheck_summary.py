@@ -12,7 +12,7 @@ from perfexp.records.record import Key
 from perfexp.records.rows import Row
 from perfexp.records.wording import percent
 from perfexp.statistics import moderated
-from perfexp.statistics.moderated import Component, pooled
+from perfexp.statistics.prior import Component
 
 #: Process counts in the table of detectable differences; the sentence uses the second.
 _PROCESSES = (3, 5, 10)
@@ -35,7 +35,7 @@ class ProcessSpread:
 
     def to_builtins(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        interval = self.component.spread_interval
+        interval = moderated.spread_interval(self.component)
         return {
             "point": str(self.key),
             "phase": self.key.phase,
@@ -74,7 +74,7 @@ def sentence(known: Sequence[ProcessSpread]) -> str:
     count = _PROCESSES[1]
     varies, shows = [], []
     for time, components in groups.items():
-        component = pooled(components)
+        component = moderated.pooled(components)
         varies.append(f"{time} by {percent(component.spread)}")
         shows.append(percent(moderated.detectable_ratio(component, count)))
     return (
@@ -99,7 +99,7 @@ def grid(known: Sequence[ProcessSpread]) -> Grid:
     lines = []
     for spread in known:
         component = spread.component
-        interval = component.spread_interval
+        interval = moderated.spread_interval(component)
         line = [str(spread.key), time_title(spread.time), percent(component.spread)]
         line.append(f"{percent(interval.low or 0)} … {percent(interval.high or 0)}")
         line += [percent(moderated.detectable_ratio(component, count)) for count in _PROCESSES]

@@ -12,8 +12,7 @@ from perfexp.records import priors
 from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import Record
 from perfexp.records.summary import SINGLES, rows
-from perfexp.statistics.moderated import Component
-from perfexp.statistics.prior import Prior
+from perfexp.statistics.prior import Component, Prior
 
 #: A figure's class, its variance between processes, and that variance's degrees of freedom.
 _Figure = tuple[str, Annotated[float, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(gt=0)]]
