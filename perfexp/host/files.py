@@ -1,4 +1,4 @@
-"""Atomic writes, safe file names, and readable file system errors."""
+"""Write files atomically, make safe file names, and explain file system errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 
 def refuse_deleted_cwd() -> None:
-    """Raise UserError if the current folder has been deleted."""
+    """Raise `UserError` if the current folder has been deleted.
+
+    Commands and runs check this before they start.
+    """
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -42,14 +45,17 @@ def refuse_deleted_cwd() -> None:
 
 
 def disk_error(error: OSError) -> PerfexpError:
-    """Return an error for a failed write, with the remedy."""
+    """Return the error to report for a failed write into a run's folder, with the remedy.
+
+    If the folder itself was removed, the message names the first missing folder.
+    """
     where = f": {error.filename}" if error.filename else ""
     if (
         error.errno == errno.ENOENT
         and error.filename
         and not (folder := Path(error.filename).parent).is_dir()
     ):
-        while not folder.parent.is_dir():
+        while not folder.parent.is_dir():  # up to the folder that was removed
             folder = folder.parent
         return PerfexpError(
             f"The output folder {folder} is gone: it was removed while perfexp measured into it. "
@@ -62,7 +68,7 @@ def disk_error(error: OSError) -> PerfexpError:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as a file name.
+    """Return a text as a file name; empty text becomes `unnamed`.
 
     Letters, digits and `._-` stay; everything else becomes a hyphen.
     """

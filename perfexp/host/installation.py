@@ -1,4 +1,4 @@
-"""Installation: where the configuration groups are, and how to start Python processes."""
+"""Locate the configuration groups (conf/), and build commands that start Python processes."""
 
 from __future__ import annotations
 
