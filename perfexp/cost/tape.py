@@ -1,4 +1,10 @@
-"""Tape: records module calls, the operations in their code, and the operators that run in them."""
+"""Record a model call: its module calls, the operations in their code, and the operators they run.
+
+Three levels are intercepted: modules (`Call`), torch functions that a module's code calls, such as
+`x + y` (`Operation`), and operators of torch's dispatcher, such as `aten::add` (kernels).
+`cost.count` records with a `Tape`. `measuring.layers` records only the names, with its own
+`Recorder`, to match times with layers.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +44,12 @@ class Operation:
     """A torch function that a module's code called, or an operator outside functions.
 
     Attributes:
+        name: plain name, for example `add`.
+        given: positional and keyword arguments.
+        returned: result.
+        kernels: operators with work that ran in it.
         dispatched: whether any operator ran, including operators that make views.
-        number: index among the operations in its call.
+        number: index among the operations in its call; None until it is numbered.
     """
 
     name: str
@@ -55,7 +65,12 @@ class Call:
     """A module call.
 
     Attributes:
+        path: dotted path of the module in the model.
+        number: index among the calls of this module.
+        kind: module class.
         whole: whether it is a single row if it calls no other module.
+        given: positional and keyword arguments.
+        returned: result.
         functions: torch functions that its code called, in order.
         steps: modules, functions and operators outside functions, in order.
     """
@@ -71,12 +86,12 @@ class Call:
 
     @property
     def is_row(self) -> bool:
-        """Return whether the call is a single row."""
+        """Return whether the call is a single row of the layer table."""
         return self.whole and not any(isinstance(step, Call) for step in self.steps)
 
 
 class ModuleNames:
-    """Paths and call numbers of a model's modules."""
+    """Paths of a model's modules, and the number of calls of each so far."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -84,13 +99,14 @@ class ModuleNames:
         self._calls: Counter[tuple[torch.nn.Module, bool]] = Counter()
 
     def next_call(self, module: torch.nn.Module, again: bool = False) -> Call:
-        """Return a module's next call.
+        """Return a `Call` for a module that is about to be called.
 
         Without inner module calls, it is a single row for torch's own layers and modules without
         submodules.
 
         Args:
-            again: whether the call belongs to a recomputation; those calls are numbered separately.
+            again: whether the call belongs to a recomputation (activation checkpointing); those
+                calls are numbered separately.
         """
         number, kind = self._calls[module, again], type(module).__name__
         self._calls[module, again] += 1
@@ -100,12 +116,15 @@ class ModuleNames:
         return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=whole)
 
     def restart(self) -> None:
-        """Begin the next model call."""
+        """Begin the next model call: numbers start at 0 again."""
         self._calls.clear()
 
 
 class Recorder:
-    """Receiver for `recording`; with `saves_values`, operations hold arguments and results."""
+    """Receives what `recording` intercepts, and builds calls with their steps.
+
+    With `saves_values`, operations hold their arguments and results.
+    """
 
     saves_values = False
 
@@ -114,12 +133,16 @@ class Recorder:
         self._operation: Operation | None = None
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call a module, as a step in the open call (`_step_into`) or without recording it."""
+        """Call a module and return its result; subclasses decide whether it is recorded.
+
+        A recorded call goes through `_step_into`, which makes it a step of the open call.
+        """
         raise NotImplementedError
 
     def _step_into(
         self, call: Call, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
+        """Run a module as a step of the open call; return its result."""
         if self._open:
             self._open[-1].steps.append(call)
         outer, self._operation = self._operation, None
@@ -131,8 +154,8 @@ class Recorder:
             self._operation = outer
 
     @contextmanager
-    def operating(self, name: str) -> Iterator[Operation]:
-        """Assign operators to a function while entered."""
+    def within_function(self, name: str) -> Iterator[Operation]:
+        """Open an operation for a torch function; operators that run while entered belong to it."""
         operation = Operation(name=name)
         if self._open:
             self._open[-1].steps.append(operation)
@@ -143,14 +166,17 @@ class Recorder:
         finally:
             self._operation = outer
 
-    def ran(
+    def record_operator(
         self,
         operator: torch._ops.OpOverload,
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
         returned: Any,
     ) -> Operation:
-        """Record an operator that ran; return the operation that it belongs to."""
+        """Record an operator that ran; return the operation that it belongs to.
+
+        Outside of torch functions, the operator is an operation itself.
+        """
         operation = self._operation
         if operation is None:
             operation = Operation(name=plain(operator._opname))
@@ -163,7 +189,7 @@ class Recorder:
 
 
 class Tape(Recorder):
-    """Records a model call; `root` is the model's own call.
+    """Records a model call with the work of each operator; `root` is the model's own call.
 
     Args:
         weights: storages of parameters and buffers.
@@ -190,26 +216,27 @@ class Tape(Recorder):
         call.returned = self._step_into(call, module, args, keywords)
         return call.returned
 
-    def ran(
+    def record_operator(
         self,
         operator: torch._ops.OpOverload,
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
         returned: Any,
     ) -> Operation:
+        """Record an operator with its work; see `Recorder`."""
         # autograd numbers a node before its operator runs
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         kernel = kernel_of(operator, args, keywords, returned, self._weights, node)
         self._remember(args, keywords, returned)
-        operation = super().ran(operator, args, keywords, returned)
+        operation = super().record_operator(operator, args, keywords, returned)
         if kernel is not None:
             operation.kernels.append(kernel)
         return operation
 
     def _remember(self, *values: Any) -> None:
-        """Hold references to storages, and add storages computed from weights to the weights.
+        """Hold references to all storages, and learn which values are computed from weights alone.
 
-        This requires that all numbers read come from weights.
+        A result belongs to the weights if all numbers that the operator reads do.
         """
         *given, made = values
         read = [tensor for tensor in tensors_in(given) if is_number(tensor)]
@@ -222,7 +249,7 @@ class Tape(Recorder):
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Record module calls, torch functions and operators while entered.
+    """Send module calls, torch functions and operators to a recorder while entered.
 
     Modules are intercepted at `__call__`, so their hooks are part of the call. This needs no global
     hooks, which make compiled modules warn, and no hooks on the modules.
@@ -240,7 +267,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 class _Functions(TorchFunctionMode):
-    """Intercepts outermost torch functions."""
+    """Intercepts torch functions; functions that they call are not intercepted."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -254,7 +281,7 @@ class _Functions(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         keywords = kwargs or {}
-        with self._recorder.operating(name_of(func)) as operation:
+        with self._recorder.within_function(name_of(func)) as operation:
             returned = func(*args, **keywords)
         is_complex = any(tensor.is_complex() for tensor in tensors_in(args))
         if is_complex and operation.name.startswith("conv"):
@@ -265,7 +292,10 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):
-    """Intercepts operators; decomposes composite operators, which inference mode leaves whole."""
+    """Intercepts operators of the dispatcher.
+
+    Composite operators, which inference mode leaves whole, are decomposed first.
+    """
 
     supports_higher_order_operators = True
 
@@ -296,7 +326,7 @@ class _Operators(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         returned = func(*args, **keywords)
-        self._recorder.ran(func, args, keywords, returned)
+        self._recorder.record_operator(func, args, keywords, returned)
         return returned
 
 
@@ -332,7 +362,7 @@ def path_of(name: str) -> str:
 
 
 def nodes_behind(outputs: Any) -> list[torch.autograd.graph.Node]:
-    """Return all autograd nodes behind nested tensors.
+    """Return all autograd nodes behind nested tensors: the backward pass of a loss on them.
 
     Nodes that accumulate parameter gradients are left out.
     """

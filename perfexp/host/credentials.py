@@ -62,7 +62,7 @@ def hide(node: Any) -> Any:
 
 
 def reveal(url: str) -> str:
-    """Return the original of a URL that `hide` masked in this process; any other URL stays as it is."""
+    """Return the original of a URL that `hide` masked in this process, or another URL unchanged."""
     return _hidden.get(url, url)
 
 
