@@ -16,7 +16,7 @@ import typer
 from perfexp.commands.app import ConfigDir, Json, app, emit, group_folders
 from perfexp.data import cityscapes_folder
 from perfexp.devices import lock
-from perfexp.doctor import CheckResult, Choice, Facts, Finding, dataset, devices, environment, whole
+from perfexp.doctor import CheckResult, Choice, Facts, Finding, devices, environment, whole
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.records import priors
@@ -64,7 +64,7 @@ def doctor(
     if settings:
         root = _data_root(settings)
         facts = cityscapes_folder.survey(root, pairs)
-        findings = list(dataset.findings(facts))
+        findings = list(whole.dataset_findings(facts))
         title, able = f"the data in {root}", "be used"
     else:
         choice = Choice(name=gpu, index=gpu_index)
