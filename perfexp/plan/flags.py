@@ -1,4 +1,7 @@
-"""Flags on a command line: words that start with a hyphen, from perfexp and Hydra."""
+"""Flags on a command line: words that start with a hyphen, from perfexp and from Hydra.
+
+`main` separates them from overrides (`KEY=VALUE`) before Hydra reads the command line.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ OF_SWEEP, REQUEUE, PARENT = "--of-sweep", "--requeue", "--parent"
 
 
 def joined_flags(arguments: Sequence[str]) -> list[str]:
-    """Join `--config-dir DIR` to the single word `--config-dir=DIR`, and `--max-jobs N` alike."""
+    """Join `--config-dir DIR` to the single word `--config-dir=DIR`, and `--max-jobs N` alike.
+
+    Later code can then look at each word on its own.
+    """
     joined: list[str] = []
     for text in arguments:
         if joined and joined[-1] in (*CONFIG_DIR, MAX_JOBS):
@@ -48,7 +54,7 @@ def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
 
 
 def refuse_no_folders(arguments: Sequence[str]) -> None:
-    """Raise UserError for a --config-dir that is not a folder."""
+    """Raise `UserError` for a `--config-dir` that is not a folder."""
     for folder in flag_values(arguments, *CONFIG_DIR):
         if not Path(folder).is_dir():
             raise UserError(

@@ -1,4 +1,8 @@
-"""Override keys as typed, and which of them concern the measurement."""
+"""Keys of overrides as typed, and which of them change the measurement.
+
+An override is a word `KEY=VALUE`. Commands that repeat, continue or compare runs ask whether two
+command lines measure the same.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,12 @@ NOT_MEASURED = (
 
 
 def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether two commands differ only in output place and appearance."""
+    """Return whether two commands measure the same; output place and appearance may differ."""
     return _measured(first) == _measured(second)
 
 
 def _measured(command: Sequence[str]) -> list[str]:
+    """Return a command's words that concern the measurement, sorted."""
     words = ("-m" if text == "--multirun" else text for text in command)
     return sorted(filter(is_measured, words))
 
@@ -64,10 +69,13 @@ def line_to_type(
     the name of another command.
 
     Args:
-        in_turn: whether it is one of `perfexp ab`.
+        stored: words after the program.
+        in_turn: whether it is a command line of `perfexp ab`, which has other words, too.
     """
     is_plain = all("=" in word or word.startswith("~") or word in MULTIRUN for word in stored)
-    return foreign.command_line(stored, program) if is_plain or in_turn else None
+    if is_plain or in_turn:
+        return foreign.command_line(stored, program)
+    return None
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Sparse sweep: measure a few of many sizes and batch sizes, each chosen by the results so far."""
+"""Sparse sweep: measure a few of many sizes and batch sizes, and predict the others.
+
+Each next point is chosen by the results so far: a Gaussian process over size and batch
+(`statistics.gaussian_process`) predicts the times, and the least certain point is measured next.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ class Sparse:
         self._every = Sizes(num_sizes=num_sizes, min_size=min_size, max_size=max_size)
 
     def candidates(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
-        """List all sizes and batch sizes, measured or predicted.
+        """List all sizes and batch sizes, whether they will be measured or predicted.
 
         Raises:
             UserError: there are none.
@@ -68,7 +72,7 @@ class Sparse:
         return every.points(sizes, batch_sizes)
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
-        """List the sizes and batch sizes that are always measured."""
+        """List the sizes and batch sizes that are measured first, in any case."""
         pairs = self.candidates(sizes, batch_sizes)
         x, number = selection.coordinates(pairs), min(selection.INITIAL, self.measured)
         return [pairs[index] for index in selection.initial(selection.scaled(x, x), number)]
@@ -101,6 +105,14 @@ class Sparse:
         timed: Sequence[Measured],
         tried: set[int],
     ) -> int | None:
+        """Return the index of the next pair to measure; None if the sweep is over.
+
+        Args:
+            pairs: all sizes and batch sizes.
+            places: index of each pair.
+            timed: results so far.
+            tried: indices of their pairs.
+        """
         if len(tried) >= self.measured:
             return None
         at = selection.coordinates(pairs)
@@ -126,7 +138,7 @@ def pair_of(point: Measured) -> Pair:
 def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
     """Return the median seconds per call for a phase's successful points.
 
-    All medians are of the same kind of time.
+    All medians are of the same kind of time; empty if the points have no kind in common.
     """
     successful = [one for one in points if one.status is Status.OK]
     for kind in _KINDS:
@@ -144,10 +156,12 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
 
 
 def curve_of(x: Samples, spans: Samples, values: Sequence[Interval]) -> Curve:
-    """Return a curve from measured values with their intervals.
+    """Return a curve that predicts times, from measured values with their intervals.
 
     Args:
-        x: scaled coordinates, shape (n, 2).
+        x: scaled coordinates of the measured points, shape (n, 2).
+        spans: ranges of the unscaled coordinates over all points, shape (2,).
+        values: seconds per call.
     """
     errors = np.array([*map(standard_error, values)])
     return Curve(x=x, spans=spans, y=np.log([value.value for value in values]), errors=errors)

@@ -1,4 +1,7 @@
-"""Short labels of kernels, with a number where kernels share a short name."""
+"""Short labels of kernels, with a number where kernels share a short name.
+
+A CUDA kernel's full name has hundreds of characters, mostly template arguments.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ _GENERAL = (
 
 
 def short(kernel: str) -> str:
-    """Return a kernel name without its types.
+    """Return a kernel name without its namespace, types and arguments.
 
-    A general torch kernel is preceded by the functor that specializes it.
+    A general torch kernel is preceded by the functor that specializes it, for example `MulFunctor ·
+    vectorized_elementwise_kernel`.
     """
     bare = _outside(_outside(_ANONYMOUS.sub("", kernel), "(", ")"), "<", ">").strip()
     name = bare.split(" ")[-1].rsplit("::", 1)[-1] or kernel.strip()
