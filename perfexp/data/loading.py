@@ -130,16 +130,10 @@ class Order(Sampler[int]):
 
 @dataclass(kw_only=True, eq=False)
 class Loading:
-    """Base class of data loaded by processes.
+    """Base class of data loaded by processes; raises `UserError` if a number is too small.
 
-    Attributes:
-        workers: number of loading processes; 0 loads in this process.
-        pin_memory: whether batches are copied to page-locked memory, from which a GPU copies
-            faster.
-        prefetch_factor: batches that each process loads ahead.
-
-    Raises:
-        UserError: a number is too small.
+    Its fields are configuration keys, for example `data.workers`, the number of loading processes
+    (0 loads in this process). `plan/key_descriptions.yaml` describes them.
     """
 
     workers: int = 2

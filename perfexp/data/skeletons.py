@@ -57,13 +57,9 @@ class Skeletons(Loading):
 
     Each is resampled to the number of frames in the input size. Columns are standardized with the
     training subjects' mean and standard deviation. Unusable files are left out. Raises `UserError`
-    for fewer than two subjects.
+    for fewer than two subjects. `plan/key_descriptions.yaml` describes the keys.
 
     Attributes:
-        root: folder of the data set.
-        gestures: number of gestures; labels are smaller.
-        joints: joints per frame, with three columns each.
-        val_subjects: evaluation subjects; None selects every fifth.
         problems: a line about each unusable file, for example with too few columns.
     """
 

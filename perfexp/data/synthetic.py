@@ -83,8 +83,7 @@ _MOST_SAMPLES = 10**12
 class Synthetic:
     """Random inputs, with several sets of random labels for the same inputs in training.
 
-    Args:
-        num_samples: nominal size of an epoch; None for endless data.
+    `num_samples` is the nominal size of an epoch; without it the data is endless.
     """
 
     labelled = False

@@ -23,12 +23,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class GpuFacts:
     """Data-sheet figures of one GPU, dense (without structured sparsity).
 
-    Attributes:
-        compute_capability: CUDA's version of the architecture, such as `9.0`.
-        peak_flops_per_second: peak rates by number format, such as `float16` or `tf32`.
-        power_watts: power limit of the board.
-        sources: addresses of the documents.
-        notes: remarks about the figures.
+    Peak FLOP rates are by number format, such as `fp16` or `tf32`; None means unknown. The keys
+    `gpu.facts.…` in `plan/key_descriptions.yaml` describe each fact.
     """
 
     product: str | None = None
