@@ -1,4 +1,9 @@
-"""Machine priors: how much processes differ on this device, learned from its earlier runs."""
+"""How much processes differ on this device, learned from its earlier runs.
+
+The variance between a run's processes is estimated poorly from two or three of them. Earlier runs
+on the same device give a prior for it, by class of figures (for example `device` or `latency`),
+which makes intervals more reliable. The figures are in the user's cache.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +48,7 @@ def _group(record: Record) -> str:
 
 
 def _cache(record: Record) -> JsonCache | None:
+    """Return the cache of a record's device; None if the device cannot be identified."""
     device = record.environment.get("device", {})
     if not (device.get("uuid") or device.get("kind") in _SINGLE):
         return None
@@ -73,7 +79,7 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
 
 
 def _shown(record: Record) -> list[_Figure]:
-    """Return figures that several processes measured without disturbance."""
+    """Return a record's figures that several processes measured without disturbance."""
     figures = []
     for row in rows(record):
         if any(doubt.rule.disturbs for doubt in (*row.doubts, *record.doubts)):

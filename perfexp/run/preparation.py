@@ -1,4 +1,8 @@
-"""Preparation: a run's assignment and its folder, which must hold the same plan or none."""
+"""A run's assignment, and its folder, which must hold the same plan or none.
+
+Before measuring, `prepare` writes the plan into the folder and keeps earlier results from the same
+plan, so that repeating a command continues a run.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +43,15 @@ class Assignment:
     """A run to measure, alone or within a sweep.
 
     Attributes:
+        plan: plan of the run.
+        plain: the same plan as plain data, as it is written.
+        folder: folder of the run.
+        name: name in lists and messages.
+        sweep: the run's place in its sweep; None for a run alone.
+        is_sent: whether the tracker accepted the record; valid after the run.
         begun: called when the first measurement begins.
         whole: progress of the sweep, or of all processes measured in turn; None for a single run.
         number: position in the sweep, from 1.
-        is_sent: whether the tracker accepted the record; valid after the run.
         overwrites: whether to remove earlier results in the folder first.
     """
 
@@ -58,11 +67,11 @@ class Assignment:
     overwrites: bool = False
 
     def seconds(self, left: Collection[Key], measured: Sequence[float] = ()) -> float | None:
-        """Estimate the time for points without a result; None if unknown.
+        """Return the estimated seconds for points without a result; None if unknown.
 
         Args:
             left: points without a result.
-            measured: wall times of measured points.
+            measured: wall times of measured points, in seconds.
         """
         return seconds_left(left, median_seconds(measured) if measured else self.plan.point_seconds)
 
@@ -79,10 +88,11 @@ def prepare(
     """Write plan.yaml and expected.json, and forget failed points from the same plan.
 
     Args:
+        paths: the run's folder.
         again: profiles to repeat; their results stay until there are new results.
 
     Returns:
-        The plan's SHA-256.
+        The SHA-256 of plan.yaml, by which a worker recognizes it.
 
     Raises:
         UserError: the folder has another plan, or a record that would be lost.
@@ -160,6 +170,13 @@ def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
 
 
 def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Return whether a profile was made with other settings, or lacks a file.
+
+    Args:
+        profile: facts about the profile, from its point.
+        folder: folder of the run.
+        settings: the plan's profiler settings.
+    """
     missing_files = (name for name in profile.get("files", []) if not (folder / name).exists())
     return profile.get("settings") != settings or any(missing_files)
 
@@ -200,6 +217,8 @@ def is_of_perfexp(paths: RunPaths) -> bool:
 
 
 class _Identity(msgspec.Struct):
+    """The identity in a record.json or sweep.json."""
+
     uid: str | None = None
 
 
@@ -231,7 +250,7 @@ def _with_fewer_processes(paths: RunPaths, plain: Mapping[str, Any]) -> Mapping[
 
 
 class OtherCode(UserError):
-    """A folder has results from other user code."""
+    """Raised if a folder has results from other user code than now."""
 
 
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:

@@ -1,4 +1,9 @@
-"""Supervisor: workers measure a plan's points; every point gets a result even if a worker dies."""
+"""Have workers measure a plan's points; every point gets a result even if a worker dies.
+
+A worker measures all missing points of one kind and replicate, and appends each to points.jsonl. If
+it dies, the point in progress gets the reason as its result, and another worker measures the rest.
+Profiles come last, each in its own process.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +77,7 @@ class Supervisor:
         keys: points by how they are measured: `timed`, `layers`, `ttfp` (cold starts) and `trials`
             (whether a batch fits).
         profiles: profiles, each in its own process after everything else.
+        listener: called with each event of a worker.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -98,10 +104,7 @@ class Supervisor:
         return self.keys["timed"]
 
     def extend(self) -> None:
-        """Update the points to those chosen by the results so far.
-
-        Earlier profiles stay included.
-        """
+        """Choose the points again, given the results so far; earlier profiles stay included."""
         plan, results, before = self.plan, self.measured(), self.timed
         finished = [point.key for point in results]
         self.profiles = plan.profile_keys(results) or list(filter(is_profile, finished))
@@ -124,7 +127,7 @@ class Supervisor:
         return read_points(self.paths.points)
 
     def left(self) -> list[Key]:
-        """Return points without a result, and profiles to repeat."""
+        """Return the points without a result, and profiles to repeat, in measuring order."""
         planned = [key for what in ("timed", "ttfp", "layers") for key in self.keys[what]]
         left = missing([*planned, *self.profiles], self.paths.points)
         return left + [key for key in self.profiles if key in self.again and key not in left]
@@ -149,7 +152,7 @@ def replicates(timed: Iterable[Key]) -> list[int]:
 
 
 class _Ending(NamedTuple):
-    """How a worker ended.
+    """How a worker ended, for the points that it left without a result.
 
     Attributes:
         status: status for points without a result.
@@ -215,6 +218,12 @@ def results(job: Supervisor) -> list[Point]:
 
 
 def _measure(job: Supervisor, what: str, replicate: int) -> None:
+    """Start workers until all points of one kind have a result.
+
+    Args:
+        what: kind of points, see `Supervisor.keys`.
+        replicate: replicate to measure.
+    """
     fruitless = 0  # workers in a row without a result
     while left := _left(job, what, replicate):
         if (
@@ -237,6 +246,7 @@ def _measure(job: Supervisor, what: str, replicate: int) -> None:
 
 
 def _left(job: Supervisor, what: str, replicate: int) -> list[Key]:
+    """Return the points of one kind that have no result, after choosing them again."""
     job.extend()
     if what == "trials":  # any replicate's process makes them
         return job.keys[what]
@@ -265,9 +275,9 @@ def _pass_over(job: Supervisor, what: str, replicate: int) -> None:
 
 
 def _profiled(job: Supervisor, key: Key) -> Point:
-    """Make a profile in a separate folder.
+    """Make a profile in a separate folder, and return it as a point.
 
-    Its files, if any, replace the files from earlier passes.
+    Its files, if any, replace the files from earlier passes. A failure is the point's status.
     """
     point = Point(key=key, status=Status.OK, started=timestamp())
     timed = next((other for other in job.measured() if other.key == profiled_key(key)), None)
@@ -297,7 +307,7 @@ def _profiled(job: Supervisor, key: Key) -> Point:
 
 
 def _attempt(point: Point, action: Callable[[], None]) -> None:
-    """Run a profiling step; turn an error into its point's status."""
+    """Run a profiling step; an error becomes the status of its point."""
     try:
         action()
     except Unsupported as error:
@@ -317,6 +327,9 @@ def _keep_files(job: Supervisor, point: Point, place: ProfileLocation) -> None:
     """Move a new profile's files into the run's folder.
 
     Without new files the earlier files stay.
+
+    Args:
+        place: where the profiler writes.
     """
     root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
     if point.status is Status.OK or facts.get("files"):
@@ -337,6 +350,11 @@ def _keep_files(job: Supervisor, point: Point, place: ProfileLocation) -> None:
 
 
 def _run_profiler(job: Supervisor, point: Point, place: ProfileLocation) -> None:
+    """Run a worker under the profiler, and read the profile into the point's facts.
+
+    Raises:
+        ProfilerFailed: there is no usable profile.
+    """
     profiler, key, facts = job.profiler, point.key, point.facts["profile"]
     device = recorded_environment(job)[0].get("device") or {}
     about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
@@ -386,7 +404,8 @@ def _one_worker(
     """Start a worker and wait until it ends.
 
     Args:
-        prefix: profiler command.
+        what: arguments for the worker, such as `--what=timed`.
+        prefix: profiler command in front of the worker's.
         profile: dictionary to fill with the worker's report on its profile.
 
     Raises:
@@ -448,10 +467,16 @@ def _judged(heard: Heard) -> tuple[Status, str]:
 
 
 def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
+    """Give points the result that the worker's end means, so that they are not tried again."""
     _append(paths, [Point(key=key, status=ending.status, error=ending.text) for key in keys])
 
 
 def _append(paths: RunPaths, points: Iterable[Point]) -> None:
+    """Append results to points.jsonl.
+
+    Raises:
+        PerfexpError: the file cannot be written.
+    """
     try:
         for point in points:
             append_line(paths.points, point_to_line(point))

@@ -1,4 +1,8 @@
-"""Sweep run: bookkeeping for a sweep over several runs (`-m`), from first job to table and plot."""
+"""Bookkeeping for a sweep over several runs (`-m`), from the first run to table and plot.
+
+`main` creates a `SweepRun` with the first run of a sweep. It locks the sweep's folder, writes
+sweep.json after each run, and at the end the table, the plot and the tracker's summary.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +50,8 @@ class SweepRun:
         folder: folder of the last sweep that this process started, for Hydra callbacks.
 
     Args:
+        folder: folder of this sweep.
+        command: overrides as typed.
         axes: override keys that vary.
         jobs: number of runs; None if unknown.
         multirun: Hydra's sweep configuration, as YAML.
@@ -83,7 +89,7 @@ class SweepRun:
         self.whole = Whole(self.sweep.jobs)
 
     def begin(self) -> None:
-        """Create the folder and lock the sweep.
+        """Create the folder and lock it until the sweep is closed.
 
         Raises:
             UserError: the folder cannot be written or is in use.
@@ -108,7 +114,7 @@ class SweepRun:
         write_atomically(target, file.read_bytes())
 
     def _before(self, command: Sequence[str]) -> Sweep | None:
-        """Return the sweep in the folder, to be continued, if any.
+        """Return the sweep in the folder, to be continued; None if there is none.
 
         Raises:
             UserError: the folder holds another sweep.
@@ -132,7 +138,9 @@ class SweepRun:
         return sweep
 
     def refuse_other_runs(self, folder: Path) -> None:
-        """Check that a run's folder, e.g. in a stage, belongs to this sweep if it exists.
+        """Check that a run's folder belongs to this sweep if it exists; used with `resume=`.
+
+        A run of a stage has its folder outside the sweep's.
 
         Raises:
             UserError: the folder holds a run that this sweep did not begin.
@@ -191,7 +199,13 @@ class SweepRun:
             )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
-        """Return the sweep's description for a run's record."""
+        """Return the description of a run's place in the sweep, for the run's record.
+
+        Args:
+            job: number of the run, from 0.
+            axes: the run's axis values by key.
+            folder: folder of the run.
+        """
         directory = _relative(self.paths.root, folder)
         return SweepMembership(
             uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory
@@ -206,6 +220,7 @@ class SweepRun:
         self._write()
 
     def _planned(self, assignment: Assignment, membership: SweepMembership) -> PlannedRun:
+        """Return a run's entry in the list of planned runs, which `perfexp status` shows."""
         plan, about = assignment.plan, subject(assignment.plain)
         keys = plan.keys()
         options = {name: getattr(about, name) for name in _OPTIONS}
@@ -255,12 +270,14 @@ class SweepRun:
         status: Status,
         error: str | None = None,
     ) -> SweepChild:
+        """Return a run's entry in the list of runs."""
         directory = _relative(folder, self.paths.root)
         return SweepChild(
             job=run.job, name=name, directory=directory, status=status, axes=run.axes, error=error
         )
 
     def _enter(self, child: SweepChild) -> None:
+        """Put an entry into the list of runs, in place of an earlier one."""
         others = (other for other in self.sweep.children if other.job != child.job)
         self.sweep.children = sorted([*others, child], key=lambda one: one.job)
 
@@ -290,6 +307,7 @@ class SweepRun:
         self._stack.close()
 
     def _close(self) -> bool:
+        """Finish the sweep while its folder is locked; see `close`."""
         is_whole = len(self.sweep.children) == self.sweep.jobs
         if self.sweep.jobs is None:  # the sweeper chooses
             folders = set(filter(Path.is_dir, self.paths.root.iterdir()))
@@ -314,10 +332,12 @@ class SweepRun:
         return is_complete
 
     def _write(self) -> None:
+        """Write sweep.json."""
         write_atomically(self.paths.summary, self.sweep.to_json())
 
 
 def _relative(target: Path, start: Path) -> str:
+    """Return a relative path from a folder to a target, with slashes."""
     return Path(os.path.relpath(target, start)).as_posix()
 
 
@@ -357,9 +377,9 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
 
 
 def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:
-    """Remove the precision from a command if the stored command leaves it to its default.
+    """Return a command without its precision if the stored command does not name one.
 
-    The runs' plans name it in any case.
+    Commands were stored that way while it was the default. The runs' plans name it in any case.
     """
     if "precision" in map(key_of, stored):
         return list(command)

@@ -1,4 +1,8 @@
-"""Conversations with workers: their events, and their answers about this machine or a plan."""
+"""Talk with workers: pass on their events, and ask one about this machine or a plan.
+
+The supervisor calls `listen`. Commands call `survey` (what can this machine measure?) and `query`
+(which algorithms, or how much memory, does this plan use?), which start a worker for the answer.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,9 @@ def listen(
     """Pass on a worker's events until it has ended, then end its child processes.
 
     Args:
-        silence_seconds: longest time without an event; None for no limit.
+        process: a started worker.
+        silence_seconds: longest time without an event; None for no limit. A worker that exceeds it
+            is terminated.
         take: called with each event.
     """
     last: dict[str, Event] = {}
@@ -102,6 +108,12 @@ def _ask(
 ) -> tuple[dict[str, Any], dict[str, Event], str | None]:
     """Start a worker with a log file and collect its answers.
 
+    Args:
+        command: command line of the worker.
+        silence_seconds: longest time without an event; None for no limit.
+        imports: modules that a forked worker finds imported; None for a new interpreter.
+        waiting: called with the reason when the worker waits.
+
     Returns:
         Answers by name, the last event of each kind, and how the worker ended. The last is None if
         the worker finished normally.
@@ -128,7 +140,7 @@ def _ask(
 
 @contextmanager
 def _scratch() -> Iterator[RunPaths]:
-    """Yield a temporary run folder."""
+    """Yield a temporary run folder, for a worker that only answers."""
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         paths = RunPaths(Path(folder))
         paths.details.mkdir()
@@ -136,7 +148,7 @@ def _scratch() -> Iterator[RunPaths]:
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
-    """Return a worker's answer about a plan.
+    """Return a worker's answer about a plan, without measuring it.
 
     Args:
         plain: plan as plain data.

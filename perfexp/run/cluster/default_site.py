@@ -1,4 +1,7 @@
-"""The user's default site: arguments from `perfexp cluster use` for every sweep."""
+"""The user's default site: words that `perfexp cluster use` adds to the command of every sweep.
+
+They are in a file in the user's configuration folder, for example `cluster=NAME`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def words() -> list[str]:
 
 
 def use(chosen: Sequence[str]) -> None:
-    """Store arguments, or remove the file if there are none.
+    """Store arguments for later sweeps, or remove the file if there are none.
 
     Raises:
         UserError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""SLURM commands: submit, list, account for, requeue and cancel jobs.
+"""Run SLURM's commands: submit, list, account for, requeue and cancel jobs.
 
 No other module calls them, except `host.scheduler` inside a job.
 """
@@ -54,8 +54,13 @@ class QueuedJob(NamedTuple):
     """A job or array element, as squeue or sacct lists it.
 
     Attributes:
+        job: id, for example `7_2`.
+        state: state, for example `PENDING`.
+        reason: why it waits or ended.
+        node: node where it runs or ran.
         left: time until the job's limit, as SLURM prints it.
         ended: end in local time.
+        name: name of the job, see `job_states.job_name`.
     """
 
     job: str
@@ -160,7 +165,7 @@ def max_array_size() -> int:
 
 
 def cancel(name: str, jobs: Sequence[str]) -> None:
-    """Cancel jobs and array elements.
+    """Cancel this user's jobs and array elements.
 
     Args:
         name: job name; jobs with another name are left alone.
@@ -194,7 +199,7 @@ def requeue(job: str) -> None:
 
 
 def queue() -> dict[str, QueuedJob]:
-    """Return this user's jobs by id, recently ended jobs included."""
+    """Return this user's jobs by id, including recently ended jobs."""
     listed = call(
         *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
         "--format=%i|%T|%r|%N|%L|%e|%j",
@@ -204,7 +209,7 @@ def queue() -> dict[str, QueuedJob]:
 
 
 def accounted(name: str) -> dict[str, QueuedJob]:
-    """Return jobs and array elements with a name from the accounting; empty without it."""
+    """Return the jobs with a name by id, from the accounting; empty if the site has none."""
     found: dict[str, QueuedJob] = {}
     with suppress(UserError):
         form = "--format=JobID,State,ExitCode,NodeList,End,JobName"
