@@ -72,6 +72,10 @@ def _explained(error: Any, words: Sequence[str]) -> str:
     """Return the message for a wrong command line.
 
     An option that lacks its value is shown with a placeholder for the value.
+
+    Args:
+        error: Click's error.
+        words: the command line.
     """
     text: str = error.format_message().rstrip(".")
     if "requires an argument" not in text:

@@ -1,4 +1,4 @@
-"""The Typer application on which commands register, and helpers that several commands share."""
+"""The Typer application on which commands register, and functions that several commands share."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from perfexp.records.grid import Section
 from perfexp.report.console import Console
 from perfexp.report.tables import json_results
 
+#: Files by which commands recognize a run's or a sweep's folder.
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
 #: Training frameworks call mixed precision with a scaled loss fp16 (mmcv) or amp.
 MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
@@ -48,18 +49,20 @@ def _group() -> None:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print lines without terminal control sequences and credentials.
+    """Print lines without terminal control sequences and without credentials.
 
-    They may contain foreign file names and messages.
+    Texts may contain foreign file names and messages.
     """
     typer.echo("\n".join(map(printable, credentials.mask(text).split("\n"))), err=err)
 
 
 def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> None:
-    """Print command results: the document as JSON, or the parts for readers.
+    """Print a command's results: the document as JSON, or the parts for readers.
 
     Args:
+        document: results as JSON values.
         parts: sections and plain lines.
+        as_json: whether the user typed `--json`.
     """
     if as_json:
         echo(json_results.text(document))
@@ -107,7 +110,7 @@ def oldest(option: str, text: str | None) -> float:
 
 
 def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]:
-    """Return run overrides, preceded by the user's folder of groups.
+    """Return the words of a run's command: the user's folder of groups, then overrides.
 
     Raises:
         UserError: a word is not an override.
@@ -125,6 +128,8 @@ def one_of(what: str, name: str, valid: Sequence[str]) -> str:
 
     Args:
         what: noun for the error message, such as `layout`.
+        name: name that the user typed.
+        valid: valid names.
 
     Raises:
         UserError: the name is not valid; the message suggests the nearest names.
@@ -135,7 +140,7 @@ def one_of(what: str, name: str, valid: Sequence[str]) -> str:
 
 
 def refuse_to_overwrite(files: Sequence[Path], remedy: str, *, force: bool) -> None:
-    """Raise UserError if files exist, unless `force` is set."""
+    """Raise `UserError` if files exist, unless `force` is set; the message has the remedy."""
     existing = [str(file) for file in files if file.exists()]
     if existing and not force:
         raise UserError(f"{', '.join(existing)} would be overwritten. {remedy}, or add --force.")

@@ -104,6 +104,7 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     """Return all facts for a diagnosis.
 
     Args:
+        choice: device to check.
         gpu_files: match, product and power from conf/gpu, by file name.
 
     Raises:

@@ -168,6 +168,8 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
 
 @dataclass(kw_only=True)
 class _ExportedRun:
+    """The lines of one run for the tables, and its place in a sweep: identity and number."""
+
     ended: str
     lines: list[Line]
     sweep: tuple[str, int] | None = None
@@ -238,6 +240,7 @@ class Collected:
         return csv_tables.to_csv(self._lines(what))
 
     def _lines(self, what: str) -> list[Line]:
+        """Return the lines of the table `points` or `layers`."""
         if what == "points":
             return self.points()
         return self.layer_rows()
@@ -276,6 +279,11 @@ class Collected:
             self._failed(error)
 
     def _add_record(self, record: Record, file: Path, of: str | None) -> None:
+        """Add a record, unless a newer version of it was added.
+
+        Args:
+            of: identity of the sweep that it must belong to; None accepts any record.
+        """
         membership = record.sweep
         if of is not None and (membership is None or membership.uid != of):
             return
@@ -295,6 +303,7 @@ class Collected:
         self.runs[record.uid] = run
 
     def _add_sweep(self, sweep: Sweep, place: Path) -> None:
+        """Add a sweep and the records of its runs."""
         self.sweeps[sweep.uid] = sweep, place
         for _, folder in folders.run_folders(sweep, place):
             record = folder / RECORD
@@ -311,5 +320,6 @@ class Collected:
                     yield flat.refused(sweep, child, folder)
 
     def _failed(self, error: Exception) -> None:
+        """Print why something was not exported, and remember it in the exit code."""
         echo(f"not exported: {error}", err=True)
         self.exit_code = 1

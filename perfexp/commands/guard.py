@@ -91,6 +91,7 @@ def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
 
 
 def _own_names() -> list[str]:
+    """Return the names and addresses of this machine."""
     addresses = [
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()
@@ -104,6 +105,7 @@ class Guard:
     """An ASGI application that passes on only requests to its own address from its own pages.
 
     Args:
+        application: the guarded application.
         hosts: accepted values of the Host header, from `accepted_hosts`.
     """
 
@@ -123,7 +125,7 @@ class Guard:
             await send({"type": "http.response.body", "body": f"perfexp ui: {fault}\n".encode()})
 
     def _fault(self, scope: Scope) -> str | None:
-        """Return why a request is refused, or None."""
+        """Return why a request is refused; None if it is accepted."""
         hosts, origins = (_values(scope, name) for name in (b"host", b"origin"))
         if len(hosts) != 1 or not any(_matches(hosts[0], pattern) for pattern in self._hosts):
             return "this name is not allowed; allow it with --allowed-hosts NAME[:PORT]"
@@ -139,6 +141,7 @@ class Guard:
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
+    """Return the values of a request's header, in lower case."""
     return [
         value.decode("latin-1").strip().lower()
         for key, value in scope["headers"]
@@ -147,6 +150,7 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _matches(host: str, pattern: str) -> bool:
+    """Return whether a Host header matches a pattern, which may contain `*`."""
     if "*" in pattern:
         return fnmatch.fnmatchcase(host, pattern)
     return host == pattern

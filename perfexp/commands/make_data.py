@@ -138,5 +138,6 @@ def _layout(where: list[str]) -> tuple[str, Path]:
 
 
 def _progress(text: str) -> None:
+    """Show how many files are written, if stderr is a terminal."""
     if typer.get_text_stream("stderr").isatty():
         typer.echo(f"\r{text}   ", nl=False, err=True)

@@ -110,6 +110,7 @@ def settle(
 
 
 def _default_model(gpu: str | None) -> str:
+    """Return the model to measure if the user names none, by the device."""
     if gpu in ("cpu", "fake", "mps"):
         return _MODEL
     if worker_query.visible_gpus():

@@ -1,4 +1,8 @@
-"""Sides of a comparison: reading them, and the options that comparing commands share."""
+"""Read the sides of a comparison, and define the options that comparing commands share.
+
+A side (A, B, …) is one or more records: a run, a sweep, a group of a sweep's runs, a named
+baseline, or a run in the tracking store.
+"""
 
 from __future__ import annotations
 
@@ -107,6 +111,10 @@ def words(texts: Iterable[str]) -> list[str]:
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
     """Load each side, or the groups within a single sweep.
 
+    Args:
+        places: folders, records, or `mlflow:RUN_ID`.
+        uri: tracking store; None for the default.
+
     Raises:
         UserError: a side is named twice, there are fewer than two, or a side cannot be read.
     """
@@ -128,7 +136,7 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
 
 
 def _within(folder: Path) -> list[Side]:
-    """Return the run groups of a sweep as sides.
+    """Return the run groups of a sweep as sides; the runs of a group measure different points.
 
     Groups without a timed point are left out if at least two groups have some.
 
@@ -187,7 +195,15 @@ def _side(
     missing: list[str],
     decided_by: tuple[str, ...] | None = None,
 ) -> Side:
-    """Return a side with the facts that qualify its figures, such as warnings."""
+    """Return a side with the facts that qualify its figures, such as warnings.
+
+    Args:
+        name: letter of the side.
+        source: where its records come from, for messages.
+        runs: its records, analyzed.
+        missing: lines about runs without a record.
+        decided_by: measures that decided `perfexp ab`; None for another kind of side.
+    """
     coverage = sweep_summary.coverage(chain.from_iterable(one.rows for one in runs))
     raised = chain.from_iterable(map(raised_diagnostics, runs))
     side = Side.of(name, source, runs, missing)
@@ -292,6 +308,11 @@ def _missing(runs: Iterable[tuple[SweepChild, object]]) -> list[str]:
 
 
 def _stored(run_id: str, uri: str | None) -> list[Record]:
+    """Return the records of a run in the tracking store.
+
+    Raises:
+        UserError: it is a sweep without runs.
+    """
     from perfexp.report.tracking.mlflow_sink import MlflowSink  # only for sides from a store
 
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:

@@ -1,4 +1,7 @@
-"""Identity of the work that a plan measures: plans with the same identity do the same work."""
+"""Identify the work that a plan measures: plans with the same identity do the same work.
+
+A prediction takes values only from records with the same identity.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ def identity(plan: Mapping[str, Any], phase: str) -> str:
 
 
 def _effective(node: Any) -> Any:
-    """Remove settings without effect, and settings without a value, which older plans lack."""
+    """Return settings without those that change no time.
+
+    Settings without a value are left out as well, since older plans lack them.
+    """
     if not isinstance(node, Mapping):
         return node
     settings = {}

@@ -1,4 +1,7 @@
-"""Predictions for all points in a sparse sweep, and their files. They are never results."""
+"""Predict all points in a sparse sweep, and write them to predicted.jsonl.
+
+Predictions are never results.
+"""
 
 from __future__ import annotations
 
@@ -115,6 +118,13 @@ def forecast(
     """Predict a curve at any points.
 
     Points are refused outside the curve's range, or if a smaller or equal point ran out of memory.
+
+    Args:
+        curve: measured values.
+        pairs: points to predict.
+        calibration: calibration of the intervals.
+        corpus: curves behind the calibration, for its hash.
+        out_of_memory: points that ran out of memory.
     """
     known = list(curve.values)
     reference, at = selection.coordinates(known), selection.coordinates(pairs)
@@ -143,6 +153,13 @@ def forecast(
 def _predicted(
     curve: MeasuredCurve, x: Samples, calibration: Calibration
 ) -> Sequence[Interval | None]:
+    """Return values with 90 % intervals at some coordinates.
+
+    They are None if the curve is too short.
+
+    Args:
+        x: coordinates, shape (n, 2), as shares of the measured range.
+    """
     if len(curve.values) < LEAST_MEASURED:
         return [None] * len(x)
     prediction = predict(curve.curve(), x, calibration.prior)
@@ -172,6 +189,7 @@ def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
 
 
 def _interval(mean: float, half_width: float) -> Interval:
+    """Return a value and its interval from the mean and half-width of its logarithm."""
     low, value, high = np.exp([mean - half_width, mean, mean + half_width])
     return Interval(value=float(value), low=float(low), high=float(high))
 
