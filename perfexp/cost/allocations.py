@@ -117,7 +117,9 @@ class Allocations(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run an operator and track what it allocates; torch calls this for each operator."""
         name = func._schema.name
+        # on a device autograd adds such a gradient in place, without an allocation
         if (
             name == _SUM
             and self._category == _OF_SEGMENT["backward"]
@@ -276,6 +278,7 @@ class _DeviceKernels(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run a torch function, or the one with the memory of its CUDA kernel."""
         functions = torch.nn.functional
         if func is functions.scaled_dot_product_attention:
             return func(**_named(_ATTENTION_ARGUMENTS, args, kwargs, dropout_p=0.0))

@@ -212,6 +212,7 @@ def _recurrence(
 
 
 def _cudnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
+    """Count `aten::_cudnn_rnn`, a recurrent network on CUDA."""
     directions = 2 if arguments["bidirectional"] else 1
     return _recurrence(
         arguments["input"], arguments["weight"], int(arguments["weight_stride0"]), directions
@@ -219,6 +220,7 @@ def _cudnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
 
 
 def _mkldnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
+    """Count `aten::mkldnn_rnn_layer`, one direction of one recurrent layer on a CPU."""
     return _recurrence(arguments["input"], [arguments["weight0"], arguments["weight1"]], 2, 1)
 
 

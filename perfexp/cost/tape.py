@@ -280,6 +280,7 @@ class _Functions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run a torch function as an operation of the recorder."""
         keywords = kwargs or {}
         with self._recorder.within_function(name_of(func)) as operation:
             returned = func(*args, **keywords)
@@ -310,6 +311,7 @@ class _Operators(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run an operator, or its parts, and record it."""
         keywords = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
             if self._recorder.saves_values:

@@ -50,6 +50,7 @@ def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
 
     def answer(cuda: dict[str, Any], args: Any, kwargs: Any) -> tuple[type[Exception] | None, Any]:
+        """Run in the fork: return None and the result, or the class and text of an error."""
         _prepare(cuda)
         try:
             return None, function(*args, **kwargs)
@@ -61,12 +62,13 @@ def isolated(function: Callable[_P, _R]) -> Callable[_P, _R]:
             if cuda and "CUDA" in str(error):  # an error of this process, not of the module
                 return Inconclusive, str(error).splitlines()[0]
             return next(kind for kind in MODULE_ERRORS if isinstance(error, kind)), str(error)
+        except Inconclusive as error:
+            return Inconclusive, str(error)
         except Exception as error:
-            return Inconclusive, str(error) if isinstance(
-                error, Inconclusive
-            ) else f"{type(error).__name__}: {error}"
+            return Inconclusive, f"{type(error).__name__}: {error}"
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Fork this process, call the function there, and return its result or raise its error."""
         answers = cuda_answers()
         # the copy has the arguments already: modules need not be pickled
         try:
@@ -251,6 +253,8 @@ def leave_device_unselected(index: int) -> None:
         return device_of(args)
 
     def unselected(method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method during which the stand-in answers `meta` once."""
+
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             answer_meta.append(True)
@@ -258,32 +262,6 @@ def leave_device_unselected(index: int) -> None:
                 return method(*args, **kwargs)
             finally:
                 answer_meta.clear()
-
-        return call
-
-    def numbered(value: Any) -> Any:
-        if value == "cuda" or value == torch.device("cuda"):
-            return f"cuda:{index}"
-        return value
-
-    def to_numbered(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            return method(
-                tensor,
-                *map(numbered, args),
-                **{key: numbered(value) for key, value in kwargs.items()},
-            )
-
-        return call
-
-    def made_on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @wraps(make)
-        def call(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-            made = make(*args, device="cpu", **kwargs)
-            if device is None:
-                return made
-            return made.to(device)
 
         return call
 
@@ -299,10 +277,39 @@ def leave_device_unselected(index: int) -> None:
     )
     for name in _SELECTING_METHODS:
         setattr(torch.Tensor, name, unselected(getattr(torch.Tensor, name)))
-    torch.Tensor.to = to_numbered(torch.Tensor.to)  # type: ignore[method-assign]
+    torch.Tensor.to = _with_device_number(torch.Tensor.to, index)  # type: ignore[method-assign]
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor.to("cuda")  # type: ignore[method-assign]
-    torch.tensor = made_on_host(torch.tensor)
+    torch.tensor = _made_on_host(torch.tensor)
     torch._C._select_conv_backend = backend
+
+
+def _with_device_number(method: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """Wrap `torch.Tensor.to` so that the device `cuda` means `cuda:INDEX`, without asking CUDA."""
+
+    def numbered(value: Any) -> Any:
+        if value == "cuda" or value == torch.device("cuda"):
+            return f"cuda:{index}"
+        return value
+
+    @wraps(method)
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        named = {key: numbered(value) for key, value in kwargs.items()}
+        return method(tensor, *map(numbered, args), **named)
+
+    return call
+
+
+def _made_on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Wrap `torch.tensor` so that it makes the tensor on the host, then moves it to its device."""
+
+    @wraps(make)
+    def call(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        made = make(*args, device="cpu", **kwargs)
+        if device is None:
+            return made
+        return made.to(device)
+
+    return call
 
 
 def _attention(attend: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,6 +46,7 @@ class Cifar(Loading):
     pin_memory: bool = True
 
     def __post_init__(self) -> None:
+        """Read all images into memory; download them first if the user wants that."""
         super().__post_init__()
         if self.classes not in cifar_files.FORMATS:
             raise UserError(
@@ -72,6 +73,7 @@ class Cifar(Loading):
         training: bool,
         seed: int,
     ) -> AbstractContextManager[Batches]:
+        """Open batches on the device or from the loader's processes; see `perfexp.data.Data`."""
         if tuple(input_size) != _SIZE:
             raise UserError(
                 f"CIFAR's images are 32 × 32, not {' × '.join(map(str, input_size))}: leave "
@@ -101,6 +103,7 @@ class Cifar(Loading):
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
+        """Return the images of one split, joined to batches by `_augmented`; see `Loading`."""
         augmentation = Augmentation(*self._mean_and_std, _SIZE)
         join = partial(_augmented, augmentation=augmentation, training=training)
         return Samples(TensorDataset(*(self._train if training else self._test)), join=join)

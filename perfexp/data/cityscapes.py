@@ -54,6 +54,7 @@ class Cityscapes(Loading):
     root: str
 
     def __post_init__(self) -> None:
+        """Find all pairs of image and mask."""
         super().__post_init__()
         folder = Path(self.root).expanduser()
         self._train, self._val = find_pairs(folder, "train"), find_pairs(folder, "val")
@@ -66,6 +67,7 @@ class Cityscapes(Loading):
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
+        """Return the pairs of one split, prepared as the model needs them; see `Loading`."""
         pairs = self._train if training else self._val
         classes = min(len(CLASSES), session.num_classes or len(CLASSES))
         # mmsegmentation's sessions have pipelines for their images
@@ -241,6 +243,7 @@ class _ToTrainIds:
         self._classes = classes
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Convert the mask in a sample, which mmsegmentation passes from step to step."""
         mask, size = results["gt_seg_map"], tuple(results["ori_shape"][:2])
         results["gt_seg_map"] = train_ids(
             mask, results["pair"].mask, size=size, classes=self._classes

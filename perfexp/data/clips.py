@@ -39,6 +39,7 @@ class Clips(Loading):
     frames: int = 10
 
     def __post_init__(self) -> None:
+        """Find all videos and cut them into clips."""
         super().__post_init__()
         if self.frames < 1:
             raise UserError(f"data.frames={self.frames}: set 1 or more.")
@@ -53,6 +54,7 @@ class Clips(Loading):
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
+        """Return the clips for inference; see `Loading`."""
         if training:
             raise UserError("data=clips has no classes to learn: use mode=inference.")
         return Samples(self._clips, partial(_stacked, size=input_size))

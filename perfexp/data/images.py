@@ -39,6 +39,7 @@ class Images(Loading):
     root: str
 
     def __post_init__(self) -> None:
+        """Find all images and their classes."""
         super().__post_init__()
         trial = "perfexp make-data images DIR makes a small set to try out."
         self._root = folder_of(self.root, "images", trial)
@@ -51,6 +52,7 @@ class Images(Loading):
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
+        """Return the images of one split; see `Loading`. Training needs classes."""
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(

@@ -72,6 +72,7 @@ class Samples(Dataset[Any]):
         return len(self._items)
 
     def __getitem__(self, index: int) -> Sample | UserError:
+        """Return a prepared sample, or the error that it raised."""
         try:
             return self._prepare(self._items[index])
         except UserError as error:
@@ -118,6 +119,7 @@ class Order(Sampler[int]):
         return self._count
 
     def __iter__(self) -> Iterator[int]:
+        """Yield sample numbers: one pass, or pass after pass while endless."""
         endless = self.endless
         while True:
             if self._generator is None:

@@ -74,6 +74,7 @@ class Skeletons(Loading):
     pin_memory: bool = True
 
     def __post_init__(self) -> None:
+        """Read all repetitions and split them by subject."""
         super().__post_init__()
         for key, least in (("gestures", 2), ("joints", 1)):
             if (value := getattr(self, key)) < least:
@@ -89,6 +90,7 @@ class Skeletons(Loading):
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
+        """Return movements with the input size FRAMES × columns; see `Loading`."""
         frames, columns = input_size
         if columns != self._columns:
             raise UserError(

@@ -108,6 +108,7 @@ class Synthetic:
         training: bool,
         seed: int,
     ) -> AbstractContextManager[Cycled]:
+        """Open endless batches with random inputs; see `perfexp.data.Data`."""
         per_epoch = None if self.num_samples is None else max(1, self.num_samples // batch_size)
         first = session.random_batch(input_size, batch_size, seed)
         seeds = range(seed + 1, seed + (_LABELS if training else 1))

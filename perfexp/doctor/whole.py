@@ -225,7 +225,7 @@ _LISTED_PROBLEMS = 3
 
 
 def dataset_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding per check; for a split without folders only the missing folder.
+    """Yield findings about a Cityscapes folder; for an incomplete split only the missing folder.
 
     Args:
         facts: `made` (whether the masks are artificial), `where` (data source), and `splits`. A
@@ -255,6 +255,11 @@ def dataset_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _split_counts(split: str, facts: Mapping[str, Any]) -> Finding:
+    """Return whether a split has images, and a mask for each.
+
+    Args:
+        facts: facts about this split, see `dataset_findings`.
+    """
     observation = f"{facts['images']} images, {facts['masks']} masks, {facts['pairs']} pairs"
     if not facts["images"]:
         return fail(split, observation, "put images CITY/*_leftImg8bit.png there")
@@ -272,6 +277,7 @@ def _split_counts(split: str, facts: Mapping[str, Any]) -> Finding:
 
 
 def _read_pairs(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the problems of pairs that were read, or that all of them are usable."""
     check, problems = f"{split} files", facts["problems"]
     for problem in problems[:_LISTED_PROBLEMS]:
         yield fail(check, problem, "")

@@ -75,6 +75,7 @@ class Point(Skipping):
     """Every input size with every batch size."""
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
+        """List each size with each batch size."""
         return _combined(sizes, batch_sizes)
 
 
@@ -87,6 +88,7 @@ class Sizes(Skipping):
     max_size: int
 
     def __post_init__(self) -> None:
+        """Raise `UserError` unless the numbers describe possible sizes."""
         super().__post_init__()
         if self.num_sizes < 1 or self.min_size < 1 or self.max_size < self.min_size:
             raise UserError(
@@ -104,6 +106,7 @@ class Sizes(Skipping):
             )
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
+        """List the evenly spaced sizes with each batch size."""
         if sizes:
             raise UserError(
                 "sweep=sizes chooses the input sizes itself: leave out input_size, or set "
@@ -125,6 +128,7 @@ class BatchSizes(Skipping):
         self.batch_sizes = parse_batch_sizes(list(self.batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
+        """List each size with the sweep's own batch sizes."""
         if batch_sizes:
             raise UserError(
                 "sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of "

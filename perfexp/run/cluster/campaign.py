@@ -46,9 +46,10 @@ _JOBS = re.compile(r"\d+(_\d+)?([:,]\d+(_\d+)?)*")
 
 @dataclass(kw_only=True)
 class SlurmSettings:
-    """Settings of `hydra/launcher=slurm`.
+    """Settings of `hydra/launcher=slurm`; conf/hydra/launcher/slurm.yaml describes them.
 
-    Raises UserError if a value is out of range.
+    Raises:
+        UserError: a value is out of range.
     """
 
     wait: bool = True
