@@ -74,7 +74,10 @@ class RankLost(PerfexpError):
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:
-    """Return whether an exception or one of its causes means exhausted host memory."""
+    """Return whether an exception or one of its causes means exhausted host memory.
+
+    The point or the run then fails with a message about memory, without a traceback.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or _HOST_MEMORY.search(str(cause)):
@@ -84,7 +87,10 @@ def is_out_of_host_memory(error: BaseException) -> bool:
 
 
 def missing_package(error: BaseException) -> str:
-    """Return the message for a package that is not installed; empty for another error."""
+    """Return the message for a package that is not installed; empty for another error.
+
+    The message replaces a traceback of the failed import.
+    """
     name = ((isinstance(error, ModuleNotFoundError) and error.name) or "").partition(".")[0]
     if not name or name in ("perfexp", "hydra_plugins"):
         return ""
@@ -95,6 +101,7 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` valid names that resemble a misspelled name, best match first.
 
     If no whole name is close, compare last dotted parts: `seconds` finds `stopping.max_seconds`.
+    Suggestions for misspelled keys, options and commands come from it.
     """
     choices = sorted(set(valid))
     close = difflib.get_close_matches(name, choices, n=count, cutoff=0.6)

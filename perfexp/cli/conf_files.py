@@ -16,7 +16,10 @@ from perfexp.plan.override_keys import flat
 
 
 def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
-    """Return each group's options in some folders, with their files; a later folder wins."""
+    """Return each group's options in some folders, with their files; a later folder wins.
+
+    Help, completion and lists show them.
+    """
     options: dict[str, dict[str, Path]] = {}
     for folder in folders:
         for file in sorted(folder.glob("*/*.yaml")):
@@ -25,7 +28,10 @@ def options_below(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
 
 
 def config_values(conf: Path) -> dict[str, Any]:
-    """Return config.yaml values by key, for example `probes.layers`, without groups and Hydra."""
+    """Return config.yaml values by key, for example `probes.layers`, without groups and Hydra.
+
+    Help, completion and the check of words use their keys.
+    """
     content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
     return flat({key: content[key] for key in content if key not in ("defaults", "hydra")})
 

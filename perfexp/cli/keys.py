@@ -42,6 +42,8 @@ class ConfigKey(NamedTuple):
 def keys(conf: Path) -> dict[str, list[ConfigKey]]:
     """Return the keys in each schema, such as `plan` or `model/timm`.
 
+    The reference page and `perfexp help` show them.
+
     Args:
         conf: folder with the configuration groups.
 
@@ -91,7 +93,8 @@ def _values(conf: Path) -> dict[str, Any]:
 def lines(conf: Path) -> dict[str, list[str]]:
     """Return help lines by key, with default, meaning and options.
 
-    A key has several lines if options differ in its default or meaning.
+    A key has several lines if options differ in its default or meaning. `perfexp help KEY` and
+    `perfexp help keys` print them.
     """
     options_by_text: dict[tuple[str, str], list[str]] = {}
     for key in chain.from_iterable(keys(conf).values()):

@@ -37,7 +37,8 @@ def nodes(arguments: Sequence[str]) -> dict[str, Any]:
     """Return a configuration node for each own model, by its name.
 
     For example, `model=mine:TinyNet model.width=32` gives the option `mine:TinyNet` with a null
-    `width`, which Hydra then sets. Pass only what this user typed, now or when the run began.
+    `width`, which Hydra then sets. Pass only what this user typed, now or when the run began. Hydra
+    gets them as options of the group `model`.
 
     Raises:
         UserError: there is no such module.
@@ -56,7 +57,8 @@ def nodes(arguments: Sequence[str]) -> dict[str, Any]:
 def find(arguments: Sequence[str]) -> None:
     """Check that the modules of own models exist.
 
-    If a module is in the current folder, Python searches that folder from now on.
+    If a module is in the current folder, Python searches that folder from now on. `main` calls it
+    before composing, since Hydra's error would be unclear.
 
     Raises:
         UserError: there is no such module.

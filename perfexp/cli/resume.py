@@ -160,6 +160,8 @@ def _begun(folder: Path) -> Begun:
 def begun_run(folder: Path) -> Begun:
     """Return the command that began a run's folder.
 
+    `resume=` and `perfexp reproduce` repeat it.
+
     Raises:
         UserError: there is no run, or its plan.yaml cannot be read.
     """

@@ -279,7 +279,10 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 
 def meaning_of(term: str) -> str:
-    """Return the meaning of a term or percentile, such as `p95`; empty for anything else."""
+    """Return the meaning of a term or percentile, such as `p95`; empty for anything else.
+
+    `perfexp help TERM` prints it.
+    """
     known = {name.lower(): text for name, text in TERMS.items()}
     if text := known.get(term.lower()):
         return text

@@ -108,7 +108,8 @@ class WorkRow:
         They are two per multiply-accumulate, and as many for each gradient. A row with trained
         parameters has two gradients. This includes the first row, although its inputs need none: a
         training step has 6 FLOPs per multiply-accumulate by definition. Other rows have a gradient
-        for each input that needs it, up to two (e.g. in attention).
+        for each input that needs it, up to two (e.g. in attention). Rates of tensor cores are
+        computed from it (`measuring.probes.work_rates`).
         """
         gradients = 2
         if not self.weight_gradient_flops:
@@ -172,7 +173,10 @@ class Work:
 
     @property
     def convolution_flops(self) -> int:
-        """Return the part of `contraction_flops` in convolutions."""
+        """Return the part of `contraction_flops` in convolutions.
+
+        Rates by kind of operation need it.
+        """
         return sum(
             row.contraction_flops if self.backward else 2 * row.macs
             for row in self.rows

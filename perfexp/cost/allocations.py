@@ -172,7 +172,10 @@ class Allocations(TorchDispatchMode):
         self._update()
 
     def move(self, tensor: torch.Tensor, category: str) -> None:
-        """Count a tensor's storage in another category from now on."""
+        """Count a tensor's storage in another category from now on.
+
+        `peak_of_calls` moves gradients there once autograd has accumulated them.
+        """
         identity = tensor.untyped_storage()._cdata
         if identity in self._live:
             block, before = self._live[identity]
@@ -188,7 +191,10 @@ class Allocations(TorchDispatchMode):
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:
-        """Assign new storages to a segment of a call, for example `backward`, while entered."""
+        """Assign new storages to a segment of a call, for example `backward`, while entered.
+
+        `peak_of_calls` enters one for each part of a call.
+        """
         before, self._category = self._category, _OF_SEGMENT.get(name, name)
         try:
             yield
@@ -238,7 +244,8 @@ def _with_adjacent_heads(attended: torch.Tensor) -> torch.Tensor:
 def without_memory(module: torch.nn.Module) -> Iterator[None]:
     """Make new tensors stand-ins while entered; the module's own tensors stay stand-ins afterwards.
 
-    Use it only in a function from `trial.isolated`.
+    Use it only in a function from `trial.isolated`. `worker.peak_memory` enters it around the
+    traced calls.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     replace_tensors(module, mode)
@@ -253,7 +260,7 @@ def by_operators() -> Iterator[None]:
     """Run inference as its elementary operators, while entered, so that each one's memory is seen.
 
     Inference mode would leave composite operators whole. As in inference mode, autocast does not
-    cache its casts.
+    cache its casts. `worker.peak_memory` enters it around a traced prediction.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -310,6 +317,8 @@ def peak_of_calls(
     workspaces: Mapping[OperatorCall, int] = MappingProxyType({}),
 ) -> Peak:
     """Return the peak of the last of several equal calls.
+
+    `worker.peak_memory` predicts a point's peak with it.
 
     Args:
         module: model with stand-ins as parameters and buffers.

@@ -58,6 +58,8 @@ Formula = Callable[[Arguments, Any], list[Term]]
 def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> list[Term] | None:
     """Return the terms of a contraction, given its arguments by name; None for other operators.
 
+    `kernel_calls` asks it for each operator that runs.
+
     Args:
         operator: operator name, for example `aten::mm`.
     """
@@ -70,6 +72,8 @@ def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> list[Te
 
 def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:
     """Return the geometry of a forward convolution; None for other operators.
+
+    The layer table shows it.
 
     Args:
         operator: operator name, for example `aten::convolution`.

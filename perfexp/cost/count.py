@@ -86,8 +86,11 @@ def _count_with_seed(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
 
 
 def _random_states() -> str:
-    """Return the states of the host's generators in Python, NumPy and torch, for a comparison."""
-    # NumPy prints a state with its first and last numbers and its position
+    """Return the states of the host's generators in Python, NumPy and torch as text.
+
+    Two texts differ if any number was drawn in between.
+    """
+    # NumPy abbreviates its state, but prints the position, which each draw changes
     return str(
         (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist())
     )

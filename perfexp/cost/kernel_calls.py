@@ -132,7 +132,8 @@ def of_complex_convolution(kernels: Sequence[KernelWork]) -> list[KernelWork]:
     """Return a complex convolution's kernels with the work of four real convolutions.
 
     Four is its definition. Torch computes three, and adds their operands and outputs: here the
-    first counts twice, and the additions count nothing.
+    first counts twice, and the additions count nothing. The tape applies it after each complex
+    convolution.
     """
     counted, factors = [], iter((2, 1, 1))
     for kernel in kernels:

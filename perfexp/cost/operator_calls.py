@@ -50,7 +50,10 @@ class OperatorCall:
         return f"{self.operator}({', '.join(map(_text, self.arguments))})"
 
     def with_dtypes(self, names: Mapping[str, str]) -> OperatorCall:
-        """Return the same call with some data types replaced, by name such as `float32`."""
+        """Return the same call with some data types replaced, by name such as `float32`.
+
+        The trace runs on a CPU; the device may compute the call in half precision.
+        """
         arguments = list(self.arguments)
         for place, one in enumerate(arguments):
             if isinstance(one, TensorLayout):
@@ -58,7 +61,10 @@ class OperatorCall:
         return replace(self, arguments=tuple(arguments))
 
     def allocated(self, device: str) -> list[Any]:
-        """Return arguments for `run`, with tensors that have memory on a device, e.g. `cuda:0`."""
+        """Return arguments for `run`, with tensors that have memory on a device, e.g. `cuda:0`.
+
+        A probe measures the workspace of the call with them.
+        """
         arguments = list(self.arguments)
         for place, one in enumerate(arguments):
             if isinstance(one, TensorLayout):

@@ -333,7 +333,10 @@ class _Operators(TorchDispatchMode):
 
 
 def original_of(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that `torch.compile` wrapped, or the module itself."""
+    """Return the module that `torch.compile` wrapped, or the module itself.
+
+    Work is counted on the original; layers of a compiled module cannot be timed.
+    """
     original = None
     if type(module).__name__ == "OptimizedModule":
         original = module._modules.get("_orig_mod")
@@ -351,7 +354,10 @@ def plain(name: str) -> str:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a torch function, or of the property that it reads or writes."""
+    """Return the common name of a torch function, such as `conv2d`, or of the property it accesses.
+
+    Operations are named by it.
+    """
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):  # a property, such as Tensor.T
         name = getattr(getattr(function, "__self__", None), "__name__", name)
@@ -359,14 +365,18 @@ def name_of(function: Any) -> str:
 
 
 def path_of(name: str) -> str:
-    """Return a module's path from its name in `named_modules`, without compiled wrappers."""
+    """Return a module's path from its name in `named_modules`, without compiled wrappers.
+
+    Layer tables and profiles use it as the layer's name.
+    """
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def nodes_behind(outputs: Any) -> list[torch.autograd.graph.Node]:
     """Return all autograd nodes behind nested tensors: the backward pass of a loss on them.
 
-    Nodes that accumulate parameter gradients are left out.
+    Nodes that accumulate parameter gradients are left out. `measuring.layers.stamps` times the
+    backward pass by them, too.
     """
     waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
     seen: dict[torch.autograd.graph.Node, None] = {}

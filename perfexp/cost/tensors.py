@@ -36,6 +36,8 @@ class Region:
 def storage_of(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage, shared with its views and unique while it lives.
 
+    Reads, writes and weights are told apart by it.
+
     Raises:
         Inconclusive: the tensor is sparse and has several storages.
     """
@@ -56,7 +58,8 @@ def is_number(tensor: torch.Tensor) -> bool:
 def region_of(tensor: torch.Tensor) -> Region:
     """Return the part of its storage that a tensor covers.
 
-    Elements that an expanded dimension repeats (stride 0) count once.
+    Elements that an expanded dimension repeats (stride 0) count once. Each operator's reads and
+    writes are such regions.
     """
     sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
     elements = 1
@@ -73,7 +76,8 @@ def region_of(tensor: torch.Tensor) -> Region:
 def distinct_bytes(regions: Iterable[Region]) -> int:
     """Return the bytes of the distinct regions, at most the size of each storage.
 
-    Equal regions count once. Regions that overlap partly count separately.
+    Equal regions count once. Regions that overlap partly count separately. A row's bytes are
+    computed by it.
     """
     sizes, limits = Counter[int](), dict[int, int]()
     for region in set(regions):
@@ -85,7 +89,7 @@ def distinct_bytes(regions: Iterable[Region]) -> int:
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield all tensors in nested tuples, lists, sets, mappings and dataclasses.
 
-    These may contain themselves.
+    These may contain themselves. Arguments and results of modules and operators are searched by it.
     """
     waiting, seen = [value], set[int]()
     while waiting:

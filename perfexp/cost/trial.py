@@ -115,7 +115,8 @@ def trial_outputs(
 ) -> Any:
     """Return a module's outputs for one input tensor of this shape, as stand-ins.
 
-    Use it only in a function from `isolated`.
+    Use it only in a function from `isolated`. `convolution.layer_support` finds a model's
+    convolutions this way.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
@@ -192,7 +193,10 @@ def _run_once(
 
 
 def is_stand_in(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has no memory."""
+    """Return whether a tensor has no memory, and so no values.
+
+    Sessions do not save or restore such values while memory is traced.
+    """
     return tensor.is_meta or isinstance(tensor, fake_tensor.FakeTensor)
 
 

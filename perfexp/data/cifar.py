@@ -161,8 +161,9 @@ class Augmentation:
         device: torch.device | None = None,
     ) -> None:
         self._height, self._width = size
+        # (pixels - mean) / std is pixels × factor + shift; all three are (channels, 1, 1)
         self._factor, self._shift = (
-            one.float().view(-1, 1, 1).to(device) for one in (1 / std, -mean / std)
+            values.float().view(-1, 1, 1).to(device) for values in (1 / std, -mean / std)
         )
         self._channels = torch.arange(len(mean), device=device).view(-1, 1, 1)
         self._down = torch.arange(self._height, device=device).view(-1, 1)

@@ -229,6 +229,7 @@ def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] |
     """Return a folder with files in a known format, the format, and the names of missing files.
 
     The folder is `root` or a subfolder; one file of the format is enough. None if there is none.
+    Missing files are reported by name; a download completes them.
 
     Args:
         classes: 10 or 100.

@@ -75,7 +75,8 @@ def read_mask(file: Path) -> Mask:
 def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) -> Mask:
     """Return a mask, uint8 (height, width), with train ids and void only.
 
-    Label ids, recognized by the file name, are converted.
+    Label ids, recognized by the file name, are converted. Both ways to prepare samples call it,
+    since a wrong number would crash the loss on the device.
 
     Args:
         mask: mask as stored.
@@ -169,6 +170,8 @@ class SplitFiles:
 def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Path:
     """Return the mask path for an image name CITY/CITY_SEQUENCE_FRAME.
 
+    `made.streets` writes there.
+
     Args:
         label_ids: whether the mask has label ids, not train ids.
     """
@@ -176,7 +179,10 @@ def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Pa
 
 
 def image_of(root: Path, split: str, name: str) -> Path:
-    """Return the path of an image with a name CITY/CITY_SEQUENCE_FRAME."""
+    """Return the path of an image with a name CITY/CITY_SEQUENCE_FRAME.
+
+    `made.streets` writes there.
+    """
     return root / IMAGES / split / (name + _IMAGE_END)
 
 
@@ -204,6 +210,8 @@ def contents(root: Path, split: str) -> SplitFiles:
 
 def find_pairs(root: Path, split: str) -> list[Pair]:
     """Return the pairs of image and mask of a split (`train` or `val`).
+
+    `Cityscapes` calls it for both splits when it is built.
 
     Raises:
         UserError: there are no images, or an image has no mask.
@@ -235,7 +243,10 @@ def inspect(pair: Pair) -> str | None:
 
 
 def sample(pairs: list[Pair], count: int) -> list[Pair]:
-    """Return up to `count` pairs, evenly spread from the first to the last; 0 returns all."""
+    """Return up to `count` pairs, evenly spread from the first to the last; 0 returns all.
+
+    The doctor reads only some pairs of a large data set whole.
+    """
     count = min(count or len(pairs), len(pairs))
     return [pairs[round(index)] for index in np.linspace(0, len(pairs) - 1, count)]
 

@@ -39,7 +39,7 @@ class Split:
 def find_split(folder: Path, root: Path) -> Split:
     """Return a folder's images: by class if it has subfolders, otherwise without labels.
 
-    Hidden files and links to places outside the root are ignored.
+    Hidden files and links to places outside the root are ignored. `Images` reads its folder by it.
 
     Raises:
         UserError: the folder or a class has no images.
@@ -64,6 +64,8 @@ def find_split(folder: Path, root: Path) -> Split:
 def folder_of(root: str, content: str, trial: str = "") -> Path:
     """Return a data set's folder from data.root; raise `UserError` if it is not a folder.
 
+    Data sets call it when they are built.
+
     Args:
         content: kind of its files, in the plural.
         trial: sentence about a small set for trials.
@@ -79,7 +81,10 @@ def folder_of(root: str, content: str, trial: str = "") -> Path:
 
 @contextmanager
 def listing() -> Iterator[None]:
-    """Turn an unreadable folder inside the context into a `UserError`."""
+    """Turn an unreadable folder inside the context into a `UserError`.
+
+    Data sets search their folders inside it.
+    """
     try:
         yield
     except OSError as error:
@@ -89,6 +94,8 @@ def listing() -> Iterator[None]:
 @contextmanager
 def decoding(file: Path, kind: str, advice: str) -> Iterator[Image.Image]:
     """Open an image file; failures to decode it inside the context become a `UserError`.
+
+    `read_image` and masks are read inside it.
 
     Args:
         kind: noun for the message, such as `a mask`.
@@ -124,7 +131,7 @@ def visible_entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
     """Yield a folder's entries, without hidden files and links to places outside the root.
 
     Unlike `Path.iterdir`, `os.scandir` identifies links and folders without a file-system call for
-    each of a million files.
+    each of a million files. All data sets find their files through it.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -94,7 +94,10 @@ class Samples(Dataset[Any]):
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """Return an RGB image as float32 (3, height, width), normalized with ImageNet's statistics."""
+    """Return an RGB image as float32 (3, height, width), normalized with ImageNet's statistics.
+
+    Images, clips and Cityscapes end their preparation with it.
+    """
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
     return (
         pixels.sub_(torch.tensor(MEAN).view(3, 1, 1))
@@ -283,7 +286,10 @@ class LoadedBatches:
 
 
 def check_batch(count: int, batch_size: int) -> None:
-    """Raise `Unsupported` if there are fewer samples than in a batch."""
+    """Raise `Unsupported` if there are fewer samples than in a batch.
+
+    Such a point is recorded as unsupported, and other points continue.
+    """
     if count < batch_size:
         raise Unsupported(
             f"There are {count} samples, fewer than the {batch_size} of one batch. Use a smaller "

@@ -83,6 +83,8 @@ class Recipe:
 def photographs_in(folder: Path | None) -> list[Photograph]:
     """Return photographs with their names, from a folder or, for None, the two in scikit-learn.
 
+    All layouts of images are made from them.
+
     Raises:
         UserError: there are none, one cannot be read, or scikit-learn is not installed.
     """

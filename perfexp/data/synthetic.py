@@ -69,7 +69,10 @@ def _size(inputs: Any) -> int:
 
 
 def on_device(batches: Batches) -> bool:
-    """Return whether all batches are already on the device, or are created there."""
+    """Return whether all batches are already on the device, or are created there.
+
+    Calls with such batches have no data phase.
+    """
     return batches.constant or getattr(batches, "on_device", False)
 
 

@@ -42,7 +42,10 @@ class Chosen:
 
     @property
     def lock_name(self) -> str | None:
-        """Return the name of the device lock; None without a lock."""
+        """Return the name of the device lock; None without a lock.
+
+        A run holds this lock while it measures, so that no other run disturbs it.
+        """
         if self.device:
             return str(self.device["uuid"])
         if self.kind in ("cpu", "mps"):
@@ -51,7 +54,10 @@ class Chosen:
 
 
 def choose(facts: Facts, choice: Choice) -> Chosen:
-    """Return the device that a run with this choice would use on this machine."""
+    """Return the device that a run with this choice would use on this machine.
+
+    `perfexp doctor` also reads this device's lock and earlier figures.
+    """
     if choice.name == "fake":
         return Chosen(kind="fake", name="a scripted device")
     if choice.name == "mps":
@@ -242,7 +248,10 @@ def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 
 
 def board_of(facts: Facts, chosen: Chosen) -> Mapping[str, Any] | None:
-    """Return the driver's facts about the chosen CUDA device; None if it reports none."""
+    """Return the driver's facts about the chosen CUDA device; None if it reports none.
+
+    `state_findings` checks them; the history of a device needs its driver version.
+    """
     if chosen.device:
         uuid = str(chosen.device["uuid"]).removeprefix("GPU-")
         for board in part(facts, "boards").get("boards", ()):

@@ -152,31 +152,29 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, 
     `perfexp reproduce` and comparisons print them.
     """
     differing = []
-    for place in (*_IDENTITY, *_LIMITS):
-        old, new = fact_at(before, place), fact_at(now, place)
+    for name in (*_IDENTITY, *_LIMITS):
+        old, new = fact_at(before, name), fact_at(now, name)
         # an earlier version, or another user's rights, may leave limits out
-        is_unknown = place in _LIMITS and None in (old, new)
+        is_unknown = name in _LIMITS and None in (old, new)
         if old != new and not is_unknown:
-            differing.append((place, old, new))
+            differing.append((name, old, new))
     return differing
 
 
-def identity(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts that environments with comparable times share, by dotted name.
-
-    They are the host, versions, device, CPU and limits of the clock.
-    """
-    return {place: fact_at(facts, place) for place in ("host", *_IDENTITY, *_LIMITS)}
-
-
 def governors(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:
-    """Return the frequency governors of all cores; empty if the system has no such setting."""
+    """Return the frequency governors of all cores; empty if the system has no such setting.
+
+    The doctor warns unless all are `performance`; each record has them.
+    """
     files = root.glob("cpu[0-9]*/cpufreq/scaling_governor")
     return sorted(set(filter(None, map(_read, files))))
 
 
 def cores() -> int:
-    """Return the machine's number of logical cores."""
+    """Return the machine's number of logical cores.
+
+    Verdicts on other load compare with it.
+    """
     return psutil.cpu_count() or 1
 
 
@@ -303,7 +301,8 @@ def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, 
 def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | None:
     """Return the packages that a distribution requires, by name; None if it is not installed.
 
-    Each has a version range (`wanted`), the installed `version`, and whether it `fits`.
+    Each has a version range (`wanted`), the installed `version`, and whether it `fits`. The doctor
+    compares the installed versions with it.
     """
     try:
         wanted = list(map(Requirement, importlib.metadata.requires(distribution) or []))

@@ -34,7 +34,10 @@ def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 
 def build_name(torch: Mapping[str, Any]) -> str:
-    """Return torch's build from the survey's facts, for example `CUDA 13.0 build`."""
+    """Return torch's build from the survey's facts, for example `CUDA 13.0 build`.
+
+    The doctor names it if torch cannot use the driver's boards.
+    """
     names = (
         f"{kind} {torch[key]} build"
         for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda"))

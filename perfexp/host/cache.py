@@ -92,6 +92,8 @@ def cache_folder(name: str) -> Path:
 def user_folder(variable: str, usual: str) -> Path:
     """Return perfexp's folder under an XDG base directory.
 
+    Caches, the signing key and the default cluster site are below such folders.
+
     Args:
         variable: environment variable with the base directory, such as `XDG_CACHE_HOME`.
         usual: default base directory in the user's home, such as `.cache`.

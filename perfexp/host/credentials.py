@@ -69,7 +69,8 @@ def reveal(url: str) -> str:
 def is_masked(text: str) -> bool:
     """Return whether a text contains a mask.
 
-    A plan from another process does: its credentials are unknown here.
+    A plan from another process does: its credentials are unknown here. Jobs of a cluster and
+    resumed sweeps refuse or skip such a text.
     """
     return _MASK in text
 
@@ -82,7 +83,10 @@ def mask(text: str) -> str:
 
 
 def scrub(text: str) -> str:
-    """Return a library's message with all secrets masked that `hide` has masked before."""
+    """Return a library's message with all secrets masked that `hide` has masked before.
+
+    The tracker cleans MLflow's errors with it before they are printed.
+    """
     secrets = {secret for url in _hidden.values() for secret in _secrets(url)}
     for secret in sorted(
         secrets, key=len, reverse=True

@@ -16,6 +16,8 @@ from perfexp.errors import PerfexpError, UserError
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a file so that readers see either the old or the new content, even after a crash.
 
+    Records, plans, caches and all reports are written this way.
+
     Args:
         content: bytes, or for large content a function that writes them to an open file.
     """
@@ -47,7 +49,8 @@ def refuse_deleted_cwd() -> None:
 def disk_error(error: OSError) -> PerfexpError:
     """Return the error to report for a failed write into a run's folder, with the remedy.
 
-    If the folder itself was removed, the message names the first missing folder.
+    Runs and workers raise it. If the folder itself was removed, the message names the first missing
+    folder.
     """
     where = f": {error.filename}" if error.filename else ""
     if (
@@ -70,6 +73,7 @@ def disk_error(error: OSError) -> PerfexpError:
 def safe_name(text: str) -> str:
     """Return a text as a file name; empty text becomes `unnamed`.
 
-    Letters, digits and `._-` stay; everything else becomes a hyphen.
+    Letters, digits and `._-` stay; everything else becomes a hyphen. Run folders, lock files and
+    reports are named by it.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"

@@ -112,6 +112,8 @@ def utf8(content: bytes) -> bytes:
 def from_json(content: bytes, kind: type[_T]) -> _T:
     """Return JSON as an object of a type, such as a msgspec Struct.
 
+    Records, sweeps and expected points are read by it.
+
     Raises:
         DECODING_ERRORS: the content is not JSON, or not of this type.
     """
@@ -120,6 +122,8 @@ def from_json(content: bytes, kind: type[_T]) -> _T:
 
 def json_data(content: bytes) -> Any:
     """Return JSON as plain data: dicts, lists, texts and numbers.
+
+    Environments and manifests are read by it.
 
     Raises:
         ValueError: the content is not JSON, is not valid Unicode, or is nested too deeply.
@@ -134,6 +138,8 @@ def json_data(content: bytes) -> Any:
 
 def yaml_data(content: bytes) -> Any:
     """Return YAML as plain data: dicts, lists, texts and numbers.
+
+    Plans in run folders are read by it.
 
     Raises:
         ValueError: the content is not YAML, is larger or nested more deeply than any plan, or has
@@ -153,7 +159,10 @@ def yaml_data(content: bytes) -> Any:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Return text for a CSV cell; text that a spreadsheet would run gets an apostrophe in front."""
+    """Return text for a CSV cell; text that a spreadsheet would run gets an apostrophe in front.
+
+    Tables and profiler reports pass each text cell through it.
+    """
     with suppress(ValueError):
         float(text)
         return text
@@ -166,7 +175,7 @@ def printable(line: str) -> str:
     """Return a line that is safe to print on a terminal.
 
     Control characters, including tabs and line breaks, and characters that reverse text become
-    question marks.
+    question marks. The console and all commands print foreign names and messages through it.
     """
     return "".join(
         letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line

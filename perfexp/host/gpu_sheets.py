@@ -69,7 +69,8 @@ class GpuFile:
 def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
     """Return the files `gpu/*.yaml` of configuration folders, by name without the ending.
 
-    If several folders have a name, the last one counts.
+    If several folders have a name, the last one counts. Plans, the doctor and rooflines read conf/
+    and the user's own folders.
 
     Raises:
         UserError: a file is invalid.
@@ -90,7 +91,8 @@ def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
 def matching(files: Mapping[str, GpuFile], product: str) -> str | None:
     """Return the name of the only file that matches a device's product name.
 
-    None means that no file, or more than one, matches. A file without a pattern never does.
+    None means that no file, or more than one, matches. A file without a pattern never does. With
+    gpu=auto it finds the data sheet of the detected GPU.
     """
     names = [name for name, file in files.items() if product and file.match and file.is_of(product)]
     if len(names) == 1:

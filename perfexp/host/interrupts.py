@@ -71,7 +71,10 @@ def held() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if an interrupt came while it was held; the pipe is emptied."""
+    """Raise KeyboardInterrupt if an interrupt came while it was held; the pipe is emptied.
+
+    Loops that wait for a worker call it between two waits.
+    """
     if _State.came:
         _State.came = False
         if _State.receive is not None:

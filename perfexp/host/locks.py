@@ -79,7 +79,8 @@ def sign(descriptor: int, purpose: str) -> None:
 def owner_of(descriptor: int) -> str | None:
     """Return process and purpose of the lock holder, without control characters.
 
-    None means that the file does not name them, for example because it is new.
+    None means that the file does not name them, for example because it is new. A process that waits
+    for a device or a tracking store shows it to the user.
     """
     try:
         facts = json.loads(os.pread(descriptor, 65536, 0))
@@ -101,6 +102,8 @@ def lock_path(name: str) -> Path:
 
 def private_folder() -> Path:
     """Return this user's private folder for temporary files.
+
+    Lock files, and caches of users without a home, are there.
 
     Raises:
         UserError: the folder cannot be made, or another user could have prepared it.

@@ -159,7 +159,7 @@ class WorkerProcess:
         """Yield events until the worker has ended, without polling.
 
         After an event with `patient` set, any silence is allowed. After `finished`, only a short
-        silence is.
+        silence is. `run.worker_query.listen` passes them on to the progress display.
 
         Args:
             silence_seconds: longest time without an event; None for no limit.
@@ -187,6 +187,8 @@ class WorkerProcess:
 
     def end(self) -> int:
         """End the worker and everything that it started: SIGTERM, then SIGKILL after 5 s.
+
+        `run.worker_query.listen` calls it after the last event, or after an error.
 
         Returns:
             Exit code, or minus the signal number.

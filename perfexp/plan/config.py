@@ -200,7 +200,10 @@ class Plan(PlanSchema):
         return rule.shared_by(len(self.first_keys()))
 
     def config_dirs(self) -> list[Path]:
-        """Return the folders that offer options to the plan: conf/, then any `--config-dir`."""
+        """Return the folders that offer options to the plan: conf/, then any `--config-dir`.
+
+        Data sheets of GPUs are searched there.
+        """
         folders = [conf_dir()]
         for text in self.command:
             if text.startswith("--config-dir="):
@@ -278,7 +281,8 @@ class Plan(PlanSchema):
     def timed_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Return the timed points in measuring order, replicate by replicate.
 
-        If inference uses the trained weights, only one process trains.
+        If inference uses the trained weights, only one process trains. The driver and the worker
+        ask for them before each further process.
 
         Args:
             results: results so far. A sparse sweep, `oom=shrink` and the search for the largest
@@ -366,14 +370,17 @@ class Plan(PlanSchema):
     def layer_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Return the points with timed layers, in the first replicate.
 
-        For `results` see `timed_keys`.
+        For `results` see `timed_keys`. Another process measures them after the times.
         """
         if not self.probes.layers:
             return []
         return list(map(layers_key, self.first_keys(results)))
 
     def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
-        """Return the points to profile after timing, as the profiler chooses them."""
+        """Return the points to profile after timing, as the profiler chooses them.
+
+        Each is measured in its own process, under the profiler.
+        """
         return self._profiler.chosen(self.fixed_keys(results))
 
     def keys(self, results: Collection[Point] = ()) -> list[Key]:
@@ -464,6 +471,8 @@ def plan_of(
 def typed(plain: Mapping[str, Any]) -> Plan:
     """Turn a plan as plain data into a Plan; sizes and batch sizes are parsed.
 
+    Each command that needs a plan's properties calls it after composing.
+
     Raises:
         UserError: a key is unknown, or a value has the wrong type.
     """
@@ -480,6 +489,8 @@ def typed(plain: Mapping[str, Any]) -> Plan:
 
 def cluster_of(composed: DictConfig) -> schema.Cluster:
     """Return the cluster in a composed configuration.
+
+    `hydra/launcher=slurm` submits its jobs by it.
 
     Raises:
         UserError: there is none.
@@ -519,6 +530,8 @@ def build(node: Any, **extra: Any) -> Any:
 def locate(node: Mapping[str, Any]) -> Any:
     """Import the class that a node's `_target_` names, without calling it.
 
+    Only its class is compared, for example to recognize the scripted model.
+
     Raises:
         UserError: the target cannot be imported.
     """
@@ -550,7 +563,10 @@ def imports(plain: Mapping[str, Any]) -> list[str] | None:
 
 
 def targets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted path and value for each `_target_` in plain data."""
+    """Yield the dotted path and value for each `_target_` in plain data.
+
+    Code that a plan selects is hashed, imported or refused by them.
+    """
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield path, str(node["_target_"])

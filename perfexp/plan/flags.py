@@ -44,7 +44,10 @@ def joined_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
-    """Return the values of a Hydra flag with these spellings: `--flag value` or `--flag=value`."""
+    """Return the values of a Hydra flag with these spellings: `--flag value` or `--flag=value`.
+
+    Commands need --config-dir before Hydra reads it.
+    """
     values = [value for name, value in pairwise(arguments) if name in names]
     for text in arguments:
         name, _, value = text.partition("=")

@@ -167,7 +167,10 @@ def _number_of(stage: str) -> int | None:
 
 
 def numbered(path: Path) -> Iterator[Path]:
-    """Yield a path, then the path with `-2`, `-3`, … at its end."""
+    """Yield a path, then the path with `-2`, `-3`, … at its end.
+
+    Folders and files that must not replace others take the first free path.
+    """
     yield path
     for number in count(2):
         yield path.with_name(f"{path.name}-{number}")

@@ -40,7 +40,10 @@ def _measured(command: Sequence[str]) -> list[str]:
 
 
 def differing_keys(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """Return the keys of overrides that differ, or that only one command has."""
+    """Return the keys of overrides that differ, or that only one command has.
+
+    The message about a folder with another sweep names them.
+    """
     differing = set(filter(is_measured, first)) ^ set(filter(is_measured, second))
     return sorted({key_of(text) for text in differing if "=" in text})
 
@@ -48,7 +51,8 @@ def differing_keys(first: Sequence[str], second: Sequence[str]) -> list[str]:
 def is_measured(argument: str) -> bool:
     """Return whether an override changes the measurement.
 
-    Launcher keys, for example, and keys for output place and appearance do not.
+    Launcher keys, for example, and keys for output place and appearance do not. `perfexp reproduce`
+    repeats only such overrides.
     """
     if key_of(argument).startswith(("hydra/launcher", "hydra.launcher.")):
         return False
@@ -79,7 +83,10 @@ def line_to_type(
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values in nested mappings by dotted key; an empty mapping is a value."""
+    """Return the values in nested mappings by dotted key; an empty mapping is a value.
+
+    Plans are compared, and tables have a column for each key.
+    """
     values: dict[str, Any] = {}
     for key, value in plain.items():
         if isinstance(value, Mapping) and value:

@@ -72,7 +72,7 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
 def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
     """Return the axes of a sweep, each with its number of values; None for an interval.
 
-    If a key repeats, the last one counts.
+    If a key repeats, the last one counts. The sweep's name, its folders and its plots have them.
     """
     axes: dict[str, int | None] = {}
     for override in parsed(arguments):
@@ -93,7 +93,7 @@ def as_typed(axes: Mapping[str, str]) -> dict[str, str]:
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
     """Return the override values of one run in a sweep as text, by key.
 
-    Plain words lose the backslashes that Hydra adds.
+    Plain words lose the backslashes that Hydra adds. Run folders and names have them.
     """
     values = {}
     for text, override in zip(overrides, parsed(overrides), strict=True):
@@ -105,7 +105,8 @@ def values_of(overrides: Sequence[str]) -> dict[str, str]:
 def alternatives(override: Override) -> list[Any]:
     """Return the values that an override has in the runs of a sweep, as plain data.
 
-    A range or an interval becomes 0. A glob has no values: it only chooses among options.
+    A range or an interval becomes 0. A glob has no values: it only chooses among options. Checks of
+    a command line look at each of them.
     """
     value = override.value()
     if isinstance(value, ChoiceSweep):
@@ -158,7 +159,10 @@ def _without_credentials(argument: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote any text as one value in Hydra's grammar, unless it is a plain path."""
+    """Quote any text as one value in Hydra's grammar, unless it is a plain path.
+
+    Paths and credentials in repeated commands pass through it.
+    """
     if _PLAIN_PATH.fullmatch(text):
         return text
     escaped = re.sub(r"(\\*)('|$)", r"\1\1\2", text).replace("'", "\\'")

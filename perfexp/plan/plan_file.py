@@ -39,7 +39,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def to_yaml(plain: Mapping[str, Any]) -> bytes:
-    """Return a plan as YAML, in the order of the schema."""
+    """Return a plan as YAML, in the order of the schema.
+
+    `run.preparation` writes it with `signed`.
+    """
     return yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
 
 
@@ -167,7 +170,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the dotted keys in which two plans measure different things, with both values.
 
     A key that an older format lacks did not exist then: it had today's default, unless a command
-    sets it.
+    sets it. A folder with another plan is refused with them.
     """
     before, after, command = flat(old), flat(new), new.get("command") or ()
     version = old.get("format", 1)  # a record may hold anything
@@ -190,7 +193,8 @@ def _shown(key: str, flat: Mapping[str, Any]) -> str:
 def refusal_of_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return why results in a folder come from other code than now, with the remedy.
 
-    None if the user's code files are equal.
+    None if the user's code files are equal. Continuing a run and reproducing a record are refused
+    with it.
     """
     files = changed_sources(before, now)
     if not files:

@@ -18,6 +18,7 @@ def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) ->
     """Return a run's process count: one more than finished, until its times are precise.
 
     Each point's representative time counts: the device time if there is one, otherwise the latency.
+    `Plan.processes_by` calls it after each process.
 
     Args:
         results: points measured so far.

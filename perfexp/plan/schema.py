@@ -138,7 +138,10 @@ _NAMES |= {kind.__name__: kind for kind in (bool, int, float, str, dict, *_ENUMS
 
 @cache
 def settings() -> dict[str, type]:
-    """Return the settings class for each schema, for example `gpu` or `model/timm`."""
+    """Return the settings class for each schema, for example `gpu` or `model/timm`.
+
+    `config.register` gives them to Hydra; `perfexp help keys` lists them.
+    """
     generated = {name: _settings_class(name, target) for name, target in TARGETS.items()}
     return {"gpu": Gpu, "cluster": Cluster, **generated}
 

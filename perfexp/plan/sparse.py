@@ -83,7 +83,7 @@ class Sparse:
         """List the sizes and batch sizes to measure, given the results so far.
 
         These are all points that were tried, plus the next point once the first points have a
-        result.
+        result. The plan asks for them after each measured point.
         """
         pairs = self.candidates(sizes, batch_sizes)
         places = {pair: index for index, pair in enumerate(pairs)}
@@ -131,7 +131,10 @@ class Sparse:
 
 
 def pair_of(point: Measured) -> Pair:
-    """Return a point's input size and batch size."""
+    """Return a point's input size and batch size.
+
+    Results are matched with the sweep's pairs by it.
+    """
     return point.key.input_size, point.key.batch_size
 
 
@@ -168,7 +171,10 @@ def curve_of(x: Samples, spans: Samples, values: Sequence[Interval]) -> Curve:
 
 
 def standard_error(value: Interval) -> float:
-    """Return the standard error of a measured value's logarithm, from its 95 % interval."""
+    """Return the standard error of a measured value's logarithm, from its 95 % interval.
+
+    The Gaussian process weighs a point by it.
+    """
     width = value.log_half_width
     if width is None:
         return _UNKNOWN_ERROR
@@ -176,7 +182,10 @@ def standard_error(value: Interval) -> float:
 
 
 def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
-    """Return the sizes and batch sizes that ran out of memory, or were predicted to."""
+    """Return the sizes and batch sizes that ran out of memory, or were predicted to.
+
+    Larger points are not tried, and are not predicted.
+    """
     lacking = (Status.OOM, Status.OOM_PREDICTED)
     return frozenset(pair_of(one) for one in points if one.status in lacking)
 
@@ -184,7 +193,8 @@ def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
     """Return whether a point is nowhere smaller than some point that ran out of memory.
 
-    For example, 256 · batch 8 exceeds memory if 224 · batch 8 did.
+    For example, 256 · batch 8 exceeds memory if 224 · batch 8 did. Such points are neither measured
+    nor predicted.
     """
     (height, width), batch = pair
     return any(height >= h and width >= w and batch >= b for (h, w), b in too_large)

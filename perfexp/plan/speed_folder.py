@@ -24,7 +24,10 @@ def default_folder() -> str:
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:
-    """Raise `UserError`, with a remedy, if a folder does not exist or is not writable."""
+    """Raise `UserError`, with a remedy, if a folder does not exist or is not writable.
+
+    Plans with `speed_dir` are checked before the training.
+    """
     if not folder.is_dir():
         what = f"There is no folder {folder}"
         if folder.exists():

@@ -65,6 +65,8 @@ def of_csv(
 ) -> Roofline:
     """Return the roofline of an ncu CSV.
 
+    `perfexp roofline CSV` and profiled runs call it.
+
     Args:
         path: CSV file, which also names the roofline.
         peaks: peaks that take precedence over the file's own.
@@ -91,7 +93,7 @@ def of_record(
     """Return the rooflines of a record's layers by phase, for example `inference` or `train`.
 
     Each phase shows its largest point. The arguments are the same as for `of_csv`. The default
-    title names the run and the point.
+    title names the run and the point. The report of a run and `perfexp roofline DIR` call it.
 
     Raises:
         UserError: the record has no layers, or peaks are missing.

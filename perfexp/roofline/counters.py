@@ -157,7 +157,8 @@ def count(launch: KernelLaunch) -> Counted:
 def recorded_peaks(launch: KernelLaunch) -> dict[str, float]:
     """Return the peaks that ncu recorded with a launch, in FLOP/s and bytes/s at its clocks.
 
-    The names are `dram`, `l2`, `fp32`, `fp64_vector` and `half`.
+    The names are `dram`, `l2`, `fp32`, `fp64_vector` and `half`. They are the ceilings of a GPU
+    without a data sheet.
     """
     seconds, amounts = _amounts(launch.metrics)
     peaks = {}

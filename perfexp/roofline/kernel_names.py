@@ -25,7 +25,7 @@ def short(kernel: str) -> str:
     """Return a kernel name without its namespace, types and arguments.
 
     A general torch kernel is preceded by the functor that specializes it, for example `MulFunctor ·
-    vectorized_elementwise_kernel`.
+    vectorized_elementwise_kernel`. Tables and plots of rooflines label kernels with it.
     """
     bare = _outside(_outside(_ANONYMOUS.sub("", kernel), "(", ")"), "<", ">").strip()
     name = bare.split(" ")[-1].rsplit("::", 1)[-1] or kernel.strip()
@@ -62,7 +62,10 @@ def numbered(texts: Iterable[str]) -> list[str]:
 
 
 def cut(label: str, length: int) -> str:
-    """Return a label without its middle if it is too long, since both ends distinguish it."""
+    """Return a label without its middle if it is too long, since both ends distinguish it.
+
+    Labels in plots are shortened by it.
+    """
     half = (length - 1) // 2
     if len(label) <= length:
         return label

@@ -119,7 +119,10 @@ def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
 
 
 def is_listing(path: Path) -> bool:
-    """Return whether a file has ncu's columns; only its beginning is read."""
+    """Return whether a file has ncu's columns; only its beginning is read.
+
+    `perfexp roofline DIR` finds ncu's files in a run's folder by it.
+    """
     try:
         with path.open("rb") as file:
             text = _decode(file.read(2**16), str(path), is_whole=False)

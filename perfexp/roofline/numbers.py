@@ -24,7 +24,10 @@ _PLAIN = {"": 1.0, "1": 1.0, "#": 1.0, "%": 0.01, "percent": 0.01}
 
 
 def number(cell: str) -> float | None:
-    """Return a number, with or without commas between digit groups; None for any other text."""
+    """Return a number, with or without commas between digit groups; None for any other text.
+
+    `listing` reads each value by it.
+    """
     text = cell.strip()
     if not _NUMBER.fullmatch(text):
         return None
@@ -41,6 +44,7 @@ def factor(unit: str) -> float | None:
 
     An unknown unit gives None. ncu's `Kbyte` has 1000 bytes (it shows 16384 bytes as 16.38 Kbyte),
     `KiB` has 1024. A percentage becomes a fraction. Counter units (`inst`, `cycle`) are 1.
+    `listing` converts each value by it.
     """
     above, *below = [_single(part.strip().lower()) for part in unit.split("/")]
     for part in below:

@@ -132,6 +132,8 @@ def from_source(
 def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
     """Return peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second.
 
+    `perfexp roofline` calls it; these peaks come first.
+
     Raises:
         UserError: a peak is not above zero.
     """
@@ -155,6 +157,8 @@ def of_sheet(facts: GpuFacts) -> Peaks:
 
 def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
     """Return the peaks from a named data sheet, for example `t4` or `h200`.
+
+    It is `perfexp roofline --gpu NAME`.
 
     Raises:
         UserError: no data sheet with peaks has the name.
@@ -188,7 +192,10 @@ def of_plan(plan: Mapping[str, Any]) -> Peaks:
 
 
 def device_of(record: Record) -> tuple[str, str]:
-    """Return the name and kind of a record's device, such as `cuda`; empty if unknown."""
+    """Return the name and kind of a record's device, such as `cuda`; empty if unknown.
+
+    Messages name it, and its data sheet is searched.
+    """
     device = record.environment.get("device")
     facts = device if isinstance(device, Mapping) else {}
     return str(facts.get("name") or ""), str(facts.get("kind") or "")
