@@ -565,6 +565,8 @@ def _objective(record: Record, direction: Any) -> float | list[float]:
 def _figure(record: Record, *, is_rate: bool) -> float:
     """Return the geometric mean of all points' samples/s, or seconds per call.
 
+    An optimizing sweeper minimizes or maximizes it.
+
     Raises:
         PerfexpError: a point has no figure, or the run failed.
     """

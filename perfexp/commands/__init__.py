@@ -42,6 +42,8 @@ def load(name: str) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run a command and return its exit code; print errors on stderr.
 
+    `__main__` calls it if the first word is a command.
+
     Args:
         argv: command name, then its arguments.
     """

@@ -76,7 +76,10 @@ def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> Non
 
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
-    """Return the option names in a group, sorted."""
+    """Return the option names in a group, sorted.
+
+    Commands check names and list groups with it.
+    """
     named = set(torchvision_names.names()) if group == "model" else set()
     for folder in group_folders(config_dir):
         named |= {file.stem for file in folder.glob(f"{group}/*.yaml")}
@@ -84,7 +87,10 @@ def options(group: str, config_dir: Path | None = None) -> list[str]:
 
 
 def group_folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders with configuration groups, the user's own folder last."""
+    """Return the folders with configuration groups, the user's own folder last.
+
+    Commands that read groups without Hydra search them.
+    """
     if config_dir is not None:
         refuse_no_folders([f"--config-dir={config_dir}"])
     return [installation.conf_dir(), *([config_dir] if config_dir else [])]
@@ -92,6 +98,8 @@ def group_folders(config_dir: Path | None) -> list[Path]:
 
 def oldest(option: str, text: str | None) -> float:
     """Return the earliest time that an age option admits, in seconds since the epoch.
+
+    `clean --older-than` and `list runs --since` use it.
 
     Args:
         option: option name for the error message.

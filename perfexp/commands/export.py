@@ -207,22 +207,33 @@ class Collected:
         return collected
 
     def points(self) -> list[Line]:
-        """Return the lines of all points and all refused runs."""
+        """Return the lines of all points and all refused runs.
+
+        They are the table `points`.
+        """
         recorded = [line for run in self.runs.values() for line in run.lines]
         return flat.aligned([*recorded, *self.refused()])
 
     def layer_rows(self) -> list[Line]:
-        """Return the lines of all layers, with the fastest algorithm for each."""
+        """Return the lines of all layers, with the fastest algorithm for each.
+
+        They are the table `layers`.
+        """
         return flat.aligned(
             layer_tables.with_winners([row for run in self.runs.values() for row in run.layers])
         )
 
     def blocks(self) -> list[Block]:
-        """Return the series of all points."""
+        """Return the series of all points.
+
+        They are the table `samples`.
+        """
         return [block for run in self.runs.values() for block in run.blocks]
 
     def frame(self, what: str) -> pd.DataFrame:
         """Return the table `points`, `layers` or `samples`.
+
+        `perfexp.load` returns it, and Parquet files are written from it.
 
         Raises:
             UserError: there is no such table.
@@ -312,7 +323,10 @@ class Collected:
                 self.add(record, of=sweep.uid)
 
     def refused(self) -> Iterator[Line]:
-        """Yield a line for each run without a record."""
+        """Yield a line for each run without a record.
+
+        Such runs have a line with their error, so that no run is missing in the table.
+        """
         recorded = {run.sweep for run in self.runs.values()}
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):

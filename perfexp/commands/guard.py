@@ -65,6 +65,8 @@ def _refuse_foreign_places(uri: str) -> None:
 def write_plugin(folder: Path) -> None:
     """Register `create_app` for MLflow's option --app-name.
 
+    `perfexp ui` calls it before it starts the server.
+
     Args:
         folder: empty folder; processes with it in PYTHONPATH find the plugin.
     """
@@ -79,6 +81,8 @@ def write_plugin(folder: Path) -> None:
 def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
     """Return the accepted values of the Host header, with and without the port.
 
+    `perfexp ui` passes them to the server.
+
     Args:
         others: further names, separated by commas; a name may contain `*`.
     """
@@ -91,7 +95,10 @@ def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
 
 
 def _own_names() -> list[str]:
-    """Return the names and addresses of this machine."""
+    """Return the names and addresses of this machine.
+
+    A server that listens on all addresses accepts all of them.
+    """
     addresses = [
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()

@@ -112,6 +112,8 @@ class ListEntry(NamedTuple):
 def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     """Print the runs and sweeps below a folder, latest last.
 
+    `perfexp list runs` calls it.
+
     Args:
         words: KEY=VALUE for the plans to list, and the folder unless it is `outputs`.
         since: age of the oldest run, such as `7d`.
@@ -142,6 +144,8 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
 def last() -> Path:
     """Return the folder of the run or sweep in `outputs` that ended last.
 
+    `perfexp show` without a folder shows it.
+
     Raises:
         UserError: there is no record.
     """
@@ -154,7 +158,7 @@ def last() -> Path:
 def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
     """Return the runs and sweeps below a folder, sorted by their end.
 
-    Unreadable files are reported and skipped.
+    Unreadable files are reported and skipped. Runs of a sweep share the entry of their sweep.
 
     Args:
         wanted: plan values by key; a run must match all of them.
@@ -271,7 +275,10 @@ def _row(line: Mapping[str, Any]) -> dict[str, str]:
 
 
 def content(rows: Sequence[Mapping[str, str]], width: int) -> Grid | list[str]:
-    """Return a table of runs, or two lines per run if the table is wider than `width`."""
+    """Return a table of runs, or two lines per run if the table is wider than `width`.
+
+    Files and pipes have no limit on the width.
+    """
     grid = Grid.of_rows(rows)
     if grid.whole_width + 2 <= width:
         return grid

@@ -246,7 +246,10 @@ def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
 
 
 def answer_text(answer: Answer, unit: str) -> str:
-    """Return a predicted quantity with interval, source, and nearest measured point."""
+    """Return a predicted quantity with interval, source, and nearest measured point.
+
+    The report of `perfexp predict` has one for each point and quantity.
+    """
     predicted, curve = answer.predicted, answer.curve
     if predicted.value is None or curve is None:
         return f"refused: {predicted.reason}"

@@ -97,6 +97,8 @@ def settle(
 ) -> tuple[list[str], Plan]:
     """Return the command line of the run, and its plan.
 
+    Without a model, a small default is measured.
+
     Raises:
         UserError: the command itself sets a key among the overrides, or the run would refuse them.
     """

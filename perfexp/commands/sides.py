@@ -88,6 +88,8 @@ Machine = Annotated[
 def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | None) -> Settings:
     """Return the comparison settings from command-line options.
 
+    All comparing commands call it with their options.
+
     Raises:
         UserError: a value is not allowed.
     """
@@ -103,7 +105,10 @@ def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | 
 
 
 def words(texts: Iterable[str]) -> list[str]:
-    """Return the words in texts with commas, each once."""
+    """Return the words in texts with commas, each once.
+
+    Options such as `--metric` take such lists.
+    """
     stripped = (word.strip() for word in ",".join(texts).split(","))
     return list(dict.fromkeys(filter(None, stripped)))
 
@@ -231,6 +236,8 @@ def _decided_by(folder: Path) -> tuple[str, ...] | None:
 def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     """Return the records of a run or a sweep, and a line for each run without a record.
 
+    `compare`, `check` and `baseline` read their folders with it.
+
     Raises:
         UserError: there is no record, or a record is unreadable.
     """
@@ -252,6 +259,8 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
 
 def baseline(root: Path, name: str, machine: str | None = None) -> Path:
     """Return the folder of a named baseline.
+
+    `check --against NAME` and `baseline show` call it.
 
     Args:
         machine: machine name; None accepts any machine.
@@ -277,7 +286,10 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is a sweep folder."""
+    """Return whether a folder is a sweep folder.
+
+    A folder that holds a record as well counts as a run.
+    """
     return (folder / SWEEP).is_file() and not (folder / RECORD).is_file()
 
 

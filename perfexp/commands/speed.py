@@ -138,7 +138,10 @@ def _of_runs(place: Path) -> Iterator[Speed]:
 
 
 def line_of(found: Speed, path: Path | None) -> str:
-    """Return a training as a line: file path if it has one, figure, and origin."""
+    """Return a training as a line: file path if it has one, figure, and origin.
+
+    `train-speed` prints it, too.
+    """
     figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
 

@@ -286,7 +286,7 @@ def not_begun(
 ) -> Iterator[RunProgress]:
     """Yield the runs of a sweep that have not begun; refused runs have their reason.
 
-    A run that ended well is skipped even if its folder was moved.
+    A run that ended well is skipped even if its folder was moved. `status` shows them as missing.
 
     Args:
         begun: runs that have begun, by absolute folder.

@@ -119,6 +119,8 @@ def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
 def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str, str]:
     """Return the values of a command's overrides by key.
 
+    Other commands that set keys themselves, such as `ab`, call it as well.
+
     Args:
         set_by: keys that the command itself sets, with what sets them.
 

@@ -36,7 +36,7 @@ class Region:
 def storage_of(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage, shared with its views and unique while it lives.
 
-    Reads, writes and weights are told apart by it.
+    The counter distinguishes reads, writes and weights by it.
 
     Raises:
         Inconclusive: the tensor is sparse and has several storages.

@@ -106,7 +106,10 @@ class Sizes(Skipping):
             )
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """List the evenly spaced sizes with each batch size."""
+        """List the evenly spaced sizes with each batch size.
+
+        The plan itself must then leave the input size open.
+        """
         if sizes:
             raise UserError(
                 "sweep=sizes chooses the input sizes itself: leave out input_size, or set "
@@ -128,7 +131,10 @@ class BatchSizes(Skipping):
         self.batch_sizes = parse_batch_sizes(list(self.batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """List each size with the sweep's own batch sizes."""
+        """List each size with the sweep's own batch sizes.
+
+        The plan itself must then leave the batch size open.
+        """
         if batch_sizes:
             raise UserError(
                 "sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of "

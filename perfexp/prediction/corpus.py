@@ -153,7 +153,7 @@ def _length(values: Any) -> int:
 def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
     """Read the curves from all records in and below folders, newest first.
 
-    Unreadable records are skipped.
+    Unreadable records are skipped. `perfexp predict` searches its `--corpus` with it.
     """
     files: list[Path] = []
     for folder in folders:
@@ -163,7 +163,10 @@ def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
 
 
 def sibling_curves(folder: Path) -> list[MeasuredCurve]:
-    """Read the curves from other runs next to a run, including runs in sweeps."""
+    """Read the curves from other runs next to a run, including runs in sweeps.
+
+    They calibrate the predictions of a sparse sweep.
+    """
     files = below(folder.parent, "record.json", refused=_skip, deepest=_SIBLING_LEVELS)
     return _curves_of(file for file in files if file.parent.resolve() != folder.resolve())
 
@@ -216,7 +219,10 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
-    """Return a record's measured curves: times, energies and memory peaks for each phase."""
+    """Return a record's measured curves: times, energies and memory peaks for each phase.
+
+    Predictions of a sparse sweep, and notes on stairs, are made from them.
+    """
     return [curve for curve in _of_phases(record, folder) if curve.values]
 
 
@@ -287,7 +293,10 @@ def _metrics(
 
 
 def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions and limits in a record's environment that change times."""
+    """Return the versions and limits in a record's environment that change times.
+
+    A prediction warns if they differ from this machine's.
+    """
     device = environment.get("device")
     facts = {**(device if isinstance(device, Mapping) else {}), "torch": _torch(environment)}
     conditions = {}
@@ -314,7 +323,10 @@ class Corpus:
         self._calibrations: dict[tuple[str | None, ...], Calibration] = {}
 
     def calibration(self, curve: MeasuredCurve) -> Calibration:
-        """Return a curve's calibration by curves for other models or algorithms on its device."""
+        """Return a curve's calibration by curves for other models or algorithms on its device.
+
+        Curves in the same place share it.
+        """
         place = place_of(curve)
         if place not in self._calibrations:
             others = [other.curve() for other in self.curves if calibrates(other, curve)]
@@ -334,6 +346,7 @@ def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
     """Return whether `other` may calibrate `curve`.
 
     It must be long enough and have the same quantity and device, but another model or algorithm.
+    Curves for the same work would make the calibration too good.
     """
     own, others = place_of(curve), place_of(other)
     return own[:3] == others[:3] and own[3:] != others[3:] and len(other.values) >= LEAST_MEASURED

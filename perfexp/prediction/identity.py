@@ -20,7 +20,10 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def identity(plan: Mapping[str, Any], phase: str) -> str:
-    """Return the SHA-256 of the settings in a resolved plan that determine a phase's times."""
+    """Return the SHA-256 of the settings in a resolved plan that determine a phase's times.
+
+    Curves with the same identity can be joined, and can answer for a plan.
+    """
     mode = plan.get("mode")
     nodes = {name: plan.get(name) for name in _NODES}
     nodes["mode"] = mode.get(phase) if isinstance(mode, Mapping) else mode

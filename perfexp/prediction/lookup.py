@@ -53,7 +53,8 @@ def look_up(
     """Return a point's quantity from curves with the same settings.
 
     Model, algorithm, mode, precision, execution and data must agree. A measured value is preferred
-    to an interpolated value, and a newer record to an older record.
+    to an interpolated value, and a newer record to an older record. `perfexp predict` calls it for
+    each point and quantity.
 
     Args:
         key: the point.
@@ -166,7 +167,10 @@ def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
 
 
 def pair_text(pair: Pair) -> str:
-    """Return a size and a batch size in words, for example `224 · batch 8`."""
+    """Return a size and a batch size in words, for example `224 · batch 8`.
+
+    Messages about points use it.
+    """
     (height, width), batch = pair
     return f"{height if height == width else f'{height}x{width}'} · batch {batch}"
 

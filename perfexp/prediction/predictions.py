@@ -72,6 +72,8 @@ class Forecast:
 def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -> list[Forecast]:
     """Predict the unmeasured points in a sparse sweep; empty for other records.
 
+    A run with `sweep=sparse` calls it when its record is published.
+
     Args:
         curves: the record's own curves.
         corpus: curves from other runs, which calibrate the intervals.
@@ -90,7 +92,7 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
 def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
     """Return all points for a phase in a plan with a sparse sweep; empty for other plans.
 
-    The plan is read as data.
+    The plan is read as data. They are those that were measured, and those to predict.
     """
     node, mode = plan.get("sweep"), plan.get("mode")
     own = mode.get(phase) if isinstance(mode, Mapping) else None
@@ -118,6 +120,7 @@ def forecast(
     """Predict a curve at any points.
 
     Points are refused outside the curve's range, or if a smaller or equal point ran out of memory.
+    `of_record` calls it for all points, `lookup` for a single one.
 
     Args:
         curve: measured values.
@@ -206,7 +209,7 @@ def _narrowed(value: Interval) -> Interval:
 def summary(forecast: Forecast) -> str:
     """Return the number of predicted points and their uncertainty in a line.
 
-    For example: `time: 88 of 100 points predicted, …`.
+    For example: `time: 88 of 100 points predicted, …`. A run with `sweep=sparse` prints it.
     """
     predicted = refused = 0
     widths = []
@@ -229,7 +232,7 @@ def summary(forecast: Forecast) -> str:
 def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
     """Return the content of predicted.jsonl, a line for each point and quantity.
 
-    No line can be read as a result.
+    No line can be read as a result. The report writes it beside the record.
     """
     lines = b""
     for one in forecasts:
@@ -261,5 +264,8 @@ def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
 
 
 def key_of(pair: Pair, phase: str, precision: str) -> Key:
-    """Return a predicted point's key."""
+    """Return a predicted point's key.
+
+    Plots and tables place predictions by it.
+    """
     return Key(phase=phase, input_size=pair[0], batch_size=pair[1], precision=precision)

@@ -44,7 +44,10 @@ class Truth:
     errors: Samples
 
     def curve(self, chosen: Collection[int]) -> Curve:
-        """Return the chosen points as a curve over the range of all points."""
+        """Return the chosen points as a curve over the range of all points.
+
+        Methods see only these points.
+        """
         places = sorted(chosen)
         x = selection.scaled(self.x, self.x)
         spans = np.ptp(self.x, axis=0)
@@ -54,6 +57,8 @@ class Truth:
 
     def campaign(self, measured: int, target: float) -> list[int]:
         """Return the indices of the points that a sparse sweep measures.
+
+        `skill_table` scores predictions from these points.
 
         Args:
             measured: largest number of points.

@@ -109,7 +109,8 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
     """Score predictions within each curve; return a table for each measured quantity.
 
     Curves with many points are sampled like a sparse sweep. In shorter curves, each inner point is
-    predicted from all other points. Curves without inner points are left out.
+    predicted from all other points. Curves without inner points are left out. `perfexp predict
+    check` calls it.
 
     Args:
         curves: curves in a corpus.

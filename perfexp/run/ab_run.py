@@ -122,7 +122,10 @@ class AbRun:
 
 
 def _replicates(record: Record) -> set[int]:
-    """Return the replicates that have measured every point successfully."""
+    """Return the replicates that have measured every point successfully.
+
+    Only they count for the verdict and for the level of the next one.
+    """
     timed, lacking = set[int](), set[int]()
     for point in record.points:
         if point.key.is_timed:

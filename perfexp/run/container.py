@@ -45,6 +45,8 @@ def engine_path(name: str | None) -> str:
 def image_digest(engine: str, image: str) -> str:
     """Return the digest of a local image.
 
+    The container runs this image, whatever its name means later.
+
     Raises:
         UserError: this machine has no such image.
     """

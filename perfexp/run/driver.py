@@ -140,7 +140,7 @@ def _publish(saved: Sequence[tuple[Job, Record]], results: Console | None, ended
 def rounds(runs: Sequence[Job]) -> Iterator[tuple[Job, int | None]]:
     """Yield each run once per round, in shuffled order, until all runs are precise enough.
 
-    A single run is measured as a whole.
+    A single run is measured as a whole. It is the usual order of `measure`.
     """
     if len(runs) == 1:
         yield runs[0], None

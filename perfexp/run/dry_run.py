@@ -29,7 +29,8 @@ def show(
 ) -> None:
     """Print points, time and folder for a run or for a sweep's runs.
 
-    Also warn if energy is requested and the device has no meter.
+    Also warn if energy is requested and the device has no meter. `main` calls it instead of
+    measuring.
 
     Args:
         assignments: composed runs.

@@ -347,7 +347,8 @@ class Job(supervisor.Supervisor):
     def assembled(self) -> Record:
         """Return the record of all measurements so far; only `save` writes it to disk.
 
-        Points without a result are `interrupted`.
+        Points without a result are `interrupted`. `perfexp ab` judges it between two processes, and
+        `save` writes it.
         """
         points, ended = _merged(supervisor.results(self)), timestamp()
         facts, doubts = supervisor.recorded_environment(self)
@@ -383,6 +384,8 @@ class Job(supervisor.Supervisor):
     def save(self) -> Record:
         """Write the record, before any step that can fail without losing results.
 
+        `driver` calls it after the last replicate, also after an interrupt.
+
         Raises:
             PerfexpError: the record cannot be written.
         """
@@ -407,6 +410,8 @@ class Job(supervisor.Supervisor):
 
     def publish(self, record: Record, console: Console | None = None) -> Record:
         """Write tables and plots for a saved record, send the record and show it.
+
+        `driver` calls it once all records of the command are saved.
 
         Args:
             console: where to show it; by default the run's console.
@@ -492,7 +497,8 @@ def show_results(
 ) -> None:
     """Print a run's results.
 
-    Within a sweep they take one line: the sweep's table and link follow at its end.
+    Within a sweep they take one line: the sweep's table and link follow at its end. Local campaigns
+    call it for the records of their processes.
     """
     sweep = assignment.sweep
     if sweep is None:
@@ -558,7 +564,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
 def exit_code(record: Record) -> int:
     """Return 1 if a requested measurement or profile failed, otherwise 0.
 
-    Profiles from earlier commands do not count.
+    Profiles from earlier commands do not count. It is the run's part of the command's exit code.
     """
     is_requested = bool(profiler_settings(record.plan.get("profiler") or {"name": "none"}))
     is_made = all(point.status is Status.OK for point in record.points if is_profile(point.key))

@@ -34,7 +34,10 @@ def known_of(record: Record) -> dict[str, Prior]:
 
 
 def add(record: Record) -> None:
-    """Cache a record's figures for later runs, if several processes measured them."""
+    """Cache a record's figures for later runs, if several processes measured them.
+
+    `Job.save` calls it.
+    """
     if (cache := _cache(record)) and (shown := _shown(record)):
         cache.add(f"{_group(record)}/{record.uid}", shown)
         cache.remove(list(cache.entries())[:-_MOST_FIGURES])
@@ -59,6 +62,8 @@ def _cache(record: Record) -> JsonCache | None:
 
 def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> dict[str, Prior]:
     """Return priors by class for a kind of device, refined by one device's cached figures.
+
+    The doctor shows them, and each record stores those that it used.
 
     Args:
         without: group of runs to ignore.
@@ -93,6 +98,8 @@ def _shown(record: Record) -> list[_Figure]:
 
 def cache_of(facts: Mapping[str, Any], device: str, driver: str | None) -> JsonCache:
     """Return a device's cache.
+
+    Another driver or torch version begins a new history.
 
     Args:
         facts: machine facts, as in a record's environment.

@@ -115,7 +115,10 @@ def prepare(
 
 
 def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point]) -> None:
-    """Write expected.json: the plan's points, including points chosen by the results so far."""
+    """Write expected.json: the plan's points, including points chosen by the results so far.
+
+    `perfexp status` compares the results with it.
+    """
     keys = plan.keys(results)
     if not config.build(plan.profiler).times:  # points timed earlier count, too
         keys = list(dict.fromkeys([*(point.key for point in results), *keys]))
@@ -125,7 +128,10 @@ def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point
 
 
 def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
-    """Return whether a run's folder has its record and a final result for each point."""
+    """Return whether a run's folder has its record and a final result for each point.
+
+    Campaigns skip such runs.
+    """
     try:
         results = run_status.results(foreign.read_bytes(paths.points))
         everything = plan.keys(read_points(paths.points))
@@ -157,7 +163,10 @@ def _recover_points(paths: RunPaths, plan_hash: str) -> None:
 
 
 def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
-    """Return profiles to repeat: failed, made with other settings, or with missing files."""
+    """Return profiles to repeat: failed, made with other settings, or with missing files.
+
+    `Supervisor.prepare` calls it.
+    """
     results, settings = read_points(paths.points), profiler_settings(plan.profiler)
     keys = plan.profile_keys(results)
     again = set[Key]()
@@ -184,7 +193,8 @@ def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, A
 def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
     """Yield the lines in points.jsonl that stay, byte for byte.
 
-    If a point is forgotten, so are its layers and its profile.
+    If a point is forgotten, so are its layers and its profile. Forgetting and replacing points
+    write them back.
     """
     for line in foreign.read_bytes(paths.points).split(b"\n"):
         for point in points_from_lines(line):
@@ -193,7 +203,10 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a profiler's node as JSON values; empty for profiler=none."""
+    """Return the settings in a profiler's node as JSON values; empty for profiler=none.
+
+    A profile made with other settings is made again.
+    """
     settings = dict(node)
     if settings.get("name") == "none":
         return {}
@@ -205,7 +218,7 @@ def is_of_perfexp(paths: RunPaths) -> bool:
     """Return whether the manifest in a folder has the identity of the run or sweep there.
 
     Otherwise it may come from other software, which also writes manifests, for example for data
-    sets.
+    sets. Only then may files be deleted (`perfexp clean`, `--overwrite`).
     """
     identities: set[str | None] = set()
     for file in (paths.record, SweepPaths(paths.root).summary):
@@ -223,7 +236,10 @@ class _Identity(msgspec.Struct):
 
 
 def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
-    """Return whether a folder has another plan, or a plan that cannot be read."""
+    """Return whether a folder has another plan, or a plan that cannot be read.
+
+    A run of a stage then takes the next numbered folder.
+    """
     try:
         refuse_other_plan(paths, plain)
     except UserError:
@@ -232,7 +248,10 @@ def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
 
 
 def with_processes(plain: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """Return a plan, including its command, with another number of processes."""
+    """Return a plan, including its command, with another number of processes.
+
+    `perfexp ab` adds processes until it has a verdict.
+    """
     others = [text for text in plain["command"] if text.lstrip("+").partition("=")[0] != _PROCESSES]
     return {**plain, _PROCESSES: processes, "command": [*others, f"{_PROCESSES}={processes}"]}
 
@@ -255,6 +274,8 @@ class OtherCode(UserError):
 
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     """Compare a folder's plan with this plan, as data: nothing in either plan is built.
+
+    `main` calls it before anything is built, and `prepare` before anything is written.
 
     Raises:
         UserError: the folder has another plan, or a plan in another format.

@@ -88,6 +88,8 @@ class Supervisor:
     def prepare(self) -> None:
         """Write the plan and choose the points to measure.
 
+        `Job` calls it when its folder is locked.
+
         Raises:
             UserError: the folder has another plan.
         """
@@ -137,7 +139,7 @@ def replicates(timed: Iterable[Key]) -> list[int]:
     """Return replicate numbers in measuring order.
 
     If the first replicate has more points than others, it is placed in the middle. It stays first
-    if only it trains: the others may infer with its weights.
+    if only it trains: the others may infer with its weights. `Job.measure` goes through them.
     """
     timed = list(timed)
     points = Counter(key.replicate for key in timed)
@@ -169,7 +171,7 @@ def measure(job: Supervisor, replicate: int) -> None:
     """Measure a replicate's points that have no result.
 
     Interrupts take effect while waiting for a worker. Finished points are on disk before an
-    exception is raised.
+    exception is raised. `Job.measure` calls it for each replicate.
 
     Raises:
         PerfexpError: a worker refused to start, or a result cannot be written.
@@ -185,6 +187,7 @@ def profile(job: Supervisor) -> None:
     """Make missing and outdated profiles, after everything has been timed.
 
     If a profiler fails, only its profile is affected. Exceptions are the same as in `measure`.
+    `Job.measure` calls it after the last replicate.
     """
     job.extend()
     with interrupts.held():
@@ -198,7 +201,8 @@ def results(job: Supervisor) -> list[Point]:
 
     Points without a result are `interrupted`, with the reason. Two kinds of points follow the
     plan's points: smaller batches that fit instead (sweep.oom=shrink), and points that ran out of
-    memory although their batch fitted before (batch_size=max).
+    memory although their batch fitted before (batch_size=max). `Job.assembled` builds the record
+    from them.
     """
     measured = {point.key: point for point in job.measured()}
     reason = "the run was interrupted"
@@ -388,7 +392,10 @@ def _run_profiler(job: Supervisor, point: Point, place: ProfileLocation) -> None
 
 
 def recorded_environment(job: Supervisor) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """Return the recorded environment and its diagnostics; empty if no worker has begun."""
+    """Return the recorded environment and its diagnostics; empty if no worker has begun.
+
+    The first worker writes it.
+    """
     try:
         return environment.load(job.paths.environment)
     except UserError:
@@ -447,7 +454,10 @@ def _one_worker(
 
 
 def _judged(heard: Heard) -> tuple[Status, str]:
-    """Return status and reason for the point during which a worker ended."""
+    """Return status and reason for the point during which a worker ended.
+
+    The worker may have timed out, been killed, or failed with a message.
+    """
     if heard.termination:
         status, why = Status.TIMEOUT, " (timeout_seconds)"
         if heard.garbled:

@@ -109,7 +109,10 @@ class SweepRun:
         SweepRun.folder = self.paths.root
 
     def add(self, file: Path) -> None:
-        """Copy one of the sweeper's files into the folder."""
+        """Copy one of the sweeper's files into the folder.
+
+        An optimizing sweeper, such as Optuna, writes its best values.
+        """
         self.paths.claim(target := self.paths.root / file.name)
         write_atomically(target, file.read_bytes())
 
@@ -175,7 +178,10 @@ class SweepRun:
         )
 
     def announce(self) -> None:
-        """Print the header once, when the first measurement starts."""
+        """Print the header once, when the first measurement starts.
+
+        Jobs call it, since only they know when measuring begins.
+        """
         if self._header is not None:
             self._header()
             self._header = None
@@ -212,7 +218,10 @@ class SweepRun:
         )
 
     def plan(self, assignments: Sequence[Assignment]) -> None:
-        """Enter all runs to measure, before the first run begins."""
+        """Enter all runs to measure, before the first run begins.
+
+        `perfexp status` shows those that have not begun.
+        """
         self.sweep.planned = []
         for assignment in assignments:
             if assignment.sweep is not None:
@@ -237,7 +246,8 @@ class SweepRun:
     def expect(self, assignments: Sequence[Assignment]) -> None:
         """Enter runs that other processes will measure. Runs that have ended stay unchanged.
 
-        Folders are those composed here: the other processes measure into the folders named here.
+        Folders are those composed here: the other processes measure into the folders named here. A
+        campaign calls it before its processes start.
         """
         self._is_refused = False
         before = {child.job: child for child in self.sweep.children}
@@ -252,7 +262,10 @@ class SweepRun:
     def ended(
         self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError
     ) -> None:
-        """Enter a run that has ended, with its record or the error that ended it."""
+        """Enter a run that has ended, with its record or the error that ended it.
+
+        The driver and campaigns call it through `main`.
+        """
         if isinstance(outcome, Record):
             self._is_refused = False
             child = self._child(membership, name, folder, outcome.status)
@@ -282,7 +295,10 @@ class SweepRun:
         self.sweep.children = sorted([*others, child], key=lambda one: one.job)
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
-        """Enter a run that was refused because of its configuration."""
+        """Enter a run that was refused because of its configuration.
+
+        `main` calls it if a run cannot be composed.
+        """
         folder = naming.child_folder(None, self.paths.root, job, axes)
         self.ended(self.membership(job, axes, folder), naming.run_name((), axes), folder, error)
 
@@ -303,7 +319,10 @@ class SweepRun:
             self.paths.withdraw()
 
     def unlock(self) -> None:
-        """Release the folder. Other processes may continue to measure in it."""
+        """Release the folder. Other processes may continue to measure in it.
+
+        `main` calls it if the sweep goes on elsewhere, or is refused.
+        """
         self._stack.close()
 
     def _close(self) -> bool:
@@ -353,6 +372,8 @@ def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> Non
 
 def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[str, str]:
     """Return a sweep's cached store as overrides by key. Typed keys take precedence.
+
+    `resume=` adds them to the repeated command.
 
     Args:
         folder: the sweep's folder, or a run's folder in it.

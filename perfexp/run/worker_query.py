@@ -93,7 +93,10 @@ def listen(
 
 
 def error_of(event: Event) -> PerfexpError:
-    """Return a worker's error from the event that reports it."""
+    """Return a worker's error from the event that reports it.
+
+    It has the class, and so the exit code, that the worker meant.
+    """
     if event.get("exit_code") == UserError.exit_code:
         return UserError(event["message"])
     return PerfexpError(event["message"])
@@ -178,6 +181,8 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
 def survey(index: int | None) -> dict[str, Any]:
     """Determine this machine's measuring equipment.
 
+    `perfexp doctor` calls it, since this process may not import torch.
+
     Args:
         index: CUDA device for the clock test; None for no test.
 
@@ -204,6 +209,8 @@ def survey(index: int | None) -> dict[str, Any]:
 @cache
 def visible_gpus() -> int:
     """Count the CUDA devices that `CUDA_VISIBLE_DEVICES` leaves visible.
+
+    Commands that use all GPUs ask for their number.
 
     Raises:
         PerfexpError: they cannot be counted.

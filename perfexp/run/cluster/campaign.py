@@ -312,7 +312,7 @@ def _script(runs: Sequence[SweepElement], paths: SweepPaths, settings: SlurmSett
 def dependency(after: Any) -> list[str]:
     """Return the sbatch options for `hydra.launcher.after`, which make jobs wait for others.
 
-    There are none if everything has already succeeded.
+    There are none if everything has already succeeded. `submit` passes them to sbatch.
 
     Args:
         after: job ids, a sweep's folder, or the name of a stage; None for nothing.
@@ -375,6 +375,8 @@ def _sweeps_of(stage: str) -> Iterator[tuple[Sweep, Path]]:
 
 def campaign_of(name: str, launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:
     """Return the campaign that measures the runs; None if this process does.
+
+    `main` calls it with Hydra's settings before the runs are composed.
 
     Args:
         name: option of hydra/launcher.

@@ -25,6 +25,8 @@ def file() -> Path:
 def words() -> list[str]:
     """Return the stored arguments, one per line in the file; none without a file.
 
+    `perfexp cluster use` prints them, and `with_site` inserts them.
+
     Raises:
         UserError: the file is unreadable.
     """
@@ -59,7 +61,8 @@ def with_site(arguments: Sequence[str]) -> list[str]:
     """Insert the stored arguments at the start of a sweep command line.
 
     A typed key or folder replaces the stored value. With a typed launcher, the stored launcher
-    settings are left out. Command lines without -m stay as they are.
+    settings are left out. Command lines without -m stay as they are. `main` calls it before
+    composing.
 
     Args:
         arguments: command line with joined flags (`--config-dir=DIR`).

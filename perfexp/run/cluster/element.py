@@ -64,7 +64,8 @@ class SweepElement:
     def version(self) -> tuple[int, int] | None:
         """Return a value that changes when the record is written; None without a record.
 
-        It does not depend on how the clocks of different nodes compare.
+        It does not depend on how the clocks of different nodes compare. Comparing it with `earlier`
+        shows whether this command's process has written a record.
         """
         try:
             found = RunPaths(self.assignment.folder).record.stat()
@@ -73,13 +74,18 @@ class SweepElement:
         return found.st_ino, found.st_mtime_ns
 
     def record(self) -> Record | None:
-        """Return the record in the run folder; None if it is missing or unreadable."""
+        """Return the record in the run folder; None if it is missing or unreadable.
+
+        A campaign reports it when the process has ended.
+        """
         with suppress(UserError):
             return Record.load(self.assignment.folder)
         return None
 
     def arguments(self, sweep: SweepPaths, *, requeue: bool = False) -> list[str]:
         """Return the words after `perfexp` that measure the run in its own process.
+
+        `Element` reads them in that process.
 
         Args:
             sweep: folder of the sweep.
@@ -136,6 +142,8 @@ class Campaign(ABC):
     def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
         """Measure the unfinished runs; return whether every run has ended.
 
+        `main` calls it once, after all runs are composed.
+
         Args:
             ended: called with each run that has ended.
         """
@@ -171,6 +179,8 @@ def unfinished(runs: Sequence[SweepElement], console: Console, ended: Ended) -> 
 
 def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
     """Return the overrides of a run as typed, without its output folder.
+
+    Both kinds of campaigns build their command lines from them.
 
     Args:
         sends: whether the run's own process sends the record; otherwise tracking is turned off.
@@ -214,7 +224,10 @@ class Element:
 
     @property
     def membership(self) -> SweepMembership:
-        """Return the sweep description for the run's record."""
+        """Return the sweep description for the run's record.
+
+        The sweep's tables and the tracker find the run by it.
+        """
         directory = Path(os.path.relpath(self._sweep_folder, self.folder)).as_posix()
         sweep, child = self._sweep, self.child
         return SweepMembership(
@@ -222,7 +235,10 @@ class Element:
         )
 
     def wait_for_folder(self) -> None:
-        """Wait until no other process measures the run, for up to five minutes."""
+        """Wait until no other process measures the run, for up to five minutes.
+
+        A requeued job may start before its predecessor has ended.
+        """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while RunPaths(self.folder).in_use() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -231,6 +247,7 @@ class Element:
         """Return the final exit code; requeue the job if SLURM warned about its time limit.
 
         A job succeeds even if a tracker did not accept the record, because the record is complete.
+        `main` calls it last.
         """
         if interrupts.last() != signal.SIGUSR2 or exit_code != 130:
             if exit_code == 3 and self._is_job:

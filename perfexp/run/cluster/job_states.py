@@ -65,14 +65,17 @@ class SubmittedRun(msgspec.Struct, kw_only=True):
 
 
 def job_name(sweep: str) -> str:
-    """Return the name that all jobs of a sweep share in SLURM."""
+    """Return the name that all jobs of a sweep share in SLURM.
+
+    Cancelling and accounting select jobs by it.
+    """
     return f"perfexp-{safe_name(sweep)}"
 
 
 def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
     """Append lines to jobs.jsonl in one write.
 
-    All runs in an array are submitted together.
+    All runs in an array are submitted together. `campaign.submit` calls it right after sbatch.
     """
     content = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
     with foreign.open_append(paths.jobs) as file:
@@ -293,7 +296,10 @@ def _has_just_ended(job: QueuedJob) -> bool:
 
 
 def counted(states: Sequence[RunState]) -> str:
-    """Return the run count for each state: `3 done, 1 running, 2 pending`."""
+    """Return the run count for each state: `3 done, 1 running, 2 pending`.
+
+    A waiting campaign prints it whenever it changes.
+    """
     numbers = Counter(state.state for state in states)
     return ", ".join(f"{numbers[state]} {state}" for state in JobState if numbers[state])
 
@@ -301,7 +307,7 @@ def counted(states: Sequence[RunState]) -> str:
 def lines(states: Sequence[RunState]) -> Iterator[str]:
     """Yield a line for each running, failed or cancelled run.
 
-    Waiting and lost runs are grouped by reason.
+    Waiting and lost runs are grouped by reason. `perfexp status` prints them.
     """
     for kind in (JobState.running, JobState.failed, JobState.cancelled):
         runs = [state for state in states if state.state is kind]

@@ -129,6 +129,8 @@ def _start(slot: Slot, run: SweepElement, sweep: SweepPaths) -> subprocess.Popen
 def slots(gpus: Any) -> list[Slot]:
     """Return the GPUs for `hydra.launcher.gpus`.
 
+    Each has one process at a time.
+
     Args:
         gpus: `all` for all visible GPUs, N for the first N, or a list of indices such as [0,1].
 
@@ -177,7 +179,10 @@ def _boards() -> list[Slot]:
 
 
 def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int]:
-    """Return the usable cores on a PCI device's NUMA node; empty if unknown."""
+    """Return the usable cores on a PCI device's NUMA node; empty if unknown.
+
+    A process on distant cores would copy to its GPU more slowly.
+    """
     near = set[int]()
     try:
         for part in (root / bus / "local_cpulist").read_text().split(","):

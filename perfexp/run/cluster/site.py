@@ -61,6 +61,8 @@ def mapped(site: Cluster, kind: str) -> ClusterGpu:
 def requests(site: Cluster, kind: str, *, count: int = 1, nodes: int = 1) -> list[str]:
     """Return the sbatch options for a run on `count` GPUs on each of `nodes` nodes.
 
+    Campaigns submit runs with them; the cluster check submits its tiny job with them.
+
     Raises:
         UserError: the cluster does not map the kind.
     """
@@ -80,7 +82,10 @@ def requests(site: Cluster, kind: str, *, count: int = 1, nodes: int = 1) -> lis
 
 
 def preparation(site: Cluster) -> Iterator[str]:
-    """Yield the shell lines that a job runs before perfexp."""
+    """Yield the shell lines that a job runs before perfexp.
+
+    Batch scripts and the tiny job of the cluster check begin with them.
+    """
     for module in site.modules:
         yield f"module load {shlex.quote(module)} || exit 2"
     if site.scratch:
@@ -90,7 +95,10 @@ def preparation(site: Cluster) -> Iterator[str]:
 
 
 def python(site: Cluster) -> list[str]:
-    """Return the Python command: this process's, or the image's own with a container."""
+    """Return the Python command: this process's, or the image's own with a container.
+
+    Batch scripts and the tiny job of the cluster check run it.
+    """
     if site.container:
         return ["apptainer", "exec", "--nv", site.container, "python3", "-P"]
     return python_command("perfexp")[:-2]
@@ -114,7 +122,8 @@ class Offer:
 def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
     """Return the nodes for each kind that the cluster maps.
 
-    If it maps none, use the `kinds` that occur in the GRES of nodes.
+    If it maps none, use the `kinds` that occur in the GRES of nodes. `perfexp cluster check` prints
+    them.
     """
     nodes = slurm.nodes()
     mapped_kinds = list(cluster.gpus)
@@ -125,7 +134,10 @@ def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
 
 
 def gpu_types(nodes: Sequence[Node]) -> set[str]:
-    """Return the GPU types in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`."""
+    """Return the GPU types in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`.
+
+    The cluster check names them if no GPU kind fits.
+    """
     entries = [entry for node in nodes for entry in _gres(node)]
     return {
         entry[1]

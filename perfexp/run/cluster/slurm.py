@@ -155,7 +155,10 @@ def submit(script: str, options: Sequence[str]) -> str:
 
 
 def max_array_size() -> int:
-    """Return the site's array size limit."""
+    """Return the site's array size limit.
+
+    Larger groups of runs are submitted as several arrays.
+    """
     found = re.search(
         r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE
     )
@@ -175,7 +178,10 @@ def cancel(name: str, jobs: Sequence[str]) -> None:
 
 
 def nodes() -> list[Node]:
-    """Return the nodes in the cluster, once for each partition."""
+    """Return the nodes in the cluster, once for each partition.
+
+    The cluster check counts those that fit a GPU kind.
+    """
     listed = call("sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f|%G")
     lines = (foreign.printable(line).split("|") for line in listed.splitlines())
     return [
@@ -194,12 +200,18 @@ def _state(text: str) -> str:
 
 
 def requeue(job: str) -> None:
-    """Queue a running job again; SLURM ends it."""
+    """Queue a running job again; SLURM ends it.
+
+    An element does so at its time limit.
+    """
     call("scontrol", "requeue", job)
 
 
 def queue() -> dict[str, QueuedJob]:
-    """Return this user's jobs by id, including recently ended jobs."""
+    """Return this user's jobs by id, including recently ended jobs.
+
+    It is much faster than the accounting, but forgets ended jobs soon.
+    """
     listed = call(
         *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
         "--format=%i|%T|%r|%N|%L|%e|%j",
@@ -209,7 +221,10 @@ def queue() -> dict[str, QueuedJob]:
 
 
 def accounted(name: str) -> dict[str, QueuedJob]:
-    """Return the jobs with a name by id, from the accounting; empty if the site has none."""
+    """Return the jobs with a name by id, from the accounting; empty if the site has none.
+
+    `job_states` asks for jobs that the queue does not list any more.
+    """
     found: dict[str, QueuedJob] = {}
     with suppress(UserError):
         form = "--format=JobID,State,ExitCode,NodeList,End,JobName"
