@@ -100,6 +100,8 @@ def compose(arguments: Sequence[str], models: Mapping[str, Any] | None = None) -
 def cluster_of(name: str, config_dir: Path | None = None) -> Cluster:
     """Return a site's settings: an option of the group `cluster`.
 
+    The `perfexp cluster` commands call it.
+
     Args:
         name: name of the option.
         config_dir: further folder with options; None for conf/ alone.
@@ -295,7 +297,10 @@ def refuse_words(arguments: Sequence[str]) -> None:
 
 
 def refuse_no_names(arguments: Sequence[str]) -> None:
-    """Raise `UserError` if a group is set to a number, null or a mapping: Hydra crashes then."""
+    """Raise `UserError` if a group is set to a number, null or a mapping: Hydra crashes then.
+
+    `call_with_hydra` calls it first.
+    """
     for override in parsed(arguments):
         names: list[Any] = []
         for value in alternatives(override):
@@ -313,7 +318,10 @@ def is_of_hydra(argument: str) -> bool:
 
 
 def refuse_hydra_settings(arguments: Sequence[str]) -> None:
-    """Raise `UserError` for Hydra settings with no effect, or a wrong effect, on a measurement."""
+    """Raise `UserError` for Hydra settings with no effect, or a wrong effect, on a measurement.
+
+    `call_with_hydra` calls it first.
+    """
     for text in filter(is_of_hydra, arguments):
         key = text.lstrip("+~").partition("=")[0]
         if key.startswith(_SWEEPER_PARAMS):

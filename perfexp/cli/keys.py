@@ -158,6 +158,8 @@ def default_text(value: Any) -> str:
 def options_of(conf: Path, schema: str) -> list[str]:
     """Return the group options that have a schema's keys, directly or through another option.
 
+    `keys` calls it for schemas in a group, such as `model/timm`.
+
     Args:
         schema: name such as `model/timm`.
     """

@@ -109,6 +109,8 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
     """Return the requested help: the overview, all options and keys (`help keys`), or a topic.
 
+    `__main__` prints it.
+
     Args:
         folders: conf/, and folders with the user's own options.
         arguments: the command line.

@@ -59,6 +59,8 @@ def echo(text: str, *, err: bool = False) -> None:
 def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> None:
     """Print a command's results: the document as JSON, or the parts for readers.
 
+    Commands with `--json` end with it.
+
     Args:
         document: results as JSON values.
         parts: sections and plain lines.
@@ -120,6 +122,8 @@ def oldest(option: str, text: str | None) -> float:
 def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]:
     """Return the words of a run's command: the user's folder of groups, then overrides.
 
+    Commands that compose a run call it.
+
     Raises:
         UserError: a word is not an override.
     """
@@ -133,6 +137,8 @@ def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]
 
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:
     """Return a name if it is valid.
+
+    Options that name one of a few choices are checked by it.
 
     Args:
         what: noun for the error message, such as `layout`.
@@ -156,6 +162,8 @@ def refuse_to_overwrite(files: Sequence[Path], remedy: str, *, force: bool) -> N
 
 def write_files(contents: Mapping[Path, bytes], remedy: str) -> None:
     """Write files and create their folders.
+
+    `compare`, `export` and `show` write with it.
 
     Raises:
         UserError: a file cannot be written; the message ends with `remedy`.

@@ -103,6 +103,8 @@ def env() -> None:
 def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     """Return all facts for a diagnosis.
 
+    `diagnose` judges them.
+
     Args:
         choice: device to check.
         gpu_files: match, product and power from conf/gpu, by file name.
@@ -148,7 +150,10 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
 
 
 def table(findings: Sequence[Finding]) -> Grid:
-    """Return a table with a line per finding; remedies follow observations."""
+    """Return a table with a line per finding; remedies follow observations.
+
+    `doctor` prints one for each group of findings.
+    """
     rows = []
     for finding in findings:
         texts = filter(None, (finding.found, finding.remedy))

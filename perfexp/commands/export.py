@@ -198,6 +198,8 @@ class Collected:
     def of(cls, places: Sequence[Path], *, samples: bool = False, layers: bool = False) -> Self:
         """Collect everything in and below some folders.
 
+        `perfexp.load` calls it.
+
         Raises:
             UserError: a folder has no run.
         """
@@ -243,7 +245,10 @@ class Collected:
         return tidy.frame(self._lines(one_of("table", what, TABLES)))
 
     def content(self, what: str, file: Path) -> bytes:
-        """Return the file content for one table, in the format of the file's suffix."""
+        """Return the file content for one table, in the format of the file's suffix.
+
+        `export` calls it for each file that it writes.
+        """
         if file.suffix == ".parquet":
             return tidy.to_parquet(self.frame(what))
         if what == "samples":
@@ -258,6 +263,8 @@ class Collected:
 
     def files(self, place: Path) -> list[Path]:
         """Return all records and sweeps in and below a folder, or the named file.
+
+        `export` lists all files before it reads the first.
 
         Raises:
             UserError: there are none.

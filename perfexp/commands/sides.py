@@ -116,6 +116,8 @@ def words(texts: Iterable[str]) -> list[str]:
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
     """Load each side, or the groups within a single sweep.
 
+    `compare` and `ab` call it.
+
     Args:
         places: folders, records, or `mlflow:RUN_ID`.
         uri: tracking store; None for the default.

@@ -148,6 +148,8 @@ def settle(
 ) -> tuple[list[str], Plan]:
     """Return the command line of the run, and its plan.
 
+    `train_speed` calls it before it measures.
+
     Args:
         overrides: overrides that the user typed.
         config_dir: further folder with options.

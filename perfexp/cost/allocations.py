@@ -208,7 +208,10 @@ class Allocations(TorchDispatchMode):
 
     @property
     def peak(self) -> Peak:
-        """Return the peak since the start, or since `restart`."""
+        """Return the peak since the start, or since `restart`.
+
+        `peak_of_calls` reads it after the last call.
+        """
         return replace(
             self._peak,
             convolutions=tuple(self._convolutions),
@@ -421,7 +424,10 @@ class CachingAllocator:
         return block
 
     def release(self, block: MemoryBlock) -> None:
-        """Free a block, and join it with its free neighbors."""
+        """Free a block, and join it with its free neighbors.
+
+        `Allocations` calls it when a storage is freed.
+        """
         free = self._free[block.is_small]
         for other in (block.before, block.after):
             if other is not None and other.is_free:

@@ -88,7 +88,8 @@ def _count_with_seed(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
 def _random_states() -> str:
     """Return the states of the host's generators in Python, NumPy and torch as text.
 
-    Two texts differ if any number was drawn in between.
+    Two texts differ if any number was drawn in between. A count that drew numbers may differ with
+    another seed.
     """
     # NumPy abbreviates its state, but prints the position, which each draw changes
     return str(

@@ -155,7 +155,10 @@ class Recorder:
 
     @contextmanager
     def within_function(self, name: str) -> Iterator[Operation]:
-        """Open an operation for a torch function; operators that run while entered belong to it."""
+        """Open an operation for a torch function; operators that run while entered belong to it.
+
+        The mode for torch functions enters it around each call.
+        """
         operation = Operation(name=name)
         if self._open:
             self._open[-1].steps.append(operation)
@@ -223,7 +226,10 @@ class Tape(Recorder):
         keywords: Mapping[str, Any],
         returned: Any,
     ) -> Operation:
-        """Record an operator with its work; see `Recorder`."""
+        """Record an operator with its work; see `Recorder`.
+
+        The mode for operators calls it after each call.
+        """
         # autograd numbers a node before its operator runs
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         kernel = kernel_of(operator, args, keywords, returned, self._weights, node)
@@ -356,7 +362,7 @@ def plain(name: str) -> str:
 def name_of(function: Any) -> str:
     """Return the common name of a torch function, such as `conv2d`, or of the property it accesses.
 
-    Operations are named by it.
+    Operations are named by it. The layer marker names its marks by it as well.
     """
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):  # a property, such as Tensor.T

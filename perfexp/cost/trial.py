@@ -128,6 +128,8 @@ def trial_outputs(
 def replace_tensors(module: torch.nn.Module, mode: FakeTensorMode) -> None:
     """Replace a module's parameters and buffers by stand-ins, permanently.
 
+    Counting and allocations call it before they run the module.
+
     Raises:
         RuntimeError: this process is not a fork by `isolated`.
     """

@@ -195,6 +195,8 @@ def first_missing(root: Path, split: str) -> Path | None:
 def contents(root: Path, split: str) -> SplitFiles:
     """Return the images and masks of a split (`train` or `val`).
 
+    `find_pairs` and `survey` begin with it.
+
     Raises:
         UserError: a folder is missing or unreadable; the message has the first one.
     """
@@ -231,7 +233,10 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
 
 
 def inspect(pair: Pair) -> str | None:
-    """Read both files of a pair and return the problem in one line; None if the pair is usable."""
+    """Read both files of a pair and return the problem in one line; None if the pair is usable.
+
+    `survey` calls it for each pair.
+    """
     try:
         image = read_image(pair.image, AGAIN)
         train_ids(

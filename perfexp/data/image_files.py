@@ -117,7 +117,10 @@ def read_image(file: Path, advice: str = "Repair it, or take it out of the folde
 
 
 def find_images(folder: Path, root: Path) -> Iterator[Path]:
-    """Yield the images in and below a folder, in any order; see also `visible_entries`."""
+    """Yield the images in and below a folder, in any order; see also `visible_entries`.
+
+    Folders with classes are searched class by class.
+    """
     for entry in visible_entries(folder, root):
         if entry.is_dir():
             # a link upwards would never end

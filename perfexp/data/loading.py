@@ -155,6 +155,8 @@ class Loading:
     ) -> Samples:
         """Return the samples for training or evaluation; each data set implements it.
 
+        `open` calls it for each point.
+
         Raises:
             UserError: the data set has no samples with this input size, or none to train with.
         """

@@ -52,6 +52,8 @@ class Recipe:
     def write(self, root: Path, progress: Callable[[str], None]) -> None:
         """Write the data set into an empty or new folder.
 
+        `perfexp make-data` calls it.
+
         Args:
             progress: called with the number of files so far.
 

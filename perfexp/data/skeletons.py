@@ -131,6 +131,8 @@ def resampled(frames: torch.Tensor, count: int) -> torch.Tensor:
 def read(root: Path, *, gestures: int, columns: int) -> tuple[list[Repetition], list[str]]:
     """Return all repetitions in and below a folder by name, and a line about each unusable file.
 
+    `Skeletons` calls it when the worker builds it.
+
     Args:
         gestures: number of gestures; labels are smaller.
         columns: columns per frame.
@@ -163,6 +165,8 @@ def split(
     repetitions: Sequence[Repetition], held_out: Sequence[str] | None
 ) -> tuple[list[Repetition], list[Repetition]]:
     """Return training and evaluation repetitions, by subject.
+
+    `Skeletons` calls it when the worker builds it.
 
     Args:
         held_out: evaluation subjects. None selects every fifth by name, or the last if there are

@@ -89,6 +89,8 @@ def try_clocks(index: int) -> dict[str, Any]:
 def try_energy(index: int | None) -> dict[str, Any]:
     """Return a self-test of idle energy meters; see `meter_selftest.try_meters`.
 
+    The survey for `perfexp doctor` calls it.
+
     Args:
         index: number of the CUDA device; None, or a number that does not exist, tests the CPU's
             meters.

@@ -82,7 +82,10 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
 
 
 def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
-    """Yield a finding about the choice, then findings about all devices."""
+    """Yield a finding about the choice, then findings about all devices.
+
+    `whole.diagnose` calls it.
+    """
     yield _choice(facts, choice, chosen)
     error = part(facts, "cuda").get("error")
     if error and not part(facts, "torch").get("error"):

@@ -127,6 +127,8 @@ def _user() -> str | None:
 def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
     """Return the facts and diagnostics in a run's environment.json, which its worker has written.
 
+    The worker and the supervisor call it.
+
     Raises:
         UserError: the file cannot be read.
     """

@@ -21,7 +21,10 @@ _INSTALL = 'pip install -c constraints.txt -e ".[dev]"'
 
 
 def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
-    """Yield findings about the software, in the order of the report."""
+    """Yield findings about the software, in the order of the report.
+
+    `whole.diagnose` calls it.
+    """
     machine = facts["machine"]
     yield _python(machine)
     yield _system(machine)

@@ -43,6 +43,8 @@ _LITTLE_BYTES = 2**30
 def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
     """Return all findings about a machine, in the order of the report.
 
+    `perfexp doctor` calls it.
+
     Args:
         facts: see `perfexp.doctor.Facts`.
         choice: the device that the user wants to measure.
@@ -226,6 +228,8 @@ _LISTED_PROBLEMS = 3
 
 def dataset_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield findings about a Cityscapes folder; for an incomplete split only the missing folder.
+
+    `perfexp doctor` calls it if the command names the folder.
 
     Args:
         facts: `made` (whether the masks are artificial), `where` (data source), and `splits`. A

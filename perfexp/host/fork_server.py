@@ -91,6 +91,8 @@ class ForkedProcess:
     def begin(self) -> None:
         """Wait until the process runs.
 
+        `fork` calls it.
+
         Raises:
             Unforkable: the process hangs, because another thread held a lock at the fork.
         """
@@ -140,6 +142,8 @@ class _Server:
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send a request: modules to import, and for a fork also the module to run.
+
+        `prepare` and `fork` call it.
 
         Args:
             descriptors: descriptors that the forked process inherits.

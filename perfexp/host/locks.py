@@ -60,6 +60,8 @@ def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
 def taken(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
     """Take a lock without waiting; return False if another process holds it.
 
+    Locks for devices and turns on the host use it.
+
     Args:
         operation: `fcntl.LOCK_EX`, or `LOCK_SH` for a lock that several processes may share.
     """

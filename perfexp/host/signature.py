@@ -34,7 +34,10 @@ def of(content: bytes) -> str | None:
 
 
 def is_of(mark: object, content: bytes) -> bool:
-    """Return whether `mark`, read from a folder, is the user's signature of this content."""
+    """Return whether `mark`, read from a folder, is the user's signature of this content.
+
+    Plans and the places of sweeps are signed.
+    """
     own = of(content)
     return (
         own is not None

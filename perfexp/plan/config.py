@@ -504,6 +504,8 @@ def cluster_of(composed: DictConfig) -> schema.Cluster:
 def build(node: Any, **extra: Any) -> Any:
     """Make the object that a node's `_target_` names. Only here does configuration become code.
 
+    Most callers are in the worker.
+
     Args:
         extra: further keyword arguments.
 

@@ -57,7 +57,10 @@ def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
 
 
 def refuse_no_folders(arguments: Sequence[str]) -> None:
-    """Raise `UserError` for a `--config-dir` that is not a folder."""
+    """Raise `UserError` for a `--config-dir` that is not a folder.
+
+    `call_with_hydra` and commands call it.
+    """
     for folder in flag_values(arguments, *CONFIG_DIR):
         if not Path(folder).is_dir():
             raise UserError(

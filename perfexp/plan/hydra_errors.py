@@ -136,6 +136,8 @@ def _quoted(override: str) -> str:
 def as_perfexp_error(error: Exception, log: Path | None = None) -> PerfexpError:
     """Return the error to print; an unexpected exception leaves a crash report in the log.
 
+    `main` calls it for whatever composing or measuring raises.
+
     Args:
         log: run log; None if there is no run.
 

@@ -194,7 +194,10 @@ def failures(keys: Iterable[Key], results: Collection[Point]) -> list[Point]:
 
 
 def outcomes(facts: Iterable[Mapping[str, Any]]) -> list[Trial]:
-    """Return those trials, as facts from a record, that show whether their batch fits."""
+    """Return those trials, as facts from a record, that show whether their batch fits.
+
+    The search brackets the largest batch with them.
+    """
     trials = []
     for fact in filter(_is_outcome, facts):
         fits, used = fact["status"] == Status.OK, _valid_bytes(fact.get("used_bytes"))

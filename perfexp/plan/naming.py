@@ -86,6 +86,8 @@ def _words(plan: Plan) -> Iterator[str]:
 def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
     """Return the folder for one run of a sweep, for example `SWEEP/3-resnet18-b8`.
 
+    `main` calls it for each run; a refused run gets one as well.
+
     Args:
         plan: the run's plan; None if its configuration is invalid.
         sweep: folder of the sweep.

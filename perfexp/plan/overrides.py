@@ -39,6 +39,8 @@ _MOST_JOBS, _ENDLESS = 1000, 10**15
 def parsed(arguments: Sequence[str]) -> list[Override]:
     """Parse a command line's overrides, without its flags.
 
+    Checks of the command line read them.
+
     Raises:
         UserError: an override is too long or too deeply nested to parse.
     """
@@ -57,7 +59,10 @@ class _ConfLoader:
 
 
 def refuse_unreadable(arguments: Sequence[str]) -> None:
-    """Raise `UserError` for an argument that takes Hydra's parser hours, or overflows its stack."""
+    """Raise `UserError` for an argument that takes Hydra's parser hours, or overflows its stack.
+
+    It is checked before Hydra sees the words.
+    """
     for text in arguments:
         shown = f"'{text[:40]}…'"
         if len(text) > _MOST_CHARACTERS:
@@ -172,6 +177,8 @@ def quoted(text: str) -> str:
 def max_jobs(arguments: Sequence[str]) -> int:
     """Return the limit on runs per sweep, `--max-jobs=N`, by default 1,000.
 
+    Larger sweeps are refused by `refuse_many`.
+
     Raises:
         UserError: N is not an integer from 1 to 9,999,999.
     """
@@ -186,7 +193,10 @@ def max_jobs(arguments: Sequence[str]) -> int:
 
 
 def refuse_many(arguments: Sequence[str], most: int) -> None:
-    """Raise `UserError` for a sweep without any run, or with more than `most` runs."""
+    """Raise `UserError` for a sweep without any run, or with more than `most` runs.
+
+    `main` calls it before the first run is composed.
+    """
     axes = axes_of(arguments)
     if empty := [text for text in arguments if axes.get(key_of(text)) == 0]:
         raise UserError(f"The sweep has no runs: '{empty[-1]}' matches no value.")

@@ -49,7 +49,7 @@ def to_yaml(plain: Mapping[str, Any]) -> bytes:
 def signed(content: bytes) -> bytes:
     """Return a plan.yaml's content with two comments: the current folder, and a signature of both.
 
-    Without the user's key there is no signature.
+    Without the user's key there is no signature. `run.preparation.prepare` writes the result.
     """
     content += _PLACE + json.dumps(str(Path.cwd())).encode() + b"\n"
     mark = signature.of(content)
@@ -60,6 +60,8 @@ def signed(content: bytes) -> bytes:
 
 def read_begun(path: Path) -> tuple[dict[str, Any], str | None]:
     """Read a plan.yaml to continue its run.
+
+    `resume=FOLDER` calls it.
 
     Returns:
         The plan as plain data, and the folder in which this user began the run. The folder is None
@@ -103,6 +105,8 @@ def load(path: Path, sha256: str) -> Plan:
 def read(path: Path) -> dict[str, Any]:
     """Read a plan.yaml as plain data, with today's key names.
 
+    `resume=`, `status`, `list runs` and `ab` look up keys in it.
+
     Raises:
         UserError: the file is unreadable, or is not a plan.
     """
@@ -135,6 +139,8 @@ def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
 
 def read_to_resume(path: Path) -> dict[str, Any]:
     """Read a plan.yaml as plain data, to continue its run.
+
+    `run.preparation` compares it with the plan that is to continue.
 
     Raises:
         UserError: the file is unreadable, or has a format that cannot be continued.

@@ -27,6 +27,8 @@ _MADE = ("images", "cifar10", "cityscapes", "skeletons")
 def check_here(plan: config.Plan) -> None:
     """Raise `UserError` if this machine cannot measure a plan, without reading the device.
 
+    `main` and the Python interface call it before a run.
+
     Raises:
         DeviceMismatch: the plan asks for another device.
         UserError: a setting does not fit the device, or a file is missing.

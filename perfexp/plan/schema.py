@@ -149,6 +149,8 @@ def settings() -> dict[str, type]:
 def with_earlier_names(name: str, node: type) -> type:
     """Return a settings class with earlier key names, too, which users' files may have.
 
+    Each class is stored for Hydra this way.
+
     Args:
         name: schema name, such as `gpu` or `model/timm`.
         node: its settings class.

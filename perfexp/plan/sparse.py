@@ -161,6 +161,8 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
 def curve_of(x: Samples, spans: Samples, values: Sequence[Interval]) -> Curve:
     """Return a curve that predicts times, from measured values with their intervals.
 
+    The sweep chooses the next pair with it, and `prediction` answers from it.
+
     Args:
         x: scaled coordinates of the measured points, shape (n, 2).
         spans: ranges of the unscaled coordinates over all points, shape (2,).

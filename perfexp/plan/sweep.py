@@ -49,6 +49,8 @@ class Sweep(Protocol):
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
         """List pairs of input size and batch size, in measuring order.
 
+        The plan calls it for each phase.
+
         Args:
             sizes: the plan's input sizes (height, width); empty if the sweep chooses them.
             batch_sizes: the plan's batch sizes; empty if the sweep chooses them.
@@ -235,6 +237,8 @@ def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
     """Return a process's points in random order, so that a slow-down does not resemble scaling.
+
+    The worker measures in this order.
 
     Args:
         replicate: number of the process, which has its own order.

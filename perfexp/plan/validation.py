@@ -30,7 +30,10 @@ _LEAST_PERCENTILE = 0.001
 
 
 def check(plan: config.Plan) -> None:
-    """Raise `UserError` for a plan with impossible settings, alone or combined."""
+    """Raise `UserError` for a plan with impossible settings, alone or combined.
+
+    `main` calls it for each composed run.
+    """
     if not plan.phases:
         raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
     for phase in plan.phases:

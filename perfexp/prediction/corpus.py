@@ -134,7 +134,10 @@ class MeasuredCurve:
         return curve_of(selection.scaled(x, reference), spans, values)
 
     def truth(self) -> Truth:
-        """Return the curve as known truth, to score predictions made from a part of it."""
+        """Return the curve as known truth, to score predictions made from a part of it.
+
+        `skill_table` calls it.
+        """
         values = self.values.values()
         return Truth(
             name=self.name,
@@ -353,7 +356,10 @@ def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
 
 
 def digest(curves: Iterable[MeasuredCurve]) -> str:
-    """Return the SHA-256 of the curves' values, in any order; it is stored with predictions."""
+    """Return the SHA-256 of the curves' values, in any order; it is stored with predictions.
+
+    `predictions` calls it.
+    """
     parts = []
     for curve in curves:
         for pair, value in curve.values.items():

@@ -102,7 +102,10 @@ def _predicted(
 
 
 def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
-    """Return a warning if a point is outside its curve's measured range; otherwise nothing."""
+    """Return a warning if a point is outside its curve's measured range; otherwise nothing.
+
+    `lookup` adds it to the answer's doubts.
+    """
     if predicted.reason != OUTSIDE:
         return []
     range_text, count = _range_text(curve), len(curve.values)

@@ -51,7 +51,10 @@ class SkillTable:
         return f"{self.quantity}: {curves}, {points} points that no method had seen"
 
     def methods(self) -> Grid:
-        """Return a table with a line for each method."""
+        """Return a table with a line for each method.
+
+        `perfexp predict check` prints it.
+        """
         columns = [Column("method", is_key=True, prose=True), *map(Column, _COLUMNS)]
         columns.append(Column("interval score"))
         cells = []
@@ -67,7 +70,10 @@ class SkillTable:
         return Grid.of_cells(columns, cells, [note])
 
     def worst(self) -> Grid:
-        """Return a table with a line for each curve, lowest coverage first."""
+        """Return a table with a line for each curve, lowest coverage first.
+
+        `perfexp predict check` prints it.
+        """
         lines = []
         for curve, one in zip(self.curves, self.scores, strict=True):
             lines.append((curve, pooled([one[GAUSSIAN_PROCESS]])))
@@ -90,7 +96,10 @@ class SkillTable:
         return Grid(columns, notes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures as JSON values."""
+        """Return all figures as JSON values.
+
+        `perfexp predict check --json` prints them.
+        """
         methods, curves = {}, []
         for name in self.scores[0]:
             methods[name] = dict(pooled([one[name] for one in self.scores]))

@@ -30,6 +30,8 @@ _MIN_FORWARD = 5
 def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -> Iterator[str]:
     """Yield the notes on a roofline from an ncu file.
 
+    `assemble` adds them to the roofline.
+
     Args:
         counted: work of the launches that have time, FLOPs and bytes.
         launches: number of all launches.
@@ -75,6 +77,8 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -
 
 def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Iterator[str]:
     """Yield the notes on a roofline from a record's layers.
+
+    `assemble` adds them to the roofline.
 
     Args:
         diagnostics: doubts about the layers' times.

@@ -50,7 +50,10 @@ def _outside(text: str, opening: str, closing: str) -> str:
 
 
 def numbered(texts: Iterable[str]) -> list[str]:
-    """Return the texts, with numbers for repetitions: `conv1`, `conv1 #2`."""
+    """Return the texts, with numbers for repetitions: `conv1`, `conv1 #2`.
+
+    Rows with equal labels could not be distinguished.
+    """
     counts = Counter[str]()
     result = []
     for text in texts:

@@ -80,7 +80,10 @@ class Peaks:
         return self.of("fp32")
 
     def or_else(self, other: Peaks) -> Peaks:
-        """Return these peaks, with those that are unknown taken from another source."""
+        """Return these peaks, with those that are unknown taken from another source.
+
+        Peaks given by hand come first, then those of a data sheet.
+        """
         sources, match = self.sources, self.match
         if (not self.flops_per_second and other.flops_per_second) or (
             not self.dram_bytes_per_second and other.dram_bytes_per_second
@@ -182,7 +185,10 @@ def matching(product: str, sheets: Mapping[str, GpuFile]) -> Peaks:
 
 
 def of_plan(plan: Mapping[str, Any]) -> Peaks:
-    """Return the data-sheet peaks in a plan; empty without them, or if values have wrong types."""
+    """Return the data-sheet peaks in a plan; empty without them, or if values have wrong types.
+
+    `perfexp roofline` and the report call it.
+    """
     node = plan.get("gpu")
     facts = GpuFacts.of_node(node.get("facts") if isinstance(node, Mapping) else None)
     try:

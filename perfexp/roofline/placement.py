@@ -87,7 +87,10 @@ class Load:
 
 
 def together(loads: Iterable[Load]) -> Load:
-    """Return the sum of at least one load; a quantity unknown in one is unknown in the sum."""
+    """Return the sum of at least one load; a quantity unknown in one is unknown in the sum.
+
+    Kernels, ranges and the whole file have such sums.
+    """
     parts = list(loads)
     flops: Counter[str] | None = Counter()
     for part in parts:
@@ -209,7 +212,10 @@ class RooflineRow:
 
     @property
     def limit(self) -> Limit:
-        """Return what limits the row: the ceiling that binds it, if that is near."""
+        """Return what limits the row: the ceiling that binds it, if that is near.
+
+        Plots color the row by it.
+        """
         if self.share is None or self.share < NEAR:
             return Limit.neither
         if self.binds in (DRAM, L2):

@@ -26,6 +26,8 @@ _LIMITS = ("--ulimit=memlock=-1", "--ulimit=stack=67108864")
 def engine_path(name: str | None) -> str:
     """Return the path of a container engine, by default the first that is installed.
 
+    `perfexp reproduce` calls it.
+
     Args:
         name: `docker` or `podman`; None for any.
 
@@ -109,6 +111,8 @@ def command(
 
 def run(argv: Sequence[str]) -> int:
     """Run a command on this process's terminal and return its exit code.
+
+    `perfexp reproduce` calls it.
 
     Raises:
         UserError: its program cannot be started.

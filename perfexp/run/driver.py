@@ -34,6 +34,8 @@ def run(
 ) -> Record:
     """Measure one run and return its record, already written, sent and shown.
 
+    `main` and the Python interface call it.
+
     Args:
         assignment: plan and folder.
         measure_here: measures in this process; None to use workers.

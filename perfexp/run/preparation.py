@@ -69,6 +69,8 @@ class Assignment:
     def seconds(self, left: Collection[Key], measured: Sequence[float] = ()) -> float | None:
         """Return the estimated seconds for points without a result; None if unknown.
 
+        Progress displays and dry runs show it.
+
         Args:
             left: points without a result.
             measured: wall times of measured points, in seconds.
@@ -86,6 +88,8 @@ def prepare(
     paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again: Collection[Key]
 ) -> str:
     """Write plan.yaml and expected.json, and forget failed points from the same plan.
+
+    `Supervisor.prepare` calls it.
 
     Args:
         paths: the run's folder.

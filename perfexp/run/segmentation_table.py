@@ -85,6 +85,8 @@ class SegmentationTable:
 def counts(gpu: str) -> str:
     """Return the GPU counts to sweep over as text: `1`, or `1,8` if 8 GPUs are visible.
 
+    It resolves `${perfexp_cards:GPU}`.
+
     Args:
         gpu: option of the group `gpu`.
     """
@@ -108,6 +110,8 @@ def _console(config: Any) -> Any:
 
 def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
     """Return a table of the sweep's trainings; None if there are none.
+
+    `on_multirun_end` prints it.
 
     Args:
         sweep: the sweep.

@@ -106,7 +106,10 @@ class Supervisor:
         return self.keys["timed"]
 
     def extend(self) -> None:
-        """Choose the points again, given the results so far; earlier profiles stay included."""
+        """Choose the points again, given the results so far; earlier profiles stay included.
+
+        It is called again when results may have added some.
+        """
         plan, results, before = self.plan, self.measured(), self.timed
         finished = [point.key for point in results]
         self.profiles = plan.profile_keys(results) or list(filter(is_profile, finished))

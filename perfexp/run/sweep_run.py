@@ -91,6 +91,8 @@ class SweepRun:
     def begin(self) -> None:
         """Create the folder and lock it until the sweep is closed.
 
+        `main` and `ab` call it before the first run.
+
         Raises:
             UserError: the folder cannot be written or is in use.
         """
@@ -161,6 +163,8 @@ class SweepRun:
     def accept(self, assignment: Assignment) -> None:
         """Take tracker, points and estimated time from the first valid run.
 
+        `main` and `ab` call it for each run.
+
         Raises:
             UserError: the run's settings clash.
         """
@@ -206,6 +210,8 @@ class SweepRun:
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
         """Return the description of a run's place in the sweep, for the run's record.
+
+        `main` and `ab` call it for each run.
 
         Args:
             job: number of the run, from 0.

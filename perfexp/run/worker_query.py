@@ -69,6 +69,8 @@ def listen(
 ) -> Heard:
     """Pass on a worker's events until it has ended, then end its child processes.
 
+    The supervisor and queries share it.
+
     Args:
         process: a started worker.
         silence_seconds: longest time without an event; None for no limit. A worker that exceeds it
@@ -152,6 +154,8 @@ def _scratch() -> Iterator[RunPaths]:
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
     """Return a worker's answer about a plan, without measuring it.
+
+    `perfexp list` asks for algorithms, and `perfexp predict` for memory.
 
     Args:
         plain: plan as plain data.

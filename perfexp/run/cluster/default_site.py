@@ -44,6 +44,8 @@ def words() -> list[str]:
 def use(chosen: Sequence[str]) -> None:
     """Store arguments for later sweeps, or remove the file if there are none.
 
+    `perfexp cluster use` calls it.
+
     Raises:
         UserError: the file cannot be written.
     """

@@ -112,6 +112,8 @@ class Campaign(ABC):
     def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
         """Add a composed run.
 
+        `main` calls it for each run instead of measuring it.
+
         Args:
             assignment: plan and folder.
             cluster: the site's settings.
@@ -160,7 +162,10 @@ class Campaign(ABC):
 
 
 def unfinished(runs: Sequence[SweepElement], console: Console, ended: Ended) -> list[SweepElement]:
-    """Return the runs to measure; call `ended` with the records of those that are finished."""
+    """Return the runs to measure; call `ended` with the records of those that are finished.
+
+    `Campaign.measure` calls it first.
+    """
     left, finished = [], 0
     for run in runs:
         assignment = run.assignment

@@ -83,7 +83,10 @@ def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
 
 
 def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
-    """Return the latest submission of each run by its number; malformed lines are skipped."""
+    """Return the latest submission of each run by its number; malformed lines are skipped.
+
+    `states` and `perfexp cluster logs` read it.
+    """
     found: dict[int, SubmittedRun] = {}
     with suppress(OSError):
         for line in foreign.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
@@ -182,6 +185,8 @@ def states(
     sweep: Sweep, folder: Path, queued: tuple[dict[str, QueuedJob], str] | None = None
 ) -> list[RunState]:
     """Return the state of each run in a sweep, in run order.
+
+    `perfexp status`, `perfexp cluster cancel` and waiting campaigns ask for them.
 
     Args:
         queued: result of `listed`, shared by several sweeps; None lists the queue.

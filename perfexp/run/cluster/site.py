@@ -207,6 +207,8 @@ def _has(node: Node, words: list[str]) -> bool:
 def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:
     """Run a tiny job and return its output line: host, and versions of perfexp and torch.
 
+    `perfexp cluster check` calls it for each GPU kind.
+
     Raises:
         UserError: the job does not start in time, or perfexp does not start in it.
     """

@@ -148,6 +148,8 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
 def submit(script: str, options: Sequence[str]) -> str:
     """Submit a script and return the job id.
 
+    Campaigns call it for each array.
+
     Raises:
         UserError: SLURM refuses the script.
     """
@@ -169,6 +171,8 @@ def max_array_size() -> int:
 
 def cancel(name: str, jobs: Sequence[str]) -> None:
     """Cancel this user's jobs and array elements.
+
+    `perfexp cluster cancel` calls it.
 
     Args:
         name: job name; jobs with another name are left alone.
