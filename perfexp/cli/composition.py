@@ -163,6 +163,7 @@ def call_with_hydra(
         create = Plugins.instantiate_sweeper
 
         def sweeper(plugins: Plugins, *, config: DictConfig, **others: Any) -> Sweeper:
+            """Create Hydra's sweeper; call `begun` before it and `composed` after its jobs."""
             begun(config.hydra)
             created = create(plugins, config=config, **others)
             call_jobs = created.sweep

@@ -296,6 +296,7 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
     first = next((tensor for tensor in model.parameters() if is_number(tensor)), torch.empty(0))
 
     def replaced(value: Any) -> Any:
+        """Return a stand-in for a shape or tensor, and any other value itself."""
         if isinstance(value, torch.Size):
             with mode:
                 return torch.empty(value, dtype=first.dtype, device=first.device)

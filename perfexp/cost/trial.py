@@ -332,6 +332,7 @@ def _attention(attend: Callable[..., Any]) -> Callable[..., Any]:
     def attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **settings: Any
     ) -> Any:
+        """Call the operator for a GPU on tensors there; otherwise call `attend`."""
         given = (query, key, value)
         if torch.overrides.has_torch_function(given):
             return torch.overrides.handle_torch_function(

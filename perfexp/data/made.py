@@ -253,6 +253,7 @@ def cifar(*, photographs: Path | None, train: int, test: int, classes: int, seed
         )
 
     def files() -> Iterator[tuple[str, bytes]]:
+        """Yield the name and content of each binary file."""
         yield meta, "\n".join([*names, ""]).encode()
         for number, (split, count) in enumerate(((training, train), ([evaluation], test))):
             images = _shape_images(sources, names, count, (seed, number), SHAPE[1])
@@ -296,6 +297,7 @@ def image_folder(
             )
 
     def files() -> Iterator[tuple[str, Image.Image]]:
+        """Yield the name and image of each JPEG file."""
         for number, (split, count) in enumerate(counts.items()):
             for index, (label, pixels) in enumerate(
                 _shape_images(sources, names, count, (seed, number), _FILE_SIDE)

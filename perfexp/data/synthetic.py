@@ -117,6 +117,7 @@ class Synthetic:
         seeds = range(seed + 1, seed + (_LABELS if training else 1))
 
         def batches() -> Iterator[Batch]:
+            """Yield the batches in turn, without end; in training with different targets."""
             if first.targets is None:
                 yield first  # the first call may determine the shape of targets
                 first.targets = session.random_targets(input_size, batch_size, seed)

@@ -216,6 +216,7 @@ def _roofline(
     """
 
     def row(level: str, number: str, label: str, part: tuple[str, str, Load]) -> RooflineRow:
+        """Return a part's row, with its shares of the peaks and of the total time."""
         name, where, load = part
         return RooflineRow(
             level=level,

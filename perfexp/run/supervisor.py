@@ -431,6 +431,7 @@ def _one_worker(
     current: Key | None = None
 
     def take(event: Event) -> None:
+        """Remember the point at work and the profile's facts; pass the event on."""
         nonlocal current
         if event["event"] == "point":
             current = msgspec.convert(event["key"], Key)
