@@ -1,4 +1,7 @@
-"""perfexp: how fast a deep-learning model trains and infers, at what cost, and how sure that is."""
+"""perfexp: how fast a deep-learning model trains and infers, at what cost, and how sure that is.
+
+The names in `__all__` are the Python interface. They are imported on first use.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,7 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    """Return the names of the interface besides those that are imported already."""
+    """Return the names of the interface, for completion, and those that are imported already."""
     return sorted({*globals(), *__all__})
 
 

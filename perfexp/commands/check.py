@@ -165,6 +165,13 @@ def _sides(
     """Yield the baseline, then the new side.
 
     A baseline name takes precedence over a folder with the same name.
+
+    Args:
+        new: run, sweep or record to check.
+        against: name of a baseline, or a folder.
+        root: folder of named baselines.
+        machine: machine of the baseline; None for the new run's machine.
+        uri: tracking store; None for the default.
     """
     records, missing = sides.records(new, uri)
     is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
@@ -192,7 +199,7 @@ def _earlier(folder: Path) -> Iterator[Side]:
 
 
 def _refuse_default_precision(baseline: Side, new: Side) -> None:
-    """Raise UserError if the new run has the default precision and the baseline has another.
+    """Raise `UserError` if the new run has the default precision and the baseline has another.
 
     The precision was probably forgotten.
     """
@@ -207,6 +214,7 @@ def _refuse_default_precision(baseline: Side, new: Side) -> None:
 
 
 def _counts(compared: Comparison) -> str:
+    """Return the number of figures by verdict, as text for the outcome."""
     words = []
     for verdict in Verdict:
         if pairs := with_verdict(compared.pairs, verdict):
@@ -234,6 +242,7 @@ def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
 
 
 def _line(pair: Compared) -> str:
+    """Return a compared figure in one line: verdict, measure, point, both values and ratio."""
     now = comparison_table.figure(pair.other, pair.unit)
     before = comparison_table.figure(pair.baseline, pair.unit)
     figures = f"{now}, was {before}, ratio {comparison_table.ratio_of(pair)}"
@@ -279,7 +288,11 @@ def _is_worse(pair: Compared, margin: float) -> bool:
 
 
 def _reasons(fail_on: str) -> set[str]:
-    """Return the reasons to fail; `slower` is always one."""
+    """Return the reasons to fail; `slower` is always one.
+
+    Raises:
+        UserError: a reason is unknown, or there is none.
+    """
     reasons = {one_of("--fail-on", name, list(FailureReason)) for name in sides.words([fail_on])}
     if not reasons:
         raise UserError(f"--fail-on is empty; name some of {', '.join(FailureReason)}.")
@@ -287,6 +300,7 @@ def _reasons(fail_on: str) -> set[str]:
 
 
 def _summary_file() -> Path:
+    """Return the file of GitHub's step summary; raise `UserError` outside of GitHub Actions."""
     if not os.environ.get(_SUMMARY):
         raise UserError(
             f"--github: {_SUMMARY} is not set, which GitHub Actions does; "
@@ -296,6 +310,7 @@ def _summary_file() -> Path:
 
 
 def _append(file: Path, text: str) -> None:
+    """Append text to GitHub's step summary, cut to its limit."""
     try:
         with file.open("ab") as summary:
             summary.write(text.encode()[:_MOST_BYTES] + b"\n")
@@ -304,7 +319,7 @@ def _append(file: Path, text: str) -> None:
 
 
 def _annotation(line: str) -> str:
-    """Return a workflow command for GitHub Actions.
+    """Return a line as an error annotation for GitHub Actions.
 
     Actions ends it at a line break and reads percent signs as escapes.
     """
@@ -374,6 +389,7 @@ def baseline(
 
 
 def _show(place: Path, *, as_json: bool) -> None:
+    """Print the records of a baseline."""
     analyses = map(Analysis.of, named_baselines.read(place))
     runs = [(analysis, place / str(number)) for number, analysis in enumerate(analyses)]
     if as_json:
@@ -384,7 +400,7 @@ def _show(place: Path, *, as_json: bool) -> None:
 
 
 def _facts(place: Path) -> dict[str, str]:
-    """Return the date, run count and first run of a baseline, or why it is unreadable."""
+    """Return date, run count and first run of a baseline as texts, or why it is unreadable."""
     about = {"machine": place.parent.name, "name": place.name}
     try:
         records = named_baselines.read(place)

@@ -176,6 +176,8 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
 
 @dataclass(kw_only=True)
 class _ExportedRun:
+    """The lines of one run for the tables, and its place in a sweep: identity and number."""
+
     ended: str
     lines: list[Line]
     sweep: tuple[str, int] | None = None
@@ -205,6 +207,8 @@ class Collected:
     def of(cls, places: Sequence[Path], *, samples: bool = False, layers: bool = False) -> Self:
         """Collect everything in and below some folders.
 
+        `perfexp.load` calls it.
+
         Raises:
             UserError: a folder has no run.
         """
@@ -214,22 +218,33 @@ class Collected:
         return collected
 
     def points(self) -> list[Line]:
-        """Return the lines of all points and all refused runs."""
+        """Return the lines of all points and all refused runs.
+
+        They are the table `points`.
+        """
         recorded = [line for run in self.runs.values() for line in run.lines]
         return flat.aligned([*recorded, *self.refused()])
 
     def layer_rows(self) -> list[Line]:
-        """Return the lines of all layers, with the fastest algorithm for each."""
+        """Return the lines of all layers, with the fastest algorithm for each.
+
+        They are the table `layers`.
+        """
         return flat.aligned(
             layer_tables.with_winners([row for run in self.runs.values() for row in run.layers])
         )
 
     def blocks(self) -> list[Block]:
-        """Return the series of all points."""
+        """Return the series of all points.
+
+        They are the table `samples`.
+        """
         return [block for run in self.runs.values() for block in run.blocks]
 
     def frame(self, what: str) -> pd.DataFrame:
         """Return the table `points`, `layers` or `samples`.
+
+        `perfexp.load` returns it, and Parquet files are written from it.
 
         Raises:
             UserError: there is no such table.
@@ -239,7 +254,10 @@ class Collected:
         return tidy.frame(self._lines(one_of("table", what, TABLES)))
 
     def content(self, what: str, file: Path, form: Format | None = None) -> bytes:
-        """Return the file content for one table, by default in the format of the file's suffix."""
+        """Return the file content for one table, by default in the format of the file's suffix.
+
+        `export` calls it for each file that it writes.
+        """
         if form in FORMATS:
             figures: Figures = {}
             for run in sorted(self.runs.values(), key=lambda run: run.ended):
@@ -252,12 +270,15 @@ class Collected:
         return csv_tables.to_csv(self._lines(what))
 
     def _lines(self, what: str) -> list[Line]:
+        """Return the lines of the table `points` or `layers`."""
         if what == "points":
             return self.points()
         return self.layer_rows()
 
     def files(self, place: Path) -> list[Path]:
         """Return all records and sweeps in and below a folder, or the named file.
+
+        `export` lists all files before it reads the first.
 
         Raises:
             UserError: there are none.
@@ -290,6 +311,11 @@ class Collected:
             self._failed(error)
 
     def _add_record(self, record: Record, file: Path, of: str | None) -> None:
+        """Add a record, unless a newer version of it was added.
+
+        Args:
+            of: identity of the sweep that it must belong to; None accepts any record.
+        """
         membership = record.sweep
         if of is not None and (membership is None or membership.uid != of):
             return
@@ -313,6 +339,7 @@ class Collected:
         self.runs[record.uid] = run
 
     def _add_sweep(self, sweep: Sweep, place: Path) -> None:
+        """Add a sweep and the records of its runs."""
         self.sweeps[sweep.uid] = sweep, place
         for _, folder in folders.run_folders(sweep, place):
             record = folder / RECORD
@@ -321,7 +348,10 @@ class Collected:
                 self.add(record, of=sweep.uid)
 
     def refused(self) -> Iterator[Line]:
-        """Yield a line for each run without a record."""
+        """Yield a line for each run without a record.
+
+        Such runs have a line with their error, so that no run is missing in the table.
+        """
         recorded = {run.sweep for run in self.runs.values()}
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):
@@ -329,5 +359,6 @@ class Collected:
                     yield flat.refused(sweep, child, folder)
 
     def _failed(self, error: Exception) -> None:
+        """Print why something was not exported, and remember it in the exit code."""
         echo(f"not exported: {error}", err=True)
         self.exit_code = 1

@@ -1,4 +1,8 @@
-"""Run configuration as users write it: plan fields before the sizes are parsed."""
+"""The configuration's fields as users write them, with their types and defaults.
+
+Hydra validates a composition against `ConfigSchema`. A `Plan` has the same fields with parsed
+sizes. `key_descriptions.yaml` has the meaning of each key.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from perfexp.data import made_skeletons
+from perfexp.data import made
 from perfexp.data.skeletons import Skeletons
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
@@ -233,9 +233,7 @@ def test_a_prompt_is_a_sentence_about_a_gesture():
 
 @pytest.mark.slow
 def test_made_skeletons_are_learnable_for_unseen_subjects(tmp_path):
-    made_skeletons.recipe(subjects=10, repetitions=2, seed=0).write(
-        tmp_path / "made", lambda _: None
-    )
+    made.skeletons(subjects=10, repetitions=2, seed=0).write(tmp_path / "made", lambda _: None)
     session = opened()
     settings = {
         "optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01},
