@@ -32,7 +32,7 @@ from perfexp.measuring.epochs import EpochTraining
 from perfexp.measuring.modes import Step, graphed
 from perfexp.measuring.modes.train import Train
 from perfexp.measuring.ranks import SETTLING_CALLS
-from perfexp.records import diagnostics, disturbances, metrics
+from perfexp.records import diagnostics, metrics, point_diagnostics
 from perfexp.records.quantities import FINITE, FIRST_MEMORY, PEAK_MEMORY
 from perfexp.records.record import Key, Point, Status, timestamp
 
@@ -207,7 +207,7 @@ class Procedure(Context):
         after = self.device.state()
         point.facts |= {"device_before": before, "device_after": after}
         if point.status is Status.OK:
-            point.doubts += disturbances.judge(before, after, point.facts)
+            point.doubts += point_diagnostics.judge(before, after, point.facts)
             verdicts.add_cycles(point)
         if point.status is Status.OOM:
             memory_search.add_batch_that_fits(self, point)

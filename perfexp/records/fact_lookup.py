@@ -1,4 +1,7 @@
-"""Fact lookup: values of nested facts and plans by dotted place, and the device's vendor."""
+"""Fact lookup: values of nested facts and plans by dotted place, and the device's vendor.
+
+A record's facts and plan are nested dictionaries that may lack any entry.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def fact_at(facts: dict[str, Any], place: str) -> Any:
 
 
 def vendor(environment: dict[str, Any]) -> str:
-    """Return `nvidia`, `amd`, `apple` or another device kind, for example `cpu`.
+    """Return a record's device vendor: `nvidia`, `amd`, `apple`, or the device kind, such as `cpu`.
 
     `unknown` without a device.
     """

@@ -1,4 +1,9 @@
-"""Growth: how times scale with size and rates with batch, and which points break the trend."""
+"""Growth: how times scale with size and rates with batch, and which points break the trend.
+
+A sweep over input sizes gives a curve of seconds per call over pixels. `statistics.scaling` fits a
+constant plus a power of the pixels. Reports show the fit. Sizes far from it, and batches with fewer
+samples per second than smaller ones, get a diagnostic: they often ran a slower algorithm.
+"""
 
 from __future__ import annotations
 
@@ -74,40 +79,28 @@ class Odd:
 
 
 def scalings(known: Sequence[Row]) -> list[Scaling]:
-    """Return scaling models for groups of rows with at least four sizes."""
-    found = []
+    """Return scaling models for groups of rows that differ in size only, with at least four sizes.
+
+    Args:
+        known: a record's rows.
+    """
+    models = []
     for group in _over_sizes(known):
         keys = tuple(row.key for row in group)
         num_sizes = len({key.pixels for key in keys})
         if num_sizes < scaling.LEAST_SIZES:
             continue
-        largest = keys[-1].pixels
-        x, y, errors = list[float](), list[float](), list[float]()
-        wide = unknown = 0
-        for row in group:
-            median = _median(row)
-            width = median.relative_half_width
-            if width is None:
-                width = _ERROR_UNKNOWN
-                unknown += 1
-            elif width > _SCATTER_MOST:
-                wide += 1
-            x.append(row.key.pixels / largest)
-            y.append(median.value)
-            errors.append(width)
-        fit = scaling.fit_scaling(x, y, errors)
-        # why the medians do not show how the time grows
-        doubts, of = list[str](), f"of {len(group)} medians"
-        if num_sizes < _LEAST_SIZES:
-            doubts.append(f"{num_sizes} sizes are too few ({_LEAST_SIZES} at least)")
-        if unknown + wide > len(group) / 2:
-            if unknown:
-                doubts.append(f"{unknown} {of} have no interval")
-            if wide:
-                doubts.append(f"{wide} {of} are uncertain by more than {_SCATTER_MOST:.0%}")
+        medians = list(map(_median, group))
+        widths = [median.relative_half_width for median in medians]
+        fit = scaling.fit_scaling(
+            [key.pixels / keys[-1].pixels for key in keys],
+            [median.value for median in medians],
+            [_ERROR_UNKNOWN if width is None else width for width in widths],
+        )
+        doubts = _reasons_for_doubt(num_sizes, widths)
         if fit.scatter > _SCATTER_MOST:
             doubts.append(f"the times scatter by {fit.scatter:.0%}")
-        found.append(
+        models.append(
             Scaling(
                 key=keys[-1],
                 keys=keys,
@@ -116,19 +109,40 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
                 doubt=", ".join(doubts),
             )
         )
-    return found
+    return models
+
+
+def _reasons_for_doubt(num_sizes: int, widths: Sequence[float | None]) -> list[str]:
+    """Return why medians cannot show how a time grows: too few sizes, or uncertain medians.
+
+    Args:
+        widths: relative half-width of each median's interval; None without an interval.
+    """
+    doubts, subject = list[str](), f"of {len(widths)} medians"
+    if num_sizes < _LEAST_SIZES:
+        doubts.append(f"{num_sizes} sizes are too few ({_LEAST_SIZES} at least)")
+    unknown = widths.count(None)
+    wide = sum(width is not None and width > _SCATTER_MOST for width in widths)
+    if unknown + wide > len(widths) / 2:
+        if unknown:
+            doubts.append(f"{unknown} {subject} have no interval")
+        if wide:
+            doubts.append(f"{wide} {subject} are uncertain by more than {_SCATTER_MOST:.0%}")
+    return doubts
 
 
 def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
-    """Return sizes that are far from the scaling model, or slower than a larger size.
+    """Return sizes that are far from the scaling model, or slower than a larger size, by key.
 
     As few sizes as possible are flagged: the one slow size, not every larger size that is faster.
+    Plots mark them, and `judge` makes diagnostics of them.
     """
     found: dict[Key, Odd] = {}
-    for grown in scalings(known):
-        for index in grown.fit.far:
-            of = f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
-            found[grown.keys[index]] = Odd(ratio=1 + grown.fit.deviations[index], reference=of)
+    for model in scalings(known):
+        fit = model.fit
+        reference = f"the fit over {len(model.keys)} sizes (tolerated: ±{fit.tolerance:.0%})"
+        for index in fit.far:
+            found[model.keys[index]] = Odd(ratio=1 + fit.deviations[index], reference=reference)
     # a time far above the fit is suspect itself: other times are not compared with it
     for group in _over_sizes(known):
         found |= _falling([row for row in group if row.key not in found])
@@ -136,7 +150,7 @@ def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
 
 
 def kernels_of(record: Record) -> dict[Key, list[str]]:
-    """Return each timed point's kernels in execution order, if its layers were profiled."""
+    """Return each timed point's kernel names in execution order, if its layers were profiled."""
     kernels: dict[Key, list[str]] = {}
     for point in record.points:
         if is_layers(point.key):
@@ -150,7 +164,14 @@ def kernels_of(record: Record) -> dict[Key, list[str]]:
 def judge(
     known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
 ) -> dict[Key, tuple[Diagnostic, ...]]:
-    """Return diagnostics by point: odd sizes with evidence, and rates that fall as batches grow."""
+    """Return diagnostics by point: odd sizes with evidence, and rates that fall as batches grow.
+
+    `summary.rows` adds them to the rows.
+
+    Args:
+        known: a record's rows.
+        kernels: kernel names by point, from `kernels_of`.
+    """
     raised: dict[Key, tuple[Diagnostic, ...]] = {}
     odd = odd_sizes(known)
     for group in _over_sizes(known):
@@ -162,9 +183,9 @@ def judge(
                 continue
             below = bisect_left(pixels, row.key.pixels)
             above = bisect_right(pixels, row.key.pixels)
-            # the adjacent sizes, if they exist
-            beside = [*usual[below - 1 : below], *usual[above : above + 1]]
-            texts = [_memory_evidence(row, beside), _kernel_evidence(row, beside, kernels)]
+            # the next smaller and next larger size, if they exist
+            neighbors = [*usual[below - 1 : below], *usual[above : above + 1]]
+            texts = [_memory_evidence(row, neighbors), _kernel_evidence(row, neighbors, kernels)]
             if row.processes > 1:
                 texts.insert(0, f"measured by {row.processes} processes")
             evidence = ", ".join(filter(None, texts))
@@ -190,20 +211,25 @@ def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> b
 
 
 def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
-    """Return the fewest rows to remove so that no larger size takes less time.
+    """Return the fewest rows to remove so that no larger size takes less time, by key.
 
-    The row in most falls is removed first; if several tie, the slowest.
+    A fall is a pair of sizes of which the larger takes less time. The row in most falls is removed
+    first; if several tie, the slowest.
+
+    Args:
+        group: rows that differ in size only, smallest first.
     """
     medians = np.array([_median(row).value for row in group])
     falls = _falls(group, medians)
-    against = falls | falls.T
-    counts = against.sum(axis=0)
+    # symmetric: whether two rows are in a fall with each other
+    conflicts = falls | falls.T
+    counts = conflicts.sum(axis=0)
     found: dict[Key, Odd] = {}
     while counts.any():
         most = np.flatnonzero(counts == counts.max())
         odd = int(most[medians[most].argmax()])
-        others = np.flatnonzero(against[odd])
-        against[odd] = against[:, odd] = False
+        others = np.flatnonzero(conflicts[odd])
+        conflicts[odd] = conflicts[:, odd] = False
         counts[others] -= 1
         counts[odd] = 0
         row, other = group[odd], group[others[np.abs(others - odd).argmin()]]
@@ -216,20 +242,25 @@ def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
 
 
 def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return whether each size (column) is clearly faster than a smaller size (row).
+    """Return whether each size (column) is clearly faster than a smaller size (row), (N, N).
 
-    The difference must exceed both intervals and the tolerance.
+    The difference must exceed both intervals and the tolerance. A median without an interval is
+    never clearly faster.
     """
-    known = list(map(_median, group))
-    lows = np.array([median.low for median in known], dtype=float)
-    highs = np.array([median.high for median in known], dtype=float)
+    intervals = list(map(_median, group))
+    # a missing end becomes NaN, and comparisons with NaN are false
+    lows = np.array([median.low for median in intervals], dtype=float)
+    highs = np.array([median.high for median in intervals], dtype=float)
     pixels = np.array([row.key.pixels for row in group])
     is_less = (highs < lows[:, None]) & (medians < ((1 - _FALL_TOLERANCE) * medians)[:, None])
     return is_less & (pixels > pixels[:, None])
 
 
 def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
-    """Describe a peak memory far above both neighbors, a sign of another cuDNN algorithm."""
+    """Describe a peak memory far above both neighbors; empty without one.
+
+    It is a sign of another cuDNN algorithm, whose workspace is larger.
+    """
     own = row.value(PEAK_MEMORY)
     most = max((other.value(PEAK_MEMORY) or 0 for other in neighbors), default=0)
     if not own or not most or own < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
@@ -258,7 +289,7 @@ def _kernel_evidence(
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
-    """Yield batch sizes with clearly fewer samples per second than a smaller batch."""
+    """Yield `rate_falls` for batch sizes with clearly fewer samples/s than a smaller batch."""
     for group in _grouped(
         known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)
     ):
@@ -284,6 +315,7 @@ def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
 
 
 def _median(row: Row) -> estimators.Interval:
+    """Return a row's median seconds per call, with its interval within the record."""
     found = row.own_interval(row.time_kind or "")
     assert found is not None
     return found
@@ -292,9 +324,9 @@ def _median(row: Row) -> estimators.Interval:
 def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
     """Group the successful rows with a time above zero by a function of the row."""
     groups: dict[Hashable, list[Row]] = {}
-    for each in known:
-        if each.status is Status.OK and each.time and each.time.median.value > 0:
-            groups.setdefault(by(each), []).append(each)
+    for row in known:
+        if row.status is Status.OK and row.time and row.time.median.value > 0:
+            groups.setdefault(by(row), []).append(row)
     return list(groups.values())
 
 

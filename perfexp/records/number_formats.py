@@ -1,4 +1,8 @@
-"""Number formats for contractions: TF32 by torch's flags, or a precision's data type."""
+"""Number formats for contractions: TF32 by torch's flags, or a precision's data type.
+
+Contractions are matrix products and convolutions. Data sheets give a peak rate for each number
+format, so rooflines and MFU need the format that ran. TF32 is NVIDIA's shortened float32.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,12 @@ _FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 class Formats(NamedTuple):
-    """Number formats for contractions, by data-sheet name: `fp32`, `tf32`, `fp16` or `bf16`."""
+    """Number formats for contractions, by data-sheet name: `fp32`, `tf32`, `fp16` or `bf16`.
+
+    Attributes:
+        products: format for matrix products.
+        convolutions: format for convolutions, which have a TF32 flag of their own in torch.
+    """
 
     products: str
     convolutions: str
@@ -22,7 +31,7 @@ class Formats(NamedTuple):
         """Return a precision's number formats.
 
         Args:
-            data_type: data type for contractions, by torch name.
+            data_type: data type for contractions, by torch name: `float32`, `float16`, `bfloat16`.
             tf32: whether the precision sets TF32; None leaves torch's flags.
             flags: torch's flags for products and convolutions; None on a device without TF32.
         """
@@ -39,14 +48,20 @@ class Formats(NamedTuple):
 
 
 def tf32_flags(environment: Mapping[str, Any]) -> tuple[bool, bool] | None:
-    """Return whether float32 matrix products and convolutions may use TF32; None without TF32."""
+    """Return whether float32 matrix products and convolutions may use TF32, as a pair.
+
+    None if the run's device has no TF32, or if the environment does not say.
+
+    Args:
+        environment: a record's environment, with `device` and torch's flags in `session`.
+    """
     device, session = environment.get("device"), environment.get("session")
     if not isinstance(device, Mapping) or not isinstance(session, Mapping):
         return None
     if device.get("kind") != "cuda" or device.get("rocm"):
         return None
-    known = str(device.get("compute_capability") or "").partition(".")[0]
-    if known.isdecimal() and int(known) < _FIRST_TF32:
+    major = str(device.get("compute_capability") or "").partition(".")[0]
+    if major.isdecimal() and int(major) < _FIRST_TF32:
         return None
     matmul, cudnn = session.get("matmul_allow_tf32"), session.get("cudnn_allow_tf32")
     if isinstance(matmul, bool) and isinstance(cudnn, bool):

@@ -1,4 +1,9 @@
-"""Paths: the only module that knows the file names of runs and sweeps and how they are written."""
+"""Paths: the only module that knows the file names of runs and sweeps and how they are written.
+
+A run or sweep has a folder with its results and a `details` folder for files that only perfexp
+reads. There manifest.json lists all files that perfexp wrote. Files that it does not list belong to
+the user: perfexp neither replaces nor removes them. In older folders details lie beside results.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +50,11 @@ FINAL_WEIGHTS = "final_weights"
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line of JSON and sync it to disk before returning.
+    """Append one line of JSON, newline included, and sync it to disk before returning.
 
-    A torn line left by a crash is cut off first. A line that only lacks its newline is complete and
-    stays, because readers have already accepted it.
+    points.jsonl is written this way, so a crash loses at most the line in progress. Such a torn
+    line is cut off by the next append. A line that only lacks its newline is complete and stays,
+    because readers have already accepted it.
 
     Raises:
         OSError: the path is not a regular file, or cannot be written.
@@ -72,6 +78,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def _is_json(text: bytes) -> bool:
+    """Return whether a line is complete JSON."""
     try:
         foreign.json_data(text)
     except ValueError:
@@ -85,7 +92,7 @@ def is_artifact(name: str) -> bool:
 
 
 def folder_of(place: Path) -> Path:
-    """Return a folder itself, or a file's folder."""
+    """Return a folder itself, or a file's folder; commands accept either for a run."""
     if place.is_dir():
         return place
     return place.parent
@@ -115,9 +122,12 @@ def refuse_link(folder: Path) -> None:
 
 
 class _Folder:
-    """Folder, possibly not created yet, with a manifest of all files that perfexp wrote there.
+    """Folder of a run or sweep, possibly not created yet, with a manifest of perfexp's files there.
 
     Attributes:
+        root: the folder.
+        details: folder for files that only perfexp reads; `root` in folders of older versions.
+        manifest: manifest.json.
         usual: files that are claimed from the start.
         lock: file that is locked while a process measures here.
         in_words: words before the folder in the message that it is in use.
@@ -138,10 +148,12 @@ class _Folder:
         self._made: list[Path] = []
 
     def create(self, *, uid: str | None = None, sweep: str | None = None) -> None:
-        """Create the folder and its manifest.
+        """Create the folder and its manifest, before a run or sweep measures into it.
+
+        A folder that has a manifest keeps its identity, so a run can be resumed in it.
 
         Args:
-            uid: identity for a manifest without one; by default a new identity.
+            uid: identity for a new manifest; by default a random identity.
             sweep: identity of the sweep that starts this run, if any.
 
         Raises:
@@ -172,10 +184,10 @@ class _Folder:
             ) from error
 
     def withdraw(self) -> bool:
-        """Remove only the files and folders that this process created.
+        """Remove the files and folders that this process created, if a run ends without results.
 
         Returns:
-            whether the folder was new, so that nothing else is left in it.
+            whether the folder was new. Otherwise nothing is removed.
         """
         if not self._is_new:
             return False
@@ -202,6 +214,7 @@ class _Folder:
         return self._identity("sweep")
 
     def _identity(self, name: str) -> str | None:
+        """Return a text entry of the manifest; None without one."""
         uid = self._manifest().get(name)
         if not isinstance(uid, str):
             return None
@@ -219,7 +232,10 @@ class _Folder:
             self._write({**self._manifest(), "files": [*known, *new]})
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files left by a crash; nobody else may be writing here."""
+        """Remove temporary files left by a crash; nobody else may be writing here.
+
+        `write_atomically` names a temporary file after its target: `.NAME.` and eight characters.
+        """
         known = {self.manifest.name, *(Path(name).name for name in self.claimed())}
         for folder in {self.root, self.details, self.root / CHECKPOINTS}:
             if folder.is_symlink() or not folder.is_dir():
@@ -230,13 +246,14 @@ class _Folder:
                     path.unlink(missing_ok=True)
 
     def claimed(self) -> list[str]:
-        """Return the names in the manifest, relative to the run's folder."""
+        """Return the names of perfexp's files in the manifest, relative to the folder."""
         names = self._manifest().get("files")
         if not isinstance(names, list):
             return []
         return list(map(str, names))
 
     def _manifest(self) -> dict[str, Any]:
+        """Return the manifest's content; empty if it is missing or broken."""
         try:
             content = foreign.json_data(foreign.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         except (OSError, ValueError):
@@ -295,7 +312,12 @@ class _Folder:
 
 
 class RunPaths(_Folder):
-    """Files in a run's folder; its log is its lock."""
+    """Files in a run's folder, whether they exist or not; the log is also the lock file.
+
+    Args:
+        root: the run's folder.
+        is_older: whether details lie beside the results, as in folders of older versions.
+    """
 
     in_words = "into"
 
@@ -360,18 +382,21 @@ class RunPaths(_Folder):
                 folder.rmdir()
 
     def results(self) -> list[Path]:
-        """Return the regular files here that the manifest names and that a run leaves behind."""
+        """Return the result files here: regular files in the manifest, without the log."""
         names = filter(self._is_result, self.claimed())
         return [self.root / name for name in names if foreign.is_regular(self.root / name)]
 
     def _is_result(self, name: str) -> bool:
-        """Return whether a run leaves a file with this name; its log is excluded as its lock."""
+        """Return whether this names a result file of a run.
+
+        The log is not a result: it is the lock and stays in place.
+        """
         own = {path.name for path in (*self.usual, self.refusal) if path.name != self.log.name}
         file = Path(name).name
         return is_own_place(name) and (file in own or is_artifact(file))
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
-        """Return a CSV path, for example `MODEL_ALGORITHM_overall.csv`."""
+        """Return the path of a result table, for example `MODEL_ALGORITHM_overall.csv`."""
         return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
 
     def checkpoint(self, model: str, data: str, what: str) -> Path:
@@ -384,7 +409,7 @@ class RunPaths(_Folder):
 
 
 class SweepPaths(_Folder):
-    """Files in a sweep's folder, including Hydra's own."""
+    """Files in a sweep's folder, including Hydra's own, whether they exist or not."""
 
     in_words = "the sweep in"
 
@@ -400,7 +425,10 @@ class SweepPaths(_Folder):
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
 
     def sign(self, sweep: Sweep) -> None:
-        """Enter in the manifest that this user gave the sweep's command, in the current folder."""
+        """Enter in the manifest that this user gave the sweep's command, in the current folder.
+
+        The entry is signed with the user's key, so that resuming runs no one else's command.
+        """
         place = str(Path.cwd())
         mark = signature.of(_signed(sweep, place))
         self._write({**self._manifest(), "begun_in": place, "signature": mark})
@@ -415,7 +443,7 @@ class SweepPaths(_Folder):
         return place
 
     def make_job_logs(self) -> None:
-        """Create the folder for job output.
+        """Create the folder for the output of cluster jobs.
 
         Raises:
             UserError: it is a link, which may lead anywhere.
@@ -425,4 +453,5 @@ class SweepPaths(_Folder):
 
 
 def _signed(sweep: Sweep, place: str) -> bytes:
+    """Return the content that a sweep's signature covers: identity, folder and command."""
     return json.dumps(["sweep", sweep.uid, place, *sweep.command]).encode()

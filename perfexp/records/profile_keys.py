@@ -1,4 +1,8 @@
-"""Profile keys: points that hold a profile, and the timed points that they belong to."""
+"""Profile keys: points that hold a profile, and the timed points that they belong to.
+
+A profiler slows calls down, so a profile is measured in a process of its own. Its point has the
+timed point's key with the phase `train_profile` or `inference_profile`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import msgspec
 from perfexp.records.record import Key
 
 _PROFILE = "_profile"
-#: The range around a whole call, by its phase.
+#: Name of the NVTX range around a whole call, by its phase.
 WHOLE = {"train": "train_step", "inference": "inference"}
 
 

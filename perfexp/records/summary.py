@@ -1,4 +1,9 @@
-"""Summary: a record's figures for reports, tables, plots and tracking, from its raw samples."""
+"""Summary: a record's figures for reports, tables, plots and tracking, from its raw samples.
+
+A timed point is measured by one or several processes (replicates). `rows` combines them into one
+`Row`, with intervals that cover the variation between processes. `Repeats` (`statistics.moderated`)
+is a figure from several processes with its prior, the variance known before measuring.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,11 @@ import numpy as np
 
 from perfexp.records import (
     diagnostics,
-    disturbances,
     growth,
-    idleness,
+    point_diagnostics,
     priors,
     quantities,
     races,
-    sampling,
 )
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
@@ -53,7 +56,7 @@ from perfexp.statistics.prior import Prior
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
 #: Single figures that are compared between processes, with their metrics.
 SINGLES = {"cycles": CYCLES, "memory": PEAK_MEMORY, "energy": IMAGE_ENERGY, "accuracy": ACCURACY}
-#: How values from several processes are combined.
+#: How values from several processes are combined, if not by time, rate or speedup.
 _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
     Pooled.LARGEST: max,
     Pooled.MEDIAN: median,
@@ -62,26 +65,36 @@ _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row per timed point, in record order, with its processes combined."""
+    """Return one row per timed point, in record order, with its processes combined.
+
+    `Analysis.of` calls it once per record.
+    """
     percentiles = requested_percentiles(record)
     known_priors, free = priors.of_record(record), priors.free_cores(record)
-    known = [row(points, percentiles, known_priors, free) for points in by_point(record).values()]
-    raised = growth.judge(known, growth.kernels_of(record))
+    first = [row(points, percentiles, known_priors, free) for points in by_point(record).values()]
+    # these need all rows: odd sizes and falling rates
+    raised = growth.judge(first, growth.kernels_of(record))
     unfinished = interrupted(record)
     in_turn = record.sweep is not None and record.sweep.level is not None
-    for number, each in enumerate(known):
-        known[number] = replace(
-            each,
-            unfinished=unfinished[each.key],
-            in_turn=in_turn,
-            metrics=tuple(map(each.marked, each.metrics)),
-            doubts=(*each.doubts, *raised.get(each.key, ())),
+    complete = []
+    for one in first:
+        complete.append(
+            replace(
+                one,
+                unfinished=unfinished[one.key],
+                in_turn=in_turn,
+                metrics=tuple(map(one.marked, one.metrics)),
+                doubts=(*one.doubts, *raised.get(one.key, ())),
+            )
         )
-    return known
+    return complete
 
 
 def requested_percentiles(record: Record) -> tuple[float, ...]:
-    """Return the percentiles that the plan requests."""
+    """Return the percentiles that the record's plan requests, in percent; 50, 95, 99 without any.
+
+    A record is data, so anything that is not a percentile is left out.
+    """
     asked, numbers = record.plan.get("percentiles"), []
     for number in asked if isinstance(asked, list) else ():
         if isinstance(number, int | float) and 0 < number < 100 > 100 - number:
@@ -95,10 +108,11 @@ def row(
     known: Mapping[str, Prior] | None = None,
     free: int = 0,
 ) -> Row:
-    """Return one point's figures with the requested percentiles, in percent.
+    """Return one point's figures, combined over the processes that measured it.
 
     Args:
-        points: results from each process that measured the point.
+        points: results from each process, the first process first.
+        percentiles: requested percentiles, in percent.
         known: priors by class; by default the package's priors.
         free: CPU cores that the run's threads leave free for other work.
     """
@@ -153,32 +167,43 @@ def row(
 def _doubts(
     points: Sequence[Point], kind: str | None, times: Mapping[str, blockwise.Summary]
 ) -> list[Diagnostic]:
-    """Return diagnostics about a point's processes and their statistics, each code once."""
+    """Return diagnostics about a point's processes and their statistics, each code once.
+
+    Args:
+        points: results from each process.
+        kind: name of the representative time; None without samples.
+        times: statistics over all processes, by time.
+    """
     doubts: list[Diagnostic] = []
     for point in points:
         known = {one.code for one in doubts}
-        own = (*disturbances.confirmed(point), *sampling.judge(point, kind))
+        own = (*point_diagnostics.confirmed(point), *point_diagnostics.judge_samples(point, kind))
         doubts += [one for one in own if one.code not in known]
     if kind and len(measured := comparable(points, kind)) > 1:
-        doubts += sampling.judge_processes(measured, kind)
+        doubts += point_diagnostics.judge_processes(measured, kind)
         if times[kind].median.low is not None:  # only the interval of their mean matters
             doubts = diagnostics.without(doubts, "too_few_samples")
-    doubts = idleness.judge(points[0], doubts)
-    doubts += disturbances.judge_pace(points[0])
+    doubts = point_diagnostics.with_device_idle(points[0], doubts)
+    doubts += point_diagnostics.judge_pace(points[0])
     if kind in DEVICE_TIMES and not diagnostics.has(doubts, "clock_moved"):
-        doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
+        doubts += point_diagnostics.judge_clocks(
+            [point.facts for point in comparable(points, kind)]
+        )
     return doubts
 
 
 def _p95(processes: Sequence[Series], prior: Prior | None) -> Repeats:
-    """Return each process's 95th percentile."""
+    """Return each process's 95th percentile in seconds, with intervals, for comparisons."""
     return Repeats.of(
         [estimators.percentile_interval(one.measured, 95.0) for one in processes], prior
     )
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
-    """Return the process results by point, the first process first."""
+    """Return the results of a record's timed points by key, the first process first.
+
+    Keys have replicate 0.
+    """
     groups: dict[Key, list[Point]] = {}
     for point in record.points:
         if point.key.is_timed:
@@ -202,13 +227,16 @@ def interrupted(record: Record) -> Counter[Key]:
 def single_figures(
     points: Sequence[Point], prior: Callable[[str], Prior | None]
 ) -> dict[str, Repeats]:
-    """Return the `SINGLES` of a point's processes.
+    """Return the `SINGLES` of a point's processes by name: cycles, bytes, joules, accuracy.
 
     Accuracies count as exact. So does any single process's value, except for energy.
+
+    Args:
+        prior: returns a figure's prior by name.
     """
     found = {}
-    for name, of in SINGLES.items():
-        known = [point.metric(of) for point in points if point.status is Status.OK]
+    for name, metric_name in SINGLES.items():
+        known = [point.metric(metric_name) for point in points if point.status is Status.OK]
         if figures := list(filter(None, map(interval_of, known))):
             one = Repeats.of(figures, None if name == "accuracy" else prior(name))
             is_estimate = any(metric.estimated for metric in known if metric)
@@ -220,10 +248,13 @@ def single_figures(
 def epoch_figures(
     points: Sequence[Point], prior: Callable[[str], Prior | None]
 ) -> dict[str, Repeats]:
-    """Return whole-epoch times from the first process that has any.
+    """Return whole-epoch times in seconds from the first process that has any; otherwise empty.
 
     `epoch` is the mean pass over the training data. `runtime` is all passes with evaluations and
     checkpoints. A single pass counts as exact, because it has many calls.
+
+    Args:
+        prior: returns a figure's prior by name.
     """
     epochs = list[Epoch]()
     for point in points:
@@ -232,12 +263,13 @@ def epoch_figures(
     passes = [epoch.seconds for epoch in epochs]
     whole = [epoch.total_seconds for epoch in epochs]
     found = {}
-    for name, seconds, of in (("epoch", passes, fmean), ("runtime", whole, sum)):
+    for name, seconds, combine in (("epoch", passes, fmean), ("runtime", whole, sum)):
         if seconds:
+            # relative variance of the mean over the epochs
             within = 0.0
             if len(seconds) > 1:
                 within = variance(seconds) / len(seconds) / fmean(seconds) ** 2
-            found[name] = Repeats(values=(of(seconds),), within=within, prior=prior(name))
+            found[name] = Repeats(values=(combine(seconds),), within=within, prior=prior(name))
     return found
 
 
@@ -247,6 +279,10 @@ def pooled_metrics(
     """Return the first process's metrics, pooled over processes if the registry says so.
 
     Rates use the times of all processes. Speedups are pooled if every process has them.
+
+    Args:
+        times: statistics over all processes, by time.
+        kind: name of the representative time; None without samples.
     """
     factors = _rate_factors(points[0], times, kind)
     return tuple(_pooled(one, points, factors) for one in points[0].metrics)
@@ -266,13 +302,18 @@ def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | 
 
 
 def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
+    """Return the first process's metric, combined with the other processes' as `Pooled` says.
+
+    Args:
+        factors: factors from `_rate_factors` for metrics that are computed from a time or rate.
+    """
     pooled = quantities.of(metric).pooled
     if metric.name == quantities.PROVEN and (proven := races.proven_share(points[0])) is not None:
         # earlier versions counted torch's own choice
         return msgspec.structs.replace(metric, value=proven)
     if combine := _POOLED.get(pooled):
-        found = [one.metric(metric.name) for one in _finished(points)]
-        values = [own.value for own in found if own and own.value and own.value > 0]
+        measured = [point.metric(metric.name) for point in _finished(points)]
+        values = [one.value for one in measured if one and one.value and one.value > 0]
         if not values:
             return metric
         return msgspec.structs.replace(metric, value=combine(values), reason=None)
@@ -294,7 +335,7 @@ def _finished(points: Sequence[Point]) -> list[Point]:
 
 
 def _speedup(point: Point, name: str) -> estimators.Interval | None:
-    """Return a speedup from one process.
+    """Return a speedup from one process; None if the process did not measure it.
 
     A promised speedup comes from the process's own races; a cached race belongs to another process.
     """
@@ -310,6 +351,10 @@ def _speedup(point: Point, name: str) -> estimators.Interval | None:
 def _rate_factors(
     first: Point, times: Mapping[str, blockwise.Summary], kind: str | None
 ) -> dict[Pooled, float]:
+    """Return factors that take a rate from the first process's time to that of all processes.
+
+    Empty without times.
+    """
     factors: dict[Pooled, float] = {}
     if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
         factors[Pooled.BY_TIME] = own / times[kind].median.value
@@ -330,7 +375,10 @@ def _joined(processes: Sequence[Series]) -> Series:
 
 
 def comparable(points: Sequence[Point], name: str) -> list[Point]:
-    """Return the processes that measured this time successfully; none if the first did not."""
+    """Return the processes whose samples of a time can be combined: those that measured it.
+
+    None if the first process did not, because the row shows the first process's metrics.
+    """
     measured = [point for point in _finished(points) if first_series(point, name)]
     if points[0] in measured:
         return measured

@@ -1,4 +1,8 @@
-"""Sweep summary: a sweep's runs as a table, the best run, diagnostics and failures."""
+"""Sweep summary: a sweep's runs as a table, the best run, diagnostics and failures.
+
+The console and MLflow show a sweep with these functions when it has ended, and `perfexp show`
+later. An axis is an override that varies over the runs, such as `batch_size`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _NEARLY = 0.95
 
 
 def headline(sweep: Sweep) -> str:
-    """Return a sweep's axes and how many of its runs have each status."""
+    """Return a sweep's first line: its name and how many runs ended, by status unless ok."""
     counts = Counter(child.status for child in sweep.children)
     ended = str(counts.total() - counts[Status.INTERRUPTED])
     if sweep.jobs:
@@ -55,6 +59,7 @@ def setting(analyses: Sequence[Analysis]) -> str:
 
 
 def _common_name(analyses: Sequence[Analysis], name: str) -> str:
+    """Return a field of the runs' subjects, such as `model`, if all share it; otherwise empty."""
     names: set[str] = {getattr(one.about, name) for one in analyses}
     if len(names) == 1:
         return names.pop()
@@ -80,7 +85,11 @@ def raised(whole: SweepAnalysis) -> list[Raised]:
 def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
     """Return a table with a line for each run and phase: axes, time and how it ended.
 
+    A line for several points has the range of their times. Rate, memory and energy are shown for a
+    single point.
+
     Args:
+        whole: the sweep with its runs' analyses.
         title: title of the ratio column.
         ratios: time ratio to the run's baseline, with its verdict, by run number and phase.
     """
@@ -139,7 +148,7 @@ class Candidate(NamedTuple):
 
 
 def best(candidates: Sequence[Candidate]) -> str:
-    """Return the point with the highest rate, together with points not clearly below it.
+    """Return a sentence: the point with the highest rate, and points not clearly below it.
 
     For example: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`. Empty for fewer than
     two rates.
@@ -167,9 +176,10 @@ def best(candidates: Sequence[Candidate]) -> str:
 
 
 def best_run(whole: SweepAnalysis) -> str:
-    """Return a sweep's best run, if each run measured a single point with the same phase and size.
+    """Return a sentence about a sweep's best run (see `best`).
 
-    Empty for a sweep over models.
+    Empty unless each run measured a single point with the same phase and size. Also empty for a
+    sweep over models, which do different work.
     """
     candidates, same = [], set()
     for child, one in whole.runs:
@@ -233,16 +243,23 @@ def coverage(table: Iterable[Row]) -> str:
 
 
 def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
+    """Return a run's value on an axis as typed; a precision in words.
+
+    Args:
+        formats: precision in words, by run number, for runs with a record.
+    """
     if name == "precision" and child.job in formats:
         return formats[child.job]
     return one_line(child.axes.get(name, ""))
 
 
 def _kinds(table: Iterable[Row]) -> str:
+    """Return the titles of the rows' representative times."""
     return ", ".join(map(quantities.time_title, wording.time_kinds(table)))
 
 
 def _by_phase(one: Analysis | None) -> list[list[Row]]:
+    """Return a run's rows by phase; an empty list of rows for a run without any."""
     phases: dict[str, list[Row]] = {}
     for row in one.rows if one else ():
         phases.setdefault(row.key.phase, []).append(row)
@@ -250,10 +267,12 @@ def _by_phase(one: Analysis | None) -> list[list[Row]]:
 
 
 def _timed(table: Iterable[Row]) -> list[Row]:
+    """Return the rows with a time: those that did not fail."""
     return list(filter(attrgetter("time"), table))
 
 
 def _times(table: Iterable[Row]) -> str:
+    """Return a row's median with its interval, or the range of several medians."""
     medians = [row.time.median for row in table if row.time]
     if len(medians) < 2:
         return "".join(map(wording.interval_text, medians))

@@ -9,11 +9,12 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from perfexp.records import metric_notes, quantities, units, wording
+from perfexp.records import quantities, units, wording
 from perfexp.records.analysis import Analysis
 from perfexp.records.grid import Column, Grid
 from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Epoch, Key, Metric, Point, Record, Status, without_replicate
+from perfexp.records.remarks import energy_notes, estimate_notes, peak_notes, speedup_notes
 from perfexp.records.rows import Row
 from perfexp.records.subject import distinguishing, field_text, label, varying
 from perfexp.report.tables import convolutions
@@ -209,12 +210,12 @@ def metrics(analysis: Analysis) -> Grid:
     notes = _reasons(rows, names)
     if quantities.COVERAGE in titles:
         notes += convolutions.coverage(analysis.record)
-    notes += metric_notes.peaks(analysis, shown)
+    notes += peak_notes(analysis, shown)
     if {quantities.MFU, quantities.MFU_OF_CEILING} & titles.keys():
         notes += convolutions.saved_multiplications(analysis.record)
-    notes += metric_notes.speedups(analysis, shown)
-    notes += metric_notes.estimated(shown, kinds)
-    notes += metric_notes.energies(rows, shown)
+    notes += speedup_notes(analysis, shown)
+    notes += estimate_notes(shown, kinds)
+    notes += energy_notes(rows, shown)
     return Grid(columns, notes)
 
 
