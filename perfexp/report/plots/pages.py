@@ -7,13 +7,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from perfexp.comparison import comparison_table
-from perfexp.comparison.document import Comparison
+from perfexp.comparison.document import Comparison, SideFacts, Verdict
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.grid import Grid, Section
 from perfexp.records.subject import one_line
-from perfexp.report.plots import drawing, forest, layer_plot, record_plots, sweep_plots
-from perfexp.report.plots.canvas import save
+from perfexp.report.plots import drawing, layer_plot, record_plots, sweep_plots
+from perfexp.report.plots.canvas import (
+    DARK,
+    caption_of,
+    columns,
+    legend,
+    matplotlib,
+    name_rows,
+    name_ticks,
+    save,
+    title_of,
+)
+from perfexp.report.plots.chart import GREY, Caption
 from perfexp.report.plots.roofline_table import grid
+from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.placement import Roofline
 from perfexp.roofline.sentences import meaning
 
@@ -50,6 +62,19 @@ for (const head of document.querySelectorAll("th")) head.onclick = () => {
 };
 """
 
+#: Okabe and Ito's colors by verdict, each with its own marker.
+_STYLES = {
+    Verdict.BETTER: ("#009E73", "^"),
+    Verdict.WORSE: ("#D55E00", "v"),
+    Verdict.SAME: ("#0072B2", "s"),
+    Verdict.UNDECIDED: (DARK, "o"),
+    Verdict.NOT_COMPARABLE: (GREY, "x"),
+}
+#: Maximum pairs in a plot and characters of their names.
+_MOST_PAIRS, _LONGEST = 80, 60
+#: Heights of a row and of the surroundings, in inches.
+_ROW, _AROUND = 0.26, 1.6
+
 
 def of_run(analysis: Analysis, sections: Sequence[Section]) -> bytes:
     """Return a run's page: its results, with plots below the headline."""
@@ -70,11 +95,58 @@ def of_comparison(comparison: Comparison) -> bytes:
     for side in comparison.sides[1:]:
         title, grid, *others = comparison_table.of_side(comparison, side, has_kernels=True)
         parts += [*_section(*title), *_section(*grid)]
-        if figure := forest.compose(comparison, side):
+        if figure := ratio_plot(comparison, side):
             parts.append(_svg(figure))
         for section in others:
             parts += _section(*section)
     return _page(comparison_table.conclusion(comparison), parts)
+
+
+def ratio_plot(comparison: Comparison, side: SideFacts) -> Any:
+    """Return a matplotlib figure with a side's ratios and intervals; None without ratios.
+
+    A row is one figure at one point, in the order of the comparison's document. A ratio is the
+    side's figure over the baseline's, so that 1 means equal; the band around 1 is the margin.
+    """
+    known = [pair for pair in comparison.of_side(side.name) if pair.ratio is not None]
+    pairs = known[:_MOST_PAIRS]
+    margin = 1 + comparison.margin
+    if not pairs:
+        return None
+    figure, (axes,) = columns([_ROW * len(pairs)], _AROUND)
+    axes.axvspan(1 / margin, margin, color="#0072B2", alpha=0.12, linewidth=0)
+    axes.axvline(1, color="black", linewidth=1)
+    for position, pair in enumerate(pairs):
+        color, marker = _STYLES[pair.verdict]
+        if pair.low is not None and pair.high is not None:
+            axes.plot([pair.low, pair.high], [position] * 2, color=color, linewidth=1.5)
+        words = title_of(
+            pair.measure,
+            pair.point,
+            comparison_table.ratio_of(pair),
+            comparison_table.verdict_of(pair),
+            *pair.confounders,
+        )
+        face = "white" if pair.verdict is Verdict.UNDECIDED else color
+        look = {"linestyle": "none", "markerfacecolor": face, "label": pair.word, **words}
+        axes.plot([pair.ratio], [position], marker, color=color, **look)
+    labels = [cut(f"{pair.measure} · {pair.point}", _LONGEST) for pair in pairs]
+    name_rows(axes, labels, margin, f"{side.name}/{comparison.sides[0].name}")
+    axes.set_xscale("log")
+    axes.autoscale(axis="x")
+    low, high = axes.get_xlim()
+    if high > 10 * low:
+        name_ticks(axes.xaxis, matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    else:
+        name_ticks(axes.xaxis, matplotlib.ticker.MaxNLocator(7))
+    legend(axes)
+    about = f"ratios with their {comparison_table.confidence(side.level)} intervals; the band is the margin"
+    if len(pairs) < len(known):
+        about += f"; {len(pairs)} of {len(known)}, the table has all"
+    caption_of(
+        figure, Caption(title=comparison_table.title(comparison, side), subtitle=about, footer="")
+    )
+    return figure
 
 
 def of_roofline(roofline: Roofline, svg: bytes) -> bytes:

@@ -1,4 +1,6 @@
-"""Parser for a line of an mmengine or mmcv training log, as text or JSON.
+"""Lines: parser for a line of an mmengine or mmcv training log, as text or JSON.
+
+`logged.Log` reads a file with it, line by line. Times are in seconds per step.
 
 Formats and their sources:
 
@@ -77,7 +79,8 @@ FAILURES = {
 class Mark(Enum):
     """Meaning of a line that is not a step.
 
-    The time of a PAUSE (validation, checkpoint) is part of the next line's time.
+    START begins a run, and TEST belongs to a test. The time of a PAUSE (validation, checkpoint) is
+    part of the next line's time. UNREADABLE looks like JSON, but is not.
     """
 
     START = auto()
@@ -93,6 +96,7 @@ class LoggedStep(NamedTuple):
         epoch: epoch number; None if the log only counts steps.
         iteration: number of the last step; in text by epoch, within the epoch.
         seconds: mean step time; nan if the line has no time.
+        finite: whether all losses in the line are finite.
     """
 
     epoch: int | None
@@ -146,7 +150,7 @@ def of_text(text: str, *, whole: bool = True) -> Parsed | None:
 
 
 def of_json(line: str) -> Parsed | None:
-    """Parse a line that begins with a brace; None if it is not about a training."""
+    """Parse a JSON line, which begins with a brace; None if it is not about a training."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
@@ -176,6 +180,7 @@ def of_json(line: str) -> Parsed | None:
 
 
 def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> LoggedStep | None:
+    """Return the step in a JSON line; None without an iteration, or from another program."""
     if iteration is None:
         return None
     if values.get("mode") is None and "time" in values and "data_time" not in values:
@@ -191,6 +196,10 @@ def _step_of_json(values: Mapping[str, Any], iteration: int | None) -> LoggedSte
 
 
 def _of_position(position: re.Match[str], text: str, *, whole: bool) -> Parsed | None:
+    """Parse a text line with a position such as `Iter(train) [ 50/160000]`.
+
+    None if it is from another program or may be cut off.
+    """
     mode = position["mode"]
     if mode is None and position["unit"] == "Epoch" and not position["epoch"]:
         return None  # `Epoch [1/50]` from other programs, with the time per epoch
@@ -221,12 +230,14 @@ def _number(text: str) -> float:
 
 
 def _whole(value: object) -> int | None:
+    """Return a whole number from 0; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     return None
 
 
 def _real(value: object) -> float | None:
+    """Return a number as float, infinite if it is too large; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
