@@ -1,4 +1,8 @@
-"""Deliveries: requests to the sending process. No heavy imports, so that it starts quickly."""
+"""Deliveries: requests to the sending process, one JSON line each.
+
+The command that measures writes them (`mlflow_sink`), and the sending process reads them (`send`).
+No heavy imports, so that the process starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,12 @@ DEFAULT_EXPERIMENT = "perfexp"
 class Figure(NamedTuple):
     """One value of a metric `GROUP/NAME_UNIT`.
 
-    It has its `Quantity`'s step and its epoch's or point's end time. The time comes from the record
-    alone: if name, step and time are equal, a store keeps one value.
+    The time comes from the record alone, so sending again changes nothing: if name, step and time
+    are equal, a store keeps one value.
+
+    Attributes:
+        step: position on MLflow's horizontal axis, for example the epoch or the batch size.
+        time_ms: end of the epoch or point, in milliseconds since 1970.
     """
 
     name: str
@@ -29,6 +37,7 @@ class Dataset(msgspec.Struct, kw_only=True, frozen=True):
     """A model's input data, e.g. `synthetic 224 b8`.
 
     Attributes:
+        digest: eight hexadecimal digits that identify the data.
         source: settings that define the data, as JSON.
         context: `training` or `inference`.
     """
@@ -64,8 +73,14 @@ class Payload(msgspec.Struct, kw_only=True):
         status: `FINISHED`, `FAILED` or `KILLED`. While the outcome is open, `SCHEDULED`, or
             `RUNNING` during training.
         started: date and time, ISO 8601, like `ended`.
+        figures: metrics.
+        params: parameters, which MLflow never changes once they are set.
+        datasets: input data, one per phase.
+        note: description in Markdown.
+        files: artifacts.
         parent: the sweep's own run, as created if missing.
         children: nested runs, for example one for each phase and batch size.
+        experiment: MLflow experiment, unless the user's settings name another.
     """
 
     name: str
@@ -98,7 +113,7 @@ class Request(msgspec.Struct, kw_only=True, tag=True):
     deadline_seconds: float
 
     def to_line(self) -> bytes:
-        """Return one JSON line. Escapes keep any file name valid."""
+        """Return the request as one JSON line. Escapes keep any file name valid."""
         return json.dumps(msgspec.to_builtins(self)).encode() + b"\n"
 
 
@@ -119,7 +134,10 @@ class Epochs(Delivery):
 
 
 class Fetch(Request):
-    """A request for the records of a stored run or sweep, to copy into an existing folder."""
+    """A request for the records of a stored run or sweep, to copy into an existing folder.
+
+    `perfexp compare mlflow:RUN_ID` and similar commands send it.
+    """
 
     run_id: str
     folder: str

@@ -1,4 +1,8 @@
-"""Figures: a run's metrics, and the best metrics across several runs, phases or batch sizes."""
+"""Figures: a run's metrics, and the best metrics across several runs, phases or batch sizes.
+
+`payload` sends them to MLflow. A `Charted` (`tables.flat`) is a figure that MLflow charts; a
+`Figure` is the same in the letters and types that MLflow accepts.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ def of(
     dropped: dict[str, str] = {}
     estimated: dict[str, None] = {}
     for quantity in found:
-        # one bad name rejects a whole batch
+        # MLflow rejects a whole batch of metrics for one bad name
         name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"
         name, step = name[:NAME_LENGTH].rstrip(" ."), quantity.step
         if quantity.value is None or not math.isfinite(quantity.value):
@@ -84,7 +88,7 @@ def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def times(record: Record) -> Callable[[Charted], int]:
-    """Return a function that maps a quantity to the end time of its epoch or point.
+    """Return a function that maps a figure to the end of its epoch or point, in ms since 1970.
 
     Points without a start get the record's end. With several processes a point ends with the last.
     A store shows the latest value, so figures from more processes replace figures from fewer.
@@ -103,7 +107,7 @@ def times(record: Record) -> Callable[[Charted], int]:
 
 
 def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
-    """Return a training's epoch end times by epoch number, in ms since 1970.
+    """Return a training's epoch end times in ms since 1970, by epoch number.
 
     They are computed as if training began at the point's start, after `seconds` of earlier epochs.
 
@@ -119,22 +123,29 @@ def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
 
 
 def best(table: Sequence[Row]) -> Iterator[Charted]:
-    """Yield the best figures per phase: the smallest median of each time, and the largest rate."""
+    """Yield the best figures per phase: the smallest median of each time in ms, and the best rate.
+
+    The runs of a sweep, or of several points, show them in place of all figures. With several
+    phases names begin with the phase.
+
+    Args:
+        table: rows of all points.
+    """
     phases: dict[str, list[Row]] = {}
     for row in table:
         phases.setdefault(row.key.phase, []).append(row)
-    for phase, of_phase in phases.items():
+    for phase, rows in phases.items():
         prefix = ""
         if len(phases) > 1:
             prefix = f"{phase}_"
         for kind in _TIMES:
-            if timed := [row for row in of_phase if kind in row.times]:
+            if timed := [row for row in rows if kind in row.times]:
                 row = min(timed, key=lambda row: row.times[kind].median.value)
                 median = row.times[kind].median
                 name, milliseconds = f"{prefix}{kind}_p50_ms", median.value * 1e3
                 is_estimated = median.low is None
                 yield Charted("best", name, milliseconds, row.key, 0, estimated=is_estimated)
-        if rated := [(rate, row) for row in of_phase if (rate := row.samples_per_second)]:
+        if rated := [(rate, row) for row in rows if (rate := row.samples_per_second)]:
             rate, row = max(rated, key=lambda one: one[0].value)
             name, is_estimated = f"{prefix}samples_per_second", rate.low is None
             yield Charted("best", name, rate.value, row.key, 0, estimated=is_estimated)
@@ -172,9 +183,14 @@ def winner(whole: SweepAnalysis) -> dict[str, str]:
 
 
 def _joined(name: str, places: Mapping[str, Collection[str]], num_points: int) -> str:
-    """Join texts, each with the places where it holds.
+    """Return texts in one line, each with the places where it holds.
 
     Texts that hold everywhere have no places.
+
+    Args:
+        name: name of the tag, without `perfexp.`.
+        places: points or models by text.
+        num_points: number of all places.
     """
     texts = []
     for text, where in places.items():
@@ -185,6 +201,7 @@ def _joined(name: str, places: Mapping[str, Collection[str]], num_points: int) -
 
 
 def _metric(measure: str) -> str:
+    """Return the name of the MLflow metric that shows a compared measure."""
     if measure == "throughput":
         return "throughput/samples_per_second"
     return f"{metric_part(measure)}/p50_ms"

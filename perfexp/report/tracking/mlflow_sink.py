@@ -1,4 +1,8 @@
-"""MLflow sink: a command's tracking store, and the process that sends to it. No MLflow here."""
+"""MLflow sink: a command's tracking store, and the process that sends to it. No MLflow here.
+
+The plan's `tracking=mlflow` selects `MlflowSink`. It builds a payload and passes it to a
+`SenderProcess` (`send`), which imports MLflow, so that a slow store cannot disturb a measurement.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,15 @@ class MlflowSink(Tracker):
 
     A record's run is found by its uid and updated, so nothing is stored twice. MLflow never changes
     parameters. A name or description that a person has edited stays.
+
+    Args:
+        uri: store; None for MLFLOW_TRACKING_URI or the default store.
+        experiment: MLflow experiment; None for the plan's stage or the default.
+        run_name: read from the plan by `run_names`.
+        description: read from the plan by `descriptions`.
+        tags: read from the plan by `descriptions`; checked here before anything starts.
+        request_timeout_seconds: limit per server request.
+        deadline_seconds: limit for a whole delivery.
 
     Raises:
         UserError: MLflow supports no such store, or a limit is not positive.
@@ -166,12 +179,17 @@ class MlflowSink(Tracker):
         return [Path(line) for line in lines.splitlines()]
 
     def _again(self, folder: Path) -> str:
+        """Return the remedy in an error message: where the record is, and how to send it again."""
         text = f"Nothing is lost: its record is in {folder}; send it again"
         line = foreign.command_line(["sync", str(folder)])
         return f"{text} with: {line}{store.uri_option(self.uri)}" if line else text
 
     def _send(self, content: Payload, remedy: str) -> str:
-        """Send a payload. Raise an error with the failure and its remedy in one message."""
+        """Send a payload and return the answer: console lines that say where to find the run.
+
+        Raises:
+            TrackingFailed: sending failed; the message ends with the remedy.
+        """
         try:
             if self.uri in _late:
                 raise TrackingFailed(
@@ -191,6 +209,11 @@ class MlflowSink(Tracker):
             ) from error
 
     def _delivery(self, content: Payload, kind: type[Delivery] = Delivery) -> Delivery:
+        """Return a request that sends a payload to this store.
+
+        Args:
+            kind: `Epochs` for a training in progress.
+        """
         folder, experiment = store.artifact_folder(self.uri), self.experiment or content.experiment
         artifacts = folder.as_uri() if folder else None
         return kind(
@@ -203,6 +226,7 @@ class MlflowSink(Tracker):
 
 
 def _reason(error: Exception) -> str:
+    """Return an error's text in one line, without credentials, for a message."""
     return clean(one_line(scrub(str(error))), 400)
 
 

@@ -1,4 +1,8 @@
-"""Payload: a record, a sweep or a comparison as MLflow runs. Nothing is sent here."""
+"""Payload: a record, a sweep or a comparison as MLflow runs. Nothing is sent here.
+
+`mlflow_sink` passes payloads to the sending process. A sweep is a run whose children are its runs;
+a run with several phases, batch sizes or input sizes has a nested run for each.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from perfexp.records.sweep_record import Sweep
 from perfexp.report import markdown
 from perfexp.report.tables import flat
 from perfexp.report.tables.flat import Cell, PointRun, by_size, charted, of_epochs, point_runs
-from perfexp.report.tracking import descriptions, figures, run_names, run_params
+from perfexp.report.tracking import descriptions, figures, run_names
 from perfexp.report.tracking.delivery import DEFAULT_EXPERIMENT, Figure, Payload, Upload, to_ms
 from perfexp.report.tracking.descriptions import reasons, safe_uid
 from perfexp.report.tracking.figures import metric_part
@@ -40,9 +44,10 @@ _log = logging.getLogger(__name__)
 
 
 def of_run(analysis: Analysis, folder: Path) -> Payload:
-    """Return a record as an MLflow run.
+    """Return a record as an MLflow run, with the artifacts in its folder.
 
-    If the run has several phases or batch sizes, each becomes a nested run.
+    If the run has several phases, batch sizes or input sizes, each becomes a nested run. The run
+    itself then shows the best figures only.
     """
     record, parts = analysis.record, point_runs(analysis)
     found = charted(parts[0]) if len(parts) == 1 else figures.best(analysis.rows)
@@ -68,10 +73,10 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
         started=record.started,
         ended=record.ended,
         figures=metrics,
-        params=run_params.of_run(record),
+        params=descriptions.params_of_run(record),
         tags=descriptions.point_tags(analysis, notes) | descriptions.tags(tags),
         first_tags=first_tags,
-        datasets=run_params.datasets(record, [row.key for row in analysis.rows]),
+        datasets=descriptions.datasets(record, [row.key for row in analysis.rows]),
         note=descriptions.of_run(analysis, skipped),
         files=[*files, *points],
         parent=_parent(record),
@@ -80,7 +85,10 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
 
 
 def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
-    """Return a sweep's summary as the parent run for its runs."""
+    """Return a sweep's summary as the parent run for its runs, which are sent separately.
+
+    Parameters and the winner are set once all runs have ended.
+    """
     sweep = whole.sweep
     records = [one.record for one in whole.analyses]
     paths = SweepPaths(folder)
@@ -104,7 +112,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     }
     params: dict[str, str] = {}
     if is_whole:  # MLflow never changes a parameter
-        params = run_params.of_sweep(sweep, records)
+        params = descriptions.params_of_sweep(sweep, records)
         tags |= figures.winner(whole)
     experiment = DEFAULT_EXPERIMENT
     if records:
@@ -190,7 +198,7 @@ def of_training(record: Record, point: Point) -> Payload:
 
 
 def epochs_of(point: Point, seconds: float) -> list[Figure]:
-    """Return figures for a point's epochs.
+    """Return figures for a point's epochs, sent while the training runs.
 
     Args:
         seconds: duration of earlier epochs, which the point does not contain.
@@ -218,6 +226,11 @@ def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
 
 
 def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
+    """Return a nested run for a part of a record's points.
+
+    Args:
+        kind: `point` for a phase and batch size, `size` for one input size in it.
+    """
     metrics, notes = figures.of(charted(part), figures.times(record))
     keys = [row.key for row in part.analysis.rows]
     identity = {
@@ -235,9 +248,9 @@ def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
         started=record.started,
         ended=record.ended,
         figures=metrics,
-        params=run_params.of_keys(record, keys),
+        params=descriptions.params_of_points(record, keys),
         tags=descriptions.point_tags(part.analysis, notes),
-        datasets=run_params.datasets(record, keys),
+        datasets=descriptions.datasets(record, keys),
         note=descriptions.of_points(part.analysis),
     )
 
@@ -255,18 +268,22 @@ def _parent(record: Record) -> Payload | None:
 
 
 def _name(text: str) -> str:
+    """Return a run's name in the length that MLflow accepts."""
     return clean(text, NAME_LENGTH)
 
 
 def _run_identity(record: Record) -> dict[str, str]:
+    """Return the tags that identify a record's run in a store."""
     return {"perfexp.kind": "run", "perfexp.uid": safe_uid(record.uid)}
 
 
 def _sweep_identity(uid: str) -> dict[str, str]:
+    """Return the tags that identify a sweep's run in a store."""
     return {"perfexp.kind": "sweep", "perfexp.sweep": safe_uid(uid)}
 
 
 def _experiment(record: Record) -> str:
+    """Return the MLflow experiment: the stage that the user named (`stage=…`), or the default."""
     stage = record.plan.get("stage")
     if isinstance(stage, str) and stage:
         return stage
@@ -306,8 +323,11 @@ def sweep_status(sweep: Sweep) -> str:
 def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[str, str]]:
     """Return a table as a file in the format of `mlflow.log_table`, and the tag that lists it.
 
-    Nothing without lines. MLflow groups rows across runs by the first column and compares the
-    second.
+    Both are empty without lines. MLflow groups rows across runs by the first column and compares
+    the second.
+
+    Args:
+        lines: cells by column, one mapping per row.
     """
     rows, columns = list[dict[str, Cell]](), dict[str, None]()
     for line in lines:
@@ -336,6 +356,7 @@ def _point(line: Mapping[str, Cell]) -> str:
 
 
 def _cell(cell: Cell) -> Cell:
+    """Return a cell as strict JSON allows it: None in place of infinity and NaN."""
     if isinstance(cell, float) and not math.isfinite(cell):
         return None
     return cell

@@ -1,4 +1,8 @@
-"""Run names for lists, which show about 17 characters: short, with what differs first."""
+"""Run names for MLflow's lists, which show about 17 characters: short, with what differs first.
+
+A name consists of words: model, algorithm, mode, precision, execution, sizes. Usual words are left
+out. In a sweep the words for its axes (the overrides that vary) come first.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
 
 
 def of_part(record: Record, keys: Sequence[Key]) -> str:
-    """Return the name for one phase and batch size, e.g. `b8 train resnet50 224`."""
+    """Return the name for a nested run: one phase and batch size, e.g. `b8 train resnet50 224`."""
     words = _words(record, keys)
     words["mode"] = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
     return _fitted(words, _axes(record), [words["batch_size"], words["mode"]])
@@ -80,9 +84,7 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     counts = dict.fromkeys(values, "")
     if len(sweep.children) == sweep.jobs:
         counts = {axis: f"{len(texts)} " for axis, texts in values.items() if len(texts) > 1}
-    own = ""
-    if records:
-        own = of_user(records[0])
+    own = of_user(records[0]) if records else ""
     return own or _of_axes(counts, records) or one_line(sweep.name)
 
 
@@ -103,17 +105,23 @@ def shape(keys: Sequence[Key]) -> str:
 
 
 def _axes(record: Record) -> Mapping[str, str]:
+    """Return the sweep axes and this run's values; empty outside a sweep."""
     if record.sweep:
         return record.sweep.axes
     return {}
 
 
 def _timed(record: Record) -> list[Key]:
+    """Return the keys of a record's timed points."""
     return [point.key for point in record.points if point.key.is_timed]
 
 
 def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
-    """Return the axes with their value counts, if known, and the words that all records share."""
+    """Return a sweep's name: `3 models × 2 algorithms`, then the words that all records share.
+
+    Args:
+        counts: number of values with a space, by axis; empty texts while it is unknown.
+    """
     nouns = []
     for axis, count in counts.items():
         part = _part(axis)
@@ -162,6 +170,7 @@ def _batches(keys: Sequence[Key]) -> str:
 
 
 def _range(sorted_texts: Sequence[str]) -> str:
+    """Return the first and last text as `FIRST-LAST`; once if they are equal, empty if none."""
     return "-".join(dict.fromkeys([*sorted_texts[:1], *sorted_texts[-1:]]))
 
 
@@ -195,6 +204,11 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
     """Join words into a name of at most `LENGTH` characters.
 
     Long words are shortened, starting with the last, and then left out, so that numbers remain.
+
+    Args:
+        words: a run's words by name part, from `_words`.
+        axes: sweep axes with the run's values.
+        first: words that come first and are never shortened.
     """
     varying, fixed = [*first, *_varying(words, axes)], _fixed(words, axes)
     texts: dict[str, str] = {}
@@ -217,7 +231,7 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
 
 
 def _with(text: str, words: Iterable[str]) -> str:
-    """Append to a text those words that fit."""
+    """Return a text with those words appended that fit into `LENGTH` characters."""
     for word in words:
         if text and len(text) + 1 + len(word) <= LENGTH:
             text += f" {word}"
@@ -225,6 +239,7 @@ def _with(text: str, words: Iterable[str]) -> str:
 
 
 def _cut(word: str, length: int) -> str:
+    """Return a word's beginning, with `…` if it was longer than `length` characters."""
     if len(word) <= length:
         return word
     return f"{word[: length - 1]}…"

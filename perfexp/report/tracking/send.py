@@ -1,5 +1,8 @@
 """The process that sends payloads to MLflow and fetches records: JSON lines from stdin to stdout.
 
+`mlflow_sink.SenderProcess` starts it and writes requests (`delivery`). Each request but `Epochs`
+gets an answer: `link` with console lines, or `error`.
+
 Only this process imports MLflow. At the deadline the kernel terminates it (SIGALRM), because an
 HTTP timeout does not limit a server that answers one byte at a time.
 """
@@ -104,6 +107,7 @@ def _read(requests: Requests) -> None:
 
 
 def _answer(request: Delivery | Fetch) -> dict[str, Any]:
+    """Carry out a request and return its answer: `link`, or `error` with the reason."""
     try:
         with _limited_time(request.deadline_seconds + _MARGIN_SECONDS):
             return {"link": fetch(request) if isinstance(request, Fetch) else send(request)}
@@ -123,6 +127,7 @@ def _limited_time(seconds: float) -> Iterator[None]:
 
 
 def _limit_memory() -> None:
+    """Limit this process's memory beyond the imports, if the system allows it."""
     with suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
@@ -180,6 +185,11 @@ def send(delivery: Delivery) -> str:
 
 
 def _send(delivery: Delivery) -> str:
+    """Send a payload once: find or create its runs under the lock, fill them, upload the files.
+
+    Runs that another process created at the same moment are settled at the end, when they are
+    visible; nested runs are then moved below the run that stays.
+    """
     from mlflow import MlflowClient
 
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(delivery.request_timeout_seconds)
@@ -260,7 +270,7 @@ class Claim:
 
     @property
     def run_id(self) -> str:
-        """Return the run's id."""
+        """Return the run's id; `TrackingFailed` if the server's answer is not an id."""
         return checked_id(self.run.info.run_id)
 
     def settle(self) -> bool:
@@ -273,18 +283,20 @@ class Claim:
         return True
 
     def _create(self, payload: Payload) -> Run:
+        """Create the payload's run in its final status, without figures."""
         start, tags = to_ms(payload.started), {**payload.identity, _NAME: payload.name}
         run = self._client.create_run(self._experiment_id, start, tags=tags, run_name=payload.name)
         _end_run(self._client, run, payload)
         return run
 
     def _earliest(self) -> Run | None:
+        """Return the earliest stored run with the payload's identity tags; None without any."""
         runs = self._client.search_runs([self._experiment_id], self._query)
         return min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 
 
 def _end_run(client: MlflowClient, run: Run, payload: Payload) -> None:
-    """Set status, end and name.
+    """Set a run's status, end and name, unless a person has changed the name.
 
     Also called at creation, so that an interrupted run does not stay RUNNING.
     """
@@ -298,7 +310,10 @@ def _end_run(client: MlflowClient, run: Run, payload: Payload) -> None:
 
 
 def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, str]) -> None:
-    """Update a run's metrics, parameters and tags, in batches as large as MLflow accepts.
+    """Update a run's metrics, parameters, tags and datasets, in batches that MLflow accepts.
+
+    Stored parameters, `first_tags` and an edited description stay. perfexp's tags that the payload
+    lacks are removed.
 
     Args:
         above: tags that name the parent run.
@@ -329,6 +344,7 @@ def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, s
 
 
 def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """Return items in parts of at most `size`."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
@@ -353,6 +369,9 @@ def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> 
 
 def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str) -> None:
     """Send files to a run's artifact location.
+
+    Args:
+        uri: the store, which limits where files may go.
 
     Raises:
         TrackingFailed: the store names a folder on this machine, or another host.

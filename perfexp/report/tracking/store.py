@@ -1,4 +1,9 @@
-"""Tracking store: URI, lock, artifact folder, pages and text limits, without importing MLflow."""
+"""Tracking store: URI, lock, artifact folder, pages and text limits, without importing MLflow.
+
+A store is a SQLite file (by default outputs/mlflow.db), another database, or a tracking server.
+Records may contain credentials and stores may be prepared by others, so texts are masked, and
+nothing is sent to a place that the user did not name.
+"""
 
 from __future__ import annotations
 
@@ -77,12 +82,12 @@ def clean(text: str, length: int) -> str:
 
 
 def allowed(text: str) -> str:
-    """Replace characters that MLflow names cannot contain."""
+    """Return a name with `_` for characters that MLflow names cannot contain, never empty."""
     return _FORBIDDEN.sub("_", text).strip(" .") or "unnamed"
 
 
 def signed(note: str) -> str:
-    """Append a hash of the description, so that later edits can be detected."""
+    """Return a description with its hash appended, so that later edits can be detected."""
     return f"{note}{_MARK}{hashlib.sha256(note.encode()).hexdigest()[:16]} -->"
 
 
@@ -246,11 +251,9 @@ def artifact_folder(uri: str) -> Path | None:
 
 
 def lock_name(uri: str) -> str | None:
-    """Return a database's lock name; None for a server.
+    """Return a database's lock name; None for a server, which has no lock.
 
-    Creating a schema, an experiment or a run needs the lock: two processes cannot create the schema
-    in a new database at once. The name depends on the database alone, so that processes in
-    different folders share the lock.
+    The name depends on the database alone, so that processes in different folders share the lock.
     """
     if is_server(uri):
         return None
@@ -261,9 +264,13 @@ def lock_name(uri: str) -> str | None:
 
 @contextmanager
 def locked(uri: str, seconds: float) -> Iterator[None]:
-    """Hold the database lock inside the `with` block.
+    """Hold the database lock inside the `with` block; a server has none.
 
-    Creating a schema, an experiment or a run needs it. A server has no lock.
+    Creating a schema, an experiment or a run needs it: two processes cannot create the schema in a
+    new database at once.
+
+    Args:
+        seconds: limit for waiting.
 
     Raises:
         LockTimeout: the lock was not free within `seconds`.
