@@ -1,4 +1,7 @@
-"""JSON results: the columns of the tidy table, for programs that read stdout."""
+"""JSON results: the columns of the tidy table, for programs that read stdout.
+
+Commands with `--json` print a document: format, facts, and a list of runs with their points.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
 
 
 def document(runs: Sequence[dict[str, Any]], **facts: Any) -> dict[str, Any]:
-    """Return a document with runs and further facts."""
+    """Return a document with runs, from `of_run`, and further facts by key."""
     return {"format": _FORMAT, **facts, "runs": list(runs)}
 
 

@@ -1,4 +1,7 @@
-"""Tidy tables for pandas: points and samples from many runs, with every line self-contained."""
+"""Tidy tables for pandas: points and samples from many runs, with every line self-contained.
+
+`perfexp export` writes them as CSV or Parquet, and `perfexp.load` returns them as data frames.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,10 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
 
 
 def blocks(record: Record) -> list[Block]:
-    """Return the series for all points in a run, including cold starts (phase `ttfp`)."""
+    """Return the series for all points in a run, including cold starts (phase `ttfp`).
+
+    Series stay compact until `samples` makes a line for each sample.
+    """
     found = []
     for point in record.points:
         for series in point.series:
@@ -145,6 +151,7 @@ def samples_csv(series: Sequence[Block]) -> bytes:
 
 
 def _column(name: str, cells: Sequence[flat.Cell]) -> pd.Series:
+    """Return cells as a column of the type that `frame` describes."""
     import pandas as pd
 
     if name == "started":
@@ -170,4 +177,5 @@ def _column(name: str, cells: Sequence[flat.Cell]) -> pd.Series:
 
 
 def _joined(arrays: Iterable[Any], dtype: Any) -> Any:
+    """Return arrays as one, of the given type even without arrays."""
     return np.concatenate([np.empty(0, dtype=dtype), *arrays])

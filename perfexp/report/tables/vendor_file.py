@@ -1,4 +1,8 @@
-"""Vendor file: a run's figures for other tools, with its record, named by vendor and time."""
+"""Vendor file: a run's figures for other tools, with its record, named by vendor and time.
+
+A run with `export.vendor_json=true` writes it. `perfexp compare` reads the record in it, so that
+files from several vendors' machines can be compared.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,8 @@ Entry = dict[str, Any]
 
 
 class _Content(msgspec.Struct):
+    """Keys of a vendor file that perfexp reads back."""
+
     format: int
     record: msgspec.Raw
 
@@ -131,6 +137,7 @@ def _training(row: Row, record: Record) -> Entry:
 
 
 def _inference(row: Row, analysis: Analysis) -> Entry:
+    """Return an inference's figures: rate, percentiles in ms, cold start, accuracy and energy."""
     rate, start = row.samples_per_second, None
     for first in reversed(analysis.cold_starts):
         if (first.key.input_size, first.key.batch_size) == (row.key.input_size, row.key.batch_size):
@@ -147,6 +154,7 @@ def _inference(row: Row, analysis: Analysis) -> Entry:
 
 
 def _common(row: Row) -> Entry:
+    """Return the entries that trainings and inferences share, with the user's own metrics."""
     entry: Entry = {
         "input_size": list(row.key.input_size),
         "batch_size": row.key.batch_size,
@@ -165,7 +173,10 @@ def _common(row: Row) -> Entry:
 def _figure(
     figure: Interval | Metric | None, scaled: Callable[[float], float] = float
 ) -> Entry | None:
-    """Return a figure and the ends of its interval in another unit, lower end first."""
+    """Return a figure and the ends of its interval in another unit, lower end first.
+
+    None for a missing figure; both ends are None without an interval.
+    """
     if figure is None or figure.value is None:
         return None
     low = high = None
