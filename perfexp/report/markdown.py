@@ -1,4 +1,8 @@
-"""Record sections as a Markdown page: report.md, and run descriptions in tracking stores."""
+"""Markdown: a record's sections as a page, for report.md and run descriptions in MLflow.
+
+The page is narrow enough for MLflow. Texts from records are escaped, so that they cannot add links
+or images.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _CODE_WIDTH, _LONGEST_WORD = 76, 68
 
 
 def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
-    """Return a record's sections as a page.
+    """Return a record's sections as a page, with environment and command.
 
     Args:
         plots: file names of plots beside the page; they follow the first section.
@@ -33,7 +37,7 @@ def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
 
 
 def comparison(compared: Comparison) -> str:
-    """Return a whole comparison as a page."""
+    """Return a whole comparison (`perfexp compare`) as a page."""
     parts = comparison_table.sections(compared, has_kernels=True)
     return "\n".join(["# Comparison\n", *map(section, parts)])
 

@@ -1,4 +1,7 @@
-"""Record tables for readers, narrowed to fields that vary and figures that exist."""
+"""Overview: a record's tables for readers, narrowed to fields that vary and figures that exist.
+
+`sections` puts them in order. A row is a point, with its processes combined (`records.rows`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _RANKS = "ranks/"
 #: Shares of a step lost to multi-rank training, and the share that remains.
 _LOSSES = (quantities.COMMUNICATION, quantities.STATISTICS, quantities.CONTENTION)
 _SHARES = (quantities.EFFICIENCY, *_LOSSES)
-#: Clock and power under load: title, factor and unit by fact.
+#: Clock and power under load: title, factor from SI units and unit, by fact.
 _LOADS = {
     "loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"),
     "loaded_power_watts": ("power", 1.0, "W"),
@@ -39,7 +42,7 @@ _OF_EPOCH = {
     "accuracy": "accuracy",
     "learning_rate": "learning rate",
 }
-#: Captions for a measurement's times.
+#: Captions for a measurement's times in the short answer, by series name.
 CAPTIONS = {
     name: time.caption if name.startswith("device") else name
     for name, time in quantities.TIMES.items()
@@ -48,7 +51,7 @@ _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
 def brief_points(rows: Sequence[Row]) -> Grid:
-    """Return a row per point: time, throughput, memory, and how it ended."""
+    """Return the short table: a row per point with time, throughput, memory, and how it ended."""
     columns = key_columns(rows)
     kinds = wording.time_kinds(rows)
     if len(kinds) == 1:
@@ -62,6 +65,7 @@ def brief_points(rows: Sequence[Row]) -> Grid:
 
 
 def _common_columns(rows: Sequence[Row]) -> Iterator[Column]:
+    """Yield the columns of the short and the main table: samples/s, tokens/s and memory."""
     yield Column("samples/s", map(wording.row_rate_text, rows), rank=1)
     tokens = [wording.figure_text(row, quantities.TOKENS_RATE).partition(" tok")[0] for row in rows]
     yield Column("tokens/s", tokens, rank=10)
@@ -114,7 +118,7 @@ def points(analysis: Analysis) -> Grid:
 
 
 def _other_time(name: str, row: Row) -> str:
-    """Return a time with its interval, unless it is the row's main time."""
+    """Return a time with its interval; empty if it is the row's main time or was not measured."""
     time = row.times.get(name)
     if time and row.time_kind != name:
         return wording.interval_or_about(time.median)
@@ -122,7 +126,12 @@ def _other_time(name: str, row: Row) -> str:
 
 
 def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
-    """Yield why a percentile has no interval at some points."""
+    """Yield a note why a percentile has no interval at some points; nothing if all have one.
+
+    Args:
+        number: the percentile, in percent.
+        title: title of its column.
+    """
     measured, missing = 0, []
     for row in rows:
         if interval := row.percentile(number):
@@ -137,7 +146,10 @@ def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
-    """Return the time per phase of a call; None if no call was split into two or more phases."""
+    """Return the median time of each phase of a call, such as forward and backward.
+
+    None if no call was split into two or more phases.
+    """
     split, names, shares = list[Row](), dict[str, float](), list[str]()
     for row in rows:
         if len(row.phases) > 1:
@@ -155,6 +167,7 @@ def phases(rows: Sequence[Row]) -> Grid | None:
 
 
 def _phase_text(name: str, row: Row) -> str:
+    """Return the median time of a phase; empty if the row's calls do not have it."""
     if name not in row.phases:
         return ""
     return wording.bare(estimators.Interval(value=row.phases[name], low=None, high=None))
@@ -182,6 +195,7 @@ def epochs(record: Record) -> Grid | None:
 
 
 def _epoch_text(name: str, epoch: Epoch) -> str:
+    """Return a figure of an epoch with four digits; empty without a value."""
     value = epoch.figures.get(name)
     if value is None:
         return ""
@@ -189,7 +203,10 @@ def _epoch_text(name: str, epoch: Epoch) -> str:
 
 
 def metrics(analysis: Analysis) -> Grid:
-    """Return the other metrics, with notes. The grid has no columns if there are no metrics."""
+    """Return the metrics that no other table has, a column each, with notes that define them.
+
+    The grid has no columns if there are no metrics.
+    """
     rows, kinds = analysis.rows, wording.time_kinds(analysis.rows)
     names, titles = set[str](), dict[str, str]()
     shown, having = list[Metric](), list[Row]()
@@ -223,6 +240,9 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
     """Return why metrics are missing: each reason once, with the number of points it affects.
 
     Reasons that a warning already gives are left out.
+
+    Args:
+        names: names of the metrics to look for.
     """
     warned = list[str | int | float]()
     points, lacking = Counter[str](), dict[str, list[Metric]]()
@@ -268,6 +288,7 @@ def loads(record: Record) -> list[str]:
 
 
 def _load_text(fact: str, readings: Sequence[float]) -> str:
+    """Return the median of clock or power readings, or why there are none."""
     title, factor, unit = _LOADS[fact]
     if not readings:
         short = f"the device worked for less than {_AVERAGED_SECONDS:g} s"
@@ -305,10 +326,18 @@ def ranks(record: Record) -> list[str]:
 
 
 def _rank_metrics(point: Point) -> dict[str, Metric]:
+    """Return a point's multi-rank metrics by name; empty if it ran on one rank."""
     return {metric.name: metric for metric in point.metrics if metric.name.startswith(_RANKS)}
 
 
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
+    """Yield the rates of all ranks, then the scaling efficiency and the losses with intervals.
+
+    Bursts are short loops that all ranks run together, to check the rate.
+
+    Args:
+        words_of: words for a share, by metric name.
+    """
     metrics = _rank_metrics(point)
     together = metrics.pop(quantities.RANKS_RATE, None)
     own, shares = list[float](), dict[str, float]()
@@ -355,6 +384,7 @@ def remarks(row: Row) -> str:
 
 
 def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
+    """Return a key column for each field, with a cell per key."""
     columns = []
     for name in fields:
         texts = [field_text(key, name) for key in keys]
@@ -363,4 +393,5 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:
+    """Return the words that are not empty, each once, in order."""
     return list(dict.fromkeys(word for word in words if word))

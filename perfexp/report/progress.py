@@ -1,4 +1,8 @@
-"""Run progress, drawn only when a worker event arrives: nothing runs here while calls are timed."""
+"""Run progress, drawn only when a worker event arrives: nothing runs here while calls are timed.
+
+The parent process passes the worker's messages on (`run.job`). They arrive between blocks of timed
+calls, so drawing costs the measurement nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ class Whole:
 
     Args:
         total: number of runs; None if unknown.
-        noun: word for a run.
+        noun: word for a run, or `process` if the parts are processes of the same runs.
+        clock: returns seconds from any start.
     """
 
     def __init__(
@@ -65,7 +70,7 @@ class Whole:
 
     @property
     def left_text(self) -> str:
-        """Return the estimated remaining time; empty if unknown."""
+        """Return the sweep's estimated remaining time in words; empty if unknown."""
         seconds = self.estimated_seconds
         if self.seconds:
             seconds = sum(self.seconds) / len(self.seconds)
@@ -188,12 +193,13 @@ class Progress:
 
     @property
     def left_text(self) -> str:
-        """Return the run's estimated remaining time; empty if unknown or exceeded."""
+        """Return the run's estimated remaining time in words; empty if unknown or exceeded."""
         if self._left_seconds is None:
             return ""
         return _left(self._left_seconds - (self._clock() - self._updated))
 
     def _draw(self, what: str) -> None:
+        """Draw the sweep's bar, if any, and the run's bar with the current activity."""
         if self._whole and self._of_whole is not None:
             self._update(
                 self._of_whole,
@@ -208,14 +214,17 @@ class Progress:
     def _update(
         self, task: rich.progress.TaskID, total: int | None, completed: int, what: str, left: str
     ) -> None:
+        """Set what one of the bars shows, to be drawn on the next refresh."""
         self._bar.update(task, total=total, completed=completed, what=one_line(what), left=left)
 
     def _print(self, line: str) -> None:
+        """Print a line that stays above the bar, on stderr if quiet."""
         console = self._err if self._quiet else self._console
         console.print(Text(one_line(line)), soft_wrap=True)
 
 
 def _left(seconds: float) -> str:
+    """Return a remaining time in words, for example `about 3 min 20 s left`; empty from 0 down."""
     if seconds > 0:
         return f"about {units.format_seconds(seconds, 2)} left"
     return ""

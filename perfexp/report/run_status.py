@@ -1,4 +1,9 @@
-"""Run status: progress from results and expected points. All remaining times come from here."""
+"""Run status: progress from results and expected points. All remaining times come from here.
+
+`perfexp status` shows a `Tally` of points over the runs of a folder. Headers, dry runs and progress
+bars use the same estimates. Points are of four kinds: timed points, first predictions (cold
+starts), layers and profiles.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,11 @@ _LAYERS_SECONDS, _PROFILE_SECONDS = 4.0, 60.0
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """A line from points.jsonl without its samples, which take up most of it."""
+    """A line from points.jsonl without its samples, which take up most of it.
+
+    Attributes:
+        wall_seconds: duration of the measurement; None in records of earlier versions.
+    """
 
     key: Key
     status: Status
@@ -109,6 +118,7 @@ class RunProgress:
     """The progress of one run.
 
     Attributes:
+        results: points that have a result.
         expected: the run's points; None if unknown.
         point_seconds: time per timed point, as limited by the run's settings; None if unknown.
         running: whether a process is measuring the run.
@@ -145,6 +155,8 @@ class Tally:
     Attributes:
         points: counts by kind of point and status. Status None counts points without a result.
         is_known: whether all runs' expected points are known.
+        running: number of runs that a process is measuring.
+        refused: number of refused runs.
         left_seconds: estimated time for points without a result; None if unknown.
     """
 
@@ -200,7 +212,10 @@ class Tally:
 
 
 def results(text: bytes) -> dict[Key, Result]:
-    """Parse points.jsonl.
+    """Return the results in a points.jsonl, by point.
+
+    Args:
+        text: content of the file.
 
     Raises:
         UserError: a line before the last cannot be read.
@@ -253,7 +268,7 @@ class Pace:
 
 
 def tally(runs: Sequence[RunProgress], pace: Pace) -> Tally:
-    """Count points across runs."""
+    """Return the points of several runs, counted by kind and status, with the remaining time."""
     total = Tally()
     for run in runs:
         if run.refusal is not None:
@@ -276,7 +291,7 @@ def tally(runs: Sequence[RunProgress], pace: Pace) -> Tally:
 
 
 def matrix(runs: Sequence[RunProgress], pace: Pace) -> Grid:
-    """Tabulate a folder's runs: models down, algorithms across.
+    """Return a table of tallies of a folder's runs: models down, algorithms across.
 
     Precision, mode and device appear only if they vary.
     """
@@ -301,11 +316,12 @@ def matrix(runs: Sequence[RunProgress], pace: Pace) -> Grid:
 
 
 def points_by_kind(keys: Iterable[Key]) -> Counter[str]:
-    """Count timed points, first predictions, layers and profiles."""
+    """Return the number of points of each kind: timed, first prediction, layers, profile."""
     return Counter(map(_kind, keys))
 
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
+    """Return statuses other than ok with their counts; points without a result are `missing`."""
     failures = []
     for status in (*Status, None):
         if status is not Status.OK and counter[status]:
@@ -314,6 +330,7 @@ def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
 
 
 def _kind(key: Key) -> str:
+    """Return the kind of a point for a tally."""
     if is_profile(key):
         return _PROFILE
     if is_layers(key):

@@ -1,4 +1,8 @@
-"""Record sections in their order, for the console, report.md, the HTML page and tracking stores."""
+"""Record sections in their order, for the console, report.md, the HTML page and tracking stores.
+
+A section is a title with a table or lines. `brief` is the console's short answer, `sections` the
+full report.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,9 @@ from perfexp.roofline import of_record
 
 #: Layer limit for a roofline table.
 _MOST_LAYERS = 15
-#: Formats for facts, by the unit that ends their name, up to an implausible value.
+#: Larger facts are implausible and shown unformatted.
 _MOST = 1e18
+#: Formats for facts, by the unit that ends their name.
 _FORMATS: dict[str, Callable[[float], str]] = {
     "bytes": units.format_bytes,
     "seconds": units.format_seconds,
@@ -61,11 +66,12 @@ def brief(analysis: Analysis) -> list[Section]:
 
 
 def _without_empty(parts: Iterable[Section]) -> list[Section]:
+    """Return the sections that have content."""
     return [part for part in parts if part.content]
 
 
 def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
-    """Return one measurement's figures, one line each."""
+    """Return one measurement's figures as lines with aligned titles: times, throughput, energy."""
     parts = {name: [wording.interval_or_about(time.median)] for name, time in row.times.items()}
     parts.pop("throughput", None)
     for number in percentiles:
@@ -167,7 +173,7 @@ def of_sweep(whole: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
 
 
 def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator[Section]:
-    """Yield a table as sections. A single row becomes lines.
+    """Yield a table as sections; a table with a single row becomes lines. Nothing for None.
 
     Args:
         is_split: whether to show figures that all rows share as lines, too.
@@ -187,6 +193,7 @@ def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator
 
 
 def _cold_starts(analysis: Analysis) -> list[str]:
+    """Return a line for each cold start, with its label unless there is only one."""
     firsts = analysis.cold_starts
     shapes = {(row.key.input_size, row.key.batch_size) for row in analysis.rows}
     texts = []
@@ -198,11 +205,13 @@ def _cold_starts(analysis: Analysis) -> list[str]:
 
 
 def _layers(record: Record) -> Iterator[Section]:
+    """Yield the table of the longest layers, if layers were profiled."""
     if table := layer_tables.table(record):
         yield Section(f"layers: {table[0]}", table[1])
 
 
 def _profile(record: Record) -> Iterator[Section]:
+    """Yield what profilers found, and commands to profile a marked call, if any did."""
     yield Section("profile", profile_summary.sentences(record))
     for title, grid in profile_summary.tables(record):
         yield Section(title, grid)
@@ -259,6 +268,7 @@ def _environment(record: Record) -> list[str]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is, and an empty mapping for anything else: a record is data."""
     if isinstance(value, Mapping):
         return value
     return {}

@@ -1,4 +1,8 @@
-"""Tables of the algorithms that support a model's convolutions, from `perfexp.worker.answers`."""
+"""Support table: the algorithms that can compute a model's convolutions, layer by layer.
+
+`perfexp list algorithms model=NAME` shows it. A worker answers the survey on the device
+(`perfexp.worker.answers`): for each layer, algorithm and pass, the backend or the reason why not.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from perfexp.records.grid import Column, Grid
 from perfexp.records.subject import number_format, one_line
 from perfexp.records.units import format_bytes
 
-#: JSON values.
+#: A worker's answer as JSON values: model, point, device, and `layers` with their `algorithms`.
 Survey = Mapping[str, Any]
 
 #: Cell for an algorithm that can't compute a layer.
@@ -53,7 +57,7 @@ def table(survey: Survey) -> Grid:
 
 
 def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
-    """Group a layer's passes by their support, with one cell per algorithm."""
+    """Return a layer's passes grouped by their support; a group's key has a cell per algorithm."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for which in next(iter(algorithms.values())):
         cells = tuple(_cell(name, answers[which]) for name, answers in algorithms.items())
@@ -62,7 +66,7 @@ def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
 
 
 def refusals(survey: Survey, *, every: bool) -> Grid:
-    """Return unsupported layers, grouped by reason.
+    """Return a table of unsupported layers, grouped by reason.
 
     Args:
         every: whether to name all layers, not only the first few.
@@ -82,7 +86,7 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
 
 
 def passed_over(survey: Survey) -> Grid:
-    """Return why preferred backends cannot compute a layer."""
+    """Return a table of the reasons why preferred backends cannot compute a layer."""
     found = []
     for layer, algorithm, answers in _answers(survey):
         for backend, reason in answers["forward"]["passed_over"].items():
@@ -93,16 +97,19 @@ def passed_over(survey: Survey) -> Grid:
 
 
 def _answers(survey: Survey) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
+    """Yield each layer and algorithm with its answers by pass."""
     for layer in survey["layers"]:
         for algorithm, answers in layer["algorithms"].items():
             yield layer, algorithm, answers
 
 
 def _trains(survey: Survey) -> bool:
+    """Return whether the survey is about training, with backward passes."""
     return bool(survey["phase"] == "train")
 
 
 def _cell(algorithm: str, answer: Mapping[str, Any]) -> str:
+    """Return the backend for a pass with its workspace, cuDNN's guess, or `NOT`."""
     if answer["reason"] is not None:
         return NOT
     if algorithm == "guess":
@@ -129,6 +136,7 @@ def shape_text(layer: Mapping[str, Any]) -> str:
 
 
 def _layer_name(layer: Mapping[str, Any]) -> str:
+    """Return the first of equal layers' names, with the number of the others."""
     first, *others = layer["names"]
     name = first or "the model"  # is a convolution itself
     if others:
@@ -137,6 +145,7 @@ def _layer_name(layer: Mapping[str, Any]) -> str:
 
 
 def _passes_text(passes: Sequence[str]) -> str:
+    """Return the short names of passes, such as `fwd+data`; `all` for all three."""
     if len(passes) == len(_PASSES):
         return "all"
     return "+".join(_PASSES[which] for which in passes)
@@ -165,6 +174,10 @@ def _reasons(found: Iterable[tuple[str, str, str]], *, every: bool) -> Grid:
     """Return algorithms, reasons and layers as a table.
 
     Algorithms that refuse the same layers for the same reason share a line.
+
+    Args:
+        found: algorithm, reason and layer.
+        every: whether to name all layers, not only the first few.
     """
     grouped: dict[tuple[str, str], list[str]] = {}
     for algorithm, reason, layer in found:

@@ -1,4 +1,8 @@
-"""HTML pages with sortable tables and SVG plots, in a single file that needs no network."""
+"""HTML pages with sortable tables and SVG plots, in a single file that needs no network.
+
+`perfexp show --html` and `perfexp compare` write them, and `perfexp roofline` a page beside its
+plot.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +144,8 @@ def ratio_plot(comparison: Comparison, side: SideFacts) -> Any:
     else:
         name_ticks(axes.xaxis, matplotlib.ticker.MaxNLocator(7))
     legend(axes)
-    about = f"ratios with their {comparison_table.confidence(side.level)} intervals; the band is the margin"
+    level = comparison_table.confidence(side.level)
+    about = f"ratios with their {level} intervals; the band is the margin"
     if len(pairs) < len(known):
         about += f"; {len(pairs)} of {len(known)}, the table has all"
     caption_of(
@@ -172,6 +177,7 @@ def _results(
 
 
 def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
+    """Yield a section as HTML: its title unless empty, then a table or paragraphs."""
     if title:
         yield f"<h2>{text(title)}</h2>"
     if isinstance(content, Grid):
@@ -181,7 +187,7 @@ def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
 
 
 def _page(title: str, parts: Iterable[str]) -> bytes:
-    """Return HTML parts as a page; equal parts give equal bytes."""
+    """Return HTML parts as a page in UTF-8; equal parts give equal bytes."""
     phone = "<meta name=viewport content='width=device-width'>"
     head = f"<meta charset=utf-8>{phone}<title>{text(title)}</title><style>{_STYLE}</style>"
     body = f"<h1>{text(title)}</h1>{''.join(parts)}<script>{_SCRIPT}</script>"
@@ -190,18 +196,18 @@ def _page(title: str, parts: Iterable[str]) -> bytes:
 
 
 def table(grid: Grid, ids: Sequence[str] = ()) -> str:
-    """Return a table and its notes.
+    """Return a grid as an HTML table with its notes below it.
 
     Args:
-        ids: row identifiers that markers link to.
+        ids: identifiers of the rows, which markers in a plot link to.
     """
 
     def cells(tag: str, texts: Iterable[str]) -> str:
-        made = []
+        parts = []
         for column, cell in zip(grid.columns, texts, strict=True):
             look = " class=prose" if column.prose else ""
-            made.append(f"<{tag}{look}>{text(cell)}</{tag}>")
-        return "".join(made)
+            parts.append(f"<{tag}{look}>{text(cell)}</{tag}>")
+        return "".join(parts)
 
     rows = ""
     for name, line in zip(ids or [""] * len(grid.lines), grid.lines, strict=True):
@@ -214,19 +220,21 @@ def table(grid: Grid, ids: Sequence[str] = ()) -> str:
 
 
 def text(words: str) -> str:
-    """Return a single line that HTML shows unchanged."""
+    """Return a text as a single line that HTML shows unchanged."""
     return html.escape(one_line(words))
 
 
 def _lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines as HTML paragraphs."""
     for line in lines:
         yield f"<p>{text(line)}</p>"
 
 
 def _svg(figure: Any) -> str:
+    """Return a matplotlib figure as SVG to embed in a page."""
     return _inline(save(figure, "svg"))
 
 
 def _inline(svg: bytes) -> str:
-    """Return a figure without its file header."""
+    """Return the content of an SVG file without its file header, to embed in a page."""
     return svg[svg.index(b"<svg") :].decode()

@@ -1,4 +1,8 @@
-"""A record's plot as data; `drawing` draws it."""
+"""A record's plot as data; `drawing` draws it.
+
+Points that differ in input size or batch size become lines over that number, otherwise all samples
+are shown. A line has a point for each row with its name, such as a precision.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +43,16 @@ _PANELS = (
     ("peak memory", PEAK_MEMORY, "bytes", ""),
     ("energy per call", ENERGY, "joules", "energy"),
 )
-#: Predictions with their quantities, line names and points; and by quantity, with positions.
+#: Predictions: quantity (`time` or `energy`), line name, point, and value in SI units.
 _Predicted = Sequence[tuple[str, str, Key, Interval]]
+#: Predictions by quantity: line name, position on the horizontal axis, and value.
 _Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
 #: Line segments of a fitted curve.
 _CURVE_SEGMENTS = 60
-#: Maximum number of lines with latency behind them; share of the best rate at the knee; minimum
-#: number of batches for a knee.
-_MOST_WITH_LATENCY, _KNEE, _LEAST_BATCHES = 2, 0.9, 3
+#: Maximum number of lines with latency behind them.
+_MOST_WITH_LATENCY = 2
+#: Share of the best rate at the knee, and minimum number of batches for a knee.
+_KNEE, _LEAST_BATCHES = 0.9, 3
 
 
 class Placed(NamedTuple):
@@ -114,6 +120,11 @@ def line_name(key: Key, fields: Sequence[str], axis: str) -> str:
 
 
 def _strips(timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, tuple[Taken, ...]]]:
+    """Yield each row's label and all its times with their samples.
+
+    Args:
+        fields: key fields that vary, for the labels.
+    """
     for row in timed:
         taken = []
         for name, time in row.times.items():
@@ -134,6 +145,7 @@ def _predicted(
     fields: Sequence[str],
     axis: str,
 ) -> _Predicted:
+    """Return interpolated values of forecasts; measured ones are in the rows already."""
     found = []
     for forecast in forecasts:
         curve = forecast.curve
@@ -156,7 +168,9 @@ def chart_of(
 
     Args:
         named: rows with their lines' names.
+        axis: key field for the horizontal axis, `input_size` or `batch_size`.
         fitted: whether times over input sizes have a scaling model.
+        predicted: predictions to draw as bands.
     """
     is_batch = axis == "batch_size"
     keys = [row.key for _, row in named]
@@ -208,7 +222,13 @@ def _scale(keys: Iterable[Key], axis: str) -> tuple[str, Callable[[Key], float]]
 
 
 def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool) -> Iterator[Panel]:
-    """Yield the panels of a phase's timed points."""
+    """Yield the panels of a phase's timed points: each kind of time, throughput, memory, energy.
+
+    Args:
+        bands: predictions by quantity.
+        axis: key field for the horizontal axis.
+        fitted: whether times over input sizes have a scaling model.
+    """
     by_kind: dict[str, list[Placed]] = {}
     for one in placed:
         if one.row and one.row.time_kind:
@@ -233,7 +253,7 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
 def _with_latency(
     placed: Sequence[Placed], lines: tuple[ChartLine, ...], kind: str
 ) -> tuple[ChartLine, ...]:
-    """Add latencies behind device times."""
+    """Return a panel's lines with latencies behind device times; unchanged for other kinds."""
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
     latencies = lines_of(placed, partial(_median, "latency"))
@@ -250,7 +270,7 @@ def _with_latency(
 
 
 def _knee(rates: ChartLine) -> dict[float, str]:
-    """Return the smallest batch that keeps the rate near its best, with a text.
+    """Return a mark at the smallest batch that keeps the rate near its best, with its text.
 
     The last batch is returned, as still rising, if only it is near. Empty if the rate falls in
     between, or if intervals are too wide to tell.
@@ -286,6 +306,7 @@ def _median(kind: str, row: Row) -> Interval | None:
 
 
 def _metric(name: str, row: Row) -> Interval | None:
+    """Return a row's metric with its interval; None without a value."""
     return interval_of(row.metric(name))
 
 
@@ -294,15 +315,16 @@ def _curves(placed: Sequence[Placed]) -> tuple[FittedCurve, ...]:
 
     Sizes are sides if all are squares.
     """
-    where, rows = dict[Key, float](), list[Row]()
+    positions, rows = dict[Key, float](), list[Row]()
     for one in placed:
         if one.row:
-            where[one.row.key] = one.x
+            positions[one.row.key] = one.x
             rows.append(one.row)
     models = [scaling for scaling in scalings(rows) if not scaling.doubt]
     curves = list[FittedCurve]()
     for scaling in models:
-        start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
+        start, end = positions[scaling.keys[0]], positions[scaling.keys[-1]]
+        # the model is over pixels; positions are sides unless the axis shows pixels itself
         power = 2
         if end == scaling.key.pixels:
             power = 1
@@ -337,10 +359,10 @@ def lines_of(
     metric: str = "",
     is_judged: bool = False,
 ) -> tuple[ChartLine, ...]:
-    """Return a line with its own color for each name.
+    """Return a line with its own color for each name, without names that have no value.
 
     Args:
-        value: a row's value.
+        value: returns a row's value, or None without one.
         predicted: line names with predicted points.
         metric: name of the metric, which may be estimated.
         is_judged: whether to ring odd sizes.
@@ -381,6 +403,7 @@ def _rough(row: Row, value: Interval, metric: str) -> str:
 
 
 def _odd_text(key: Key, odd: Odd) -> str:
+    """Return the text at a ring: `224: +35 % against the fit`, or against another size."""
     sign = "−"
     if odd.ratio > 1:
         sign = "+"
@@ -403,7 +426,7 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
 def footer(
     table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()
 ) -> str:
-    """Return the codes of errors and warnings in records, rows and a sweep."""
+    """Return the codes of errors and warnings in records, rows and a sweep; empty without any."""
     raised = list[Diagnostic]()
     for record in records:
         raised += record.doubts

@@ -1,4 +1,8 @@
-"""Roofline rows as CSV lines and as text for console and page."""
+"""Roofline rows as CSV lines and as text for console and page.
+
+A row is the total, an NVTX range, a part (kernel or layer), or a single launch. Its load is the
+work, bytes and time; shares are relative to the device's ceilings.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,12 @@ def lines(roofline: Roofline) -> list[Line]:
 def _line(
     roofline: Roofline, row: RooflineRow, kinds: Sequence[str], ceilings: Sequence[str]
 ) -> Line:
+    """Return a row's CSV cells, in SI units and percent.
+
+    Args:
+        kinds: kinds of FLOPs, each with a column.
+        ceilings: names of ceilings, each with a column.
+    """
     load = row.load
     line: Line = {
         "level": row.level,
@@ -69,13 +79,14 @@ def _line(
 
 
 def _percent(share: float | None) -> float | None:
+    """Return a share in percent; None for None."""
     if share is None:
         return None
     return 100 * share
 
 
 def console_grid(roofline: Roofline) -> Grid:
-    """Return the total, the first ranges and the slowest parts."""
+    """Return the console's table: the total, the first ranges and the slowest parts."""
     rows = [roofline.total, *roofline.ranges[:_MAX_RANGES], *roofline.parts[:_MAX_PARTS]]
     notes = []
     if left := roofline.parts[_MAX_PARTS:]:
@@ -92,7 +103,12 @@ def grid(
     *,
     name_length: int = 10_000,
 ) -> Grid:
-    """Return roofline rows as text; `≈` marks estimates."""
+    """Return roofline rows as a table of texts; `≈` marks estimates.
+
+    Args:
+        notes: lines below the table.
+        name_length: maximum characters of a name.
+    """
     numbers, names = list[str](), list[str]()
     figures: dict[str, list[str]] = {}
     for row in rows:
@@ -137,6 +153,7 @@ def _limit(row: RooflineRow) -> str:
 
 
 def _word(value: float | None, text: Callable[[float], str], is_estimated: bool) -> str:
+    """Return a value as text, with `≈` if it is estimated; `–` if it is unknown."""
     if value is None:
         return "–"
     if is_estimated:

@@ -1,4 +1,8 @@
-"""A sweep's plot as data; `drawing` draws it."""
+"""A sweep's plot as data; `drawing` draws it.
+
+Runs that differ in input size, batch size or device count become lines over that number; any other
+runs, such as models, become bars. A row is one point of a run.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +83,7 @@ class _PlottedRun(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return the run's time for sorting bars; infinite without a time."""
+        """Return the run's median time, by which bars are sorted; infinite without a time."""
         if self.row and self.row.time:
             return self.row.time.median.value
         return float("inf")
@@ -181,6 +185,7 @@ def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequenc
 
 
 def _in_proportion(line: ChartLine) -> FittedCurve:
+    """Return rates proportional to the device count, from a line's first point."""
     x = numpy.geomspace(line.x[0], line.x[-1], _SEGMENTS + 1)
     y = line.y[0].value * x / line.x[0]
     return FittedCurve(
@@ -191,19 +196,20 @@ def _in_proportion(line: ChartLine) -> FittedCurve:
 def _by_one_time(runs: Sequence[_PlottedRun]) -> list[_PlottedRun]:
     """Return the rows with the same kind of time within a phase, if all rows have one.
 
-    The first kind that all have is chosen. Otherwise the rows are unchanged.
+    Otherwise a bar of device time would stand beside a bar of latency. The first kind that all have
+    is chosen; without one the rows are unchanged.
     """
     kinds: dict[str, list[str]] = {}
     for run in runs:
         if run.row and run.kind:
             common = kinds.get(run.phase, TIME_KINDS)
             kinds[run.phase] = [kind for kind in common if kind in run.row.times]
-    made = []
+    alike = []
     for run in runs:
         if run.row and run.kind and kinds[run.phase]:
             run = run._replace(row=replace(run.row, time_kind=kinds[run.phase][0]))
-        made.append(run)
-    return made
+        alike.append(run)
+    return alike
 
 
 def _facets(runs: Sequence[_PlottedRun]) -> Iterator[Facet]:
@@ -243,6 +249,11 @@ def _groups(runs: Sequence[_PlottedRun]) -> dict[str, tuple[Bar, ...]]:
 
 
 def _bar(run: _PlottedRun, left_out: Sequence[str]) -> Bar:
+    """Return a run's bar: median, ratio to the baseline, or the reason why it has no time.
+
+    Args:
+        left_out: sweep axes that the name leaves out, because the group's name shows them.
+    """
     name = " · ".join(_axis_texts(run.child.axes, left_out)) or one_line(run.child.name)
     if run.row is None or run.row.time is None:
         ended = run.row or run.child
@@ -287,7 +298,13 @@ def _latency(run: _PlottedRun) -> Interval | None:
 
 
 def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:
-    """Return the values of other axes, then other differences of a point except its phase."""
+    """Return a point's line name: values of other sweep axes, then other varying key fields.
+
+    Args:
+        axes: the run's sweep axes with their values.
+        fields: key fields that vary over all points.
+        axis: key field for the horizontal axis.
+    """
     shown = set(axes) - set(NUMERIC)
     rest = [name for name in fields if name not in (axis, "phase", *shown)]
     words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, rest)]

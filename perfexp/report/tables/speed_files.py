@@ -1,7 +1,7 @@
 """Speed files for a run's trainings, in the run's folder and in `speed_dir`.
 
-A speed file has a training's images/s as JSON (`report.speed`). A run of `perfexp train-speed`
-writes one for each training when it ends. The plan's `speed_dir` collects the files of many runs.
+A speed file has a training's images/s as JSON (`report.speed`). A run writes one for each training
+when it ends. The plan's `speed_dir` collects the files of many runs.
 """
 
 from __future__ import annotations
