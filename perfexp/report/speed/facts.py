@@ -79,7 +79,7 @@ class Head:
     distributed: bool | None = None
 
     def take(self, text: str) -> None:
-        """Add a log line, as returned by `lines.plain`; most lines contain no fact."""
+        """Add a log line, as returned by `training_log.plain`; most lines contain no fact."""
         if match := _GPUS.search(text):
             self.num_gpus = _count(int(match[1]))
         elif match := _DISTRIBUTED.search(text):

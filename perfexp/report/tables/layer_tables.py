@@ -228,7 +228,7 @@ def _shapes(shapes: Any) -> str | None:
 
 
 def _paths_around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the paths of modules that contain other lines, so that their own line is not a layer."""
+    """Return the paths of modules that contain other lines: their own line is not a layer."""
     paths: set[str] = set()
     for key in keys:
         path = key.get("path")
