@@ -60,7 +60,8 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
     def differences(self, *, device: str, torch: str, cudnn: int | None) -> list[str]:
         """Return how this device and software differ from the plan's, in words.
 
-        For example: `torch 2.8.0, not 2.9.0`. Empty if the plan is valid here.
+        For example: `torch 2.8.0, not 2.9.0`. Empty if the plan is valid here. `perfexp.apply`
+        refuses a plan that differs, unless it may measure again.
         """
         texts = []
         for name, here in (("device", device), ("torch", torch), ("cudnn", cudnn)):
@@ -71,6 +72,8 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_record(record: Record) -> AlgorithmPlan:
     """Return a run's choices.
+
+    `perfexp export --plan` writes them to a file.
 
     Raises:
         UserError: the run left all convolutions and all attention to torch.

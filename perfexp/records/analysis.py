@@ -54,7 +54,10 @@ class Analysis:
 
     @cached_property
     def scalings(self) -> Sequence[Scaling]:
-        """Return models for how the record's times grow with input size."""
+        """Return models for how the record's times grow with input size.
+
+        Reports show them as sentences, MLflow as figures.
+        """
         return growth.scalings(self.rows)
 
     @cached_property
@@ -82,7 +85,10 @@ class SweepAnalysis:
 
     @cached_property
     def runs(self) -> list[tuple[SweepChild, Analysis | None]]:
-        """Return each run with its analysis, by number; None if it left no record."""
+        """Return each run with its analysis, by number; None if it left no record.
+
+        Tables and plots of the sweep start from this list.
+        """
         by_job = {}
         for analysis in self.analyses:
             member = analysis.record.sweep
@@ -96,7 +102,8 @@ class SweepAnalysis:
         """Return `multi_gpu_slower` by run number, for runs slower than a run with fewer GPUs.
 
         Only runs that differ in nothing but the number of GPUs are compared, point by point, by
-        samples per second. A run that is slower at several points gets the worst.
+        samples per second. A run that is slower at several points gets the worst. Tables of the
+        sweep show it with the run's own diagnostics.
         """
         worst: dict[int, tuple[float, Diagnostic]] = {}
         for group in self._by_device_count():

@@ -45,7 +45,10 @@ class FirstPrediction:
 
 
 def first_predictions(record: Record) -> list[FirstPrediction]:
-    """Return a record's cold starts, one per size and batch size; empty if none succeeded."""
+    """Return a record's cold starts, one per size and batch size; empty if none succeeded.
+
+    `Analysis.cold_starts` keeps the result.
+    """
     groups: dict[tuple[tuple[int, int], int], list[Point]] = {}
     for point in record.points:
         if point.key.phase == "ttfp" and point.status is Status.OK:

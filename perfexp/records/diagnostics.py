@@ -409,13 +409,19 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Return the sort key: by severity, then in table order, with unknown codes last."""
+        """Return the sort key: by severity, then in table order, with unknown codes last.
+
+        Reports sort diagnostics by it.
+        """
         place = _ORDER.get(self.code, len(_ORDER))
         return _SEVERITIES.index(self.severity), place
 
     @property
     def is_note(self) -> bool:
-        """Return whether consoles leave it out."""
+        """Return whether consoles leave it out.
+
+        Notes are only in the record, in tables and in report.md.
+        """
         return self.severity is Severity.NOTE
 
     @property
@@ -453,7 +459,10 @@ def has(diagnostics: Iterable[Diagnostic], code: str) -> bool:
 
 
 def without(diagnostics: Iterable[Diagnostic], code: str) -> list[Diagnostic]:
-    """Return all diagnostics but those with this code, which must be in the table."""
+    """Return all diagnostics but those with this code, which must be in the table.
+
+    Code that judges again replaces a stored diagnostic this way.
+    """
     assert code in DIAGNOSTICS
     return [one for one in diagnostics if one.code != code]
 

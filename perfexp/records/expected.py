@@ -34,6 +34,8 @@ class Expected(msgspec.Struct, kw_only=True):
     def load(cls, path: Path) -> Expected | None:
         """Read expected.json; None in folders of older versions.
 
+        `perfexp status` reads it.
+
         Raises:
             UserError: the file cannot be read.
         """

@@ -12,7 +12,10 @@ _VENDORS = {"cuda": "nvidia", "mps": "apple"}
 
 
 def fact_at(facts: dict[str, Any], place: str) -> Any:
-    """Return the fact at a dotted place, such as `device.name`; None if there is none."""
+    """Return the fact at a dotted place, such as `device.name`; None if there is none.
+
+    Tables, comparisons and commands read records' environments and plans with it.
+    """
     for name in place.split("."):
         facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
     return facts
@@ -21,7 +24,8 @@ def fact_at(facts: dict[str, Any], place: str) -> Any:
 def vendor(environment: dict[str, Any]) -> str:
     """Return a record's device vendor: `nvidia`, `amd`, `apple`, or the device kind, such as `cpu`.
 
-    `unknown` without a device.
+    `unknown` without a device. Names of vendor files contain it, and comparisons of TF32 settings
+    depend on it.
     """
     if fact_at(environment, "device.rocm"):
         return "amd"

@@ -67,6 +67,9 @@ def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]
 
 
 def run_folder(child: SweepChild | PlannedRun, folder: Path) -> Path:
-    """Return a run's folder, given its sweep's folder."""
+    """Return a run's folder, given its sweep's folder.
+
+    Sweeps store their runs' folders relative to their own folder.
+    """
     # os.path is several times as fast as Path.resolve, and sweeps may have thousands of runs
     return Path(os.path.normpath(os.path.join(folder, child.directory)))  # noqa: PTH118

@@ -55,7 +55,10 @@ class Column:
 
     @property
     def least_width(self) -> int:
-        """Return the smallest width in terminal cells: the longest word, or figure, or title."""
+        """Return the smallest width in terminal cells: the longest word, or figure, or title.
+
+        `Grid.parts` moves columns until this fits.
+        """
         cells = " ".join(self.cells).split() if self.prose else self.cells
         return max(map(cell_len, (self.title, *cells)))
 
@@ -82,7 +85,10 @@ class Column:
         return column
 
     def escaped(self, width: int) -> Column:
-        """Return the column for Markdown; cells longer than `width` lose their middle."""
+        """Return the column for Markdown; cells longer than `width` lose their middle.
+
+        `Grid.markdown` shortens columns this way.
+        """
         column = copy(self)
         column.title = escape_markdown(self.title)
         column.cells = tuple(_shortened(cell, width) for cell in self.cells)
@@ -130,7 +136,8 @@ class Grid:
     def widths(self, width: int) -> list[int]:
         """Return column widths that fill `width`; words are split only if `least_width` is larger.
 
-        Extra room first goes to columns that need little of it to avoid wrapping.
+        Extra room first goes to columns that need little of it to avoid wrapping. `text` wraps
+        prose to these widths.
         """
         widths, needs = [], []
         for column in self.columns:
@@ -156,7 +163,8 @@ class Grid:
         """Return columns with the same cell in all rows as lines, and a grid with the others.
 
         A line is `TITLE: CELL`. The grid keeps the notes. It has no columns if only key columns,
-        such as the size, remain.
+        such as the size, remain. Reports show figures that all points share as lines above the
+        table.
         """
         lines, rest, has_figures = [], list[Column](), False
         for column in self.columns:
@@ -196,7 +204,10 @@ class Grid:
         return [Grid(shown), *further.parts(width, most_columns)]
 
     def text(self, width: int) -> list[Text]:
-        """Return the grid as lines, head first; prose wraps to fit a width in terminal cells."""
+        """Return the grid as lines, head first; prose wraps to fit a width in terminal cells.
+
+        The console prints the lines.
+        """
         widths = self.widths(width)
         titles = list(map(attrgetter("title"), self.columns))
         lines = self._wrapped(titles, ["bold"] * len(widths), widths)
@@ -223,7 +234,8 @@ class Grid:
     def markdown(self) -> str:
         """Return the grid as narrow Markdown tables, each with the keys; notes become paragraphs.
 
-        Cells that are too long for a line lose their middle.
+        Cells that are too long for a line lose their middle. report.md, MLflow's descriptions and
+        comparison.md contain it.
         """
         widths = []
         for column in self.columns:

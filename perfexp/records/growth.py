@@ -81,6 +81,8 @@ class Odd:
 def scalings(known: Sequence[Row]) -> list[Scaling]:
     """Return scaling models for groups of rows that differ in size only, with at least four sizes.
 
+    Reports show them, and `odd_sizes` compares the sizes with them.
+
     Args:
         known: a record's rows.
     """
@@ -150,7 +152,10 @@ def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
 
 
 def kernels_of(record: Record) -> dict[Key, list[str]]:
-    """Return each timed point's kernel names in execution order, if its layers were profiled."""
+    """Return each timed point's kernel names in execution order, if its layers were profiled.
+
+    `judge` compares an odd size's kernels with its neighbors' kernels.
+    """
     kernels: dict[Key, list[str]] = {}
     for point in record.points:
         if is_layers(point.key):
@@ -203,7 +208,8 @@ def judge(
 def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> bool:
     """Return whether a rate is below another beyond both intervals.
 
-    If an interval is missing, the difference must exceed 10 %.
+    If an interval is missing, the difference must exceed 10 %. Sweeps use it to find the best run
+    and runs slower with more GPUs.
     """
     if rate.high is not None and other.low is not None:
         return rate.high < other.low

@@ -59,7 +59,10 @@ _REQUIRED = {
 
 
 def check(event: dict[str, Any]) -> None:
-    """Raise `MessageError` for an event that lacks a field or has a field with the wrong type."""
+    """Raise `MessageError` for an event that lacks a field or has a field with the wrong type.
+
+    The parent checks each event from the pipe before it acts on it.
+    """
     try:
         fields = msgspec.convert(event, _Fields)
     except msgspec.ValidationError as error:

@@ -30,6 +30,8 @@ class Formats(NamedTuple):
     def of(cls, data_type: str, tf32: bool | None, flags: tuple[bool, bool] | None) -> Formats:
         """Return a precision's number formats.
 
+        Sessions report the formats that their calls use this way.
+
         Args:
             data_type: data type for contractions, by torch name: `float32`, `float16`, `bfloat16`.
             tf32: whether the precision sets TF32; None leaves torch's flags.
@@ -42,7 +44,10 @@ class Formats(NamedTuple):
 
     @classmethod
     def of_flags(cls, flags: tuple[bool, bool]) -> Formats:
-        """Return float32's number formats, given torch's flags for products and convolutions."""
+        """Return float32's number formats, given torch's flags for products and convolutions.
+
+        Rooflines use it to choose ceilings for a record with `precision=torch`.
+        """
         products, convolutions = ("tf32" if is_allowed else "fp32" for is_allowed in flags)
         return cls(products, convolutions)
 
@@ -50,7 +55,8 @@ class Formats(NamedTuple):
 def tf32_flags(environment: Mapping[str, Any]) -> tuple[bool, bool] | None:
     """Return whether float32 matrix products and convolutions may use TF32, as a pair.
 
-    None if the run's device has no TF32, or if the environment does not say.
+    None if the run's device has no TF32, or if the environment does not say. The text for the
+    precision and the ceilings of a roofline depend on it.
 
     Args:
         environment: a record's environment, with `device` and torch's flags in `session`.

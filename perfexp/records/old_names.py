@@ -27,7 +27,10 @@ _OVERRIDE = re.compile(rf"^(?P<sign>[+~]{{0,2}})(?P<name>{'|'.join(map(re.escape
 
 
 def arguments_of_today(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with current names: `["replicate=3"]` becomes `["processes=3"]`."""
+    """Return a command line with current names: `["replicate=3"]` becomes `["processes=3"]`.
+
+    Every command line is translated before Hydra sees it.
+    """
 
     def current(match: re.Match[str]) -> str:
         return match["sign"] + NAMES[match["name"]]
@@ -37,6 +40,8 @@ def arguments_of_today(arguments: Sequence[str]) -> list[str]:
 
 def plan_of_today(plain: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
     """Return a plan or configuration with current names.
+
+    Stored plans, records and user files are translated when they are read.
 
     Args:
         plain: content as nested dictionaries, as YAML or JSON gives it.

@@ -87,7 +87,10 @@ def _is_json(text: bytes) -> bool:
 
 
 def is_artifact(name: str) -> bool:
-    """Return whether perfexp gives tables, plots, reports, profiles or checkpoints this name."""
+    """Return whether perfexp gives tables, plots, reports, profiles or checkpoints this name.
+
+    `perfexp clean` deletes such files only.
+    """
     return _ARTIFACT.fullmatch(name) is not None
 
 
@@ -99,7 +102,10 @@ def folder_of(place: Path) -> Path:
 
 
 def home_of(file: Path) -> Path:
-    """Return the run or sweep folder that a file belongs to; the file may lie in its `details`."""
+    """Return the run or sweep folder that a file belongs to; the file may lie in its `details`.
+
+    Searches for runs find files, such as record.json or details/plan.yaml.
+    """
     if file.parent.name == DETAILS:
         return file.parent.parent
     return file.parent
@@ -108,7 +114,8 @@ def home_of(file: Path) -> Path:
 def is_own_place(name: str) -> bool:
     """Return whether a manifest may name this file.
 
-    It may lie in the run's folder, its details or its checkpoints.
+    It may lie in the run's folder, its details or its checkpoints. A manifest is a file that
+    anybody may have written, so it could name anything.
     """
     file = Path(name).name
     in_checkpoints = name == f"{CHECKPOINTS}/{file}" and is_artifact(file)
@@ -204,13 +211,16 @@ class _Folder:
     def uid(self) -> str | None:
         """Return the identity in the manifest, or None.
 
-        record.json, plan.yaml or sweep.json repeats it.
+        record.json, plan.yaml or sweep.json repeats it. A folder is perfexp's only if they agree.
         """
         return self._identity("perfexp")
 
     @property
     def sweep(self) -> str | None:
-        """Return the identity of the sweep that started the run, or None."""
+        """Return the identity of the sweep that started the run, or None.
+
+        Resuming and listing find by it which runs belong together.
+        """
         return self._identity("sweep")
 
     def _identity(self, name: str) -> str | None:
@@ -234,7 +244,8 @@ class _Folder:
     def remove_leftovers(self) -> None:
         """Remove temporary files left by a crash; nobody else may be writing here.
 
-        `write_atomically` names a temporary file after its target: `.NAME.` and eight characters.
+        `write_atomically` names a temporary file after its target: `.NAME.` and eight characters. A
+        run that begins calls it under the folder's lock.
         """
         known = {self.manifest.name, *(Path(name).name for name in self.claimed())}
         for folder in {self.root, self.details, self.root / CHECKPOINTS}:
@@ -246,7 +257,10 @@ class _Folder:
                     path.unlink(missing_ok=True)
 
     def claimed(self) -> list[str]:
-        """Return the names of perfexp's files in the manifest, relative to the folder."""
+        """Return the names of perfexp's files in the manifest, relative to the folder.
+
+        `perfexp clean` and `--overwrite` touch no other files.
+        """
         names = self._manifest().get("files")
         if not isinstance(names, list):
             return []
@@ -300,7 +314,10 @@ class _Folder:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def in_use(self) -> bool:
-        """Return whether a process is measuring here (see `locked`), without changing anything."""
+        """Return whether a process is measuring here (see `locked`), without changing anything.
+
+        `perfexp list`, `status` and `clean` call it.
+        """
         try:
             with os.fdopen(foreign.open_regular(self.lock, os.O_RDONLY), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -344,7 +361,10 @@ class RunPaths(_Folder):
         )
 
     def replacement(self) -> RunPaths:
-        """Return the inner folder that `--overwrite` measures into; it shares log and lock."""
+        """Return the inner folder that `--overwrite` measures into; it shares log and lock.
+
+        The results move to the run's folder once all points are measured (`put_in_place`).
+        """
         inner = RunPaths(self.root / REPLACEMENT, is_older=self.details == self.root)
         refuse_link(inner.root)
         inner.log = inner.lock = self.log
@@ -374,7 +394,10 @@ class RunPaths(_Folder):
         inner.remove()
 
     def remove(self) -> None:
-        """Remove the results here, and the folder unless it has foreign files."""
+        """Remove the results here, and the folder unless it has foreign files.
+
+        `--overwrite` calls it for its inner folder.
+        """
         for path in [*self.results(), self.manifest]:
             path.unlink(missing_ok=True)
         for folder in (self.root / CHECKPOINTS, self.details, self.root):

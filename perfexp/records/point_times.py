@@ -95,13 +95,18 @@ def loop_interval(point: Point) -> estimators.Interval | None:
 
 
 def first_series(point: Point, *names: str) -> Series | None:
-    """Return the first named series that has samples; None without samples."""
+    """Return the first named series that has samples; None without samples.
+
+    Callers name several series in order of preference, for example graph time before latency.
+    """
     found = map(point.find_series, names)
     return next((series for series in found if series is not None and series.measured), None)
 
 
 def series_of(point: Point, name: str) -> Series:
     """Return the series with this name.
+
+    Callers know that the series exists, because they found the point by it.
 
     Raises:
         KeyError: the point has no such series.

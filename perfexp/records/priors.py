@@ -49,12 +49,18 @@ def class_of(figure: str, bound_by: str | None) -> str:
 
 @cache
 def shipped() -> dict[str, dict[str, Prior]]:
-    """Return the package's priors by device kind, `cuda` or `cpu`."""
+    """Return the package's priors by device kind, `cuda` or `cpu`.
+
+    The table is in process_priors.json.
+    """
     return msgspec.json.decode(TABLE.read_bytes(), type=dict[str, dict[str, Prior]])
 
 
 def of_kind(kind: str | None) -> dict[str, Prior]:
-    """Return the package's priors by class: those for `cpu`, or for CUDA with any other kind."""
+    """Return the package's priors by class: those for `cpu`, or for CUDA with any other kind.
+
+    `perfexp doctor` and runs refine them with what this machine's earlier runs show.
+    """
     return shipped()["cpu" if kind == "cpu" else "cuda"]
 
 
@@ -70,7 +76,8 @@ def of_any(kind: str | None) -> dict[str, Prior]:
 def of_record(record: Record) -> dict[str, Prior]:
     """Return a record's priors by class.
 
-    These are the priors stored when it was measured, otherwise the package's priors.
+    These are the priors stored when it was measured, otherwise the package's priors. The analysis
+    of a record combines them with what its processes show.
     """
     device = record.environment.get("device")
     kind = device.get("kind") if isinstance(device, dict) else None

@@ -16,15 +16,24 @@ WHOLE = {"train": "train_step", "inference": "inference"}
 
 
 def profile_key(key: Key) -> Key:
-    """Return the profile's key for a timed point."""
+    """Return the profile's key for a timed point.
+
+    The profile's point is stored under it.
+    """
     return msgspec.structs.replace(key, phase=key.phase + _PROFILE)
 
 
 def profiled_key(key: Key) -> Key:
-    """Return the timed point's key for a profile."""
+    """Return the timed point's key for a profile.
+
+    Reports label a profile by its timed point.
+    """
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_PROFILE))
 
 
 def is_profile(key: Key) -> bool:
-    """Return whether a key belongs to a profile."""
+    """Return whether a key belongs to a profile.
+
+    Statistics and remaining times treat such points separately.
+    """
     return key.phase.endswith(_PROFILE)

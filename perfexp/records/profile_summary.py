@@ -111,7 +111,10 @@ def profiles(record: Record) -> list[tuple[Point, Profile]]:
 
 
 def files(record: Record) -> list[str]:
-    """Return the names of profiler files in the run's folder."""
+    """Return the names of profiler files in the run's folder.
+
+    The run lists them among its artifacts.
+    """
     names: dict[str, None] = {}
     for _, profile in profiles(record):
         names |= dict.fromkeys(profile.files or ())
@@ -119,7 +122,10 @@ def files(record: Record) -> list[str]:
 
 
 def sentences(record: Record) -> list[str]:
-    """Return sentences for each profile: tool, calls, duration and findings."""
+    """Return sentences for each profile: tool, calls, duration and findings.
+
+    Reports show them in the section `profile`.
+    """
     timed = {point.key: point for point in record.points}
     lines = []
     for name, point, profile in _named(record):
@@ -130,7 +136,10 @@ def sentences(record: Record) -> list[str]:
 
 
 def tables(record: Record) -> list[tuple[str, Grid]]:
-    """Return titled tables: kernels, operators, and launches for each part of a call."""
+    """Return titled tables: kernels, operators, and launches for each part of a call.
+
+    Reports show each as a section of its own.
+    """
     titled: list[tuple[str, Grid]] = []
     for name, _, profile in _named(record):
         by = f"by {profile.profiler}"

@@ -72,7 +72,10 @@ class Quantity(NamedTuple):
 
     @property
     def column(self) -> str:
-        """Return the column name in CSV files and tidy tables."""
+        """Return the column name in CSV files and tidy tables.
+
+        Names of metrics have a slash, which column names avoid.
+        """
         return self.csv or self.name.replace("/", "_")
 
 
@@ -456,6 +459,8 @@ def of(metric: HasUnit) -> Quantity:
 
 def member(family: str, part: object) -> str:
     """Return a name in a family, for example `ranks/0/samples_per_second`.
+
+    Code that measures builds the name of a rank's or baseline's metric with it.
 
     Args:
         family: name with a wildcard, such as `ranks/*/samples_per_second`.

@@ -47,7 +47,10 @@ def saving_engines(point: Point) -> list[str]:
 
 
 def is_own_choice(selected: object, status: object) -> bool:
-    """Return whether torch's own, unobserved choice computed a pass as requested."""
+    """Return whether torch's own, unobserved choice computed a pass as requested.
+
+    Such passes count as covered, but not as proven.
+    """
     return selected in BASELINES and status == "ok"
 
 
@@ -86,7 +89,10 @@ def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> f
 
 
 def timed_passes(point: Point, group: str = "algorithm") -> list[LayerPass]:
-    """Return facts about each layer and pass that was raced; `group` as in `passes`."""
+    """Return facts about each layer and pass that was raced; `group` as in `passes`.
+
+    Reports and `promised` use only these.
+    """
     return [(layer, one_pass) for layer, one_pass in passes(point, group) if one_pass["seconds"]]
 
 

@@ -101,7 +101,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def size_label(self) -> str:
-        """Return the size as a label: `224` for a square, otherwise `512x1024` (height × width)."""
+        """Return the size as a label: `224` for a square, otherwise `512x1024` (height × width).
+
+        Tables, labels and file names show it.
+        """
         height, width = self.input_size
         if height == width:
             return str(height)
@@ -138,7 +141,10 @@ def layers_key(key: Key) -> Key:
 
 
 def timed_key(key: Key) -> Key:
-    """Return the key of the timed point that a layer point belongs to."""
+    """Return the key of the timed point that a layer point belongs to.
+
+    Layers are shown with the name and the times of that point.
+    """
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_LAYERS))
 
 
@@ -156,12 +162,18 @@ def trial_key(key: Key) -> Key:
 
 
 def is_trial(key: Key) -> bool:
-    """Return whether a key identifies a trial."""
+    """Return whether a key identifies a trial.
+
+    Reports and supervision leave trials out, because they only try whether a batch fits.
+    """
     return key.phase.endswith(_TRIAL)
 
 
 def tried_key(key: Key) -> Key:
-    """Return the key of the timed point that a trial belongs to."""
+    """Return the key of the timed point that a trial belongs to.
+
+    The worker runs one call of that point to try the batch.
+    """
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_TRIAL))
 
 
@@ -213,7 +225,10 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def measured(self) -> list[float]:
-        """Return the samples without the warm-up, in seconds per call, in measured order."""
+        """Return the samples without the warm-up, in seconds per call, in measured order.
+
+        Statistics use only these.
+        """
         return self.samples[self.warmup :]
 
 
@@ -479,7 +494,10 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return type(self).text(self)
 
     def to_json(self) -> bytes:
-        """Return the record as indented JSON."""
+        """Return the record as indented JSON.
+
+        The parent process writes it as record.json when a run ends.
+        """
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @classmethod
@@ -574,6 +592,8 @@ def point_to_line(point: Point) -> bytes:
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     """Decode lines of a points.jsonl. A truncated last line is skipped.
 
+    Runs in progress are read this way, too.
+
     Args:
         kind: type to decode, with some or all of a point's fields. Callers that need only a few
             fields, such as the status, pass their own type, which decodes faster.
@@ -596,6 +616,8 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
 def read_points(path: Path) -> list[Point]:
     """Read a points.jsonl; a missing file has no points.
 
+    Resuming, supervision and dry runs see this way what has been measured.
+
     Raises:
         UserError: the file cannot be read.
     """
@@ -614,7 +636,10 @@ def missing(keys: Iterable[Key], path: Path) -> list[Key]:
 
 
 def timestamp() -> str:
-    """Return the current time in the format that records use."""
+    """Return the current time in the format that records use.
+
+    The time zone is UTC, in milliseconds.
+    """
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

@@ -96,6 +96,7 @@ def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
     """Return diagnostics for a run, each row, each profile and each cold start, with a label.
 
     The run's own label is empty. `shared` diagnostics of layers are on the timed point already.
+    Runs and sweeps group them with `grouped`.
     """
     rows = analysis.rows
     placed: list[Placed] = [("", analysis.record.doubts)]
@@ -114,7 +115,8 @@ def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
 def grouped(placed: Iterable[Placed]) -> list[Raised]:
     """Return diagnostics from several places, most severe first.
 
-    Each code appears once, or once for each help.
+    Each code appears once, or once for each help. A run's report groups its points, a sweep's
+    report all its runs.
     """
     groups: dict[tuple[str, str, bool], dict[str, Diagnostic]] = {}
     for name, diagnostics in placed:
@@ -157,7 +159,7 @@ def _worst_first(places: dict[str, Diagnostic]) -> Raised:
 def scaling_lines(analysis: Analysis) -> list[str]:
     """Return a line for each group of sizes in a run: how its time depends on size.
 
-    Empty for fewer than four sizes.
+    Empty for fewer than four sizes. Reports show them in a section of their own.
     """
     fields = set(varying(row.key for row in analysis.rows)) - {"input_size"}
     lines = []
@@ -171,7 +173,7 @@ def failures(record: Record) -> list[str]:
     """Return a line for each failed point: label, status and error.
 
     Repetitions by further processes are left out, and so are points that were not tried because
-    another listed point failed.
+    another listed point failed. Console and reports print them as the section `not measured`.
     """
     failed = {point.key: point for point in record.points if point.status is not Status.OK}
     processes = Counter(without_replicate(point.key) for point in record.points)

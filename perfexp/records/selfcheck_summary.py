@@ -60,7 +60,10 @@ class ProcessSpread:
 
 
 def spreads(rows: Iterable[Row]) -> list[ProcessSpread]:
-    """Return the spread for each point and kind of time that at least two processes measured."""
+    """Return the spread for each point and kind of time that at least two processes measured.
+
+    `perfexp selfcheck` summarizes them with `sentence` and shows them with `grid`.
+    """
     known = []
     for row in rows:
         for name, medians in row.figures.items():

@@ -53,7 +53,8 @@ def seeks_batch(value: object) -> bool:
 def refuse_many(*counts: int) -> None:
     """Raise `UserError` if the product of these counts exceeds the maximum number of points.
 
-    It is checked before the points are listed.
+    It is checked before the points are listed. Plans and sweeps call it before they multiply sizes,
+    batch sizes and processes.
     """
     if math.prod(counts) > MOST_POINTS:
         raise UserError(

@@ -202,7 +202,7 @@ def _p95(processes: Sequence[Series], prior: Prior | None) -> Repeats:
 def by_point(record: Record) -> dict[Key, list[Point]]:
     """Return the results of a record's timed points by key, the first process first.
 
-    Keys have replicate 0.
+    Keys have replicate 0. `rows` makes a row of each group.
     """
     groups: dict[Key, list[Point]] = {}
     for point in record.points:
@@ -216,7 +216,10 @@ def by_point(record: Record) -> dict[Key, list[Point]]:
 
 
 def interrupted(record: Record) -> Counter[Key]:
-    """Return, by timed point, how many processes were interrupted before they had measured it."""
+    """Return, by timed point, how many processes were interrupted before they had measured it.
+
+    Reports then say how to continue the run.
+    """
     unfinished = Counter[Key]()
     for point in record.points:
         if point.status is Status.INTERRUPTED and point.key.is_timed:

@@ -50,6 +50,8 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def devices(self) -> int | None:
         """Return the number of devices in a sweep over device counts.
 
+        Plots and warnings about scaling over GPUs use it.
+
         Returns:
             None without that axis, or if its value is not a number.
         """
@@ -157,7 +159,10 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return member is not None and (member.uid, member.job) == (self.uid, child.job)
 
     def records(self, folder: Path) -> list[Record]:
-        """Return the runs' records in order, given the sweep's folder; broken ones are left out."""
+        """Return the runs' records in order, given the sweep's folder; broken ones are left out.
+
+        Commands on finished sweeps start from them.
+        """
         records = []
         for child in self.children:
             with suppress(UserError):
@@ -165,7 +170,10 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return [record for record in records if record is not None]
 
     def refresh(self, folder: Path) -> None:
-        """Update each run's status from its record, if there is one, given the sweep's folder."""
+        """Update each run's status from its record, if there is one, given the sweep's folder.
+
+        Runs may have been resumed alone after the sweep ended.
+        """
         for child in self.children:
             with suppress(UserError):
                 record = Record.load(folder / child.directory)

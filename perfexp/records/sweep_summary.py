@@ -27,7 +27,10 @@ _NEARLY = 0.95
 
 
 def headline(sweep: Sweep) -> str:
-    """Return a sweep's first line: its name and how many runs ended, by status unless ok."""
+    """Return a sweep's first line: its name and how many runs ended, by status unless ok.
+
+    Reports of the sweep begin with it.
+    """
     counts = Counter(child.status for child in sweep.children)
     ended = str(counts.total() - counts[Status.INTERRUPTED])
     if sweep.jobs:
@@ -42,7 +45,8 @@ def headline(sweep: Sweep) -> str:
 def setting(analyses: Sequence[Analysis]) -> str:
     """Return facts common to all runs; empty if there are none.
 
-    These are names, phase, size, batch, precision and devices.
+    These are names, phase, size, batch, precision and devices. Reports show it below the headline,
+    so that lines of the table need not repeat it.
     """
     keys = [row.key for one in analyses for row in one.rows]
     environments = [one.record.environment for one in analyses]
@@ -151,7 +155,7 @@ def best(candidates: Sequence[Candidate]) -> str:
     """Return a sentence: the point with the highest rate, and points not clearly below it.
 
     For example: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`. Empty for fewer than
-    two rates.
+    two rates. The line stands below a sweep's table, or below a run's table over batch sizes.
     """
     rated = [(one, rate) for one in candidates if (rate := one.row.samples_per_second)]
     if len(rated) < 2:
@@ -203,7 +207,8 @@ def best_run(whole: SweepAnalysis) -> str:
 def in_a_line(one: Analysis) -> str:
     """Return a run's times, rate and remarks by phase.
 
-    For example: `latency 14.6 ms ± 3.9 %, 67 samples/s (drift)`.
+    For example: `latency 14.6 ms ± 3.9 %, 67 samples/s (drift)`. While a sweep runs, the console
+    prints this line for each finished run.
     """
     by_phase = _by_phase(one)
     parts = []
@@ -236,7 +241,10 @@ def child_failures(whole: SweepAnalysis) -> list[str]:
 
 
 def coverage(table: Iterable[Row]) -> str:
-    """Return the algorithm coverage (share of convolution FLOPs), or its range over rows."""
+    """Return the algorithm coverage (share of convolution FLOPs), or its range over rows.
+
+    The table of runs shows it.
+    """
     known = [row for row in table if row.value(quantities.COVERAGE) is not None]
     known.sort(key=methodcaller("value", quantities.COVERAGE))
     return " … ".join(dict.fromkeys(map(wording.coverage_text, known[:1] + known[-1:])))

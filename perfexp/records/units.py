@@ -54,7 +54,10 @@ def format_bytes(count: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Format a number with its noun in singular or plural: `1 run`, `2 runs`."""
+    """Format a number with its noun in singular or plural: `1 run`, `2 runs`.
+
+    Messages and headers use it.
+    """
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -70,6 +73,8 @@ def digits(value: float, significant: int = 3) -> str:
 
 def pretty(value: float, unit: str, *, stated: bool = False, significant: int = 3) -> str:
     """Return a quantity with a decimal prefix, for example `8.10 TFLOP/s`.
+
+    Rooflines and work rates use it.
 
     Args:
         stated: whether this is a data sheet's figure, which keeps its own digits, up to four.

@@ -47,7 +47,7 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
     """Return a figure's text with the interval's relative half-width, or `no interval`.
 
     If the ends differ by more than a factor of 100, the interval is uninformative and the figure is
-    shown as `≈`.
+    shown as `≈`. Comparisons use it for ratios, reports for times and metrics.
 
     Args:
         text: the figure as text, for example `62.4 ms`.
@@ -93,7 +93,10 @@ def range_text(interval: estimators.Interval, shown: Format = units.format_secon
 
 
 def bare(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
-    """Return a figure without its interval, with the digits that the interval supports."""
+    """Return a figure without its interval, with the digits that the interval supports.
+
+    Bars in plots and columns without room for intervals show it.
+    """
     figures = supported_digits(interval)
     if _has_ends(interval):
         figures = max(figures, _END_FIGURES)
@@ -101,7 +104,10 @@ def bare(interval: estimators.Interval, shown: Format = units.format_seconds) ->
 
 
 def interval_text(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
-    """Return a figure with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
+    """Return a figure with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`.
+
+    Tables and plots show medians this way.
+    """
     return with_width(interval, bare(interval, shown), range_text(interval, shown))
 
 
@@ -110,7 +116,7 @@ def interval_or_about(
 ) -> str:
     """Return a figure with its interval: `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without an interval.
 
-    Empty for None.
+    Empty for None. Columns for percentiles and rates show figures this way.
     """
     if interval is None:
         return ""
@@ -193,7 +199,10 @@ def percent(fraction: float) -> str:
 
 
 def percent_range(fractions: Iterable[float]) -> str:
-    """Return the range of one or more fractions in percent: `25 … 50 %`; one value if equal."""
+    """Return the range of one or more fractions in percent: `25 … 50 %`; one value if equal.
+
+    Notes on algorithm coverage over several points use it.
+    """
     known = sorted(fractions)
     least, most = percent(known[0]), percent(known[-1])
     if least == most:
@@ -259,7 +268,10 @@ def scope_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def continuation(rows: Iterable[Row]) -> str:
-    """Return the command that continues an interrupted measurement; empty if it is complete."""
+    """Return the command that continues an interrupted measurement; empty if it is complete.
+
+    It appears in notes below tables and after an interrupted run.
+    """
     unfinished = [row for row in rows if row.unfinished]
     if any(row.in_turn for row in unfinished):
         return "repeating perfexp ab with output_dir=DIR"
@@ -278,7 +290,10 @@ def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:
 
 
 def epoch_text(epoch: Epoch) -> str:
-    """Return an epoch's figures in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`."""
+    """Return an epoch's figures in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`.
+
+    A training prints it after each epoch.
+    """
     parts = ["loss not finite"]
     if epoch.loss is not None:
         parts = [f"loss {epoch.loss:.4g}"]
@@ -290,6 +305,8 @@ def epoch_text(epoch: Epoch) -> str:
 
 def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
     """Return why a percentile has no interval, for example `7 to 109 of 368 effective samples`.
+
+    The note below the table of points shows it.
 
     Args:
         summaries: statistics of each point's time.
@@ -327,7 +344,10 @@ def metric_text(metric: Metric | None, basis: estimators.Interval | None = None)
 
 
 def figure_text(row: Row, name: str) -> str:
-    """Return a row's metric as text, with the digits of its basis; empty without a value."""
+    """Return a row's metric as text, with the digits of its basis; empty without a value.
+
+    Table cells show it.
+    """
     if name == quantities.COVERAGE:
         return coverage_text(row)
     metric = row.metric(name)
@@ -361,6 +381,8 @@ def _with_unit(metric: Metric, value: float, figures: int) -> str:
 def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
     """Return a metric's title in a table: its heading, or its name without the unit.
 
+    Tables of metrics use it as a column title.
+
     Args:
         kinds: names of the points' representative times, which work rates are based on.
     """
@@ -371,7 +393,7 @@ def coverage_text(row: Row) -> str:
     """Return the algorithm coverage and its proof: `100 %, 42 % not observed`; empty if unknown.
 
     Torch's own choice is not observed, and some cuDNN kernels are not verified. Older records have
-    no proof.
+    no proof. Table cells and the short answer show it.
     """
     asked, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
     text, own = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
@@ -396,7 +418,8 @@ def coverage_text(row: Row) -> str:
 def first_prediction_text(first: FirstPrediction) -> str:
     """Return a cold start in parts.
 
-    For example: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`.
+    For example: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`. Reports
+    show it in the section `cold start`.
     """
     parts = {}
     for name, value in first.parts.items():

@@ -88,6 +88,8 @@ class Console:
     ) -> None:
         """Print a run's subject, its points and the estimated duration.
 
+        A run prints it before it measures.
+
         Args:
             points: the number of points, in words.
             seconds: estimated duration; None if unknown.
@@ -154,6 +156,8 @@ class Console:
 
     def results(self, analysis: Analysis) -> int:
         """Print a run's results with its errors, warnings and failures.
+
+        `show` calls it; `perfexp.measure` uses it for the text of a record.
 
         Returns:
             Number of warnings left out.
@@ -225,7 +229,10 @@ class Console:
         self._err.print(Text.assemble((f"{severity}: ", f"bold {color}"), lines), soft_wrap=True)
 
     def show_sections(self, parts: Iterable[Section]) -> None:
-        """Print sections. The first title is left out if a header has already printed it."""
+        """Print sections. The first title is left out if a header has already printed it.
+
+        Commands that show other documents than runs, such as comparisons, call it directly.
+        """
         for number, (title, content) in enumerate(parts):
             if not number and title == self._headed:
                 title = ""
@@ -306,7 +313,8 @@ class Console:
 def lines_of(show: Callable[[Console], object]) -> list[str]:
     """Return what a function prints on a console, as plain lines.
 
-    Prose is at most 100 characters wide; tables are not cut.
+    Prose is at most 100 characters wide; tables are not cut. A record's text form in Python
+    (`print(record)`) comes from it.
     """
     out = io.StringIO()
     show(Console(out=out, page=_PAGE))

@@ -24,6 +24,8 @@ _CODE_WIDTH, _LONGEST_WORD = 76, 68
 def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
     """Return a record's sections as a page, with environment and command.
 
+    The run writes it as report.md, and MLflow shows it as the run's description.
+
     Args:
         plots: file names of plots beside the page; they follow the first section.
     """
@@ -37,13 +39,19 @@ def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
 
 
 def comparison(compared: Comparison) -> str:
-    """Return a whole comparison (`perfexp compare`) as a page."""
+    """Return a whole comparison (`perfexp compare`) as a page.
+
+    It becomes comparison.md, and the description of a comparison in MLflow.
+    """
     parts = comparison_table.sections(compared, has_kernels=True)
     return "\n".join(["# Comparison\n", *map(section, parts)])
 
 
 def section(part: Section) -> str:
-    """Return a section as Markdown, with a final line break."""
+    """Return a section as Markdown, with a final line break.
+
+    Pages of runs and comparisons, and descriptions of sweeps consist of such sections.
+    """
     title = escape_markdown(part.title[:1].upper() + part.title[1:])
     if isinstance(part.content, Grid):
         text = part.content.markdown()

@@ -174,7 +174,10 @@ def _phase_text(name: str, row: Row) -> str:
 
 
 def epochs(record: Record) -> Grid | None:
-    """Return figures for each training epoch; None without epochs."""
+    """Return figures for each training epoch; None without epochs.
+
+    Reports show the table if the run trained whole epochs.
+    """
     keys, every, titles = list[Key](), list[Epoch](), dict(_OF_EPOCH)
     numbers, times = list[str](), list[str]()
     for point in record.points:
@@ -270,6 +273,7 @@ def loads(record: Record) -> list[str]:
     """Return clock and power while the device works, as medians over all processes.
 
     Boards report average power, so power is left out if a process kept its device busy too briefly.
+    Reports show them in a section of their own.
     """
     pooled: dict[tuple[Key, str], dict[str, list[float]]] = {}
     for point in record.points:
@@ -372,13 +376,19 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
 
 
 def key_columns(rows: Iterable[Row]) -> list[Column]:
-    """Return columns for key fields that vary; size and batch size if none does."""
+    """Return columns for key fields that vary; size and batch size if none does.
+
+    They come first in each table, so that a row says which point it is.
+    """
     keys = [row.key for row in rows]
     return _columns_of(keys, distinguishing(keys))
 
 
 def remarks(row: Row) -> str:
-    """Return the codes of a point's errors and warnings, behind its status if it failed."""
+    """Return the codes of a point's errors and warnings, behind its status if it failed.
+
+    The last column of the tables of points shows them.
+    """
     words = wording.codes(row.doubts)
     return ", ".join(words if row.status is Status.OK else [row.status.value, *words])
 

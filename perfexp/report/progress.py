@@ -44,7 +44,10 @@ class Whole:
         self.estimated_seconds: float | None = None
 
     def begin(self, number: int, name: str) -> None:
-        """Start run `number`, counted from 1, which ends the previous run."""
+        """Start run `number`, counted from 1, which ends the previous run.
+
+        Sweeps call it for each run, also for runs that are complete already.
+        """
         now = self._clock()
         self.is_another = (number, name) != (self.number, self._name)
         if self._is_measured:  # runs that were complete before, or refused, do not count
@@ -70,7 +73,10 @@ class Whole:
 
     @property
     def left_text(self) -> str:
-        """Return the sweep's estimated remaining time in words; empty if unknown."""
+        """Return the sweep's estimated remaining time in words; empty if unknown.
+
+        The estimate before the first measured run comes from the plan.
+        """
         seconds = self.estimated_seconds
         if self.seconds:
             seconds = sum(self.seconds) / len(self.seconds)
@@ -120,6 +126,8 @@ class Progress:
     def started(self, total: int, finished: int = 0) -> None:
         """Note that a worker runs.
 
+        The parent calls it when it starts a worker, which then loads the model.
+
         Args:
             total: number of points.
             finished: points that already have a result.
@@ -130,7 +138,7 @@ class Progress:
     def begun(self) -> None:
         """Note that measuring begins.
 
-        Without a bar, print a line when another run of a sweep begins.
+        Without a bar, print a line when another run of a sweep begins. The parent calls it when a worker sends its first point.
         """
         if self._whole:
             self._whole.measure()

@@ -52,7 +52,10 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
-    """Return the wall time of each timed point that succeeded."""
+    """Return the wall time of each timed point that succeeded.
+
+    Remaining times are estimated from their median.
+    """
     seconds = []
     for result in results:
         if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None:
@@ -70,7 +73,8 @@ def median_seconds(seconds: Sequence[float]) -> float | None:
 def counted_points(*runs: Iterable[Key]) -> str:
     """Return the number of timed points across runs, and their processes, in words.
 
-    For example `1 point in 3 processes` or `10 points, 3 of them in 3 processes`.
+    For example `1 point in 3 processes` or `10 points, 3 of them in 3 processes`. Headers of runs
+    and sweeps show it.
     """
     processes = list[int]()
     for keys in runs:
@@ -142,7 +146,10 @@ class RunProgress:
 
     @property
     def gpu(self) -> str:
-        """Return the configured device's name."""
+        """Return the configured device's name.
+
+        Times are only transferred between runs on the same device.
+        """
         node = self.plan.get("gpu")
         name = node.get("name") if isinstance(node, Mapping) else node
         return one_line(str(name or "unknown"))
@@ -175,7 +182,10 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Return whether all expected points are known and have succeeded."""
+        """Return whether all expected points are known and have succeeded.
+
+        `perfexp status` exits with 0 only then.
+        """
         statuses = set().union(*self.points.values())
         return statuses <= {Status.OK} and self.is_known and not (self.running or self.refused)
 
@@ -268,7 +278,10 @@ class Pace:
 
 
 def tally(runs: Sequence[RunProgress], pace: Pace) -> Tally:
-    """Return the points of several runs, counted by kind and status, with the remaining time."""
+    """Return the points of several runs, counted by kind and status, with the remaining time.
+
+    Each cell of `perfexp status` is such a tally.
+    """
     total = Tally()
     for run in runs:
         if run.refusal is not None:
@@ -316,7 +329,10 @@ def matrix(runs: Sequence[RunProgress], pace: Pace) -> Grid:
 
 
 def points_by_kind(keys: Iterable[Key]) -> Counter[str]:
-    """Return the number of points of each kind: timed, first prediction, layers, profile."""
+    """Return the number of points of each kind: timed, first prediction, layers, profile.
+
+    A sweep stores them for each planned run, so that its status is known before runs begin.
+    """
     return Counter(map(_kind, keys))
 
 

@@ -41,7 +41,10 @@ NOT_MEASURED = "not measured"
 
 
 def brief(analysis: Analysis) -> list[Section]:
-    """Return the short answer: figures for one point or a row per point, and extra results."""
+    """Return the short answer: figures for one point or a row per point, and extra results.
+
+    The console prints it after a run.
+    """
     table, record = analysis.rows, analysis.record
     figures: Grid | list[str]
     if len(table) == 1:
@@ -122,6 +125,8 @@ def _asked(analysis: Analysis) -> Iterator[str]:
 
 def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
     """Return a record's sections, without empty ones.
+
+    report.md, `perfexp show -v` and HTML pages consist of them.
 
     Args:
         is_whole: whether to include ceilings, environment and command.

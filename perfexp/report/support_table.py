@@ -24,7 +24,10 @@ _NAMED = 3
 
 
 def subject(survey: Survey) -> str:
-    """Return a survey's model, phase, size, precision and device in one line."""
+    """Return a survey's model, phase, size, precision and device in one line.
+
+    It is the title of the table.
+    """
     height, width = survey["input_size"]
     size = height if height == width else f"{height}x{width}"
     parts = (survey["model"], survey["phase"], size, f"batch {survey['batch_size']}")
@@ -86,7 +89,10 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
 
 
 def passed_over(survey: Survey) -> Grid:
-    """Return a table of the reasons why preferred backends cannot compute a layer."""
+    """Return a table of the reasons why preferred backends cannot compute a layer.
+
+    An algorithm with several backends uses the first that can.
+    """
     found = []
     for layer, algorithm, answers in _answers(survey):
         for backend, reason in answers["forward"]["passed_over"].items():

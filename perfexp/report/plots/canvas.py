@@ -166,5 +166,8 @@ def wrapped(text: str, width: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib does not parse as a formula."""
+    """Return a text that matplotlib does not parse as a formula.
+
+    Every text from users and records goes through it.
+    """
     return text.replace("$", r"\$")

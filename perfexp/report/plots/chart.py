@@ -130,7 +130,10 @@ class Bar:
 
     @property
     def end(self) -> float:
-        """Return the largest value to draw, in seconds; 0 without a time."""
+        """Return the largest value to draw, in seconds; 0 without a time.
+
+        The longest bar of a facet sets the scale of its axis.
+        """
         known = [one.high or one.value for one in (self.value, self.behind) if one]
         return max(known, default=0.0)
 
@@ -180,7 +183,10 @@ class Taken:
 
     @property
     def center(self) -> str:
-        """Return the name of the statistic for all samples. Blocks are processes."""
+        """Return the name of the statistic for all samples. Blocks are processes.
+
+        Legends and titles of the strips name it.
+        """
         if len(self.series.blocks) > 1:
             return "mean of the processes' medians"
         return "median"

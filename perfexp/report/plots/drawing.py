@@ -79,7 +79,10 @@ def draw(plot: Chart | Bars | Strips) -> bytes:
 
 
 def compose(plot: Chart | Bars | Strips) -> Any:
-    """Return a plot as a matplotlib figure."""
+    """Return a plot as a matplotlib figure.
+
+    HTML pages embed the figure as SVG; `draw` saves it as PNG.
+    """
     if isinstance(plot, Chart):
         figure = _chart(plot)
     elif isinstance(plot, Bars):

@@ -52,7 +52,10 @@ _LIGHT = 0.45
 
 
 def draw(record: Record) -> bytes | None:
-    """Return the representative point's layers as PNG; None unless layers were profiled."""
+    """Return the representative point's layers as PNG; None unless layers were profiled.
+
+    The run writes it as layers.png.
+    """
     figure = compose(record)
     if figure:
         return save(figure)
@@ -122,7 +125,10 @@ def _measure(chosen: Point) -> _Measure:
 
 
 def compose(record: Record) -> Any:
-    """Return the representative point's layers as a figure; None unless layers were profiled."""
+    """Return the representative point's layers as a figure; None unless layers were profiled.
+
+    HTML pages embed the figure as SVG; `draw` saves it as PNG.
+    """
     chosen = representative_point(record)
     if chosen is None or not by_kind(chosen):
         return None

@@ -73,7 +73,8 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     """Return a record's plot; None if nothing was timed.
 
     It shows times, samples per second and memory against input size, or against batch size if only
-    that varies. If neither varies, it shows all samples of all times.
+    that varies. If neither varies, it shows all samples of all times. The run writes it as
+    time.png, and the HTML page embeds it.
 
     Args:
         forecasts: predictions from a sparse sweep, shown as bands instead of the scaling model.
@@ -106,7 +107,10 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
 
 
 def axes_of(keys: Sequence[Key]) -> tuple[tuple[str, ...], str | None]:
-    """Return the varying fields, and the field for the horizontal axis, if any."""
+    """Return the varying fields, and the field for the horizontal axis, if any.
+
+    Plots of runs and sweeps choose lines or another kind of plot by it.
+    """
     fields = varying(keys)
     for name in NUMERIC:
         if name in fields:
@@ -338,7 +342,10 @@ def _curves(placed: Sequence[Placed]) -> tuple[FittedCurve, ...]:
 
 
 def gaps_of(placed: Sequence[Placed]) -> dict[float, str]:
-    """Return the status of failed points by position, with the line name if there are several."""
+    """Return the status of failed points by position, with the line name if there are several.
+
+    Charts mark these positions with a cross.
+    """
     has_names = len({one.name for one in placed}) > 1
     failures: dict[float, list[str]] = {}
     for one in placed:
@@ -360,6 +367,8 @@ def lines_of(
     is_judged: bool = False,
 ) -> tuple[ChartLine, ...]:
     """Return a line with its own color for each name, without names that have no value.
+
+    Each panel of a chart has its own lines.
 
     Args:
         value: returns a row's value, or None without one.
@@ -414,7 +423,10 @@ def _odd_text(key: Key, odd: Odd) -> str:
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
-    """Return the kinds of values, the scope for intervals, and the device."""
+    """Return the kinds of values, the scope for intervals, and the device.
+
+    Plots of runs and sweeps have it below their title.
+    """
     kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
     interval = "interval"
     if scope := wording.scope(table):
@@ -426,7 +438,10 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
 def footer(
     table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()
 ) -> str:
-    """Return the codes of errors and warnings in records, rows and a sweep; empty without any."""
+    """Return the codes of errors and warnings in records, rows and a sweep; empty without any.
+
+    Plots of runs and sweeps show it below the axes.
+    """
     raised = list[Diagnostic]()
     for record in records:
         raised += record.doubts

@@ -39,14 +39,20 @@ def files(stem: Path) -> dict[str, Path]:
 
 
 def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
-    """Return the rooflines of a record's phases by file name without suffix."""
+    """Return the rooflines of a record's phases by file name without suffix.
+
+    With several phases, the name ends with the phase.
+    """
     if len(layers) == 1:
         return {"roofline": next(iter(layers.values()))}
     return {f"roofline_{phase}": one for phase, one in layers.items()}
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
-    """Write a roofline's files to paths by kind, and return the paths; raises `OSError`."""
+    """Write a roofline's files to paths by kind, and return the paths; raises `OSError`.
+
+    `perfexp roofline` calls it, and a run under ncu when it ends.
+    """
     from perfexp.report.plots import canvas, pages, roofline_plot  # matplotlib imports slowly
 
     figure = roofline_plot.compose(roofline)

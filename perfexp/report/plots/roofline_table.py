@@ -26,7 +26,10 @@ _NAME_LENGTH = 44
 
 
 def lines(roofline: Roofline) -> list[Line]:
-    """Return total, ranges, parts and launches in full precision, with units in column names."""
+    """Return total, ranges, parts and launches in full precision, with units in column names.
+
+    They are the CSV file of a roofline and the JSON of `perfexp roofline --json`.
+    """
     kinds, ceilings = set[str](), set[str]()
     for row in (roofline.total, *roofline.parts):
         kinds.update(row.load.flops or ())
@@ -127,7 +130,10 @@ def grid(
 
 
 def figures_of(roofline: Roofline, row: RooflineRow) -> dict[str, str]:
-    """Return a row's values as text, by column title."""
+    """Return a row's values as text, by column title.
+
+    Tables show them in columns, and the plot in tooltips.
+    """
     load, is_work, is_moved = row.load, row.flops_are_estimated, row.bytes_are_estimated
     return {
         "rows" if roofline.analytic else "launches": str(load.launches),

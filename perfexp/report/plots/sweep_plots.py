@@ -100,7 +100,8 @@ class _PlottedRun(NamedTuple):
 def plot(whole: SweepAnalysis) -> Chart | Bars | None:
     """Return a sweep's plot; None if nothing was timed.
 
-    It has lines over sizes, batches or device counts, otherwise bars.
+    It has lines over sizes, batches or device counts, otherwise bars. The sweep writes it as
+    sweep.png, and the HTML page embeds it.
     """
     runs = list[_PlottedRun]()
     for child, analysis in whole.runs:

@@ -181,7 +181,8 @@ def steady(
     samples, because a line is already a mean. MSER also cuts rare slow lines in steady training.
     The cut is therefore shortened to the first lines, as long as their median differs from the
     later lines' median by more than 3.5 standard errors. With fewer than four lines the first is
-    skipped, because it contains the warm-up, unless it is the only line.
+    skipped, because it contains the warm-up, unless it is the only line. The mean of these lines
+    gives the speed.
 
     Args:
         interrupted: indices of lines that time more than steps.

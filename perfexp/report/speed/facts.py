@@ -58,7 +58,10 @@ class Facts:
     precision: str | None = None
 
     def or_else(self, other: Facts) -> Facts:
-        """Return these facts, with unknown facts taken from others about the same training."""
+        """Return these facts, with unknown facts taken from others about the same training.
+
+        Facts from the command line come first, then the log's, then those of neighboring files.
+        """
         known = {name: value for name, value in asdict(self).items() if value is not None}
         return replace(other, **known)
 

@@ -106,7 +106,8 @@ def of_record(record: Record, folder: Path) -> list[Speed]:
 
     images/s = batch size per GPU × GPUs / mean time of a pipelined step. This matches
     `samples_per_second` and the speed from a log. A point's processes share a speed, unless the
-    plan sets their number (`processes`).
+    plan sets their number (`processes`). `perfexp speed` and a run that ends write them as speed
+    files.
 
     Args:
         folder: the run's folder.

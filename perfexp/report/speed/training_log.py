@@ -149,6 +149,8 @@ def plain(line: str) -> str:
 def of_text(text: str, *, whole: bool = True) -> Parsed | None:
     """Parse a line from `plain`; None if it is not about a training.
 
+    `Log.take` sorts the result into its run.
+
     Args:
         whole: whether the line is complete; otherwise it may be cut off.
     """
@@ -165,7 +167,10 @@ def of_text(text: str, *, whole: bool = True) -> Parsed | None:
 
 
 def of_json(line: str) -> Parsed | None:
-    """Parse a JSON line, which begins with a brace; None if it is not about a training."""
+    """Parse a JSON line, which begins with a brace; None if it is not about a training.
+
+    `Log.take` sorts the result into its run.
+    """
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
@@ -352,7 +357,8 @@ class Log:
     def is_log(self) -> bool:
         """Return whether the file is a log.
 
-        A failure alone is enough, unless another program's logger wrote earlier lines.
+        A failure alone is enough, unless another program's logger wrote earlier lines. `read`
+        refuses other files.
         """
         run = self.last_training
         return self.is_own or bool(run.steps or run.tests or (run.failures and not self._is_dated))

@@ -86,7 +86,8 @@ def sentences(record: Record) -> list[str]:
 def attention(record: Record) -> list[str]:
     """Return a text for each backend of a record's attention, with the shape of most FLOPs.
 
-    For example: `flash (proven): 12 of 64×12×197×64 float32 and 1 more shapes`.
+    For example: `flash (proven): 12 of 64×12×197×64 float32 and 1 more shapes`. Reports show them
+    in the section `attention`.
     """
     shapes = dict[str, Counter[str]]()
     for point in record.points:
@@ -108,7 +109,8 @@ def coverage(record: Record) -> list[str]:
     """Return which engines make up the coverage of `algorithm=fastest`.
 
     It includes torch's own choice, for example `default` for a layer. Shares are relative to a
-    point's convolution FLOPs, from the lowest to the highest over points and processes.
+    point's convolution FLOPs, from the lowest to the highest over points and processes. They stand
+    below the table of metrics.
     """
     shares = list(filter(None, map(_shares, record.points)))
     values: dict[str, list[float]] = {}
@@ -140,7 +142,10 @@ def _shares(point: Point) -> dict[str, float]:
 
 
 def saved_multiplications(record: Record) -> list[str]:
-    """Return why MFU may exceed 100 %, if algorithms ran that multiply less than counted."""
+    """Return why MFU may exceed 100 %, if algorithms ran that multiply less than counted.
+
+    They stand below a table with MFU.
+    """
     names = list(dict.fromkeys(chain.from_iterable(map(saving_engines, record.points))))
     if not names:
         return []

@@ -16,7 +16,8 @@ from perfexp.report.tables.flat import FIRST_COLUMNS, Cell
 def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
     """Return lines as UTF-8 CSV, with columns in order of first appearance.
 
-    Without lines, only the header `FIRST_COLUMNS` is written.
+    Without lines, only the header `FIRST_COLUMNS` is written. Result files of runs and sweeps,
+    exports and comparisons are written this way.
 
     Args:
         lines: cells by column, one mapping per row; missing cells stay empty.

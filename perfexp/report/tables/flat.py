@@ -102,7 +102,8 @@ def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line
 
     Times are milliseconds per call for the time in `time_kind`. `pN_ms` columns belong to
     `percentile_kind`; their ends are None if n is too small for an interval. All lines have the
-    same columns in the same order, `FIRST_COLUMNS` first.
+    same columns in the same order, `FIRST_COLUMNS` first. The run writes them as
+    MODEL_ALGORITHM_overall.csv, and MLflow shows them as a table.
 
     Args:
         further: diagnostics about the run that only its sweep reveals.
@@ -124,7 +125,10 @@ def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line
 
 
 def epochs(analysis: Analysis) -> list[Line]:
-    """Return a line for each epoch in each training, with the figures of `Epoch`."""
+    """Return a line for each epoch in each training, with the figures of `Epoch`.
+
+    The run writes them as MODEL_ALGORITHM_epochs.csv.
+    """
     lines: list[Line] = []
     for point in analysis.record.points:
         for epoch in point.epochs:
@@ -136,7 +140,7 @@ def epochs(analysis: Analysis) -> list[Line]:
 def sweep(whole: SweepAnalysis) -> list[Line]:
     """Return a line for each point in each run of a sweep, with the varying axes first.
 
-    A run without points also has a line.
+    A run without points also has a line. The sweep writes them as sweep.csv.
     """
     lines: list[Line] = []
     for child, analysis in whole.runs:
@@ -152,7 +156,7 @@ def predicted(analysis: Analysis, forecasts: Sequence[Forecast]) -> list[Line]:
     """Return a line for each point in a sparse sweep, measured or predicted.
 
     Times are in ms and energies in joules, with the ends of 90 % intervals. `source` says where a
-    time comes from.
+    time comes from. The run writes them as MODEL_ALGORITHM_predicted.csv.
 
     Args:
         forecasts: curves over sizes and batch sizes, from the prediction room.
@@ -221,7 +225,10 @@ def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
 
 
 def aligned(lines: Sequence[Line]) -> list[Line]:
-    """Return lines from several runs with the same columns: identity, sweep axes, then the rest."""
+    """Return lines from several runs with the same columns: identity, sweep axes, then the rest.
+
+    Data frames need equal columns in all lines.
+    """
     names = dict.fromkeys(chain.from_iterable(lines))
     ordered = sorted(names, key=lambda name: (name not in IDENTITY, not name.startswith(AXIS)))
     return [dict(zip(ordered, map(line.get, ordered), strict=True)) for line in lines]
@@ -249,7 +256,10 @@ def identity_of(record: Record, folder: Path) -> Line:
 
 
 def with_units(line: Line) -> Line:
-    """Return a line with units in its names and the size in pixels, without the device."""
+    """Return a line with units in its names and the size in pixels, without the device.
+
+    Result files of a run keep shorter names, which other tools expect.
+    """
     cells: Line = {}
     for name, cell in line.items():
         if name == "input_size":
@@ -429,7 +439,10 @@ class PointRun(NamedTuple):
 
 
 def point_runs(analysis: Analysis) -> list[PointRun]:
-    """Split a record's rows by phase and batch size, in record order."""
+    """Split a record's rows by phase and batch size, in record order.
+
+    Each becomes a run in MLflow, nested in the record's run if there are several.
+    """
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in analysis.rows:
         groups.setdefault((row.key.phase, row.key.batch_size), []).append(row)
@@ -439,7 +452,10 @@ def point_runs(analysis: Analysis) -> list[PointRun]:
 
 
 def by_size(run: PointRun) -> list[PointRun]:
-    """Split a run with several sizes into a run for each size; empty for a single size."""
+    """Split a run with several sizes into a run for each size; empty for a single size.
+
+    Each becomes a nested run in MLflow.
+    """
     if len(run.analysis.rows) < 2:
         return []
     sizes = []

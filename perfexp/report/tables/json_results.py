@@ -26,7 +26,8 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
     """Return a run: folder, status, diagnostics, and a line for each measurement.
 
     Each diagnostic appears once, with its worst measurement's details and the names of all
-    measurements (`where`). Without names it is about the whole run.
+    measurements (`where`). Without names it is about the whole run. `perfexp show --json` and runs
+    with JSON output print it.
 
     Args:
         further: diagnostics about the run that only its sweep reveals.

@@ -126,7 +126,10 @@ def _parts(point: Point) -> list[_Part]:
 
 
 def merged(point: Point) -> list[LayerGroup]:
-    """Return a call's layers with identical layers combined, longest first."""
+    """Return a call's layers with identical layers combined, longest first.
+
+    The layer table and the bars of the layer plot show them.
+    """
     groups: dict[object, list[_Part]] = {}
     for number, part in enumerate(_parts(point)):
         if part.line["share"] > 0:
@@ -154,7 +157,7 @@ def merged(point: Point) -> list[LayerGroup]:
 def by_kind(point: Point) -> dict[str, dict[str, float]]:
     """Return seconds per call by kind and pass: the largest kinds, then other kinds and gaps.
 
-    Kinds without time are left out.
+    Kinds without time are left out. The layer plot shows them as its first bars.
     """
     parts, totals = _parts(point), defaultdict[str, float](float)
     for part in parts:

@@ -63,7 +63,10 @@ class LayerRow:
 
 
 def lines(analysis: Analysis) -> list[Line]:
-    """Return a line for each point, layer and pass; empty unless layers were profiled."""
+    """Return a line for each point, layer and pass; empty unless layers were profiled.
+
+    The run writes them as MODEL_ALGORITHM_layers.csv.
+    """
     return [row.line for row in rows(analysis)]
 
 
@@ -147,7 +150,7 @@ def representative_point(record: Record) -> Point | None:
     """Return the point to show layers for.
 
     It is the largest point that agrees with the call without profiling, otherwise the largest of
-    all.
+    all. The layer table and the layer plot show one point only.
     """
     profiled = list(points(record))
     candidates = [point for point in profiled if disagreement(point) is None] or profiled
@@ -262,7 +265,8 @@ def with_winners(competing: Sequence[LayerRow]) -> list[Line]:
     """Return layer lines with the fastest algorithm for the same layer, and the time ratio to it.
 
     Rows that another algorithm computed neither win nor are compared. Only a layer or an operation
-    has a winner, and only if several algorithms were measured.
+    has a winner, and only if several algorithms were measured. `perfexp export` calls it for the
+    layers of all exported runs.
 
     Args:
         competing: rows with device and execution in their lines.

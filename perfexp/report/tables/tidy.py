@@ -61,7 +61,10 @@ Block = dict[str, Any]
 
 
 def layers(analysis: Analysis, folder: Path) -> list[layer_tables.LayerRow]:
-    """Return a line for each layer row and pass in a profiled point, after the run's identity."""
+    """Return a line for each layer row and pass in a profiled point, after the run's identity.
+
+    `perfexp export` collects them over runs.
+    """
     about = flat.identity_of(analysis.record, folder) | {"execution": analysis.about.execution}
     table = []
     for row in layer_tables.rows(analysis):

@@ -47,7 +47,10 @@ def name(record: Record) -> str:
 
 
 def is_wanted(record: Record) -> bool:
-    """Return whether the run's plan has `export.vendor_json=true` and anything was timed."""
+    """Return whether the run's plan has `export.vendor_json=true` and anything was timed.
+
+    `run_files` then writes the file beside the other results.
+    """
     is_timed = any(point.status is Status.OK and point.key.is_timed for point in record.points)
     return is_timed and fact_at(record.plan, "export.vendor_json") is True
 
@@ -83,12 +86,17 @@ def to_json(analysis: Analysis) -> bytes:
 
 
 def is_one(path: Path) -> bool:
-    """Return whether a file is named like a vendor file."""
+    """Return whether a file is named like a vendor file.
+
+    `perfexp compare` recognizes vendor files by it.
+    """
     return path.name.startswith(_BEGINNING) and path.suffix == ".json"
 
 
 def load(path: Path) -> Record:
     """Read the record in a vendor file.
+
+    `perfexp compare` accepts such files in place of run folders.
 
     Raises:
         UserError: the file is missing or invalid, or its format is newer.

@@ -144,12 +144,18 @@ class Fetch(Request):
 
 
 def from_line(line: bytes) -> Delivery | Epochs | Fetch:
-    """Decode a request from one line."""
+    """Decode a request from one line.
+
+    The sending process reads each line of its stdin this way.
+    """
     return msgspec.convert(json.loads(line), Delivery | Epochs | Fetch)
 
 
 def to_ms(date: str | None) -> int | None:
-    """Convert an ISO 8601 date to milliseconds since 1970; return None if it is not a date."""
+    """Convert an ISO 8601 date to milliseconds since 1970; return None if it is not a date.
+
+    MLflow's times are in this unit.
+    """
     try:
         return max(round(datetime.fromisoformat(date or "").timestamp() * 1e3), 0)
     except (ValueError, OverflowError):

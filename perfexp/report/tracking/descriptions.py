@@ -141,7 +141,10 @@ def sweep_tags(first: Record) -> dict[str, str]:
 
 
 def tag_fault(name: str) -> str | None:
-    """Return why users cannot set a tag with this name; None if they can."""
+    """Return why users cannot set a tag with this name; None if they can.
+
+    Settings are refused before anything is measured, and tags in foreign records are left out.
+    """
     if name.startswith(_RESERVED) or name in _TAKEN:
         return "perfexp and MLflow set tags of this name"
     if name == allowed(name):
@@ -293,7 +296,10 @@ def _batch_sizes(keys: Sequence[Key]) -> str:
 
 
 def params_of_run(record: Record) -> dict[str, str]:
-    """Return a run's parameters, from its points, some group options and its command line."""
+    """Return a run's parameters, from its points, some group options and its command line.
+
+    MLflow's lists filter and group runs by them.
+    """
     texts = params_of_points(record, [point.key for point in record.points])
     for group in _GROUPS:
         texts[group] = str(fact_at(record.plan, f"choices.{group}") or "")
@@ -358,6 +364,7 @@ def datasets(record: Record, keys: Sequence[Key]) -> list[Dataset]:
     """Return the points' data, one dataset per phase.
 
     None if the plan has no data. Phases whose largest batch is being searched for are left out.
+    MLflow lists them as the run's inputs.
     """
     node = record.plan.get("data")
     if not isinstance(node, Mapping):

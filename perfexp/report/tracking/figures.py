@@ -91,7 +91,7 @@ def times(record: Record) -> Callable[[Charted], int]:
     """Return a function that maps a figure to the end of its epoch or point, in ms since 1970.
 
     Points without a start get the record's end. With several processes a point ends with the last.
-    A store shows the latest value, so figures from more processes replace figures from fewer.
+    A store shows the latest value, so figures from more processes replace figures from fewer. `of` calls it for each figure.
     """
     ends: dict[tuple[object, int | None], int] = {}
     for point in record.points:
@@ -110,6 +110,7 @@ def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
     """Return a training's epoch end times in ms since 1970, by epoch number.
 
     They are computed as if training began at the point's start, after `seconds` of earlier epochs.
+    Epochs sent during a training then have the same times as in the record.
 
     Args:
         seconds: duration of earlier epochs, which the point does not contain.
@@ -160,7 +161,8 @@ def winner(whole: SweepAnalysis) -> dict[str, str]:
     * `perfexp.best_undecided`: runs without a decided verdict.
 
     If the winner depends on the point or model, each text names its points or models in
-    parentheses. There are no tags if the runs share no point.
+    parentheses. There are no tags if the runs share no point. They are set once all runs of the
+    sweep have ended.
     """
     found = sweep_verdicts.winners(whole)
     fields = varying(one.key for one in found)

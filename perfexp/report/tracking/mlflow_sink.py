@@ -249,7 +249,10 @@ class SenderProcess:
         )
 
     def put(self, request: Request) -> None:
-        """Write a request, without waiting: the process reads continuously."""
+        """Write a request, without waiting: the process reads continuously.
+
+        `deliver` then waits for the answer; epochs have none.
+        """
         assert self.process.stdin is not None
         self.process.stdin.write(request.to_line())
         self.process.stdin.flush()
@@ -312,7 +315,10 @@ def deliver(request: Request) -> str:
 
 
 def start_sender() -> SenderProcess:
-    """Start the sending process unless it already runs. It is ready some seconds later."""
+    """Start the sending process unless it already runs. It is ready some seconds later.
+
+    Callers start it early, because importing MLflow takes seconds.
+    """
     global _sender
     if _sender is not None and _sender.process.poll() is not None:
         end_sender()

@@ -297,6 +297,8 @@ def run_status(statuses: Collection[Status]) -> str:
       that the model refuses).
     * KILLED: somebody stopped it early.
     * FAILED: everything else, including a run without a single figure.
+
+    MLflow's lists show it with an icon.
     """
     if {Status.INTERRUPTED, Status.KILLED} & set(statuses):
         return "KILLED"
@@ -324,7 +326,7 @@ def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[st
     """Return a table as a file in the format of `mlflow.log_table`, and the tag that lists it.
 
     Both are empty without lines. MLflow groups rows across runs by the first column and compares
-    the second.
+    the second. MLflow shows it on the run's page and compares it between runs.
 
     Args:
         lines: cells by column, one mapping per row.

@@ -94,12 +94,18 @@ def of_unfinished_sweep(record: Record) -> str:
 
 
 def of_user(record: Record) -> str:
-    """Return `tracking.run_name` from a record's plan, or an empty string."""
+    """Return `tracking.run_name` from a record's plan, or an empty string.
+
+    It replaces the generated name.
+    """
     return one_line(str(fact_at(record.plan, "tracking.run_name") or ""))
 
 
 def shape(keys: Sequence[Key]) -> str:
-    """Return input and batch sizes, e.g. `224x224 b8` or `160x160-320x320 b1-64`."""
+    """Return input and batch sizes, e.g. `224x224 b8` or `160x160-320x320 b1-64`.
+
+    Names of datasets contain it.
+    """
     sizes = ["x".join(map(str, key.input_size)) for key in sorted(keys, key=lambda key: key.pixels)]
     return f"{_range(sizes)} {_batches(keys)}".strip()
 

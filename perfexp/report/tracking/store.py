@@ -73,7 +73,8 @@ def mlflow_environment() -> dict[str, str]:
 def clean(text: str, length: int) -> str:
     """Return a text that every store accepts, cut to `length` characters.
 
-    Credentials are masked, NUL is removed, and lone surrogates become `?`.
+    Credentials are masked, NUL is removed, and lone surrogates become `?`. All texts that are sent
+    go through it.
     """
     text = mask(text.replace("\0", "").encode(errors="replace").decode())
     if len(text) <= length:
@@ -92,7 +93,10 @@ def signed(note: str) -> str:
 
 
 def is_unedited(note: str) -> bool:
-    """Return whether a stored description is unchanged since perfexp wrote it."""
+    """Return whether a stored description is unchanged since perfexp wrote it.
+
+    A description that a person has edited is not replaced.
+    """
     body, mark, _ = note.rpartition(_MARK)
     return bool(mark) and note.rstrip() == signed(body)
 
@@ -155,7 +159,10 @@ def _fault(uri: str) -> str | None:
 
 
 def database(uri: str) -> Path | None:
-    """Return the absolute path to a SQLite store; None for other kinds."""
+    """Return the absolute path to a SQLite store; None for other kinds.
+
+    Checks for links, locks and other users' files apply to such stores.
+    """
     name = uri.removeprefix(_SQLITE).partition("?")[0]
     if not uri.startswith(_SQLITE) or name in ("", ":memory:"):
         return None
@@ -243,7 +250,10 @@ def is_foreign_place(place: str, uri: str) -> bool:
 
 
 def artifact_folder(uri: str) -> Path | None:
-    """Return the artifact folder for new experiments; None if a tracking server decides."""
+    """Return the artifact folder for new experiments; None if a tracking server decides.
+
+    It lies beside a SQLite file, otherwise in `outputs`.
+    """
     if is_server(uri):
         return None
     file = database(uri)
@@ -312,6 +322,8 @@ def checked_id(identifier: object) -> str:
 
 def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
     """Return the web address for an experiment or a run.
+
+    `perfexp ui` and the answer to a delivery show it.
 
     Args:
         base: the server's address, e.g. `http://127.0.0.1:5000`.
