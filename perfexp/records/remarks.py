@@ -95,8 +95,8 @@ def raised_diagnostics(analysis: Analysis) -> list[Raised]:
 def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
     """Return diagnostics for a run, each row, each profile and each cold start, with a label.
 
-    The run's own label is empty. `shared` diagnostics of layers are on the timed point already.
-    Runs and sweeps group them with `grouped`.
+    The run's own label is empty. Layer points are left out. Runs and sweeps group the diagnostics
+    with `grouped`.
     """
     rows = analysis.rows
     placed: list[Placed] = [("", analysis.record.doubts)]

@@ -71,13 +71,14 @@ def rows(record: Record) -> list[Row]:
     """
     percentiles = requested_percentiles(record)
     known_priors, free = priors.of_record(record), priors.free_cores(record)
-    first = [row(points, percentiles, known_priors, free) for points in by_point(record).values()]
+    groups = by_point(record).values()
+    separate = [row(points, percentiles, known_priors, free) for points in groups]
     # these need all rows: odd sizes and falling rates
-    raised = growth.judge(first, growth.kernels_of(record))
+    raised = growth.judge(separate, growth.kernels_of(record))
     unfinished = interrupted(record)
     in_turn = record.sweep is not None and record.sweep.level is not None
     complete = []
-    for one in first:
+    for one in separate:
         complete.append(
             replace(
                 one,

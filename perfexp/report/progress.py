@@ -138,7 +138,8 @@ class Progress:
     def begun(self) -> None:
         """Note that measuring begins.
 
-        Without a bar, print a line when another run of a sweep begins. The parent calls it when a worker sends its first point.
+        Without a bar, print a line when another run of a sweep begins. The parent calls it when a
+        worker sends its first point.
         """
         if self._whole:
             self._whole.measure()

@@ -258,14 +258,21 @@ class Pace:
         self._medians = {kind: median_seconds(values) for kind, values in seconds.items()}
 
     def seconds_planned(self, run: RunProgress, planned: PlannedRun) -> float | None:
-        """Estimate the time for a run that has not begun; return None if unknown."""
+        """Return the estimated seconds for a run that has not begun; None if unknown.
+
+        The sweep's own estimate comes first, otherwise the pace of other runs.
+        """
         point_seconds = self._medians.get((run.about, run.gpu)) or self._medians.get(None)
         if planned.seconds is not None or point_seconds is None:
             return planned.seconds
         return _IMPORT_SECONDS + _START_SECONDS + planned.points.get(_TIMED, 0) * point_seconds
 
     def seconds_left(self, run: RunProgress, left: Collection[Key]) -> float | None:
-        """Estimate the time for points without a result; return None if unknown."""
+        """Return the estimated seconds for a run's points without a result; None if unknown.
+
+        Args:
+            left: these points.
+        """
         candidates = (
             median_seconds(measured_seconds(run.results.values())),
             run.point_seconds,

@@ -91,7 +91,8 @@ def times(record: Record) -> Callable[[Charted], int]:
     """Return a function that maps a figure to the end of its epoch or point, in ms since 1970.
 
     Points without a start get the record's end. With several processes a point ends with the last.
-    A store shows the latest value, so figures from more processes replace figures from fewer. `of` calls it for each figure.
+    A store shows the latest value, so figures from more processes replace figures from fewer. `of`
+    calls it for each figure.
     """
     ends: dict[tuple[object, int | None], int] = {}
     for point in record.points:
