@@ -277,6 +277,7 @@ class _Folder:
         return content
 
     def _write(self, manifest: dict[str, Any]) -> None:
+        """Write the manifest, so that a crash leaves either the earlier or the new one."""
         self.details.mkdir(exist_ok=True)
         write_atomically(self.manifest, json.dumps(manifest, indent=1).encode() + b"\n")
 

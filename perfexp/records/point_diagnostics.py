@@ -249,7 +249,7 @@ def judge_samples(point: Point, kind: str | None) -> list[Diagnostic]:
     if series.stop:
         target, reason = series.stop.target, series.stop.reason
     achieved = time.median.relative_half_width
-    # correlated samples count less: tau is how many of them are worth an independent sample
+    # correlated samples count less: tau of them are worth an independent sample
     effective = time.n / time.tau
     # an interval from few effective samples may be this many times too narrow
     narrow = 1.0

@@ -545,6 +545,8 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Version(msgspec.Struct):
+    """Schema version of a record, read before anything else in it."""
+
     schema_version: CountFromOne
 
 

@@ -106,7 +106,11 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def grid(known: Sequence[ProcessSpread]) -> Grid:
-    """Return a table with a line for each point and kind of time."""
+    """Return a table with a line for each point and kind of time.
+
+    `CV` is the relative standard deviation between process medians. `N show` is the smallest
+    relative difference between two runs that N processes each can show.
+    """
     columns = [
         Column("point", prose=True, is_key=True),
         Column("time", prose=True, is_key=True),

@@ -122,26 +122,22 @@ def row(
     if known is None:
         known = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
     prior = partial(priors.find, known, points, free=free)
-    times, joined = dict[str, blockwise.Summary](), dict[str, Series]()
-    figures = dict[str, Repeats]()
-    for name in TIME_KINDS:
-        if measured := comparable(points, name):
-            series = [series_of(point, name) for point in measured]
-            joined[name] = _joined(series)
-            samples_of = [np.asarray(one.measured) for one in series]
-            together = combined(
-                [summary_of(one, percentiles) for one in series],
-                samples_of,
-                time=prior(name),
-                rate=prior("samples_per_second"),
-            )
-            times[name], figures[name] = together.summary, together.medians
-            if name == "latency":
-                figures["p95"] = _p95(series, prior(name))
-            # `throughput` comes last and replaces `latency`
-            if name not in DEVICE_TIMES and together.means.mean:
-                rates = tuple(samples / value for value in together.means.values)
-                figures["samples_per_second"] = replace(together.means, values=rates)
+    times, figures = dict[str, blockwise.Summary](), dict[str, Repeats]()
+    measured = _series_by_time(points)
+    for name, processes in measured.items():
+        together = combined(
+            [summary_of(series, percentiles) for series in processes],
+            [np.asarray(series.measured) for series in processes],
+            time=prior(name),
+            rate=prior("samples_per_second"),
+        )
+        times[name], figures[name] = together.summary, together.medians
+        if name == "latency":
+            figures["p95"] = _p95(processes, prior(name))
+        # `throughput` comes last and replaces `latency`
+        if name not in DEVICE_TIMES and together.means.mean:
+            rates = tuple(samples / value for value in together.means.values)
+            figures["samples_per_second"] = replace(together.means, values=rates)
     phases = dict[str, float]()
     for part in first.series:
         if part.name.startswith("phase/") and part.measured:
@@ -152,7 +148,7 @@ def row(
         status=first.status,
         error=first.error,
         time_kind=kind,
-        series=joined,
+        series={name: _joined(processes) for name, processes in measured.items()},
         times=times,
         processes=len(figures[kind].values) if kind else 0,
         figures=figures | single_figures(points, prior) | epoch_figures(points, prior),
@@ -163,6 +159,15 @@ def row(
         metrics=pooled_metrics(points, times, kind),
         doubts=tuple(_doubts(points, kind, times)),
     )
+
+
+def _series_by_time(points: Sequence[Point]) -> dict[str, list[Series]]:
+    """Return the series of each time that was measured, one per process, best time first."""
+    series = {}
+    for name in TIME_KINDS:
+        if measured := comparable(points, name):
+            series[name] = [series_of(point, name) for point in measured]
+    return series
 
 
 def _doubts(

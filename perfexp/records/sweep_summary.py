@@ -48,8 +48,8 @@ def setting(analyses: Sequence[Analysis]) -> str:
     These are names, phase, size, batch, precision and devices. Reports show it below the headline,
     so that lines of the table need not repeat it.
     """
-    keys = [row.key for one in analyses for row in one.rows]
-    environments = [one.record.environment for one in analyses]
+    keys = [row.key for analysis in analyses for row in analysis.rows]
+    environments = [analysis.record.environment for analysis in analyses]
     parts = [_common_name(analyses, "model"), _common_name(analyses, "algorithm")]
     if keys and (same := constant(keys)):
         parts.append(label(keys[0], same, environments))
@@ -64,7 +64,7 @@ def setting(analyses: Sequence[Analysis]) -> str:
 
 def _common_name(analyses: Sequence[Analysis], name: str) -> str:
     """Return a field of the runs' subjects, such as `model`, if all share it; otherwise empty."""
-    names: set[str] = {getattr(one.about, name) for one in analyses}
+    names: set[str] = {getattr(analysis.about, name) for analysis in analyses}
     if len(names) == 1:
         return names.pop()
     return ""
@@ -77,9 +77,9 @@ def raised(whole: SweepAnalysis) -> list[Raised]:
     """
     placed: list[Placed] = []
     names = {}
-    for child, one in whole.runs:
+    for child, analysis in whole.runs:
         names[child.job] = one_line(child.name)
-        for place, diagnostics in diagnostics_by_place(one) if one else ():
+        for place, diagnostics in diagnostics_by_place(analysis) if analysis else ():
             placed.append((f"run {child.job} · {place}" if place else "", diagnostics))
     for job, diagnostic in whole.slower.items():
         placed.append((f"run {job} {names[job]}", (diagnostic,)))
@@ -97,8 +97,10 @@ def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str],
         title: title of the ratio column.
         ratios: time ratio to the run's baseline, with its verdict, by run number and phase.
     """
-    lines = [(child, table) for child, one in whole.runs for table in _by_phase(one)]
-    formats = {child.job: one.about.number_format for child, one in whole.runs if one}
+    lines = [(child, table) for child, analysis in whole.runs for table in _by_phase(analysis)]
+    formats = {
+        child.job: analysis.about.number_format for child, analysis in whole.runs if analysis
+    }
     every, axes = list[Row](), dict[str, str]()
     for child, table in lines:
         every += table
@@ -186,8 +188,8 @@ def best_run(whole: SweepAnalysis) -> str:
     sweep over models, which do different work.
     """
     candidates, same = [], set()
-    for child, one in whole.runs:
-        timed = _timed(one.rows if one else ())
+    for child, analysis in whole.runs:
+        timed = _timed(analysis.rows if analysis else ())
         if len(timed) > 1 or set(MODEL_AXES) & child.axes.keys():
             return ""
         for row in timed:
@@ -204,20 +206,20 @@ def best_run(whole: SweepAnalysis) -> str:
     return best(candidates)
 
 
-def in_a_line(one: Analysis) -> str:
+def in_a_line(analysis: Analysis) -> str:
     """Return a run's times, rate and remarks by phase.
 
     For example: `latency 14.6 ms ± 3.9 %, 67 samples/s (drift)`. While a sweep runs, the console
     prints this line for each finished run.
     """
-    by_phase = _by_phase(one)
+    by_phase = _by_phase(analysis)
     parts = []
     for table in by_phase:
         timed = _timed(table)
         text = f"{_kinds(table)} {_times(table)}".strip()
         if len(timed) == 1 and (rate := wording.rate_text(timed[0].samples_per_second)):
             text = ", ".join(filter(None, (text, f"{rate} samples/s")))
-        if remarks := _remarks(one.record.status, table, None):
+        if remarks := _remarks(analysis.record.status, table, None):
             text += f" ({remarks})"
         parts.append(f"{table[0].key.phase} {text}" if len(by_phase) > 1 else text.strip())
     return "; ".join(parts)
@@ -229,8 +231,8 @@ def child_failures(whole: SweepAnalysis) -> list[str]:
     The line has name, status and reason.
     """
     lines = []
-    for child, one in whole.runs:
-        reasons = failures(one.record) if one else []
+    for child, analysis in whole.runs:
+        reasons = failures(analysis.record) if analysis else []
         if not reasons and child.status is not Status.OK:
             reasons.append(child.status.value)
             if child.error:
@@ -266,10 +268,10 @@ def _kinds(table: Iterable[Row]) -> str:
     return ", ".join(map(quantities.time_title, wording.time_kinds(table)))
 
 
-def _by_phase(one: Analysis | None) -> list[list[Row]]:
+def _by_phase(analysis: Analysis | None) -> list[list[Row]]:
     """Return a run's rows by phase; an empty list of rows for a run without any."""
     phases: dict[str, list[Row]] = {}
-    for row in one.rows if one else ():
+    for row in analysis.rows if analysis else ():
         phases.setdefault(row.key.phase, []).append(row)
     return list(phases.values()) or [[]]
 

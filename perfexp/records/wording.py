@@ -312,6 +312,7 @@ def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
         summaries: statistics of each point's time.
         number: the percentile, in percent.
     """
+    # correlated samples count less: tau of them are worth an independent sample
     counts = [math.floor(summary.n / summary.tau) for summary in summaries]
     least, most = min(counts), max(counts)
     have = str(least)
@@ -395,15 +396,16 @@ def coverage_text(row: Row) -> str:
     Torch's own choice is not observed, and some cuDNN kernels are not verified. Older records have
     no proof. Table cells and the short answer show it.
     """
-    asked, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
+    covered, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
     text, own = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
-    if not asked:
+    if not covered:
         return text
     if proven is None:
         return f"{text}, proof not recorded"
-    rest = asked - proven - own
+    # the covered share is proven, torch's own choice, or the rest
+    rest = covered - proven - own
     if own > _ROUNDING:
-        share = f"{percent(own)} " if asked - own > _ROUNDING else ""
+        share = f"{percent(own)} " if covered - own > _ROUNDING else ""
         text += f", {share}not observed"
         if rest > _ROUNDING:
             text += f", {percent(rest)} not verified"

@@ -203,6 +203,7 @@ def table(grid: Grid, ids: Sequence[str] = ()) -> str:
     """
 
     def cells(tag: str, texts: Iterable[str]) -> str:
+        """Return texts as the cells of a row, with the tag `td` or `th`."""
         parts = []
         for column, cell in zip(grid.columns, texts, strict=True):
             look = " class=prose" if column.prose else ""

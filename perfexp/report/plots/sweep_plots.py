@@ -19,7 +19,7 @@ from perfexp.records import units, wording
 from perfexp.records.analysis import SweepAnalysis
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.quantities import time_title
-from perfexp.records.record import Key, Record
+from perfexp.records.record import Key
 from perfexp.records.rows import Row
 from perfexp.records.subject import MODEL_AXES, constant, label, one_line
 from perfexp.records.summary import TIME_KINDS
@@ -111,12 +111,9 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
-    records, devices = list[Record](), dict[str, None]()
-    for one in whole.analyses:
-        records.append(one.record)
-        if one.about.device:
-            devices[one.about.device] = None
-    device = ", ".join(devices)
+    records = [analysis.record for analysis in whole.analyses]
+    devices = filter(None, [analysis.about.device for analysis in whole.analyses])
+    device = ", ".join(dict.fromkeys(devices))
     keys = [row.key for row in table]
     same = label(keys[0], constant(keys))
     words = (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))

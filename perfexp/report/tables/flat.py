@@ -446,6 +446,7 @@ def point_runs(analysis: Analysis) -> list[PointRun]:
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in analysis.rows:
         groups.setdefault((row.key.phase, row.key.batch_size), []).append(row)
+    # a cold start may have been measured without timed calls
     for first in analysis.cold_starts:
         groups.setdefault(("inference", first.key.batch_size), [])
     return [PointRun(*group, replace(analysis, rows=tuple(rows))) for group, rows in groups.items()]
@@ -573,6 +574,8 @@ def _metrics(row: Row, step: int) -> Iterator[Charted]:
 
 def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
     """Yield how times scale with size, at the largest size's step: times in ms, and the exponent.
+
+    A time is a constant plus a part that grows with the pixels, given at the largest size.
 
     Missing figures have a reason.
     """

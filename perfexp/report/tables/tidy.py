@@ -130,26 +130,26 @@ def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.Dat
     heads = pd.DataFrame(series, columns=list(_HEAD))
     for name in _TEXTS.intersection(heads):
         heads[name] = heads[name].map(text).astype("category")
-    made = heads.iloc[np.repeat(np.arange(len(series)), counts)].reset_index(drop=True)
-    made["sample_index"] = _joined(indices, np.int64)
-    made["is_warmup"] = made["sample_index"] < np.repeat(warmups, counts)
-    made["calls_per_sample"] = made.pop("calls_per_sample")
-    made["seconds"] = _joined(map(itemgetter("values"), series), np.float64)
-    return made
+    table = heads.iloc[np.repeat(np.arange(len(series)), counts)].reset_index(drop=True)
+    table["sample_index"] = _joined(indices, np.int64)
+    table["is_warmup"] = table["sample_index"] < np.repeat(warmups, counts)
+    table["calls_per_sample"] = table.pop("calls_per_sample")
+    table["seconds"] = _joined(map(itemgetter("values"), series), np.float64)
+    return table
 
 
-def to_parquet(made: pd.DataFrame) -> bytes:
+def to_parquet(table: pd.DataFrame) -> bytes:
     """Return a data frame as Parquet."""
     buffer = io.BytesIO()
-    made.to_parquet(buffer, engine="pyarrow", index=False)
+    table.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()
 
 
 def samples_csv(series: Sequence[Block]) -> bytes:
     """Return samples as CSV like `csv_tables.to_csv`: in full precision and without formulas."""
-    made = samples(series, text=csv_tables.cell_text)
-    made["is_warmup"] = np.where(made["is_warmup"], "true", "false")
-    content: str = made.to_csv(index=False, lineterminator="\r\n")
+    table = samples(series, text=csv_tables.cell_text)
+    table["is_warmup"] = np.where(table["is_warmup"], "true", "false")
+    content: str = table.to_csv(index=False, lineterminator="\r\n")
     return content.encode("utf-8", errors="replace")
 
 

@@ -101,6 +101,7 @@ class MlflowSink(Tracker):
 
     @property
     def settings(self) -> dict[str, str]:
+        """Return the store's URI without credentials, and the experiment if the user named one."""
         return {
             "uri": str(hide(self.uri)),
             **({"experiment": self.experiment} if self.experiment else {}),
@@ -108,13 +109,18 @@ class MlflowSink(Tracker):
 
     @contextmanager
     def following(self, record: Callable[[], Record]) -> Iterator[Callable[[Point], None]]:
+        """Send a training's epochs as they arrive; see `Tracker.following`.
+
+        If the training is interrupted, its run in the store is closed as killed.
+        """
         start_sender()  # while the worker loads
         training: Payload | None = None
         seconds = 0.0
 
         def follow(point: Point) -> None:
+            """Send the epochs of a point; failures are reported later, with the record."""
             nonlocal training, seconds
-            with suppress(Exception):  # sending the record later reports the failure
+            with suppress(Exception):
                 training = training or payload.of_training(record(), point)
                 epochs = msgspec.structs.replace(
                     training, figures=payload.epochs_of(point, seconds)
@@ -134,10 +140,12 @@ class MlflowSink(Tracker):
             raise
 
     def publish(self, analysis: Analysis, folder: Path) -> str:
+        """Send a finished record; see `Tracker.publish`."""
         start_sender()  # imports MLflow while the payload is built
         return self._send(payload.of_run(analysis, folder), self._again(folder))
 
     def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str:
+        """Send a sweep summary; see `Tracker.publish_sweep`."""
         return self._send(payload.of_sweep(whole, folder), self._again(folder))
 
     def publish_comparison(

@@ -52,9 +52,9 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
     record, parts = analysis.record, point_runs(analysis)
     found = charted(parts[0]) if len(parts) == 1 else figures.best(analysis.rows)
     metrics, notes = figures.of(found, figures.times(record))
-    own = Artifact(path="record.json", kind="data")  # the record does not list itself
-    others = [artifact for artifact in record.artifacts if artifact.path != own.path]
-    files, skipped = sendable([*others, own], folder)
+    itself = Artifact(path="record.json", kind="data")  # the record does not list itself
+    others = [artifact for artifact in record.artifacts if artifact.path != itself.path]
+    files, skipped = sendable([*others, itself], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
     statuses = {record.status, *(point.status for point in record.points)}
