@@ -1,4 +1,4 @@
-"""Deliveries: requests to the sending process, one JSON line each.
+"""Deliveries: requests to the sending process, one JSON line each, and the files to send.
 
 The command that measures writes them (`mlflow_sink`), and the sending process reads them (`send`).
 No heavy imports, so that the process starts quickly.
@@ -7,13 +7,23 @@ No heavy imports, so that the process starts quickly.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import msgspec
 
+from perfexp.host.files import safe_name
+from perfexp.records.paths import DETAILS
+from perfexp.records.record import Artifact
+
 #: Experiment for plans without a stage.
 DEFAULT_EXPERIMENT = "perfexp"
+#: A run's artifact folders; files of any other kind lie next to them.
+FOLDERS = ("config", "data", "plots", "tables", "profiles", "logs")
+#: Larger files stay on disk: a copied sparse file could fill the store.
+_MAX_FILE_BYTES = 2 << 30
 
 
 class Figure(NamedTuple):
@@ -160,3 +170,51 @@ def to_ms(date: str | None) -> int | None:
         return max(round(datetime.fromisoformat(date or "").timestamp() * 1e3), 0)
     except (ValueError, OverflowError):
         return None
+
+
+def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
+    """Return the files to send, and reasons for skipped files, keyed by path in the record.
+
+    The record is data and can name anything. For example, `plots/a b.png` with kind `plots` becomes
+    `plots/a-b.png`; deeper folders become part of the name.
+    """
+    uploads: dict[str, Upload] = {}
+    sources = set[str]()
+    skipped: dict[str, str] = {}
+    for artifact in artifacts:
+        kind = artifact.kind if artifact.kind in FOLDERS else ""
+        parts = PurePosixPath(artifact.path).parts
+        name = safe_name("-".join(part for part in parts if part not in (kind, DETAILS)))
+        source = str(folder.absolute() / artifact.path)
+        place = f"{kind}/{name}".lstrip("/")
+        if reason := _refusal(artifact.path, folder):
+            skipped[artifact.path] = reason
+        elif place in uploads:
+            skipped[artifact.path] = f"{place} is there already"
+        elif source in sources:
+            skipped[artifact.path] = "it is named twice"
+        else:
+            uploads[place] = Upload(source=source, folder=kind, name=name)
+            sources.add(source)
+    return list(uploads.values()), skipped
+
+
+def _refusal(path: str, folder: Path) -> str | None:
+    """Return why a file is not sent, or None.
+
+    Links, and files outside the run's folder, are never sent.
+    """
+    root = folder.resolve()
+    source = root / path
+    try:
+        if not source.is_relative_to(root) or source.resolve() != source:
+            return "a link, or outside of the run's folder"
+        if not source.is_file():
+            if source.exists():
+                return "not a file"
+            return "missing"
+        if source.stat().st_size > _MAX_FILE_BYTES:
+            return f"larger than {_MAX_FILE_BYTES >> 30} GiB"
+        return None
+    except (OSError, ValueError) as error:
+        return str(error)

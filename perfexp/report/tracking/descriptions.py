@@ -10,10 +10,12 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from perfexp.comparison import sweep_verdicts
+from perfexp.comparison.sweep_verdicts import Winner
 from perfexp.host.credentials import hide
 from perfexp.host.files import safe_name
 from perfexp.plan.override_keys import line_to_type
@@ -23,7 +25,7 @@ from perfexp.records.fact_lookup import fact_at
 from perfexp.records.grid import Section, escape_markdown
 from perfexp.records.record import LARGEST, Key, Record
 from perfexp.records.remarks import raised_diagnostics
-from perfexp.records.subject import one_line, subject
+from perfexp.records.subject import MODEL_AXES, label, one_line, subject, varying
 from perfexp.records.sweep_record import Sweep
 from perfexp.report import markdown, overview, sections
 from perfexp.report.tracking import run_names
@@ -34,6 +36,7 @@ from perfexp.report.tracking.store import (
     TAG_LENGTH,
     allowed,
     clean,
+    metric_part,
     signed,
 )
 
@@ -106,7 +109,7 @@ def point_tags(analysis: Analysis, notes: Mapping[str, str]) -> dict[str, str]:
     """Return tags for a run or some of its points: statuses, diagnostics and machine facts.
 
     Args:
-        notes: tags about the metrics, from `figures.of`.
+        notes: tags about the metrics, from `payload.sendable_figures`.
     """
     record = analysis.record
     statuses = Counter(row.status.value for row in analysis.rows)
@@ -138,6 +141,77 @@ def sweep_tags(first: Record) -> dict[str, str]:
     """Return a sweep's tags from its first run: user, commit and the user's own tags."""
     facts = {name: fact(first.environment, name) for name in _FACTS if name.startswith("mlflow.")}
     return facts | own_tags(first.plan)
+
+
+def winner_tags(whole: SweepAnalysis) -> dict[str, str]:
+    """Return tags that name a sweep's fastest runs, by the verdicts in its table.
+
+    * `perfexp.best`: the fastest run.
+    * `perfexp.best_ties`: other runs, not shown to be slower.
+    * `perfexp.best_by`: the metric that decides.
+    * `perfexp.best_undecided`: runs without a decided verdict.
+
+    If the winner depends on the point or model, each text names its points or models in
+    parentheses. There are no tags if the runs share no point. They are set once all runs of the
+    sweep have ended.
+    """
+    found = sweep_verdicts.winners(whole)
+    fields = varying(one.key for one in found)
+    names = ("best", "best_ties", "best_undecided", "best_by")
+    places: dict[str, dict[str, list[str]]] = {name: {} for name in names}
+    for one in found:
+        where = " · ".join(filter(None, (one.model, label(one.key, fields) if fields else "")))
+        best = one.best and _axes_text(one.best, one)
+        others = "; ".join(_axes_text(axes, one) for axes in one.ties)
+        texts = {"best": best, "best_by": _deciding_metric(one.measure)}
+        texts["best_ties" if best else "best_undecided"] = others
+        for name, text in texts.items():
+            if text:
+                places[name].setdefault(text, []).append(where)
+    tags = {}
+    for name, by_text in places.items():
+        if by_text:
+            tags[f"perfexp.{name}"] = _with_places(name, by_text, len(found))
+    return tags
+
+
+def _with_places(name: str, places: Mapping[str, Collection[str]], num_points: int) -> str:
+    """Return texts in one line, each with the places where it holds.
+
+    Texts that hold everywhere have no places.
+
+    Args:
+        name: name of the tag, without `perfexp.`.
+        places: points or models by text.
+        num_points: number of all places.
+    """
+    texts = []
+    for text, where in places.items():
+        if name != "best_by" and len(where) != num_points:
+            text += f" ({', '.join(where)})"
+        texts.append(text)
+    return " | ".join(texts)
+
+
+def _deciding_metric(measure: str) -> str:
+    """Return the name of the MLflow metric that shows a compared measure."""
+    if measure == "throughput":
+        return "throughput/samples_per_second"
+    return f"{metric_part(measure)}/p50_ms"
+
+
+def _axes_text(every: Mapping[str, str], of_winner: Winner) -> str:
+    """Return a group's axes as text.
+
+    The model is left out if each model has its own winner. A single option shows its value alone.
+    """
+    axes = dict(every)
+    if of_winner.model:
+        for axis in MODEL_AXES:
+            axes.pop(axis, None)
+    if len(axes) == 1 and "." not in "".join(axes):
+        return "".join(axes.values())
+    return ", ".join(f"{axis}={text}" for axis, text in axes.items())
 
 
 def tag_fault(name: str) -> str | None:

@@ -87,6 +87,11 @@ def allowed(text: str) -> str:
     return _FORBIDDEN.sub("_", text).strip(" .") or "unnamed"
 
 
+def metric_part(text: str) -> str:
+    """Return one part of a metric name. A slash would open another group, so it becomes a dot."""
+    return allowed(text.replace("/", "."))
+
+
 def signed(note: str) -> str:
     """Return a description with its hash appended, so that later edits can be detected."""
     return f"{note}{_MARK}{hashlib.sha256(note.encode()).hexdigest()[:16]} -->"
