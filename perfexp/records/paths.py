@@ -151,7 +151,9 @@ class _Folder:
         if is_older or self.details.is_symlink():  # a link may lead anywhere
             self.details = self.root
         self.manifest = self.details / MANIFEST
+        #: Whether the folder was missing or empty before `create`.
         self._is_new = False
+        #: Folders that `create` made, innermost first; `withdraw` removes them.
         self._made: list[Path] = []
 
     def create(self, *, uid: str | None = None, sweep: str | None = None) -> None:
@@ -209,7 +211,7 @@ class _Folder:
 
     @property
     def uid(self) -> str | None:
-        """Return the identity in the manifest, or None.
+        """Return the identity in the manifest, a random number; None if there is no manifest.
 
         record.json, plan.yaml or sweep.json repeats it. A folder is perfexp's only if they agree.
         """
@@ -442,9 +444,9 @@ class SweepPaths(_Folder):
         self.summary = self.root / "sweep.json"
         self.table = self.root / "sweep.csv"
         self.plot = self.root / "sweep.png"
-        self.multirun = self.details / "multirun.yaml"
+        self.multirun = self.details / "multirun.yaml"  # Hydra's
         self.lock = self.details / "sweep.lock"
-        self.jobs = self.details / "jobs.jsonl"
+        self.jobs = self.details / "jobs.jsonl"  # jobs on a cluster
         self.job_logs = self.details / _JOB_LOGS
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
 

@@ -39,7 +39,8 @@ class Whole:
         self._start, self._is_measured = clock(), False
         #: Whether the current run differs from the previous processes' run.
         self.is_another = True
-        self.seconds: list[float] = []  # durations of measured runs
+        #: Durations of the measured runs.
+        self.seconds: list[float] = []
         #: Estimated duration of a run, used until the first run has been measured.
         self.estimated_seconds: float | None = None
 
@@ -92,6 +93,12 @@ class Progress:
     On a terminal a bar is drawn only when an event arrives: no thread refreshes it. Elsewhere
     (`plain`) each finished point is a line. With `quiet` only the cause of a wait is printed, on
     `err`.
+
+    Args:
+        console: rich console for the bar and lines, on stdout.
+        err: rich console on stderr.
+        clock: returns seconds from any start.
+        whole: the sweep that the run belongs to, which has a bar of its own; None outside a sweep.
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class Progress:
         self._clock, self._whole = clock, whole
         self._total = self._finished = 0
         self._key = ""
+        #: Estimate at the time `_updated`; None if unknown.
         self._left_seconds: float | None = None
         self._updated = clock()
         self._bar = _bar(console, clock, disable=plain or quiet)

@@ -53,7 +53,11 @@ def brief(analysis: Analysis) -> list[Section]:
     else:
         figures = overview.brief_points(table)
         shown = figures.markdown()
-    below = [sweep_summary.best(_batches(table)), *_asked(analysis), *overview.ranks(record)]
+    below = [
+        sweep_summary.best(_batches(table)),
+        *_requested_results(analysis),
+        *overview.ranks(record),
+    ]
     if any(row.time for row in table):
         signs = []
         if scope := wording.scope(table):
@@ -109,7 +113,7 @@ def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
     return candidates
 
 
-def _asked(analysis: Analysis) -> Iterator[str]:
+def _requested_results(analysis: Analysis) -> Iterator[str]:
     """Yield lines on requested results other than times, e.g. epochs and cold starts."""
     for point in analysis.record.points:
         if point.epochs:

@@ -144,7 +144,11 @@ def _ceilings(axes: Any, roofline: Roofline) -> None:
     memory, highest = peaks.dram_bytes_per_second or 1.0, levels[0][1]
 
     def ends(rate: float, unit: str) -> list[tuple[float, float]]:
-        """Return the two ends of a ceiling, from the ridge to the edge of the axes."""
+        """Return the two ends of a ceiling, in FLOP per byte and FLOP/s.
+
+        A compute ceiling runs from the ridge to the right edge, a memory ceiling from the left edge
+        up to the highest compute ceiling.
+        """
         if unit == "FLOP/s":
             return [(rate / memory, rate), (right, rate)]
         start = max(left, bottom / rate)

@@ -472,8 +472,8 @@ def best_figures(table: Sequence[Row]) -> Iterator[Charted]:
 def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[str, str]]:
     """Return a table as a file in the format of `mlflow.log_table`, and the tag that lists it.
 
-    Both are empty without lines. MLflow groups rows across runs by the first column and compares
-    the second. MLflow shows it on the run's page and compares it between runs.
+    Both are empty without lines. MLflow shows the table on the run's page. Across runs it groups
+    rows by the first column and compares the second.
 
     Args:
         lines: cells by column, one mapping per row.

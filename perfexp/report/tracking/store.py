@@ -296,10 +296,8 @@ def locked(uri: str, seconds: float) -> Iterator[None]:
         yield
         return
     locks.private_folder()  # a folder of another user is refused
-    path, sign = (
-        locks.lock_path(name),
-        partial(locks.sign, purpose="sends a record to the same tracking store"),
-    )
+    path = locks.lock_path(name)
+    sign = partial(locks.sign, purpose="sends a record to the same tracking store")
     lock = FileLock(path, mode=0o600, fallback_to_soft=False, on_acquired=sign)
     try:
         lock.acquire(timeout=seconds, poll_interval=0.1)
