@@ -128,7 +128,10 @@ class SweepAnalysis:
         return {job: diagnostic for job, (_, diagnostic) in worst.items()}
 
     def _by_device_count(self) -> Iterable[list[_Rated]]:
-        """Return groups of runs that differ only in device count, with a point's rate in each."""
+        """Return groups of runs that differ only in device count, with a point's rate in each.
+
+        `slower` compares the runs in each group.
+        """
         groups: dict[tuple[object, ...], list[_Rated]] = {}
         for child, analysis in self.runs:
             if analysis is None or child.devices is None:

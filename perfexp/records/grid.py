@@ -219,7 +219,10 @@ class Grid:
     def _wrapped(
         self, cells: Sequence[str], styles: Sequence[str], widths: Sequence[int]
     ) -> list[Text]:
-        """Return a row as lines, with cells wrapped to the column widths."""
+        """Return a row as lines, with cells wrapped to the column widths.
+
+        A line has all columns; cells that need fewer lines than others are padded.
+        """
         wrapped = []
         for cell, size in zip(cells, widths, strict=True):
             wrapped.append(textwrap.wrap(cell, size) if cell_len(cell) > size else [cell])

@@ -280,7 +280,10 @@ def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
 def _kernel_evidence(
     row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
 ) -> str:
-    """Describe the first kernel that no neighbor launches; empty if there is none to report."""
+    """Describe the first kernel that no neighbor launches; empty if there is none to report.
+
+    Another kernel is a sign of another algorithm, which explains an odd time.
+    """
     profiled = [kernels[other.key] for other in neighbors if other.key in kernels]
     if not profiled:
         return ""
@@ -295,7 +298,10 @@ def _kernel_evidence(
 
 
 def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
-    """Yield `rate_falls` for batch sizes with clearly fewer samples/s than a smaller batch."""
+    """Yield `rate_falls` for batch sizes with clearly fewer samples/s than a smaller batch.
+
+    A rate must fall beyond both intervals and by more than the tolerance.
+    """
     for group in _grouped(
         known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)
     ):

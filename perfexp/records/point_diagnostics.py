@@ -293,7 +293,10 @@ def judge_processes(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
 
 
 def _trend(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
-    """Return `drift` if the process medians only rise, or only fall, in measured order."""
+    """Return `drift` if the process medians only rise, or only fall, in measured order.
+
+    Such a run has not settled.
+    """
     in_order = sorted(processes, key=lambda point: point.key.replicate)
     medians = [first_median(point, kind) or 0.0 for point in in_order]
     # signs of the changes from process to process: 1, 0 or -1

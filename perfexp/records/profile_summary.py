@@ -178,7 +178,10 @@ def commands(record: Record) -> list[str]:
 
 
 def _is_harmless(line: str, tool: str) -> bool:
-    """Return whether a line is `TOOL [profile] --OPTION… python -m perfexp KEY=VALUE…`, no more."""
+    """Return whether a line is `TOOL [profile] --OPTION… python -m perfexp KEY=VALUE…`, no more.
+
+    A user may copy such a line without reading it.
+    """
     try:
         words = shlex.split(line)
         start = words.index("python")
@@ -255,7 +258,10 @@ def ranked(rows: Sequence[Any], steps: int, what: str, time: str, note: str | No
 
 
 def _ranges(rows: Sequence[_Range]) -> Grid:
-    """Return a table of a call's parts: kernels, device busy time, and span."""
+    """Return a table of a call's parts: kernels, device busy time, and span.
+
+    Times are per call.
+    """
     columns = [
         Column("part", prose=True, is_key=True),
         Column("kernels"),

@@ -566,7 +566,10 @@ def _check_facts(points: Sequence[Any]) -> None:
 
 
 def _check_points(points: Sequence[Point]) -> None:
-    """Raise `msgspec.ValidationError` for a duplicate point or a metric in the wrong unit."""
+    """Raise `msgspec.ValidationError` for a duplicate point or a metric in the wrong unit.
+
+    Units are fixed by the registry of quantities.
+    """
     for key, number in Counter(point.key for point in points).items():
         if number > 1:
             raise msgspec.ValidationError(f"it has {key} twice")

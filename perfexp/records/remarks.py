@@ -232,7 +232,10 @@ def estimate_notes(shown: Sequence[Metric], kinds: Sequence[str]) -> Iterator[st
 
 
 def energy_notes(rows: Sequence[Row], shown: Sequence[Metric]) -> Iterator[str]:
-    """Yield which loops the energies belong to, and how accurate the meter's scale is."""
+    """Yield which loops the energies belong to, and how accurate the meter's scale is.
+
+    The scale error of a meter is the same in all runs, so no interval includes it.
+    """
     names = {metric.name for metric in shown}
     if quantities.ENERGY in names:
         text = "energies are of a loop of calls back to back"

@@ -31,7 +31,10 @@ def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
 
 
 def format_seconds(seconds: float, significant: int = 3) -> str:
-    """Format a duration: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`."""
+    """Format a duration: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`.
+
+    Infinity and NaN become `inf` and `nan`.
+    """
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds >= 100:

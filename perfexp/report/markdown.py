@@ -74,7 +74,10 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def code(command: str) -> str:
-    """Return a command as a code block that fits the page and can be pasted into a shell."""
+    """Return a command as a code block that fits the page and can be pasted into a shell.
+
+    Lines that are too long for the page continue after a backslash.
+    """
     try:
         words = shlex.split(one_line(command))
     except ValueError:  # a foreign record may hold anything

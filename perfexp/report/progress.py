@@ -250,7 +250,10 @@ def _left(seconds: float) -> str:
 def _bar(
     console: rich.console.Console, clock: Callable[[], float], *, disable: bool
 ) -> rich.progress.Progress:
-    """Return a bar that draws only on `refresh` and disappears at the end."""
+    """Return a bar that draws only on `refresh` and disappears at the end.
+
+    It shows finished and all points, the current activity and the remaining time.
+    """
     what = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return rich.progress.Progress(
         rich.progress.BarColumn(bar_width=20),

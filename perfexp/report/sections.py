@@ -228,7 +228,10 @@ def _profile(record: Record) -> Iterator[Section]:
 
 
 def _rooflines(record: Record) -> Iterator[Section]:
-    """Yield the longest layers of each phase with their shares of the ceilings, if known."""
+    """Yield the longest layers of each phase with their shares of the ceilings, if known.
+
+    Data sheets in conf/gpu give the ceilings; without them nothing is shown.
+    """
     if not any(is_layers(point.key) for point in record.points):
         return
     try:
@@ -243,7 +246,10 @@ def _rooflines(record: Record) -> Iterator[Section]:
 
 
 def _environment(record: Record) -> list[str]:
-    """Return how the run ended and the main environment facts; record.json has the rest."""
+    """Return how the run ended and the main environment facts; record.json has the rest.
+
+    It is a section of report.md and of MLflow's description.
+    """
     environment = record.environment
     facts: dict[str, Any] = {
         "status": record.status.value,

@@ -158,7 +158,10 @@ def _passes_text(passes: Sequence[str]) -> str:
 
 
 def _notes(survey: Survey) -> Iterator[str]:
-    """Yield explanations for the table's words, and the survey's diagnostics."""
+    """Yield explanations for the table's words, and the survey's diagnostics.
+
+    They stand below the support table.
+    """
     if "guess" in survey["algorithms"]:
         yield "guess: what cuDNN's heuristic ranks first"
     yield "shape: channels, kernel, s: stride, d: dilation, g: groups, height × width of the inputs"

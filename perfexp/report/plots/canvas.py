@@ -95,7 +95,10 @@ def tip(axes: Any, x: float, y: float, *words: str) -> None:
 
 
 def caption_of(figure: Any, caption: Caption) -> None:
-    """Add title and subtitle above a matplotlib figure, left-aligned, and the footer below."""
+    """Add title and subtitle above a matplotlib figure, left-aligned, and the footer below.
+
+    Every figure gets its texts this way.
+    """
     title, subtitle = wrapped(caption.title, 90), wrapped(caption.subtitle, 135)
     lines = subtitle.count("\n") + 1
     figure.suptitle(title + "\n" * lines, x=0.01, ha="left", fontsize=16, fontweight="bold")

@@ -94,7 +94,10 @@ def compose(plot: Chart | Bars | Strips) -> Any:
 
 
 def _chart(chart: Chart) -> Any:
-    """Return a figure with a chart's panels below each other, over a common horizontal axis."""
+    """Return a figure with a chart's panels below each other, over a common horizontal axis.
+
+    Few measured positions get a tick each, with the size or batch as text.
+    """
     panels = [max(_PANEL, (8 - _AROUND) / len(chart.panels))] * len(chart.panels)
     figure, column = columns(panels, _AROUND, sharex=True)
     axes = column[-1]
@@ -229,7 +232,10 @@ def _bars(bars: Bars) -> Any:
 
 
 def _facet(axes: Any, facet: Facet) -> None:
-    """Draw bars from zero with their text at the end, in groups below their names."""
+    """Draw bars from zero with their text at the end, in groups below their names.
+
+    With several groups, such as models, their names are bold lines above their bars.
+    """
     bars = itertools.chain.from_iterable(facet.groups.values())
     most = max((bar.end for bar in bars if bar.end), default=1.0)
     factor, unit = unit_of("seconds", most)
@@ -296,7 +302,10 @@ def _strips(strips: Strips) -> Any:
 
 
 def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
-    """Draw a row per time: samples, their center with interval, and values at the right."""
+    """Draw a row per time: samples, their center with interval, and values at the right.
+
+    The axis ends where most samples do; triangles at its edge mark the others.
+    """
     end = 0.0
     for one in taken:
         shown = float(numpy.percentile(one.series.measured, _MOST_SHOWN))
@@ -336,7 +345,10 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
 
 
 def _over_time(axes: Any, one: Taken) -> None:
-    """Draw a time's samples as percent deviation from their center, over elapsed seconds."""
+    """Draw a time's samples as percent deviation from their center, over elapsed seconds.
+
+    Trends and outliers show here. The end of the warm-up is shaded; lines separate processes.
+    """
     series = one.series
     samples = numpy.array(series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample

@@ -63,7 +63,10 @@ def draw(record: Record) -> bytes | None:
 
 
 def caption(record: Record, chosen: Point) -> Caption:
-    """Return the text around the plot: subject, point, call time or diagnostic, warnings."""
+    """Return the text around the plot: subject, point, call time or diagnostic, warnings.
+
+    If the layers disagree with the call, the diagnostic and its advice replace the call time.
+    """
     about = subject(record.plan, record.environment)
     key = timed_key(chosen.key)
     where = about.device or "an unknown device"

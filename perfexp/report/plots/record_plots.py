@@ -257,7 +257,10 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
 def _with_latency(
     placed: Sequence[Placed], lines: tuple[ChartLine, ...], kind: str
 ) -> tuple[ChartLine, ...]:
-    """Return a panel's lines with latencies behind device times; unchanged for other kinds."""
+    """Return a panel's lines with latencies behind device times; unchanged for other kinds.
+
+    A caller waits longer than the device works, so a panel shows both.
+    """
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
     latencies = lines_of(placed, partial(_median, "latency"))

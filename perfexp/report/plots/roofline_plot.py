@@ -109,7 +109,11 @@ def _slowest(rows: Iterable[RooflineRow]) -> list[RooflineRow]:
 
 
 def _scales(axes: Any, roofline: Roofline) -> None:
-    """Scale the axes to all rows, and to the ceilings in use with their ridges."""
+    """Scale the axes to all rows, and to the ceilings in use with their ridges.
+
+    Rows far below the others are moved to the edge, so that one tiny kernel does not stretch the
+    plot.
+    """
     peaks, rows = roofline.peaks, (*roofline.parts, *roofline.ranges, roofline.total)
     used = [height for _, height, is_used in _levels(roofline) if is_used]
     x, y = list[float](), [*used, used[-1] / 10]
@@ -298,7 +302,10 @@ def _short(note: str) -> str:
 
 
 def caption(roofline: Roofline) -> Caption:
-    """Return the text around the plot: title, number of parts, peak sources and short caveats."""
+    """Return the text around the plot: title, number of parts, peak sources and short caveats.
+
+    The footer names diagnostics by code; console and CSV have their full texts.
+    """
     launches, parts = roofline.total.load.launches, len(roofline.parts)
     noun = roofline.noun if parts > 1 else roofline.noun[:-1]
     subtitle = f"{parts} {noun}"

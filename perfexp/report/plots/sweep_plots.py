@@ -211,7 +211,10 @@ def _by_one_time(runs: Sequence[_PlottedRun]) -> list[_PlottedRun]:
 
 
 def _facets(runs: Sequence[_PlottedRun]) -> Iterator[Facet]:
-    """Yield a facet per phase and kind of time. A run without a record is in each."""
+    """Yield a facet per phase and kind of time. A run without a record is in each.
+
+    Times of different kinds, such as latency and device time, have axes of their own.
+    """
     places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
     first_kinds = dict(reversed(places))
     for phase, kind in places:
@@ -273,7 +276,10 @@ def _bar(run: _PlottedRun, left_out: Sequence[str]) -> Bar:
 
 
 def _meaning(ratios: Sequence[TimeRatio]) -> str:
-    """Return the meaning of ratios at bar ends, and of a leading `≈`; empty without any."""
+    """Return the meaning of ratios at bar ends, and of a leading `≈`; empty without any.
+
+    The plot's subtitle ends with it.
+    """
     if not ratios:
         return ""
     verdicts = {ratio.verdict for ratio in ratios}

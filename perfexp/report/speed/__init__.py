@@ -127,7 +127,10 @@ def _why_unknown(run: LoggedTraining, *, is_own: bool) -> str:
 
 
 def _why_failed(run: LoggedTraining) -> str:
-    """Return why a training failed, as the remark; empty if it did not."""
+    """Return why a training failed, as the remark; empty if it did not.
+
+    Failures come first by the order of `FAILURES`, then a loss that is not finite.
+    """
     for what in FAILURES:
         if failures := [failure for failure in run.failures if failure.what == what]:
             return f"{what}: {failures[-1].text}"

@@ -108,7 +108,10 @@ class Head:
 
 
 def _statements(text: str) -> dict[str, Any]:
-    """Return the values of `_WANTED` settings in a configuration; unreadable ones are left out."""
+    """Return the values of `_WANTED` settings in a configuration; unreadable ones are left out.
+
+    The configuration is Python code; it is parsed statement by statement, never run.
+    """
     settings = {}
     for statement in _STATEMENT.split(text):
         name = _NAME.match(statement)

@@ -376,7 +376,10 @@ class Log:
         return self._ended + bool(self.run.steps)
 
     def take(self, line: str) -> None:
-        """Add the next line, with its line end."""
+        """Add the next line, with its line end.
+
+        `read` calls it for each line of the file.
+        """
         if line.startswith("{"):
             parsed = of_json(line)
             self.is_json |= parsed not in (None, Mark.UNREADABLE)
@@ -412,7 +415,10 @@ class Log:
                 self.unreadable += 1
 
     def _take_head(self, text: str, parsed: Parsed | None) -> None:
-        """Add a text line's facts, a line of the configuration, or a traceback's last line."""
+        """Add a text line's facts, a line of the configuration, or a traceback's last line.
+
+        A configuration covers many lines: it ends with the next dated line.
+        """
         if self._in_traceback and EXCEPTION.match(text):
             self._in_traceback = False
             if parsed is None:
@@ -430,7 +436,10 @@ class Log:
             self.run.head.take(text)
 
     def _take_step(self, step: LoggedStep) -> None:
-        """Add a step to its run; a step that counts from the start again begins a new run."""
+        """Add a step to its run; a step that counts from the start again begins a new run.
+
+        Steps after a pause or an epoch's start are marked as `interrupted`.
+        """
         steps = self.run.steps
         if steps and step.position == steps[-1].position:
             return  # logged to console and file
@@ -483,7 +492,10 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _neighboring_facts(path: Path) -> Iterator[Facts]:
-    """Yield facts from files next to a JSON log: mmengine's configuration, or the text log."""
+    """Yield facts from files next to a JSON log: mmengine's configuration, or the text log.
+
+    A JSON log lacks most facts, but mmengine and mmcv write these files beside it.
+    """
     here = path.absolute().parent
     if here.name == "vis_data":
         with suppress(OSError):

@@ -181,7 +181,10 @@ def _text(interval: Interval) -> str:
 
 
 def _remarks(raced: list[LayerPass], has_no_tf32: bool) -> str:
-    """Return remarks on how the engines were launched, cached choices, and TF32."""
+    """Return remarks on how the engines were launched, cached choices, and TF32.
+
+    They end a sentence about one pass, so each begins with a semicolon.
+    """
     text = ""
     launchings = _values(raced, "launching").keys() - {"clock"}
     if launchings:

@@ -512,7 +512,10 @@ def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[
 
 
 def _steps(table: Sequence[Row]) -> dict[Key, int]:
-    """Return each point's step, which is the chart's axis: the width if only square sizes vary."""
+    """Return each point's step, which is the chart's axis: the width if only square sizes vary.
+
+    MLflow needs a whole number for each value of a metric.
+    """
     widths = set()
     for row in table:
         height, width = row.key.input_size
@@ -528,7 +531,10 @@ def _steps(table: Sequence[Row]) -> dict[Key, int]:
 def _of_row(
     row: Row, percentiles: Sequence[float]
 ) -> Iterator[tuple[str, str, float | None, bool]]:
-    """Yield group, name and value of a row's own figures, and whether reports mark them `≈`."""
+    """Yield group, name and value of a row's own figures, and whether reports mark them `≈`.
+
+    Names end in their unit.
+    """
     for kind, time in row.times.items():
         cells = _of_time(time)
         for name, charted in _CHARTED.items():
@@ -550,7 +556,10 @@ def _of_row(
 
 
 def _metrics(row: Row, step: int) -> Iterator[Charted]:
-    """Yield a point's charted metrics; metrics without a group use the phase as group."""
+    """Yield a point's charted metrics; metrics without a group use the phase as group.
+
+    Seconds, bytes and hertz are converted for display, and names with them.
+    """
     for metric in row.metrics:
         if not registry.of(metric).is_charted:
             continue

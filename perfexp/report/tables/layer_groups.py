@@ -111,7 +111,10 @@ def _sum_of_lines(point: Point) -> float:
 
 
 def _parts(point: Point) -> list[_Part]:
-    """Return a point's layer lines in execution order, scaled to the call without profiling."""
+    """Return a point's layer lines in execution order, scaled to the call without profiling.
+
+    All groupings in this module start from them.
+    """
     whole, start = _sum_of_lines(point), 0.0
     scale = call_seconds(point) / whole if whole else 1.0
     parts: list[_Part] = []

@@ -71,7 +71,10 @@ def lines(analysis: Analysis) -> list[Line]:
 
 
 def rows(analysis: Analysis) -> list[LayerRow]:
-    """Return a record's layer lines, with their role in comparing algorithms."""
+    """Return a record's layer lines, with their role in comparing algorithms.
+
+    `lines` writes them to CSV; `perfexp export` passes them to `with_winners`.
+    """
     about = analysis.about
     points_by_key = {point.key: point for point in analysis.record.points}
     table_rows: list[LayerRow] = []

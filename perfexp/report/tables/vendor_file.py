@@ -162,7 +162,10 @@ def _inference(row: Row, analysis: Analysis) -> Entry:
 
 
 def _common(row: Row) -> Entry:
-    """Return the entries that trainings and inferences share, with the user's own metrics."""
+    """Return the entries that trainings and inferences share, with the user's own metrics.
+
+    Their names and units are the file's own format.
+    """
     entry: Entry = {
         "input_size": list(row.key.input_size),
         "batch_size": row.key.batch_size,

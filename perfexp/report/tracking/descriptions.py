@@ -382,7 +382,10 @@ def params_of_run(record: Record) -> dict[str, str]:
 
 
 def params_of_sweep(sweep: Sweep, records: Sequence[Record]) -> dict[str, str]:
-    """Return a sweep's parameters: its axes and its runs' parameters, each with all values."""
+    """Return a sweep's parameters: its axes and its runs' parameters, each with all values.
+
+    They are sent once all runs have ended, since MLflow never changes a parameter.
+    """
     children = sorted(sweep.children, key=lambda child: child.job)
     axes = _joined(child.axes for child in children)
     axes = {"model" if name == "model.name" else name: text for name, text in axes.items()}

@@ -140,7 +140,10 @@ def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
 
 
 def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
-    """Return a run's words, keyed by name part, most informative first."""
+    """Return a run's words, keyed by name part, most informative first.
+
+    `_fitted` joins as many as a name has room for.
+    """
     about = subject(record.plan)
     return {
         "model": about.model,
@@ -194,7 +197,10 @@ def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
 
 
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
-    """Return the words for a sweep's axes."""
+    """Return the words for a sweep's axes.
+
+    Axes without a word of their own appear as `NAME=VALUE`.
+    """
     varying = []
     for axis, value in axes.items():
         if part := _part(axis):

@@ -84,7 +84,10 @@ Requests = queue.SimpleQueue[Delivery | Epochs | Fetch | None]
 
 
 def main(parent: int) -> None:
-    """Send until stdin ends or the process `parent`, which reads the answers, ends."""
+    """Send until stdin ends or the process `parent`, which reads the answers, ends.
+
+    A thread reads requests at once, because the process that writes them is measuring.
+    """
     die_with(parent)
     requests: Requests = queue.SimpleQueue()
     threading.Thread(target=_read, args=[requests], daemon=True).start()
@@ -349,7 +352,10 @@ def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> None:
-    """Add missing datasets to a run."""
+    """Add missing datasets to a run.
+
+    A run that is sent again has them already.
+    """
     from mlflow import entities
 
     there = set[tuple[str, str]]()
@@ -447,7 +453,10 @@ def _limited_files(most_bytes: int) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return why sending failed, with a remedy if there is one."""
+    """Return why sending failed, with a remedy if there is one.
+
+    The text has no credentials and a limited length.
+    """
     if "MemoryError" in "".join(traceback.format_exception(error)):  # also as a hidden cause
         return (
             "the server's answer needs more memory than sending may use; see whether it is a "

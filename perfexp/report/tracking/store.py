@@ -130,7 +130,11 @@ def store_uri(uri: str | None) -> str:
 
 
 def _fault(uri: str) -> str | None:
-    """Return why a URI cannot be a store, without connecting to it; None if it can."""
+    """Return why a URI cannot be a store, without connecting to it; None if it can.
+
+    Such a URI is refused before anything is measured. Texts never repeat the URI, which may hold a
+    password.
+    """
     scheme, separator, rest = uri.partition("://")
     kind = scheme.partition("+")[0]
     if not uri.isprintable():
