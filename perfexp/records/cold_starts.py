@@ -53,7 +53,7 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
     for point in record.points:
         if point.key.phase == "ttfp" and point.status is Status.OK:
             groups.setdefault((point.key.input_size, point.key.batch_size), []).append(point)
-    found = []
+    predictions = []
     for points in groups.values():
         parts: dict[str, float] = {}
         for series in points[0].series:
@@ -65,5 +65,5 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
         for point in points:
             seconds = (series.samples[0] for series in point.series if series.name != AFTERWARDS)
             totals.append(sum(seconds))
-        found.append(FirstPrediction(key=points[0].key, parts=parts, totals=tuple(totals)))
-    return found
+        predictions.append(FirstPrediction(key=points[0].key, parts=parts, totals=tuple(totals)))
+    return predictions

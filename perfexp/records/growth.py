@@ -78,16 +78,16 @@ class Odd:
     other: Key | None = None
 
 
-def scalings(known: Sequence[Row]) -> list[Scaling]:
+def scalings(rows: Sequence[Row]) -> list[Scaling]:
     """Return scaling models for groups of rows that differ in size only, with at least four sizes.
 
     Reports show them, and `odd_sizes` compares the sizes with them.
 
     Args:
-        known: a record's rows.
+        rows: a record's rows.
     """
     models = []
-    for group in _over_sizes(known):
+    for group in _over_sizes(rows):
         keys = tuple(row.key for row in group)
         num_sizes = len({key.pixels for key in keys})
         if num_sizes < scaling.LEAST_SIZES:
@@ -133,22 +133,22 @@ def _reasons_for_doubt(num_sizes: int, widths: Sequence[float | None]) -> list[s
     return doubts
 
 
-def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
+def odd_sizes(rows: Sequence[Row]) -> dict[Key, Odd]:
     """Return sizes that are far from the scaling model, or slower than a larger size, by key.
 
     As few sizes as possible are flagged: the one slow size, not every larger size that is faster.
     Plots mark them, and `judge` makes diagnostics of them.
     """
-    found: dict[Key, Odd] = {}
-    for model in scalings(known):
+    odd: dict[Key, Odd] = {}
+    for model in scalings(rows):
         fit = model.fit
         reference = f"the fit over {len(model.keys)} sizes (tolerated: ±{fit.tolerance:.0%})"
         for index in fit.far:
-            found[model.keys[index]] = Odd(ratio=1 + fit.deviations[index], reference=reference)
+            odd[model.keys[index]] = Odd(ratio=1 + fit.deviations[index], reference=reference)
     # a time far above the fit is suspect itself: other times are not compared with it
-    for group in _over_sizes(known):
-        found |= _falling([row for row in group if row.key not in found])
-    return found
+    for group in _over_sizes(rows):
+        odd |= _falling([row for row in group if row.key not in odd])
+    return odd
 
 
 def kernels_of(record: Record) -> dict[Key, list[str]]:
@@ -167,24 +167,24 @@ def kernels_of(record: Record) -> dict[Key, list[str]]:
 
 
 def judge(
-    known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
+    rows: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
 ) -> dict[Key, tuple[Diagnostic, ...]]:
     """Return diagnostics by point: odd sizes with evidence, and rates that fall as batches grow.
 
     `summary.rows` adds them to the rows.
 
     Args:
-        known: a record's rows.
+        rows: a record's rows.
         kernels: kernel names by point, from `kernels_of`.
     """
     raised: dict[Key, tuple[Diagnostic, ...]] = {}
-    odd = odd_sizes(known)
-    for group in _over_sizes(known):
+    odd = odd_sizes(rows)
+    for group in _over_sizes(rows):
         usual = [row for row in group if row.key not in odd]
         pixels = [row.key.pixels for row in usual]
         for row in group:
-            one = odd.get(row.key)
-            if one is None:
+            odd_size = odd.get(row.key)
+            if odd_size is None:
                 continue
             below = bisect_left(pixels, row.key.pixels)
             above = bisect_right(pixels, row.key.pixels)
@@ -196,11 +196,14 @@ def judge(
             evidence = ", ".join(filter(None, texts))
             if evidence:
                 evidence = f": {evidence}"
-            found = diagnostics.make(
-                "scaling_unexpected", ratio=one.ratio, reference=one.reference, evidence=evidence
+            unexpected = diagnostics.make(
+                "scaling_unexpected",
+                ratio=odd_size.ratio,
+                reference=odd_size.reference,
+                evidence=evidence,
             )
-            raised[row.key] = (found,)
-    for key, diagnostic in _falling_rates(known):
+            raised[row.key] = (unexpected,)
+    for key, diagnostic in _falling_rates(rows):
         raised[key] = (*raised.get(key, ()), diagnostic)
     return raised
 
@@ -230,7 +233,7 @@ def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
     # symmetric: whether two rows are in a fall with each other
     conflicts = falls | falls.T
     counts = conflicts.sum(axis=0)
-    found: dict[Key, Odd] = {}
+    removed: dict[Key, Odd] = {}
     while counts.any():
         most = np.flatnonzero(counts == counts.max())
         odd = int(most[medians[most].argmax()])
@@ -241,10 +244,10 @@ def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
         row, other = group[odd], group[others[np.abs(others - odd).argmin()]]
         which = "larger" if other.key.pixels > row.key.pixels else "smaller"
         reference = f"the {which} size {other.key.size_label}, beyond both intervals"
-        found[row.key] = Odd(
+        removed[row.key] = Odd(
             ratio=float(medians[odd]) / _median(other).value, reference=reference, other=other.key
         )
-    return found
+    return removed
 
 
 def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -297,14 +300,12 @@ def _kernel_evidence(
     return first
 
 
-def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
+def _falling_rates(rows: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
     """Yield `rate_falls` for batch sizes with clearly fewer samples/s than a smaller batch.
 
     A rate must fall beyond both intervals and by more than the tolerance.
     """
-    for group in _grouped(
-        known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)
-    ):
+    for group in _grouped(rows, lambda row: (row.key.phase, row.key.input_size, row.key.precision)):
         rated = list[tuple[Key, estimators.Interval]]()
         for row in group:
             rate = row.own_interval("samples_per_second")
@@ -317,34 +318,34 @@ def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
             below, most = max(smaller, key=lambda other: other[1].value)
             if is_clearly_below(rate, most) and rate.value < (1 - _RATE_TOLERANCE) * most.value:
                 fastest, _ = max(rated, key=lambda other: other[1].value)
-                found = diagnostics.make(
+                diagnostic = diagnostics.make(
                     "rate_falls",
                     ratio=rate.value / most.value,
                     batch=below.batch_size,
                     fastest=fastest.batch_size,
                 )
-                yield key, found
+                yield key, diagnostic
 
 
 def _median(row: Row) -> estimators.Interval:
     """Return a row's median seconds per call, with its interval within the record."""
-    found = row.own_interval(row.time_kind or "")
-    assert found is not None
-    return found
+    median = row.own_interval(row.time_kind or "")
+    assert median is not None
+    return median
 
 
-def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
+def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
     """Group the successful rows with a time above zero by a function of the row."""
     groups: dict[Hashable, list[Row]] = {}
-    for row in known:
+    for row in rows:
         if row.status is Status.OK and row.time and row.time.median.value > 0:
             groups.setdefault(by(row), []).append(row)
     return list(groups.values())
 
 
-def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
+def _over_sizes(rows: Iterable[Row]) -> list[list[Row]]:
     """Return groups of rows that differ only in size, smallest first."""
     groups = _grouped(
-        known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision)
+        rows, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision)
     )
     return [sorted(group, key=lambda row: row.key.pixels) for group in groups]

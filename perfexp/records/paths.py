@@ -237,11 +237,11 @@ class _Folder:
 
         perfexp treats a file that is not in the manifest as somebody else's.
         """
-        known = self.claimed()
+        earlier = self.claimed()
         names = [path.relative_to(self.root).as_posix() for path in paths]
-        new = [name for name in names if name not in known]
+        new = [name for name in names if name not in earlier]
         if new:
-            self._write({**self._manifest(), "files": [*known, *new]})
+            self._write({**self._manifest(), "files": [*earlier, *new]})
 
     def remove_leftovers(self) -> None:
         """Remove temporary files left by a crash; nobody else may be writing here.
@@ -249,13 +249,17 @@ class _Folder:
         `write_atomically` names a temporary file after its target: `.NAME.` and eight characters. A
         run that begins calls it under the folder's lock.
         """
-        known = {self.manifest.name, *(Path(name).name for name in self.claimed())}
+        claimed_names = {self.manifest.name, *(Path(name).name for name in self.claimed())}
         for folder in {self.root, self.details, self.root / CHECKPOINTS}:
             if folder.is_symlink() or not folder.is_dir():
                 continue
             for path in list(folder.iterdir()):
                 leftover = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)
-                if leftover and leftover[1] in known and (path.is_symlink() or not path.is_dir()):
+                if (
+                    leftover
+                    and leftover[1] in claimed_names
+                    and (path.is_symlink() or not path.is_dir())
+                ):
                     path.unlink(missing_ok=True)
 
     def claimed(self) -> list[str]:
@@ -417,9 +421,11 @@ class RunPaths(_Folder):
 
         The log is not a result: it is the lock and stays in place.
         """
-        own = {path.name for path in (*self.usual, self.refusal) if path.name != self.log.name}
+        result_names = {
+            path.name for path in (*self.usual, self.refusal) if path.name != self.log.name
+        }
         file = Path(name).name
-        return is_own_place(name) and (file in own or is_artifact(file))
+        return is_own_place(name) and (file in result_names or is_artifact(file))
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
         """Return the path of a result table, for example `MODEL_ALGORITHM_overall.csv`."""

@@ -149,14 +149,14 @@ def _judge_throttling(facts: Mapping[str, Any]) -> list[Diagnostic]:
 
     `facts["throttled_share"]` has, by series and reason, the share of time from 0 to 1.
     """
-    most, found = _THROTTLE_TOLERANCE, list[Diagnostic]()
+    most, throttled = _THROTTLE_TOLERANCE, list[Diagnostic]()
     for series, reasons in facts.get("throttled_share", {}).items():
         # several reasons may hold at the same time
         if reasons and max(reasons.values()) > most:
             most = max(reasons.values())
             ordered = ", ".join(sorted(reasons, key=lambda reason: -reasons[reason]))
-            found = [diagnostics.make("throttled", share=most, series=series, reasons=ordered)]
-    return found
+            throttled = [diagnostics.make("throttled", share=most, series=series, reasons=ordered)]
+    return throttled
 
 
 def _evidence_of_sharing(*states: Mapping[str, Any]) -> list[str]:
@@ -242,9 +242,11 @@ def judge_samples(point: Point, kind: str | None) -> list[Diagnostic]:
     if series is None or not series.measured:
         return []
     time = summary_of(series, ())
-    found = []
+    raised = []
     if time.drift is not None:
-        found.append(_moved(time.drift.relative, "from the first third of the samples to the last"))
+        raised.append(
+            _moved(time.drift.relative, "from the first third of the samples to the last")
+        )
     target, reason = None, ""
     if series.stop:
         target, reason = series.stop.target, series.stop.reason
@@ -256,7 +258,7 @@ def judge_samples(point: Point, kind: str | None) -> list[Diagnostic]:
     if effective < estimators.FEW and reason != "precision":
         narrow = estimators.FEW_TOO_NARROW
     if achieved is None or (target is not None and narrow * achieved > target):
-        found.append(
+        raised.append(
             diagnostics.make(
                 "too_few_samples",
                 n=time.n,
@@ -266,7 +268,7 @@ def judge_samples(point: Point, kind: str | None) -> list[Diagnostic]:
                 advice=_MORE_SAMPLES.get(reason, _MORE_TIME),
             )
         )
-    return found
+    return raised
 
 
 def _reached(achieved: float | None, target: float | None) -> str:
@@ -340,7 +342,7 @@ def _differences(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
     _, value, number, others = max(distances, key=lambda process: process[:2])
     ratio = value / median(others)
     if max(ratio, 1 / ratio) >= _PROCESS_APART > max(others) / min(others):
-        found = diagnostics.make(
+        diagnostic = diagnostics.make(
             "process_apart",
             ratio=ratio,
             median=units.format_seconds(value, 3),
@@ -349,10 +351,10 @@ def _differences(processes: Sequence[Point], kind: str) -> list[Diagnostic]:
         )
     else:
         texts = [units.format_seconds(seconds, 3) for seconds in medians.values()]
-        found = diagnostics.make(
+        diagnostic = diagnostics.make(
             "processes_differ",
             processes=len(medians),
             medians=", ".join(texts),
             spread=component.spread,
         )
-    return [found]
+    return [diagnostic]

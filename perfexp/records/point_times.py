@@ -68,9 +68,9 @@ def first_median_interval(point: Point, *names: str) -> estimators.Interval | No
 
 def first_median(point: Point, *names: str) -> float | None:
     """Return the median seconds per call from the first named series that has samples, or None."""
-    found = first_median_interval(point, *names)
-    if found:
-        return found.value
+    median = first_median_interval(point, *names)
+    if median:
+        return median.value
     return None
 
 
@@ -99,8 +99,8 @@ def first_series(point: Point, *names: str) -> Series | None:
 
     Callers name several series in order of preference, for example graph time before latency.
     """
-    found = map(point.find_series, names)
-    return next((series for series in found if series is not None and series.measured), None)
+    candidates = map(point.find_series, names)
+    return next((series for series in candidates if series is not None and series.measured), None)
 
 
 def series_of(point: Point, name: str) -> Series:

@@ -102,12 +102,12 @@ def profiles(record: Record) -> list[tuple[Point, Profile]]:
 
     A record is data from anywhere, so the facts may hold anything.
     """
-    found = []
+    profile_points = []
     for point in record.points:
         if is_profile(point.key):
             with suppress(msgspec.ValidationError):
-                found.append((point, msgspec.convert(point.facts.get("profile"), Profile)))
-    return found
+                profile_points.append((point, msgspec.convert(point.facts.get("profile"), Profile)))
+    return profile_points
 
 
 def files(record: Record) -> list[str]:
@@ -145,15 +145,15 @@ def tables(record: Record) -> list[tuple[str, Grid]]:
         by = f"by {profile.profiler}"
         if name:
             by += f" ({name})"
-        own = _OWN_TIME.get(profile.sorted_by or "")
+        meaning = _OWN_TIME.get(profile.sorted_by or "")
         steps = max(1, profile.steps or 1)
         if rows := profile.kernels:
             title = _top(rows, profile.kernel_names, f"kernels {by}")
             titled.append((title, ranked(rows, steps, "kernel", "per call")))
         if rows := profile.operators:
             title = _top(rows, profile.operator_names, f"operators {by}")
-            time = "self per call" if own else "per call"
-            titled.append((title, ranked(rows, steps, "operator", time, own)))
+            time = "self per call" if meaning else "per call"
+            titled.append((title, ranked(rows, steps, "operator", time, meaning)))
         if profile.ranges:
             titled.append((f"launches of each part, {by}", _ranges(profile.ranges[:_ROWS])))
     return titled

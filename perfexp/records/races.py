@@ -154,13 +154,13 @@ def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
         chosen = totals["chosen"].value
         ratio, errors = totals[baseline].value / chosen, []
         for calls, race in _distinct_races(layers):
-            own = seconds_of(race, str(race["selected"]))
-            other = seconds_of(race, baseline)
-            assert own is not None and other is not None  # both have a sum
+            chosen_time = seconds_of(race, str(race["selected"]))
+            baseline_time = seconds_of(race, baseline)
+            assert chosen_time is not None and baseline_time is not None  # both have a sum
             # error propagation for the ratio of two independent times
-            error = math.hypot(_half_width(other), ratio * _half_width(own))
+            error = math.hypot(_half_width(baseline_time), ratio * _half_width(chosen_time))
             if race["selected"] == baseline:  # then both have the same error
-                error = (1 - ratio) * _half_width(own)
+                error = (1 - ratio) * _half_width(chosen_time)
             errors.append(calls * error / chosen)
         ratios[baseline] = _with_errors(ratio, errors)
     return ratios

@@ -261,11 +261,11 @@ def speedup_notes(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
     processes = by_point(analysis.record)
     single, pooled, is_idle = set[str](), set[str](), False
     for row in analysis.rows:
-        own = names.intersection(metric.name for metric in row.metrics)
-        is_idle = is_idle or bool(own and has(row.doubts, "device_idle"))
+        row_names = names.intersection(metric.name for metric in row.metrics)
+        is_idle = is_idle or bool(row_names and has(row.doubts, "device_idle"))
         if row.processes == 1:
             continue
-        for name in own:
+        for name in row_names:
             if pooled_speedup(processes[row.key], name) is None:
                 single.add(name)
             else:

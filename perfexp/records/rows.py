@@ -130,9 +130,9 @@ class Row:
     @property
     def spread(self) -> float | None:
         """Return the relative standard deviation between process medians; None for one process."""
-        own = self.figures[self.time_kind].own if self.time_kind in self.figures else None
-        if own:
-            return own.spread
+        component = self.figures[self.time_kind].own if self.time_kind in self.figures else None
+        if component:
+            return component.spread
         return None
 
     def own_interval(self, figure: str) -> estimators.Interval | None:
@@ -145,12 +145,14 @@ class Row:
         Args:
             figure: key of `figures`, for example `device` or `samples_per_second`.
         """
-        one = self.figures.get(figure)
-        if one is None:
+        repeats = self.figures.get(figure)
+        if repeats is None:
             return None
         if self.processes > 1:
-            return one.without_server().interval
-        return around(one.mean, None if one.within is None else Z95 * math.sqrt(one.within))
+            return repeats.without_server().interval
+        return around(
+            repeats.mean, None if repeats.within is None else Z95 * math.sqrt(repeats.within)
+        )
 
     @property
     def samples_per_second(self) -> estimators.Interval | None:

@@ -64,12 +64,12 @@ def spreads(rows: Iterable[Row]) -> list[ProcessSpread]:
 
     `perfexp selfcheck` summarizes them with `sentence` and shows them with `grid`.
     """
-    known = []
+    process_spreads = []
     for row in rows:
         for name, medians in row.figures.items():
             # `own` is the variance that these processes show, without the prior
             if name in TIMES and medians.own:
-                known.append(
+                process_spreads.append(
                     ProcessSpread(
                         key=row.key,
                         time=name,
@@ -77,7 +77,7 @@ def spreads(rows: Iterable[Row]) -> list[ProcessSpread]:
                         component=medians.own,
                     )
                 )
-    return known
+    return process_spreads
 
 
 def sentence(known: Sequence[ProcessSpread]) -> str:

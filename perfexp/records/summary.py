@@ -106,7 +106,7 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
 def row(
     points: Sequence[Point],
     percentiles: Sequence[float] = (50.0, 95.0, 99.0),
-    known: Mapping[str, Prior] | None = None,
+    known_priors: Mapping[str, Prior] | None = None,
     free: int = 0,
 ) -> Row:
     """Return one point's figures, combined over the processes that measured it.
@@ -114,14 +114,14 @@ def row(
     Args:
         points: results from each process, the first process first.
         percentiles: requested percentiles, in percent.
-        known: priors by class; by default the package's priors.
+        known_priors: priors by class; by default the package's priors.
         free: CPU cores that the run's threads leave free for other work.
     """
     first = points[0]
     samples, bound_by = samples_per_call(first), first.facts.get("bound_by")
-    if known is None:
-        known = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
-    prior = partial(priors.find, known, points, free=free)
+    if known_priors is None:
+        known_priors = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
+    prior = partial(priors.find, known_priors, points, free=free)
     times, figures = dict[str, blockwise.Summary](), dict[str, Repeats]()
     measured = _series_by_time(points)
     for name, processes in measured.items():
@@ -182,9 +182,12 @@ def _doubts(
     """
     doubts: list[Diagnostic] = []
     for point in points:
-        known = {one.code for one in doubts}
-        own = (*point_diagnostics.confirmed(point), *point_diagnostics.judge_samples(point, kind))
-        doubts += [one for one in own if one.code not in known]
+        known_codes = {one.code for one in doubts}
+        point_doubts = (
+            *point_diagnostics.confirmed(point),
+            *point_diagnostics.judge_samples(point, kind),
+        )
+        doubts += [one for one in point_doubts if one.code not in known_codes]
     if kind and len(measured := comparable(points, kind)) > 1:
         doubts += point_diagnostics.judge_processes(measured, kind)
         if times[kind].median.low is not None:  # only the interval of their mean matters
@@ -243,15 +246,15 @@ def single_figures(
     Args:
         prior: returns a figure's prior by name.
     """
-    found = {}
+    singles = {}
     for name, metric_name in SINGLES.items():
-        known = [point.metric(metric_name) for point in points if point.status is Status.OK]
-        if figures := list(filter(None, map(interval_of, known))):
-            one = Repeats.of(figures, None if name == "accuracy" else prior(name))
-            is_estimate = any(metric.estimated for metric in known if metric)
-            within = one.within if name == "energy" else 0.0
-            found[name] = replace(one, within=within, is_estimate=is_estimate)
-    return found
+        measured = [point.metric(metric_name) for point in points if point.status is Status.OK]
+        if figures := list(filter(None, map(interval_of, measured))):
+            repeats = Repeats.of(figures, None if name == "accuracy" else prior(name))
+            is_estimate = any(metric.estimated for metric in measured if metric)
+            within = repeats.within if name == "energy" else 0.0
+            singles[name] = replace(repeats, within=within, is_estimate=is_estimate)
+    return singles
 
 
 def epoch_figures(
@@ -271,15 +274,17 @@ def epoch_figures(
             epochs = point.epochs
     passes = [epoch.seconds for epoch in epochs]
     whole = [epoch.total_seconds for epoch in epochs]
-    found = {}
+    whole_epochs = {}
     for name, seconds, combine in (("epoch", passes, fmean), ("runtime", whole, sum)):
         if seconds:
             # relative variance of the mean over the epochs
             within = 0.0
             if len(seconds) > 1:
                 within = variance(seconds) / len(seconds) / fmean(seconds) ** 2
-            found[name] = Repeats(values=(combine(seconds),), within=within, prior=prior(name))
-    return found
+            whole_epochs[name] = Repeats(
+                values=(combine(seconds),), within=within, prior=prior(name)
+            )
+    return whole_epochs
 
 
 def pooled_metrics(

@@ -247,9 +247,9 @@ def coverage(table: Iterable[Row]) -> str:
 
     The table of runs shows it.
     """
-    known = [row for row in table if row.value(quantities.COVERAGE) is not None]
-    known.sort(key=methodcaller("value", quantities.COVERAGE))
-    return " … ".join(dict.fromkeys(map(wording.coverage_text, known[:1] + known[-1:])))
+    covered = [row for row in table if row.value(quantities.COVERAGE) is not None]
+    covered.sort(key=methodcaller("value", quantities.COVERAGE))
+    return " … ".join(dict.fromkeys(map(wording.coverage_text, covered[:1] + covered[-1:])))
 
 
 def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:

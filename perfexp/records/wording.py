@@ -203,8 +203,8 @@ def percent_range(fractions: Iterable[float]) -> str:
 
     Notes on algorithm coverage over several points use it.
     """
-    known = sorted(fractions)
-    least, most = percent(known[0]), percent(known[-1])
+    ascending = sorted(fractions)
+    least, most = percent(ascending[0]), percent(ascending[-1])
     if least == most:
         return most
     return f"{least.removesuffix(' %')} … {most}"

@@ -211,9 +211,9 @@ class Console:
         if lines and title:
             self._line(title, style=f"bold {style}".strip())
         for line in filter(None, lines):
-            own = _STYLES.get(line.partition(":")[0], "")
+            color = _STYLES.get(line.partition(":")[0], "")
             words = "".join(letter if letter.isprintable() else " " for letter in line.strip())
-            self._line(words, style=own, indent=indent + len(line) - len(line.lstrip()))
+            self._line(words, style=color, indent=indent + len(line) - len(line.lstrip()))
 
     def error(self, message: str) -> None:
         """Print an error on stderr."""

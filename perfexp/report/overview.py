@@ -250,23 +250,23 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
     warned = list[str | int | float]()
     points, lacking = Counter[str](), dict[str, list[Metric]]()
     for row in rows:
-        for one in row.doubts:
-            if not one.is_note:
-                warned += (one.fields or {}).values()
+        for doubt in row.doubts:
+            if not doubt.is_note:
+                warned += (doubt.fields or {}).values()
         for metric in row.metrics:
             if metric.name in names:
                 points[metric.name] += 1
                 if metric.reason:
                     lacking.setdefault(metric.reason, []).append(metric)
-    found = []
+    reasons = []
     for reason, missing in lacking.items():
         if reason not in warned:
             text = f"no {', '.join(_distinct(map(wording.metric_title, missing)))}"
             name, count = Counter(metric.name for metric in missing).most_common(1)[0]
             if count < points[name]:
                 text += f" at {count} of {points[name]} points"
-            found.append(f"{text}: {reason}")
-    return found
+            reasons.append(f"{text}: {reason}")
+    return reasons
 
 
 def loads(record: Record) -> list[str]:
@@ -280,9 +280,9 @@ def loads(record: Record) -> list[str]:
         for fact in _LOADS:
             for series, readings in point.facts.get(fact, {}).items():
                 facts = pooled.setdefault((without_replicate(point.key), series), {})
-                known = facts.setdefault(fact, [])
+                pooled_readings = facts.setdefault(fact, [])
                 if fact != "loaded_power_watts" or _is_long(point, series):
-                    known += readings
+                    pooled_readings += readings
     fields = distinguishing(key for key, _ in pooled)
     lines = []
     for (key, series), facts in pooled.items():
@@ -344,19 +344,19 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
     """
     metrics = _rank_metrics(point)
     together = metrics.pop(quantities.RANKS_RATE, None)
-    own, shares = list[float](), dict[str, float]()
+    rates, shares = list[float](), dict[str, float]()
     for name, metric in metrics.items():
         if metric.value is not None:
             if name in _SHARES:
                 shares[name] = metric.value
             else:
-                own.append(metric.value)
+                rates.append(metric.value)
     if together is not None:
         rate = together.reason or ""
         if together.value is not None:
             rate = f"{units.digits(together.value, 3)} samples/s"
-        if own:
-            ends = dict.fromkeys((units.digits(min(own), 3), units.digits(max(own), 3)))
+        if rates:
+            ends = dict.fromkeys((units.digits(min(rates), 3), units.digits(max(rates), 3)))
             rate += f", each {' … '.join(ends)} while all work"
         alone = point.find_series("ranks/alone")
         if alone and alone.measured:
@@ -364,9 +364,9 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
             rate += f"; one rank alone {units.digits(rate_alone, 3)} samples/s"
         yield f"check by bursts: together {rate}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
-    known = [name for name in _SHARES if name in shares]
+    shown = [name for name in _SHARES if name in shares]
     # efficiency, then the largest loss first
-    for name in sorted(known, key=lambda name: (name in _LOSSES, -shares[name])):
+    for name in sorted(shown, key=lambda name: (name in _LOSSES, -shares[name])):
         interval = intervals.get(name.removeprefix(_RANKS)) or {}
         low, high = interval.get("low"), interval.get("high")
         text = "no interval"

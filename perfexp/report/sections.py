@@ -122,8 +122,10 @@ def _requested_results(analysis: Analysis) -> Iterator[str]:
         yield f"cold start  {wording.first_prediction_text(first).partition(' = ')[0]}"
     if texts := list(dict.fromkeys(filter(None, map(wording.coverage_text, analysis.rows)))):
         yield f"algorithm coverage  {' … '.join(texts)}"
-    own = [point for point in analysis.record.points if not point.key.replicate]
-    for text in convolutions.sentences(msgspec.structs.replace(analysis.record, points=own)):
+    first_process = [point for point in analysis.record.points if not point.key.replicate]
+    for text in convolutions.sentences(
+        msgspec.structs.replace(analysis.record, points=first_process)
+    ):
         yield text.partition(";")[0]  # the rest explains how it was measured
 
 

@@ -74,7 +74,7 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
     Args:
         every: whether to name all layers, not only the first few.
     """
-    found = []
+    refused = []
     for layer, algorithm, answers in _answers(survey):
         reasons: dict[str, list[str]] = {}
         for which, answer in answers.items():
@@ -84,8 +84,8 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
             name = algorithm
             if len(passes) < len(answers):
                 name += f" ({_passes_text(passes)})"
-            found.append((name, reason, _layer_name(layer)))
-    return _reasons(found, every=every)
+            refused.append((name, reason, _layer_name(layer)))
+    return _reasons(refused, every=every)
 
 
 def passed_over(survey: Survey) -> Grid:
@@ -93,13 +93,13 @@ def passed_over(survey: Survey) -> Grid:
 
     An algorithm with several backends uses the first that can.
     """
-    found = []
+    passed = []
     for layer, algorithm, answers in _answers(survey):
         for backend, reason in answers["forward"]["passed_over"].items():
             if backend not in reason.lower():
                 reason = f"{backend}: {reason}"
-            found.append((algorithm, reason, _layer_name(layer)))
-    return _reasons(found, every=True)
+            passed.append((algorithm, reason, _layer_name(layer)))
+    return _reasons(passed, every=True)
 
 
 def _answers(survey: Survey) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:

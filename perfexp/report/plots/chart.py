@@ -134,8 +134,8 @@ class Bar:
 
         The longest bar of a facet sets the scale of its axis.
         """
-        known = [one.high or one.value for one in (self.value, self.behind) if one]
-        return max(known, default=0.0)
+        drawn = [one.high or one.value for one in (self.value, self.behind) if one]
+        return max(drawn, default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

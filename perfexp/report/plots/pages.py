@@ -112,8 +112,8 @@ def ratio_plot(comparison: Comparison, side: SideFacts) -> Any:
     A row is one figure at one point, in the order of the comparison's document. A ratio is the
     side's figure over the baseline's, so that 1 means equal; the band around 1 is the margin.
     """
-    known = [pair for pair in comparison.of_side(side.name) if pair.ratio is not None]
-    pairs = known[:_MOST_PAIRS]
+    with_ratio = [pair for pair in comparison.of_side(side.name) if pair.ratio is not None]
+    pairs = with_ratio[:_MOST_PAIRS]
     margin = 1 + comparison.margin
     if not pairs:
         return None
@@ -146,8 +146,8 @@ def ratio_plot(comparison: Comparison, side: SideFacts) -> Any:
     legend(axes)
     level = comparison_table.confidence(side.level)
     about = f"ratios with their {level} intervals; the band is the margin"
-    if len(pairs) < len(known):
-        about += f"; {len(pairs)} of {len(known)}, the table has all"
+    if len(pairs) < len(with_ratio):
+        about += f"; {len(pairs)} of {len(with_ratio)}, the table has all"
     caption_of(
         figure, Caption(title=comparison_table.title(comparison, side), subtitle=about, footer="")
     )

@@ -132,14 +132,14 @@ def _strips(timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, 
     for row in timed:
         taken = []
         for name, time in row.times.items():
-            one = Taken(
+            taken_time = Taken(
                 name=time_title(name),
                 meaning=TIMES[name].caption,
                 series=row.series[name],
                 time=time,
                 text=median_text(row) if name == row.time_kind else interval_text(time.median),
             )
-            taken.append(one)
+            taken.append(taken_time)
         yield label(row.key, fields), tuple(taken)
 
 
@@ -150,14 +150,14 @@ def _predicted(
     axis: str,
 ) -> _Predicted:
     """Return interpolated values of forecasts; measured ones are in the rows already."""
-    found = []
+    predictions = []
     for forecast in forecasts:
         curve = forecast.curve
         for point in forecast.points:
             if point.source == INTERPOLATED and point.value is not None:
                 key = key_of(point.pair, curve.phase, named[0][1].key.precision)
-                found.append((curve.quantity, line_name(key, fields, axis), key, point.value))
-    return found
+                predictions.append((curve.quantity, line_name(key, fields, axis), key, point.value))
+    return predictions
 
 
 def chart_of(
@@ -193,7 +193,7 @@ def chart_of(
         if row.time:
             by_phase.setdefault(row.key.phase, []).append(one)
     panels = list[Panel]()
-    for phase, own in by_phase.items():
+    for phase, phase_points in by_phase.items():
         bands: dict[str, list[tuple[str, float, Interval]]] = {}
         for quantity, name, key, y in predicted:
             if key.phase == phase:
@@ -201,7 +201,7 @@ def chart_of(
         prefix = ""
         if len(by_phase) > 1:
             prefix = f"{phase}: "
-        for panel in _panels(own, bands, axis, fitted=fitted):
+        for panel in _panels(phase_points, bands, axis, fitted=fitted):
             panels.append(replace(panel, title=prefix + panel.title))
     return Chart(
         caption=caption,
@@ -237,12 +237,15 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
     for one in placed:
         if one.row and one.row.time_kind:
             by_kind.setdefault(one.row.time_kind, []).append(one)
-    for kind, own in by_kind.items():
-        lines = lines_of(own, partial(_median, kind), bands.get("time", ()), is_judged=True)
-        curves = _curves(own) if fitted and axis == "input_size" else ()
+    for kind, kind_points in by_kind.items():
+        lines = lines_of(kind_points, partial(_median, kind), bands.get("time", ()), is_judged=True)
+        curves = _curves(kind_points) if fitted and axis == "input_size" else ()
         title = f"{time_title(kind)} per call"
         yield Panel(
-            title=title, lines=_with_latency(own, lines, kind), unit="seconds", curves=curves
+            title=title,
+            lines=_with_latency(kind_points, lines, kind),
+            unit="seconds",
+            curves=curves,
         )
     lines = lines_of(placed, lambda row: row.samples_per_second)
     marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
@@ -381,15 +384,15 @@ def lines_of(
     """
     by_name: dict[str, list[tuple[float, Row]]] = {}
     for one in placed:
-        own = by_name.setdefault(one.name, [])
+        points_of_line = by_name.setdefault(one.name, [])
         if one.row:
-            own.append((one.x, one.row))
+            points_of_line.append((one.x, one.row))
     lines = []
-    for color, (name, own) in enumerate(by_name.items()):
-        own.sort(key=lambda point: point[0])
-        odd = odd_sizes([row for _, row in own]) if is_judged else {}
+    for color, (name, points_of_line) in enumerate(by_name.items()):
+        points_of_line.sort(key=lambda point: point[0])
+        odd = odd_sizes([row for _, row in points_of_line]) if is_judged else {}
         points, rings = list[tuple[float, Interval, str]](), dict[float, str]()
-        for x, row in own:
+        for x, row in points_of_line:
             if y := value(row):
                 points.append((x, y, _rough(row, y, metric)))
             if row.key in odd:

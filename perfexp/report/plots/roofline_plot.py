@@ -278,9 +278,9 @@ def _legend(axes: Any, roofline: Roofline, rows: Sequence[RooflineRow]) -> None:
     Each color also shows its time share.
     """
     for limit, color in _COLORS.items():
-        own = [row.time_share for row in roofline.parts if row.limit is limit]
-        if own or limit not in (Limit.cached, Limit.unclear):
-            words = f"{roofline.noun} {limit.value}: {sum(own):.0%} of the time"
+        time_shares = [row.time_share for row in roofline.parts if row.limit is limit]
+        if time_shares or limit not in (Limit.cached, Limit.unclear):
+            words = f"{roofline.noun} {limit.value}: {sum(time_shares):.0%} of the time"
             axes.plot([], [], "o", color=color, alpha=0.7, label=words)
     for row in rows:
         name = row.label

@@ -167,8 +167,8 @@ def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequenc
         if run.row:
             by_phase.setdefault(run.phase, []).append(one)
     panels = list[Panel]()
-    for phase, own in by_phase.items():
-        lines = lines_of(own, lambda row: row.samples_per_second)
+    for phase, phase_points in by_phase.items():
+        lines = lines_of(phase_points, lambda row: row.samples_per_second)
         curves = tuple(_in_proportion(line) for line in lines if len(line.x) > 1)
         prefix = f"{phase}: " if len(by_phase) > 1 else ""
         if lines:

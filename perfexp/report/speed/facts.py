@@ -62,8 +62,8 @@ class Facts:
 
         Facts from the command line come first, then the log's, then those of neighboring files.
         """
-        known = {name: value for name, value in asdict(self).items() if value is not None}
-        return replace(other, **known)
+        own_facts = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(other, **own_facts)
 
 
 @dataclass(kw_only=True)

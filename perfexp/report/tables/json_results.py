@@ -60,14 +60,14 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> dict[str, Any]:
     Args:
         folder: absolute path of the sweep's folder.
     """
-    found, failed = list[dict[str, Any]](), list[dict[str, Any]]()
+    measured, failed = list[dict[str, Any]](), list[dict[str, Any]]()
     for child, analysis in whole.runs:
         if analysis is None:
             failed.append({"name": child.name, "status": child.status.value, "error": child.error})
             continue
         further = [whole.slower[child.job]] if child.job in whole.slower else []
-        found.append(of_run(analysis, run_folder(child, folder), further))
-    return document([*found, *failed], sweep=str(folder))
+        measured.append(of_run(analysis, run_folder(child, folder), further))
+    return document([*measured, *failed], sweep=str(folder))
 
 
 def text(content: Any) -> str:

@@ -46,11 +46,11 @@ def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
     A file in `speed_dir` takes precedence over the file in the run's folder.
     """
     places = list(filter(None, (_speed_dir(record, folder.absolute()), folder)))
-    found = []
+    trainings = []
     for speed in of_record(record, folder):
         files = (_own(speed, place) for place in places)
-        found.append((speed, next(filter(None, files), None)))
-    return found
+        trainings.append((speed, next(filter(None, files), None)))
+    return trainings
 
 
 def _speed_dir(record: Record, root: Path) -> Path | None:

@@ -92,7 +92,7 @@ def blocks(record: Record) -> list[Block]:
 
     Series stay compact until `samples` makes a line for each sample.
     """
-    found = []
+    series_blocks = []
     for point in record.points:
         for series in point.series:
             block = {
@@ -107,8 +107,8 @@ def blocks(record: Record) -> list[Block]:
                 "values": np.asarray(series.samples, dtype=np.float64),
                 "warmup": series.warmup,
             }
-            found.append(block)
-    return found
+            series_blocks.append(block)
+    return series_blocks
 
 
 def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.DataFrame:

@@ -129,9 +129,9 @@ def point_tags(analysis: Analysis, notes: Mapping[str, str]) -> dict[str, str]:
 
 def own_tags(plan: dict[str, Any]) -> dict[str, str]:
     """Return `tracking.tags` from a plan. Names are checked again, since records may be foreign."""
-    own = fact_at(plan, "tracking.tags")
+    user_tags = fact_at(plan, "tracking.tags")
     tags = {}
-    for name, text in own.items() if isinstance(own, Mapping) else ():
+    for name, text in user_tags.items() if isinstance(user_tags, Mapping) else ():
         if text is not None and tag_fault(str(name)) is None:
             tags[str(name)[:NAME_LENGTH]] = str(text)
     return tags
@@ -155,15 +155,17 @@ def winner_tags(whole: SweepAnalysis) -> dict[str, str]:
     parentheses. There are no tags if the runs share no point. They are set once all runs of the
     sweep have ended.
     """
-    found = sweep_verdicts.winners(whole)
-    fields = varying(one.key for one in found)
+    winners = sweep_verdicts.winners(whole)
+    fields = varying(winner.key for winner in winners)
     names = ("best", "best_ties", "best_undecided", "best_by")
     places: dict[str, dict[str, list[str]]] = {name: {} for name in names}
-    for one in found:
-        where = " · ".join(filter(None, (one.model, label(one.key, fields) if fields else "")))
-        best = one.best and _axes_text(one.best, one)
-        others = "; ".join(_axes_text(axes, one) for axes in one.ties)
-        texts = {"best": best, "best_by": _deciding_metric(one.measure)}
+    for winner in winners:
+        where = " · ".join(
+            filter(None, (winner.model, label(winner.key, fields) if fields else ""))
+        )
+        best = winner.best and _axes_text(winner.best, winner)
+        others = "; ".join(_axes_text(axes, winner) for axes in winner.ties)
+        texts = {"best": best, "best_by": _deciding_metric(winner.measure)}
         texts["best_ties" if best else "best_undecided"] = others
         for name, text in texts.items():
             if text:
@@ -171,7 +173,7 @@ def winner_tags(whole: SweepAnalysis) -> dict[str, str]:
     tags = {}
     for name, by_text in places.items():
         if by_text:
-            tags[f"perfexp.{name}"] = _with_places(name, by_text, len(found))
+            tags[f"perfexp.{name}"] = _with_places(name, by_text, len(winners))
     return tags
 
 
@@ -291,8 +293,8 @@ def _parts(*parts: Section) -> Iterator[str]:
 
 def _note(plan: dict[str, Any], *blocks: str) -> str:
     """Return paragraphs as a signed description, below the user's `tracking.description`."""
-    own = escape_markdown(str(fact_at(plan, "tracking.description") or ""))
-    text = "\n\n".join(block.strip("\n") for block in (own, *blocks) if block)
+    user_text = escape_markdown(str(fact_at(plan, "tracking.description") or ""))
+    text = "\n\n".join(block.strip("\n") for block in (user_text, *blocks) if block)
     return signed(fitted(breakable(text), TAG_LENGTH - _SIGNATURE_LENGTH))
 
 
@@ -448,7 +450,7 @@ def datasets(record: Record, keys: Sequence[Key]) -> list[Dataset]:
         return []
     kind = one_line(str(node.get("name") or fact_at(record.plan, "choices.data") or "data"))
     source = json.dumps(hide({**node}), default=str, sort_keys=True)
-    found = []
+    phase_datasets = []
     for phase in _phases(keys):
         of_phase = [key for key in keys if key.phase == phase]
         if any(key.batch_size == LARGEST for key in of_phase):
@@ -457,7 +459,7 @@ def datasets(record: Record, keys: Sequence[Key]) -> list[Dataset]:
         identity = json.dumps([source, name, record.plan.get("seed")], default=str)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
         context = "training" if phase == "train" else phase
-        found.append(
+        phase_datasets.append(
             Dataset(name=name, digest=digest, source=clean(source, _SOURCE_LENGTH), context=context)
         )
-    return found
+    return phase_datasets

@@ -75,8 +75,8 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
     itself then shows the best figures only.
     """
     record, parts = analysis.record, point_runs(analysis)
-    found = charted(parts[0]) if len(parts) == 1 else best_figures(analysis.rows)
-    metrics, notes = sendable_figures(found, end_times(record))
+    figures = charted(parts[0]) if len(parts) == 1 else best_figures(analysis.rows)
+    metrics, notes = sendable_figures(figures, end_times(record))
     itself = Artifact(path="record.json", kind="data")  # the record does not list itself
     others = [artifact for artifact in record.artifacts if artifact.path != itself.path]
     files, skipped = sendable([*others, itself], folder)
@@ -348,20 +348,20 @@ def sweep_status(sweep: Sweep) -> str:
 
 
 def sendable_figures(
-    found: Iterable[Charted], time_ms: Callable[[Charted], int]
+    charted_figures: Iterable[Charted], time_ms: Callable[[Charted], int]
 ) -> tuple[list[Figure], dict[str, str]]:
     """Return the figures that a tracking store accepts, and tags about the metrics.
 
     One tag lists dropped metrics with reasons. The other tag lists estimated metrics.
 
     Args:
-        found: metrics, including those without a value.
+        charted_figures: figures, including those without a value.
         time_ms: returns a metric's time, in ms since 1970.
     """
     sent: dict[tuple[str, int], Figure] = {}
     dropped: dict[str, str] = {}
     estimated: dict[str, None] = {}
-    for quantity in found:
+    for quantity in charted_figures:
         # MLflow rejects a whole batch of metrics for one bad name
         name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"
         name, step = name[:NAME_LENGTH].rstrip(" ."), quantity.step

@@ -61,8 +61,9 @@ def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
     Args:
         keys: points that the name describes; all by default.
     """
-    own = "" if record.sweep else of_user(record)  # in a sweep, the user names the whole sweep
-    return own or _fitted(_words(record, list(keys) or _timed(record)), _axes(record))
+    # in a sweep, the user names the whole sweep
+    user_name = "" if record.sweep else of_user(record)
+    return user_name or _fitted(_words(record, list(keys) or _timed(record)), _axes(record))
 
 
 def of_part(record: Record, keys: Sequence[Key]) -> str:
@@ -84,8 +85,8 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     counts = dict.fromkeys(values, "")
     if len(sweep.children) == sweep.jobs:
         counts = {axis: f"{len(texts)} " for axis, texts in values.items() if len(texts) > 1}
-    own = of_user(records[0]) if records else ""
-    return own or _of_axes(counts, records) or one_line(sweep.name)
+    user_name = of_user(records[0]) if records else ""
+    return user_name or _of_axes(counts, records) or one_line(sweep.name)
 
 
 def of_unfinished_sweep(record: Record) -> str:

@@ -324,16 +324,16 @@ def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, s
     from mlflow.entities import Metric, Param, RunTag
 
     run_id, old, tags = run.info.run_id, run.data, {**payload.tags, **above, _NAME: payload.name}
-    own = dict(payload.first_tags)
+    extended_tags = dict(payload.first_tags)
     for name in old.tags:
-        own.pop(name, None)
+        extended_tags.pop(name, None)
     if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]):
-        own[_NOTE] = payload.note
+        extended_tags[_NOTE] = payload.note
     metrics = []
     for figure in payload.figures:
         metrics.append(Metric(figure.name, figure.value, figure.time_ms, figure.step))
     params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]
-    new_tags = list(itertools.starmap(RunTag, {**tags, **own}.items()))
+    new_tags = list(itertools.starmap(RunTag, {**tags, **extended_tags}.items()))
     batches = zip_longest(
         _chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=()
     )
