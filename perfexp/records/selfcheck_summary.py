@@ -80,13 +80,13 @@ def spreads(rows: Iterable[Row]) -> list[ProcessSpread]:
     return process_spreads
 
 
-def sentence(known: Sequence[ProcessSpread]) -> str:
+def sentence(process_spreads: Sequence[ProcessSpread]) -> str:
     """Return a sentence about each kind of time over all points, the last line of selfcheck.
 
     For example: `On this machine, latency varies by 0.9 % between processes; …`.
     """
     groups: dict[str, list[Component]] = {}
-    for spread in known:
+    for spread in process_spreads:
         groups.setdefault(spread.time, []).append(spread.component)
     count = _PROCESSES[1]
     varies, shows = [], []
@@ -105,7 +105,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def grid(known: Sequence[ProcessSpread]) -> Grid:
+def grid(process_spreads: Sequence[ProcessSpread]) -> Grid:
     """Return a table with a line for each point and kind of time.
 
     `CV` is the relative standard deviation between process medians. `N show` is the smallest
@@ -119,7 +119,7 @@ def grid(known: Sequence[ProcessSpread]) -> Grid:
     ]
     columns += [Column(f"{count} show") for count in _PROCESSES]
     lines = []
-    for spread in known:
+    for spread in process_spreads:
         component = spread.component
         interval = component.spread_interval
         line = [str(spread.key), time_title(spread.time), percent(component.spread)]

@@ -179,17 +179,17 @@ def _notes(survey: Survey) -> Iterator[str]:
         yield f"  help: {diagnostic['remedy']}"
 
 
-def _reasons(found: Iterable[tuple[str, str, str]], *, every: bool) -> Grid:
+def _reasons(refused: Iterable[tuple[str, str, str]], *, every: bool) -> Grid:
     """Return algorithms, reasons and layers as a table.
 
     Algorithms that refuse the same layers for the same reason share a line.
 
     Args:
-        found: algorithm, reason and layer.
+        refused: algorithm, reason and layer.
         every: whether to name all layers, not only the first few.
     """
     grouped: dict[tuple[str, str], list[str]] = {}
-    for algorithm, reason, layer in found:
+    for algorithm, reason, layer in refused:
         grouped.setdefault((algorithm, reason), []).append(layer)
     lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (algorithm, reason), layers in grouped.items():

@@ -410,7 +410,7 @@ def lines_of(
 
 def _rough(row: Row, value: Interval, metric: str) -> str:
     """Return why a value's marker is hollow; empty if it is not."""
-    if (found := row.metric(metric)) and found.estimated:
+    if (own_metric := row.metric(metric)) and own_metric.estimated:
         return "estimated"
     if value.low is None and metric != PEAK_MEMORY:  # a memory peak has no interval
         return "no interval"

@@ -359,15 +359,18 @@ def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> 
     from mlflow import entities
 
     there = set[tuple[str, str]]()
-    for known in run.inputs.dataset_inputs if run.inputs else ():
-        there.add((known.dataset.name, known.dataset.digest))
+    for stored in run.inputs.dataset_inputs if run.inputs else ():
+        there.add((stored.dataset.name, stored.dataset.digest))
     inputs = []
-    for one in datasets:
-        if (one.name, one.digest) not in there:
+    for dataset_to_add in datasets:
+        if (dataset_to_add.name, dataset_to_add.digest) not in there:
             dataset = entities.Dataset(
-                name=one.name, digest=one.digest, source_type="perfexp", source=one.source
+                name=dataset_to_add.name,
+                digest=dataset_to_add.digest,
+                source_type="perfexp",
+                source=dataset_to_add.source,
             )
-            context = entities.InputTag("mlflow.data.context", one.context)
+            context = entities.InputTag("mlflow.data.context", dataset_to_add.context)
             inputs.append(entities.DatasetInput(dataset, [context]))
     if inputs:
         client.log_inputs(run.info.run_id, inputs)
@@ -427,8 +430,8 @@ def fetch(request: Fetch) -> str:
             )
         )
     files: list[str] = []
-    for number, found in enumerate(runs):
-        place = str(found.info.artifact_uri)
+    for number, stored_run in enumerate(runs):
+        place = str(stored_run.info.artifact_uri)
         if is_foreign_place(place, request.uri):
             raise TrackingFailed(
                 f"its files are at {place.partition(':')[0][:20]}:…, outside of the store"
