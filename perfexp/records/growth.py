@@ -335,7 +335,7 @@ def _median(row: Row) -> estimators.Interval:
 
 
 def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
-    """Group the successful rows with a time above zero by a function of the row."""
+    """Return the successful rows with a time above zero, grouped by a function of the row."""
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         if row.status is Status.OK and row.time and row.time.median.value > 0:

@@ -115,7 +115,7 @@ def is_own_place(name: str) -> bool:
     """Return whether a manifest may name this file.
 
     It may lie in the run's folder, its details or its checkpoints. A manifest is a file that
-    anybody may have written, so it could name anything.
+    anybody may have written, so it could name anything. Other names in it are ignored.
     """
     file = Path(name).name
     in_checkpoints = name == f"{CHECKPOINTS}/{file}" and is_artifact(file)

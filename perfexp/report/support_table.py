@@ -142,7 +142,10 @@ def shape_text(layer: Mapping[str, Any]) -> str:
 
 
 def _layer_name(layer: Mapping[str, Any]) -> str:
-    """Return the first of equal layers' names, with the number of the others."""
+    """Return the first of equal layers' names, with the number of the others.
+
+    Convolutions with equal shapes and settings are one entry of the survey.
+    """
     first, *others = layer["names"]
     name = first or "the model"  # is a convolution itself
     if others:

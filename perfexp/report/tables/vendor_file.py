@@ -56,9 +56,10 @@ def is_wanted(record: Record) -> bool:
 
 
 def to_json(analysis: Analysis) -> bytes:
-    """Return the file content.
+    """Return a vendor file's content: facts, figures of each training and inference, and the record.
 
-    Figures have a value and the ends of their 95 % interval, null without an interval.
+    Figures have a value and the ends of their 95 % interval, null without an interval. Times end in
+    their unit; the whole record comes last, so that `load` can read it back.
     """
     record, about = analysis.record, analysis.about
     start, end = datetime.fromisoformat(record.started), datetime.fromisoformat(record.ended)

@@ -82,6 +82,7 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
     files, skipped = sendable([*others, itself], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
+    # points interrupted or killed count, even if the record has another status first
     statuses = {record.status, *(point.status for point in record.points)}
     points, first_tags = table_of(flat.overall(analysis))
     tags = {

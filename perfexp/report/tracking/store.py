@@ -234,7 +234,8 @@ def _names_others(log: Path) -> bool:
 def is_default(uri: str) -> bool:
     """Return whether the store is the default, not named by the user.
 
-    It lies in the working directory, or in the directory of the sweep's first command.
+    It lies in the working directory, or in the directory of the sweep's first command. The user did
+    not choose it, so links and artifacts elsewhere are refused for it.
     """
     file = database(uri)
     return file is not None and file.parts[-2:] == ("outputs", "mlflow.db")
