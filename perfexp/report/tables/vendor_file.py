@@ -56,7 +56,7 @@ def is_wanted(record: Record) -> bool:
 
 
 def to_json(analysis: Analysis) -> bytes:
-    """Return a vendor file's content: facts, figures of each training and inference, and the record.
+    """Return a vendor file's content: facts, figures of trainings and inferences, and the record.
 
     Figures have a value and the ends of their 95 % interval, null without an interval. Times end in
     their unit; the whole record comes last, so that `load` can read it back.
