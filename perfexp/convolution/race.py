@@ -11,7 +11,7 @@ from typing import Any
 
 from perfexp.devices import Device
 from perfexp.errors import Unsupported
-from perfexp.records import disturbances
+from perfexp.records import point_diagnostics
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import geometric_mean
 from perfexp.timing import collecting, turns
@@ -197,7 +197,7 @@ class Race:
 
 
 def _why_unsteady(observer: Observer, *, is_starved: bool) -> str | None:
-    reasons = [doubt.message for doubt in disturbances.judge({}, {}, observer.facts())]
+    reasons = [doubt.message for doubt in point_diagnostics.judge({}, {}, observer.facts())]
     reasons += ["the host kept the device waiting"] if is_starved else []
     return "; ".join(reasons) or None
 

@@ -291,7 +291,8 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
     """Return stand-ins for inputs, in the same nesting; values other than tensors stay unchanged.
 
     A bare shape (`torch.Size`) becomes a tensor with the data type and device of the model's first
-    floating-point parameter.
+    floating-point parameter. Objects get stand-ins as attributes, permanently: an example is
+    transformers' cache.
     """
     first = next((tensor for tensor in model.parameters() if is_number(tensor)), torch.empty(0))
 
@@ -302,6 +303,20 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
                 return torch.empty(value, dtype=first.dtype, device=first.device)
         if isinstance(value, torch.Tensor):
             return stand_in(value, mode)
+        _replace_attributes(value, mode)
         return value
 
     return tree_map(replaced, inputs, is_leaf=lambda value: isinstance(value, torch.Size))
+
+
+def _replace_attributes(value: Any, mode: FakeTensorMode) -> None:
+    """Replace tensors that an object, or objects in its lists, have as attributes."""
+    if isinstance(value, (type, torch.nn.Module)):
+        return
+    attributes = getattr(value, "__dict__", {})
+    for name, one in attributes.items():
+        if isinstance(one, torch.Tensor):
+            attributes[name] = stand_in(one, mode)
+        elif isinstance(one, list):
+            for part in one:
+                _replace_attributes(part, mode)

@@ -40,7 +40,7 @@ from perfexp.measuring.modes.train import Train
 from perfexp.measuring.probes import ProbeContext, work_rates
 from perfexp.measuring.probes.energy import EnergyProcedure, Plateau, calls_per_unit
 from perfexp.measuring.ranks import SETTLING_CALLS, joint
-from perfexp.records import diagnostics, disturbances, metrics
+from perfexp.records import diagnostics, metrics, point_diagnostics
 from perfexp.records.point_times import DEVICE_TIMES, first_median_interval, loop_interval
 from perfexp.records.quantities import (
     EFFICIENCY,
@@ -243,7 +243,7 @@ class Procedure(Context):
         after = self.device.state()
         point.facts |= {"device_before": before, "device_after": after}
         if point.status is Status.OK:
-            point.doubts += disturbances.judge(before, after, point.facts)
+            point.doubts += point_diagnostics.judge(before, after, point.facts)
             verdicts.add_cycles(point)
         if point.status is Status.OOM:
             memory_search.add_batch_that_fits(self, point)
