@@ -1,7 +1,11 @@
 """Models: interfaces of models and sessions. Only the other modules here import torch.
 
-May import: cost, devices, host, records.
-Used by: api, cli, commands, convolution, data, measuring, plan, worker.
+A `model` node in the configuration builds a `Model`. The worker opens it on a device, which gives a
+`Session`: the loaded model with the operations that measuring modes combine into calls. A call is a
+forward pass (inference) or a training step.
+
+May import: cost, devices, host, records. Used by: api, cli, commands, convolution, data, measuring,
+plan, worker.
 """
 
 from __future__ import annotations
@@ -52,7 +56,13 @@ class Backbone(StrEnum):
 
 @dataclass(kw_only=True)
 class Precision:
-    """Number formats for a model's computations."""
+    """Number formats for a model's computations, from the `precision` node of the configuration.
+
+    Attributes:
+        storage: torch data type for weights and inputs, for example `bfloat16`.
+        autocast: torch data type for automatic mixed precision; None without it.
+        tf32: whether float32 products may use TF32; None leaves torch's flags as they are.
+    """
 
     name: str
     storage: str = "float32"
@@ -84,7 +94,15 @@ class Attention(StrEnum):
 
 @dataclass(kw_only=True)
 class Execution:
-    """How torch runs the model."""
+    """How torch runs the model, from the `execution` node of the configuration.
+
+    Attributes:
+        attention_verify: whether to check with a profiler which attention kernels ran.
+        compile: mode for torch.compile, for example `max-autotune`; None for eager execution.
+        cuda_graph: whether each call is captured once and then launched as one CUDA graph.
+        threads: threads within an operator; None leaves torch's number.
+        interop_threads: threads for independent operators; None leaves torch's number.
+    """
 
     attention: Attention = Attention.auto
     attention_verify: bool = False
@@ -113,12 +131,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Tokens that a call processes.
+    """Tokens that a call processes, for tokens/s and for the bytes that decoding has to read.
 
     Attributes:
         count: number of tokens in the batch.
-        weight_bytes: parameters that a call of mode=decode reads.
-        cache_bytes: keys and values of the context that it reads.
+        weight_bytes: bytes of parameters that a call of mode=decode reads; None in other modes.
+        cache_bytes: bytes of cached keys and values that it reads; None in other modes.
     """
 
     count: int
@@ -136,7 +154,11 @@ class Schedule(StrEnum):
 
 
 class Trainer(Protocol):
-    """Training state: weights, optimizer, schedule, moving average and random number generators."""
+    """Training state: weights, optimizer, schedule, moving average and random number generators.
+
+    The training loop for real epochs (`mode.train.epochs`) drives it. Timed training steps do not
+    need it.
+    """
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -161,7 +183,7 @@ class Trainer(Protocol):
         """Use the averaged weights, if there are any, inside the context."""
 
     def prepare_saving(self) -> None:
-        """Allocate host memory for files that are written later."""
+        """Allocate host memory for checkpoints before training, so that no step waits for it."""
 
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
         """Write a checkpoint with the current state and `facts` (text and numbers), atomically.
@@ -188,6 +210,7 @@ class Session(Protocol):
     The defaults suit a model without state.
 
     Attributes:
+        num_classes: number of classes in its outputs; None if the model has no classes.
         changes_inputs: whether the model changes its inputs in place. If so, each call gets a copy.
     """
 
@@ -229,7 +252,7 @@ class Session(Protocol):
     def changed_settings(self) -> str:
         """Return the process settings that the model changed since loading or the previous query.
 
-        Empty if nothing changed.
+        For example `threads 8 → 1`. Empty if nothing changed.
         """
         return ""
 
@@ -277,14 +300,19 @@ class Session(Protocol):
         return self.forward(batch.inputs)
 
     def check_call(self, outputs: Any, *, is_constant: bool = False) -> None:
-        """Raise an error if a call did not compute `outputs` or changed constant inputs."""
+        """Raise an error if a call did not compute `outputs` or changed constant inputs.
+
+        Args:
+            is_constant: whether every call gets the same input tensors, so that they must not
+                change.
+        """
         return None
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
         """Return the scalar to minimize; raise `UserError` if label smoothing is impossible."""
 
     def backward(self, loss: Any) -> None:
-        """Compute the gradients for all parameters."""
+        """Compute the gradients for all parameters from the scalar `loss`."""
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
         """Return a function that applies and clears gradients.
@@ -309,11 +337,17 @@ class Session(Protocol):
         return function
 
     def discard_compiled(self) -> None:
-        """Compile the model again at its next call, because its layers use other functions now."""
+        """Compile the model again at its next call, because its layers use other functions now.
+
+        The `convolution` room calls this after it has replaced layers' algorithms.
+        """
         return None
 
     def held(self, value: Any) -> Any:
-        """Return a copy of a device scalar for a later `number`, without synchronizing."""
+        """Return a copy of a device scalar, such as a loss, for a later `number`.
+
+        Does not synchronize. A CUDA graph would overwrite the scalar at its next launch.
+        """
         return value
 
     def work(self, inputs: Any, *, training: bool) -> Work | None:
@@ -342,7 +376,7 @@ class Session(Protocol):
         return batch
 
     def number(self, value: Any) -> float:
-        """Return the value of a device scalar; synchronizes."""
+        """Return the value of a device scalar as a float. Synchronizes with the device."""
 
     def is_finite(self, outputs: Any) -> bool:
         """Return whether the outputs contain neither infinities nor NaN.
@@ -399,7 +433,10 @@ class Model(Protocol):
 
 @runtime_checkable
 class Unwaiting(Protocol):
-    """A session that synchronizes in its calls for side results, and can avoid it."""
+    """A session that synchronizes in its calls for side results, and can avoid it.
+
+    Only mmsegmentation models are such sessions.
+    """
 
     def without_waits(self) -> AbstractContextManager[str]:
         """Make calls return the same result without synchronizing; yield a method description."""

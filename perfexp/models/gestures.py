@@ -1,4 +1,7 @@
-"""Gesture names and text tokens for the CLIP gesture classifier."""
+"""Gesture names and text tokens for the CLIP gesture classifier.
+
+A token is one byte of UTF-8, or a mark for padding, beginning or end.
+"""
 
 from __future__ import annotations
 

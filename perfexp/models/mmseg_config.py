@@ -1,4 +1,7 @@
-"""mmsegmentation configurations, read and changed so that building models needs no downloads."""
+"""mmsegmentation configurations, read and changed so that building models needs no downloads.
+
+A model node is the part of a configuration that describes the model: nested mappings with a `type`.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +81,13 @@ def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def build(described: Any, name: str) -> torch.nn.Module:
-    """Return the segmentor for a configuration's model node.
+    """Return the model for a configuration's model node, on the CPU.
 
-    Raises `UserError` if it cannot be built or is another kind of model.
+    Raises `UserError` if it cannot be built or is not a segmentation model.
+
+    Args:
+        described: model node.
+        name: name of the configuration for messages.
     """
     from mmengine.registry import DefaultScope
     from mmseg.registry import MODELS
@@ -107,6 +114,7 @@ def build(described: Any, name: str) -> torch.nn.Module:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
+    """Yield a configuration node and all mappings inside it."""
     if isinstance(node, Mapping):
         yield node
         for value in node.values():
@@ -117,6 +125,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _heads(model: Any) -> Iterator[Any]:
+    """Yield a model node's decode and auxiliary heads, which carry the number of classes."""
     for key in ("decode_head", "auxiliary_head"):
         head = model.get(key)
         yield from head if isinstance(head, list | tuple) else [head] if head else []

@@ -1,6 +1,7 @@
 """Names of models without a configuration file: of torchvision, timm and transformers.
 
-Importing any of these packages takes seconds.
+Importing any of these packages takes seconds, so torchvision's source files are searched instead.
+The command line uses the names for `model=NAME`, listings and completion.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def is_name(option: str) -> bool:
 
 @cache
 def node(option: str) -> dict[str, Any]:
-    """Return the configuration for an option without a file; the same object each time."""
+    """Return the configuration for an option without a file; the same object each time.
+
+    It takes the defaults from `conf/model/torchvision.yaml`, `timm.yaml` or `hf.yaml`.
+    """
     prefix, colon, _ = option.partition(":")
     return {"defaults": [prefix if colon else "torchvision", "_self_"], "name": option}

@@ -1,4 +1,8 @@
-"""Weight files: read without running code, and loaded only if every entry fits."""
+"""Weight files: read without running code, and loaded only if every entry fits.
+
+Checkpoints from other programs wrap weights in several layouts, for example under the key
+`state_dict` or with the prefix `module.`; these are unwrapped here.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,10 @@ def read_content(file: Path, kind: str, advice: str) -> Any:
     """Return the content of a torch.save file, in host memory.
 
     Raises `UserError` if the file is unreadable or would run code.
+
+    Args:
+        kind: expected content for the message, for example "weights".
+        advice: last sentence of the message.
     """
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(
@@ -72,7 +80,8 @@ def read_content(file: Path, kind: str, advice: str) -> Any:
 def _refuse_inflated(file: Path) -> None:
     """Raise `ValueError` for an archive with compressed members.
 
-    Its members are larger than the archive itself; torch.save does not compress.
+    A small file could fill the memory when it is unpacked. torch.save does not compress, so a valid
+    archive is at least as large as its members.
     """
     with file.open("rb") as opened:
         if opened.read(4) != _ARCHIVE:
@@ -83,7 +92,11 @@ def _refuse_inflated(file: Path) -> None:
 
 
 def _cause(file: Path, error: Exception) -> tuple[str, str]:
-    """Return why torch.load refused a file, and what to do."""
+    """Return why torch.load refused a file, and what to do: two parts of a sentence.
+
+    The file's first 1024 bytes identify other formats. The order matters: an archive can be
+    safetensors, damaged, TorchScript or another program's.
+    """
     if isinstance(error, OSError):
         return error.strerror or str(error), "Copy it again, or choose another file"
     with file.open("rb") as opened:
@@ -145,40 +158,43 @@ def _state_dicts(
     """
     if not isinstance(content, Mapping):
         return
-    below = [
-        found
-        for key in content
-        if len(path) < _DEPTH
-        for found in _state_dicts(content[key], (*path, str(key)))
-    ]
+    nested: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+    if len(path) < _DEPTH:
+        for key, value in content.items():
+            nested += _state_dicts(value, (*path, str(key)))
     tensors = (value for value in content.values() if isinstance(value, torch.Tensor))
-    if not below and any(tensor.ndim and tensor.is_floating_point() for tensor in tensors):
+    if not nested and any(tensor.ndim and tensor.is_floating_point() for tensor in tensors):
         yield path, dict(content)
-    yield from below
+    yield from nested
 
 
 def _read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """Return a weight file's tensors by parameter name.
+
+    Of several state dicts, the first under a usual key counts. Raises `UserError` if there is no
+    state dict, or several and none of them is usual.
+    """
     content = read_content(
         file, "weights", "Save a state dict: torch.save(model.state_dict(), FILE)."
     )
-    found = dict(_state_dicts(content))
-    usual = [path for path in found if path[-1:] and path[-1] in _NESTED]
-    first = sorted(usual, key=lambda path: (len(path), _NESTED.index(path[-1])))[:1] or list(found)
-    if not first:
+    states = dict(_state_dicts(content))
+    usual = [path for path in states if path and path[-1] in _NESTED]
+    usual.sort(key=lambda path: (len(path), _NESTED.index(path[-1])))
+    paths = usual[:1] or list(states)
+    if not paths:
         raise UserError(
             f"{file} holds no floating-point tensors by name. Save a state dict: "
             "torch.save(model.state_dict(), FILE)."
         )
-    if len(first) > 1:
-        names = _first([".".join(path) for path in first])
+    if len(paths) > 1:
+        names = _first([".".join(path) for path in paths])
         raise UserError(
-            f"{file} holds {len(first)} state dicts: {names}. Save one of them: torch.save(…, "
+            f"{file} holds {len(paths)} state dicts: {names}. Save one of them: torch.save(…, "
             "FILE)."
         )
-    state = found[first[0]]
     return {
         _plain_name(str(name)): value
-        for name, value in state.items()
+        for name, value in states[paths[0]].items()
         if isinstance(value, torch.Tensor)
     }
 
@@ -186,13 +202,12 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
 def _unwrapped(tensors: dict[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:
     """Remove prefixes that all names share, until a name matches the module's."""
     while not any(name in own for name in tensors):
-        shared = next(
-            (prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)),
-            None,
-        )
-        if shared is None:
+        shared = [
+            prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)
+        ]
+        if not shared:
             break
-        tensors = {name.removeprefix(shared): tensor for name, tensor in tensors.items()}
+        tensors = {name.removeprefix(shared[0]): tensor for name, tensor in tensors.items()}
     return tensors
 
 
@@ -235,10 +250,9 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
         if name in tensors and tensors[name].shape != own[name].shape
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
-    complaints = [
+    if complaints := [
         f"{len(names)} {what}: {_first(names)}" for what, names in problems.items() if names
-    ]
-    if complaints:
+    ]:
         raise UserError(
             f"The weights in {file} do not fit the {type(module).__name__}: "
             f"{'; '.join(complaints)}. "
@@ -249,8 +263,10 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
 
 
 def _plain_name(name: str) -> str:
+    """Return a parameter's name without torch.compile's prefix and in today's DenseNet spelling."""
     return _DENSENET_NAME.sub(r"\1\2", name.replace(_COMPILED, ""))
 
 
 def _first(names: list[str]) -> str:
+    """Return the first names for a message, with an ellipsis if there are more."""
     return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
