@@ -1,4 +1,8 @@
-"""Attention backends: which of torch's implementations computes scaled_dot_product_attention."""
+"""Attention backends: which of torch's implementations computes scaled_dot_product_attention.
+
+`execution.attention` names a backend (`flash`, `efficient`, `cudnn`, `math`), or `fastest` for the
+winner of a race per shape. With `auto`, torch chooses and only the report is made.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,12 @@ _HEADINGS = {"flash": "flash", "efficient": "memory efficient", "cudnn": "cudnn"
 
 
 class Operand(NamedTuple):
-    """Shape, strides, data type and gradient of a tensor that attention reads."""
+    """Shape, strides, data type and gradient of a tensor that attention reads.
+
+    Attributes:
+        strides: in elements.
+        wants_gradient: whether autograd needs its gradient.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -70,7 +79,17 @@ class Operand(NamedTuple):
 class AttentionProblem(NamedTuple):
     """A call of attention with everything that affects which backend computes it how fast.
 
-    It is made in each call, so it is a tuple.
+    It is made in each call, so it is a tuple, which is cheap.
+
+    Attributes:
+        query: (batch, heads, tokens, width).
+        key: (batch, heads, key tokens, width).
+        value: (batch, heads, key tokens, value width).
+        mask: None without a mask.
+        dropout: probability.
+        causal: whether a token attends only to itself and earlier tokens.
+        scale: factor of the scores; None for torch's default.
+        grouped: whether several query heads share a key head.
     """
 
     query: Operand
@@ -115,7 +134,10 @@ class AttentionProblem(NamedTuple):
 
     @property
     def flops(self) -> dict[Pass, int]:
-        """Return the FLOPs of each pass, without a saving for causal attention."""
+        """Return the FLOPs of each pass in one call, without a saving for causal attention.
+
+        The backward pass counts as 2.5 forward passes, with five matrix products instead of two.
+        """
         *_, keys, width = self.value.shape
         count = 2 * math.prod(self.query.shape[:-1]) * keys * (self.query.shape[-1] + width)
         return {Pass.forward: count, Pass.backward: count * 5 // 2}
@@ -126,7 +148,7 @@ class AttentionProblem(NamedTuple):
             return [one.draw(self.device) for one in self.operands]
 
     def draw_mask(self) -> torch.Tensor | None:
-        """Return a mask that hides nothing that matters for the time."""
+        """Return a mask that hides nothing that matters for the time; None without a mask."""
         with _disable_current_modes():
             return None if self.mask is None else self.mask.draw(self.device)
 
@@ -152,12 +174,17 @@ def chosen_by_torch(problem: AttentionProblem, given: Sequence[Any] = ()) -> str
 def _differentiable(
     problem: AttentionProblem, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
+    """Return query, key and value as leaf tensors with the problem's gradients."""
     pairs = zip(tensors, problem.operands, strict=True)
     return [tensor.detach().requires_grad_(one.wants_gradient) for tensor, one in pairs]
 
 
 def why_not(name: str, problem: AttentionProblem, given: Sequence[Any] = ()) -> str | None:
-    """Return torch's reasons why a backend cannot compute a problem; None if it can."""
+    """Return torch's reasons why a backend cannot compute a problem; None if it can.
+
+    Args:
+        given: see `chosen_by_torch`.
+    """
     with warnings.catch_warnings(record=True) as raised, sdpa_kernel(BACKENDS[name]):
         warnings.simplefilter("always")
         try:
@@ -180,8 +207,13 @@ def _reasons(name: str, texts: Iterable[str]) -> Iterator[str]:
             yield " ".join(words.split())
 
 
-def computed(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-    """Return attention's result by a backend; its backward pass uses the same backend."""
+def compute(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """Return attention's result by a backend; its backward pass uses the same backend.
+
+    Args:
+        arguments: positional arguments of `scaled_dot_product_attention`.
+        settings: its keyword arguments.
+    """
     with sdpa_kernel(BACKENDS[name]):
         return _OPERATOR.decompose(*arguments, **settings)
 
@@ -204,17 +236,23 @@ class FastestBackend(Races):
         # the index of a GPU does not matter, but whether products round
         place = torch.device(problem.device.type)
         key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=place)}"
-        hold = partial(self._raced, problem)
+        hold = partial(self._race, problem)
         return self.remembered(key, problem.passes, hold, partial(_check, problem))
 
-    def _raced(self, problem: AttentionProblem) -> Winners:
+    def _race(self, problem: AttentionProblem) -> Winners:
+        """Return the winner of a race between all backends that can compute a problem.
+
+        Without enough memory for a race, it is torch's own choice.
+        """
         default = chosen_by_torch(problem)
         names = [name for name in BACKENDS if why_not(name, problem) is None]
         runner = partial(_runner, problem)
         try:
             with torch.random.fork_rng(_cuda_devices(problem.device)):
                 tensors = problem.draw()
-                able = [one for one in names if one == default or _runs(runner(one, tensors))]
+                able = [
+                    one for one in names if one == default or _is_runnable(runner(one, tensors))
+                ]
                 del tensors
                 limit = MAX_ERROR[problem.query.dtype]
                 exactly = partial(_exact_runner, problem)
@@ -243,15 +281,17 @@ def _exact_runner(
 
 
 def _check(problem: AttentionProblem, which: Pass, engine: str) -> None:
+    """Raise `ValueError` if a cached winner cannot compute the problem any more."""
     if engine not in BACKENDS or why_not(engine, problem):
         raise ValueError(engine)
 
 
 def _cuda_devices(device: torch.device) -> list[int]:
+    """Return the devices that have random generators to restore after a race."""
     return [torch.cuda.current_device()] if device.type == "cuda" else []
 
 
-def _runs(run: Callable[[], Any]) -> bool:
+def _is_runnable(run: Callable[[], Any]) -> bool:
     """Return whether a backend computes; it may lack a deterministic backward pass."""
     try:
         run()
@@ -263,12 +303,20 @@ def _runs(run: Callable[[], Any]) -> bool:
 def _runner(
     problem: AttentionProblem, name: str, tensors: Sequence[torch.Tensor]
 ) -> Callable[[], list[torch.Tensor]]:
+    """Return a function that computes attention and, with gradients, the backward pass.
+
+    It returns the outputs and the gradients that the problem wants.
+
+    Args:
+        name: backend.
+        tensors: query, key and value.
+    """
     mask = problem.draw_mask()
     if mask is not None and mask.is_floating_point():
         mask = mask.to(tensors[0].dtype)
     arguments = (mask, problem.dropout, problem.causal)
     if Pass.backward not in problem.passes:
-        return lambda: [computed(name, (*tensors, *arguments), problem.settings)]
+        return lambda: [compute(name, (*tensors, *arguments), problem.settings)]
     given = _differentiable(problem, tensors)
     wanted = [tensor for tensor in given if tensor.requires_grad]
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
@@ -276,7 +324,7 @@ def _runner(
 
     def run() -> list[torch.Tensor]:
         with torch.enable_grad():
-            outputs = computed(name, (*given, *arguments), problem.settings)
+            outputs = compute(name, (*given, *arguments), problem.settings)
             return [outputs.detach(), *torch.autograd.grad(outputs, wanted, gradient)]
 
     return run
@@ -299,6 +347,8 @@ class AttentionBackends:
 
     Args:
         wanted: backend, `auto` or `fastest`.
+        compiled: whether torch.compile compiles the model.
+        verify: whether to prove the backend by the kernels of a profiled call.
         stored: backends by label, data type and whether there is a backward pass; other shapes are
             left to torch.
     """
@@ -324,7 +374,7 @@ class AttentionBackends:
         self._marks: list[tuple[AttentionProblem, Pass]] | None = None
         self._threads = Threads()
         self._races: FastestBackend | None = None
-        self._is_reported = self._is_left = False
+        self._is_reported = self._leaves_to_torch = False
 
     @property
     def is_forced(self) -> bool:
@@ -348,7 +398,7 @@ class AttentionBackends:
     def begin_point(self) -> None:
         """Discard the shapes of earlier points."""
         self._rows.clear()
-        self._is_reported = self._is_left = False
+        self._is_reported = self._leaves_to_torch = False
         self._reinstall(None)
 
     def begin_call(self) -> None:
@@ -365,13 +415,12 @@ class AttentionBackends:
         """
         self._is_reported = True
         self._remove()
-        self._is_left = self._chose_as_torch()
-        if (
-            self.is_forced and not self._is_left
-        ):  # one backend for all shapes needs no look at each call
+        self._leaves_to_torch = self._chose_as_torch()
+        # one backend for all shapes needs no replaced operator
+        if self.is_forced and not self._leaves_to_torch:
             names = {row.choices[Pass.forward].engine for row in self._rows.values()}
             self._reinstall(names.pop() if len(names) == 1 else None)
-        layers = tuple(self._reported(problem, row) for problem, row in self._rows.items())
+        layers = tuple(self._layer_report(problem, row) for problem, row in self._rows.items())
         report = AttentionReport(name=str(self.wanted), layers=layers)
         if not self.is_forced:
             return report
@@ -398,7 +447,10 @@ class AttentionBackends:
         return chosen == {problem: chosen_by_torch(problem) for problem in chosen}
 
     def baselines(self) -> tuple[str, ...]:
-        """Return `auto` for a race; compiled code keeps its backends, so it has no baseline."""
+        """Return `auto` if backends are raced, otherwise nothing.
+
+        Compiled code keeps its backends, so it has no baseline.
+        """
         is_raced = self.wanted is Attention.fastest and not self._compiled
         return (AUTO,) if is_raced else ()
 
@@ -428,10 +480,13 @@ class AttentionBackends:
         return None
 
     def prove(self, call: Callable[[], Any]) -> bool:
-        """Add the kernels of an uncaptured call to the shapes, if requested."""
+        """Add the kernels of an uncaptured call to the shapes.
+
+        Return whether that was requested.
+        """
         if not self._verify:
             return False
-        is_left, self._is_left = self._is_left, False
+        leaves_to_torch, self._leaves_to_torch = self._leaves_to_torch, False
         self._reinstall(None)
         marks: list[tuple[AttentionProblem, Pass]] = []
         self._marks = marks
@@ -439,8 +494,8 @@ class AttentionBackends:
             between, everything = watch(call, str(self._device.identifier))
         finally:
             self._marks = None
-            self._is_left = is_left
-            if is_left:
+            self._leaves_to_torch = leaves_to_torch
+            if leaves_to_torch:
                 self._remove()
         if len(between) == len(marks):
             for (problem, which), kernels in zip(marks, between, strict=True):
@@ -450,7 +505,11 @@ class AttentionBackends:
         return True
 
     def _install(self) -> None:
-        if self._active is not None or self._is_left:
+        """Apply the backend from now on; do nothing if it is applied or torch may choose.
+
+        For a single backend, torch's preference is enough. Otherwise the operator is replaced.
+        """
+        if self._active is not None or self._leaves_to_torch:
             return
         self._active = ExitStack()
         if self.is_forced:  # the fast path of MultiheadAttention multiplies by itself
@@ -468,11 +527,17 @@ class AttentionBackends:
                 library.impl("scaled_dot_product_attention", self._attend, key)
 
     def _remove(self) -> None:
+        """Restore torch's own operator and preferences."""
         if self._active is not None:
             self._active.close()
             self._active = None
 
     def _reinstall(self, sole: str | None) -> None:
+        """Apply the backend again.
+
+        Args:
+            sole: the only backend, for all shapes; None for a decision in each call.
+        """
         self._remove()
         self._sole = sole
         self._install()
@@ -481,6 +546,10 @@ class AttentionBackends:
         self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
+        """Replace the operator: count the call, and compute it by the backend for its shape.
+
+        Without plain sizes torch decides.
+        """
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
         settings = {"scale": scale, "enable_gqa": enable_gqa}
         if not all(one is None or _is_dense(one) for one in arguments[:4]):
@@ -493,7 +562,7 @@ class AttentionBackends:
         row = self._rows.get(problem)
         if row is None:
             given = arguments[:4] if _is_real(query) else ()
-            row = self._rows[problem] = _Row(choices=self._decided(problem, given))
+            row = self._rows[problem] = _Row(choices=self._choose(problem, given))
         if not self._is_reported:
             row.calls += 1
         name = row.choices[Pass.forward].engine
@@ -508,7 +577,14 @@ class AttentionBackends:
             marked(outputs, partial(marks.append, (problem, Pass.backward)))
         return outputs
 
-    def _decided(self, problem: AttentionProblem, given: Sequence[Any]) -> Winners:
+    def _choose(self, problem: AttentionProblem, given: Sequence[Any]) -> Winners:
+        """Return the backend for each pass of a new problem.
+
+        A choice has a reason if it is not as requested.
+
+        Args:
+            given: query, key, value and mask if they have memory, otherwise nothing.
+        """
         try:
             own = chosen_by_torch(problem, given)
         except RuntimeError:
@@ -524,14 +600,13 @@ class AttentionBackends:
             return self._races.choose(problem)
         elif self.wanted is not Attention.auto:
             reason = why_not(str(self.wanted), problem, given)
-            choice = (
-                PassChoice(engine=str(self.wanted))
-                if reason is None
-                else PassChoice(engine=own, reason=reason)
-            )
+            choice = PassChoice(engine=own, reason=reason)
+            if reason is None:
+                choice = PassChoice(engine=str(self.wanted))
         return dict.fromkeys(problem.passes, choice)
 
-    def _reported(self, problem: AttentionProblem, row: _Row) -> LayerReport:
+    def _layer_report(self, problem: AttentionProblem, row: _Row) -> LayerReport:
+        """Return the report on a shape, with the FLOPs of all counted calls."""
         calls = max(1, row.calls)
         passes = []
         for which, choice in row.choices.items():
@@ -560,6 +635,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _races(device: Any, threads: Threads) -> FastestBackend:
+    """Return the races for `fastest`, with a cache of winners for other processes."""
     place = cache_folder("algorithms")
     choices = JsonCache(place, {**context_of(device), "race": "of attention"})
     return FastestBackend(device=device, threads=threads, choices=choices)

@@ -1,4 +1,8 @@
-"""Attention kernels: which backend's kernels ran, and the report on a model's attention."""
+"""Attention kernels: which backend's kernels ran, and the report on a model's attention.
+
+With `execution.attention_verify=true`, one call runs under torch's profiler, with markers before
+and after each attention.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,11 @@ def ran(kernels: Collection[str]) -> str | None:
 
 @dataclass
 class Seen:
-    """Kernels of a shape's passes in an observed call, and all kernels of that call."""
+    """Kernels of a shape's passes in an observed call, and all kernels of that call.
+
+    Attributes:
+        everything: names of all kernels; None if nothing was observed.
+    """
 
     kernels: dict[Pass, list[str]] = field(default_factory=dict)
     everything: Sequence[str] | None = None
@@ -73,9 +81,10 @@ class Seen:
         return replace(report, status=status, reason=reason, ran=found, kernels=names)
 
     def _of_call(self, report: PassReport) -> PassReport:
-        """Judge by the whole call a pass that has no kernels of its own.
+        """Judge a pass without kernels of its own by the whole call.
 
-        That is a compiled call, or the backward pass of `math`, whose products are not marked.
+        That is a pass of a compiled call, or the backward pass of `math`, whose products are not
+        marked.
         """
         everything = self.everything or ()
         fused = {name for name in map(family, everything) if name is not None}
@@ -92,7 +101,7 @@ class Seen:
 
 
 def mark(device: torch.device) -> None:
-    """Mark a place among the observed kernels."""
+    """Mark a place among the observed kernels, or operators on a CPU."""
     if device.type == "cuda":
         proof.mark()
     else:
@@ -101,13 +110,18 @@ def mark(device: torch.device) -> None:
 
 
 def watch(call: Callable[[], Any], device: str) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return a call's kernels between markers, and all of them."""
+    """Run a call under the profiler; return its kernels between markers, and all of them."""
     names = proof.kernel_names(call, is_cuda=torch.device(device).type == "cuda")
     return proof.between_markers(names), [name for name in names if proof.MARKER not in name]
 
 
 def marked(outputs: torch.Tensor, begin: Callable[[], None]) -> None:
-    """Mark the backward pass of a fused backend; `math` has none of its own."""
+    """Mark the backward pass of a fused backend; `math` has none of its own.
+
+    Args:
+        outputs: outputs of attention, whose backward node is searched for.
+        begin: called when the backward pass begins.
+    """
     node: Any = outputs.grad_fn
     for _ in range(_MOST_STEPS):
         if node is None:

@@ -1,7 +1,8 @@
 """cuDNN as loaded by torch, called through its v7 interface.
 
 That interface has named algorithms, which torch does not expose. The codes for algorithms, math
-types and data types come from cudnn_ops.h and cudnn_graph.h, version 9.19.
+types and data types come from cudnn_ops.h and cudnn_graph.h, version 9.19. Descriptors and handles
+are addresses, held as integers.
 """
 
 from __future__ import annotations
@@ -100,20 +101,26 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudnnSetConvolution2dDescriptor": [c_void_p, *[c_int] * 8],
     "cudnnSetConvolutionMathType": [c_void_p, c_int],
     "cudnnSetConvolutionGroupCount": [c_void_p, c_int],
-    **{
-        f"cudnnGetConvolution{name}WorkspaceSize": [c_void_p] * 5 + [c_int, POINTER(c_size_t)]
-        for name in ENTRY.values()
-    },
-    **{
-        f"cudnnGetConvolution{name}Algorithm_v7": [c_void_p] * 5 + [c_int, POINTER(c_int), c_void_p]
-        for name in ENTRY.values()
-    },
-    **{
-        f"cudnnConvolution{name}": [c_void_p] * 7
-        + [c_int, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p]
-        for name in ENTRY.values()
-    },
 }
+for _entry in ENTRY.values():
+    _descriptors = [c_void_p] * 5  # handle, two tensors that are read, convolution, result
+    _SIGNATURES |= {
+        f"cudnnGetConvolution{_entry}WorkspaceSize": [*_descriptors, c_int, POINTER(c_size_t)],
+        f"cudnnGetConvolution{_entry}Algorithm_v7": [
+            *_descriptors,
+            c_int,
+            POINTER(c_int),
+            c_void_p,
+        ],
+        # factors, descriptors with addresses, algorithm, workspace
+        f"cudnnConvolution{_entry}": [
+            *[c_void_p] * 7,
+            c_int,
+            c_void_p,
+            c_size_t,
+            *[c_void_p] * 3,
+        ],
+    }
 
 
 class CudnnError(PerfexpError):
@@ -135,7 +142,10 @@ class _Choice(ctypes.Structure):
 
 
 class Library:
-    """cuDNN's functions.
+    """cuDNN's functions, called with ctypes.
+
+    Args:
+        functions: the loaded library; tests pass a scripted one.
 
     Raises:
         CudnnError: a function is missing; methods raise it for any status other than success.
@@ -155,7 +165,7 @@ class Library:
         self._handles: dict[tuple[int, int], int] = {}
         self._streams: dict[int, int] = {}
         self.run = {
-            each: getattr(functions, f"cudnnConvolution{name}") for each, name in ENTRY.items()
+            which: getattr(functions, f"cudnnConvolution{name}") for which, name in ENTRY.items()
         }
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
@@ -272,9 +282,11 @@ class Library:
         count, choices = c_int(), (_Choice * _CHOICES)()
         name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
         self.call(name, handle, *descriptors, _CHOICES, byref(count), ctypes.addressof(choices))
-        return [(each.algo, each.memory) for each in choices[: count.value] if each.status == 0]
+        found = choices[: count.value]
+        return [(choice.algo, choice.memory) for choice in found if choice.status == 0]
 
     def _new(self, kind: str) -> int:
+        """Return a new descriptor: `Tensor`, `Filter` or `Convolution`. It is never freed."""
         made = c_void_p()
         self.call(f"cudnnCreate{kind}Descriptor", byref(made))
         assert made.value is not None

@@ -1,4 +1,8 @@
-"""algorithm=fastest: race all algorithms that can compute a convolution, and use the winner."""
+"""algorithm=fastest: race all algorithms that can compute a convolution, and use the winner.
+
+A race times engines on random tensors in the problem's shape; `race` has the rules. Winners are
+cached for later processes, unless the times were unsteady.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ Winners = dict[Pass, PassChoice]
 class Threads:
     """Isolated threads by name, with the caller's grad mode and device; `end` ends them.
 
-    Torch caches cuDNN's chosen algorithms per thread. It consults that cache before it searches
+    torch caches cuDNN's chosen algorithms per thread. It consults that cache before it searches
     (`benchmark`) or calls the heuristic. So for the same shape, whichever runs first in a thread
     decides for both (ATen's Conv_v8.cpp).
     """
@@ -57,15 +61,15 @@ class Threads:
 
         Errors in `work` are raised here.
         """
-        inferring, recorded = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        is_inference, has_gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
         def run() -> T:
             if device is not None:
                 torch.cuda.set_device(device)
             with (
-                torch.inference_mode(inferring),
-                torch.set_grad_enabled(recorded),
+                torch.inference_mode(is_inference),
+                torch.set_grad_enabled(has_gradients),
                 torch.autograd.set_multithreading_enabled(False),
             ):
                 return work()
@@ -83,8 +87,12 @@ class Threads:
 class Races:
     """Races engines that compute the same, and remembers the winners.
 
-    `max_error` limits the relative L2 error against float64; the default depends on the data type.
     Winners of earlier processes may be reused.
+
+    Attributes:
+        max_error: limit of the relative L2 error against float64; None for the data type's default.
+        choices: cache of winners for other processes.
+        reuse: whether to use winners from that cache.
     """
 
     device: Device
@@ -92,8 +100,8 @@ class Races:
     max_error: float | None = None
     choices: JsonCache
     reuse: bool = True
-    _known: dict[str, Winners] = field(default_factory=dict)
-    _chosen: list[str] = field(default_factory=list)
+    _winners: dict[str, Winners] = field(default_factory=dict)
+    _used_keys: list[str] = field(default_factory=list)
 
     def remembered(
         self,
@@ -109,7 +117,7 @@ class Races:
             hold_race: races the engines and returns the winners.
             check: raises ValueError or CudnnError if an engine cannot compute a pass.
         """
-        winners = self._known.get(key) or self._read(key, passes, check)
+        winners = self._winners.get(key) or self._read(key, passes, check)
         if winners is None:
             # like torch's passes, all passes in a race are launched kernel by kernel
             with torch.no_grad(), replays.eager():
@@ -122,24 +130,27 @@ class Races:
                     for which, winner in winners.items()
                 }
                 self.choices.add(key, entry)
-        self._known[key] = winners
-        self._chosen.append(key)
+        self._winners[key] = winners
+        self._used_keys.append(key)
         return winners
 
     def discard_choices(self) -> None:
         """Remove all choices from the cache for other processes; this process keeps using them."""
-        self.choices.remove(self._chosen)
+        self.choices.remove(self._used_keys)
 
     def _read(
         self, key: str, passes: tuple[Pass, ...], check: Callable[[Pass, str], None]
     ) -> Winners | None:
-        """Return an earlier process's choice, if it is still possible."""
+        """Return an earlier process's choice.
+
+        None if there is none, or it is no longer possible.
+        """
         entry = self.choices.find(key) if self.reuse else None
+        if not entry:
+            return None
         try:
-            winners = (
-                {which: PassChoice(**entry[which.value]) for which in passes} if entry else None
-            )
-            for which, choice in (winners or {}).items():
+            winners = {which: PassChoice(**entry[which.value]) for which in passes}
+            for which, choice in winners.items():
                 if choice.kept_since is None:
                     raise ValueError("cached by an earlier version, without a date")
                 check(which, choice.engine)
@@ -160,31 +171,36 @@ class Races:
     ) -> tuple[str, dict[str, Any]]:
         """Return the winner among the sufficiently exact engines, and facts about all engines.
 
+        The facts are fields for `EngineFacts`, such as errors and times in seconds.
+
         Args:
+            names: engines to race.
+            runner: returns a function that runs a named engine on some tensors.
+            draw: returns random tensors; the deciding race gets fresh ones.
             limit: usual limit of the error, unless `max_error` is set.
-            default: the engine to beat.
+            default: the engine to beat, which may exceed the limit.
             reference: the engine that computes in float64.
             exactly: runner for the errors, if a race's results are random.
         """
         captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
         race = Race(device=self.device, default=default, where=self._thread, captures=captures)
         tensors = draw()
-        expected = (exactly or runner)(reference, [tensor.double() for tensor in tensors])()
-        trials = {name: (exactly or runner)(name, tensors) for name in names}
-        limit = limit if self.max_error is None else self.max_error
+        exactly = exactly or runner
+        expected = exactly(reference, [tensor.double() for tensor in tensors])()
+        trials = {name: exactly(name, tensors) for name in names}
         errors = self._errors(trials, expected, default)
+        del expected, trials  # their memory is needed for the race
+        limit = limit if self.max_error is None else self.max_error
         exact = [name for name in names if name == default or errors.get(name, math.inf) <= limit]
-        del expected, trials
         nominees = race.nominate({name: runner(name, tensors) for name in exact})
-        again = dict.fromkeys(
-            [*nominees, *(name for name in (default, BENCHMARK) if name in exact)]
-        )
+        finalists = [*nominees, *(name for name in (default, BENCHMARK) if name in exact)]
         tensors = draw()
-        outcome = race.decide({name: runner(name, tensors) for name in again}, nominees[0])
+        calls = {name: runner(name, tensors) for name in dict.fromkeys(finalists)}
+        outcome = race.decide(calls, nominees[0])
         return outcome.chosen, {"errors": errors, **outcome.facts()}
 
     def _errors(self, runs: dict[str, Run], expected: Any, default: str) -> dict[str, float]:
-        """Return the errors of engines that fit into memory."""
+        """Return the relative L2 errors of the engines that fit into memory."""
         errors: dict[str, float] = {}
         for name, run in runs.items():
             try:
@@ -199,7 +215,9 @@ class Races:
 
         Torch's search gets its own thread, because it must not use its heuristic's cached choice.
         """
-        return partial(self.threads.run, "search") if name == BENCHMARK else lambda work: work()
+        if name == BENCHMARK:
+            return partial(self.threads.run, "search")
+        return lambda work: work()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -214,50 +232,52 @@ class Fastest(Races, Support):
     workspace_bytes: int | None = None
 
     def choose(self, problem: Problem) -> Choice:
-        if why_no_cudnn(problem.device) is None:
-            return {
-                which: self._of(problem, (which,), self._of_pass)[which] for which in problem.passes
-            }
-        return self._of(problem, problem.passes, self._of_all_passes)
+        """Return the fastest engine for each pass, from the cache or a race."""
+        if why_no_cudnn(problem.device) is not None:
+            return self._remembered(problem, problem.passes, self._race_passes_jointly)
+        winners: Winners = {}
+        for which in problem.passes:
+            winners |= self._remembered(problem, (which,), self._race_pass)
+        return winners
 
-    def _of(
+    def _remembered(
         self,
         problem: Problem,
         passes: tuple[Pass, ...],
         hold_race: Callable[[Problem, tuple[Pass, ...]], Winners],
     ) -> Winners:
-        kind = f"{problem.dtype} {_tf32(problem)} {problem.convolution} {problem.shape}"
+        """Return cached winners for some passes of a problem, or those of a new race."""
+        kind = f"{problem.dtype} {_uses_tf32(problem)} {problem.convolution} {problem.shape}"
         kind += f" {problem.channels_last}"
         check = partial(check_engine, problem)
         hold = partial(hold_race, problem, passes)
         return self.remembered(f"{kind} {' '.join(passes)}", passes, hold, check)
 
-    def _of_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> Winners:
+    def _race_pass(self, problem: Problem, passes: tuple[Pass, ...]) -> Winners:
+        """Return the winner for the only pass in `passes`, on an NVIDIA GPU.
+
+        Without enough memory for a race, it is torch's own choice.
+        """
         (which,) = passes
+        problem = problem.even()
         try:
-            return {which: self._raced(which, problem.even())}
+            entrants = dict(self._entrants(which, problem))
+            runner = partial(_runner, which, problem)
+            draw = partial(_tensors, problem, which)
+            winner, facts = self.winner(list(entrants), runner, draw, _limit(problem))
+            return {which: replace(entrants[winner], **facts)}
         except torch.OutOfMemoryError:  # a race needs more memory than the model
             return {which: PassChoice()}
         finally:
             torch.cuda.empty_cache()  # the losers' workspaces
 
-    def _raced(self, which: Pass, problem: Problem) -> PassChoice:
-        entrants = dict(self._entrants(which, problem))
-
-        def runner(name: str, tensors: Sequence[torch.Tensor]) -> Run:
-            return _runner(which, name, problem, tensors)
-
-        draw = partial(_tensors, problem, which)
-        winner, facts = self.winner(list(entrants), runner, draw, _limit(problem))
-        return replace(entrants[winner], **facts)
-
-    def _of_all_passes(self, problem: Problem, passes: tuple[Pass, ...]) -> Winners:
+    def _race_passes_jointly(self, problem: Problem, passes: tuple[Pass, ...]) -> Winners:
         """Return the joint winner for all passes, among the algorithms in torch operations."""
         convolution = problem.convolution
         able = [
             name
-            for name in ALGORITHMS
-            if ALGORITHMS[name].supports(convolution, problem.dtype) is None
+            for name, algorithm in ALGORITHMS.items()
+            if algorithm.supports(convolution, problem.dtype) is None
         ]
 
         def draw() -> list[torch.Tensor]:
@@ -280,21 +300,23 @@ class Fastest(Races, Support):
 
         names = [DEFAULT, *(f"{TORCH}.{name}" for name in able)]
         winner, facts = self.winner(names, runner, draw, _limit(problem))
-        others = {
-            which: PassChoice(engine=winner) for which in passes[1:]
-        }  # the times cover all passes
-        return {passes[0]: PassChoice(engine=winner, **facts), **others}
+        winners = dict.fromkeys(passes, PassChoice(engine=winner))
+        # the times cover all passes, so they are reported once
+        winners[passes[0]] = PassChoice(engine=winner, **facts)
+        return winners
 
     def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
+        """Yield all engines that can compute a pass on an NVIDIA GPU, by name."""
         yield DEFAULT, PassChoice()
         yield BENCHMARK, PassChoice(engine=BENCHMARK)
-        for choice in Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes).candidates(
-            which, problem
-        ):
+        cudnn = Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes)
+        for choice in cudnn.candidates(which, problem):
             yield choice.engine, choice
         if no_kernels(problem.device) is None:
-            choices = (Kernels(name=name).candidate(which, problem) for name in kernels.ALGORITHMS)
-            yield from ((choice.engine, choice) for choice in choices if choice.reason is None)
+            for name in kernels.ALGORITHMS:
+                choice = Kernels(name=name).candidate(which, problem)
+                if choice.reason is None:
+                    yield choice.engine, choice
 
 
 def check_engine(problem: Problem, which: Pass, engine: str) -> None:
@@ -317,16 +339,19 @@ def check_engine(problem: Problem, which: Pass, engine: str) -> None:
 
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
+    """Return random tensors as a pass reads them, in cuDNN's order."""
     made = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
     return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in made]
 
 
-def _runner(which: Pass, engine: str, problem: Problem, tensors: Sequence[torch.Tensor]) -> Run:
-    operators, settings, (first, second) = (
-        torch.ops.perfexp,
-        (*problem.settings, problem.channels_last),
-        tensors,
-    )
+def _runner(which: Pass, problem: Problem, engine: str, tensors: Sequence[torch.Tensor]) -> Run:
+    """Return a function that computes a pass by an engine.
+
+    Args:
+        tensors: the two tensors that the pass reads, in cuDNN's order.
+    """
+    operators, (first, second) = torch.ops.perfexp, tensors
+    settings = (*problem.settings, problem.channels_last)
     if which is Pass.forward:
         return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)
     if which is Pass.backward_data:
@@ -341,34 +366,37 @@ def _error(run: Run, reference: Any) -> float:
 
     The error is infinite if a number is not finite.
     """
-    pairs = zip(tensors_in(run()), tensors_in(reference), strict=True)
-    errors = [
-        float((one.double() - other).norm() / other.norm().clamp_min(1e-300))
-        for one, other in pairs
-    ]
+    errors = []
+    for output, exact in zip(tensors_in(run()), tensors_in(reference), strict=True):
+        errors.append(float((output.double() - exact).norm() / exact.norm().clamp_min(1e-300)))
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
-def _tf32(problem: Problem) -> bool:
+def _uses_tf32(problem: Problem) -> bool:
+    """Return whether torch may round this problem's float32 products to TF32."""
     return problem.dtype is torch.float32 and problem.device.type == "cuda" and tf32.allowed()[1]
 
 
 def context_of(device: Device) -> dict[str, Any]:
-    """Return what all races on a device depend on."""
+    """Return what all races on a device depend on; another context has its own cached winners."""
     return {**software_of(device), "perfexp": __version__, **device.limits()}
 
 
 def software_of(device: Device) -> dict[str, Any]:
-    """Return the device and the libraries that a choice of engines is for."""
-    cuda = device.kind == "cuda"
+    """Return the device and the libraries that a choice of engines is for.
+
+    A plan from `perfexp export --plan` fits only if device, torch and cuDNN are equal.
+    """
+    is_cuda = device.kind == "cuda"
     return {
-        "device": torch.cuda.get_device_name(device.identifier) if cuda else processor_name(),
+        "device": torch.cuda.get_device_name(device.identifier) if is_cuda else processor_name(),
         "torch": torch.__version__,
-        "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "threads": None if cuda else torch.get_num_threads(),
+        "cudnn": torch.backends.cudnn.version() if is_cuda else None,
+        "threads": None if is_cuda else torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 
 def _limit(problem: Problem) -> float:
-    return _MAX_ERROR_TF32 if _tf32(problem) else MAX_ERROR[problem.dtype]
+    """Return the default limit of the relative L2 error for a problem's data type."""
+    return _MAX_ERROR_TF32 if _uses_tf32(problem) else MAX_ERROR[problem.dtype]

@@ -1,4 +1,8 @@
-"""Races between calls that compute the same: a first nominates, a second on fresh data decides."""
+"""Races between calls that compute the same: a first nominates, a second on fresh data decides.
+
+Calls take turns, so that all meet the same conditions. A turn times a call on the device, in
+seconds; a round is one turn of each call.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ class RaceOutcome:
     Attributes:
         chosen: the fastest call, or the default if the second race shows no difference.
         launching: how the deciding race launched the calls.
-        seconds: call times by launching and name.
+        seconds: call times with 95 % intervals, by launching and name.
         speedups: default time divided by call time, by launching and name.
         not_captured: why the calls were not captured; None if they were.
         unsteady: why the result must not be cached for other processes; None if it may be.
@@ -66,21 +70,18 @@ class RaceOutcome:
 
     def facts(self) -> dict[str, Any]:
         """Return the result as fields for `EngineFacts`."""
+        races: dict[str, dict[str, Any]] = {}
+        for launching, seconds in self.seconds.items():
+            speedups = self.speedups[launching]
+            races[launching.value] = {
+                name: {**_ends("seconds", interval), **_ends("speedup", speedups[name])}
+                for name, interval in seconds.items()
+            }
+        deciding = self.seconds[self.launching]
         return {
-            "seconds": {
-                name: interval.value for name, interval in self.seconds[self.launching].items()
-            },
+            "seconds": {name: interval.value for name, interval in deciding.items()},
             "launching": self.launching.value,
-            "races": {
-                launching.value: {
-                    name: {
-                        **_ends("seconds", interval),
-                        **_ends("speedup", self.speedups[launching][name]),
-                    }
-                    for name, interval in seconds.items()
-                }
-                for launching, seconds in self.seconds.items()
-            },
+            "races": races,
             "not_captured": self.not_captured,
             "not_cached": self.unsteady,
         }
@@ -92,6 +93,7 @@ class Race:
 
     Attributes:
         default: name of the call that others have to beat.
+        where: runs a call's work in the right thread, by name.
         captures: returns a function that captures each call of a race as a single launch. That
             function raises `Unsupported` if the capture is impossible; then no call is captured.
             None for a device without graphs.
@@ -104,38 +106,43 @@ class Race:
     _not_captured: str | None = None
 
     def nominate(self, calls: Calls) -> list[str]:
-        """Return the fastest call and close seconds, ordered by time; hopeless calls stop early."""
+        """Return the fastest call and close seconds, ordered by time.
+
+        The first race has four rounds; hopeless calls leave after two.
+        """
         contestants = self._captured(calls) or self._plain(calls)
         taken: dict[str, list[float]] = {name: [] for name in calls}
         running, orders = set(calls), turns.balanced(list(calls))
         with collecting.undisturbed():
             for number in range(_FIRST_ROUNDS):
-                self._round(
-                    {name: contestants[name] for name in next(orders) if name in running}, taken
-                )
+                order = [name for name in next(orders) if name in running]
+                self._round({name: contestants[name] for name in order}, taken)
                 if number == 1:
                     best = min(min(seconds) for seconds in taken.values())
                     running = {name for name in running if min(taken[name]) <= _HOPELESS * best}
         means = {name: geometric_mean(taken[name]).value for name in running}
         ranked = sorted(means, key=lambda name: means[name])
-        return [name for name in ranked if means[name] < _CLOSE * means[ranked[0]]][
-            : 1 + _MOST_CLOSE
-        ]
+        close = [name for name in ranked if means[name] < _CLOSE * means[ranked[0]]]
+        return close[: 1 + _MOST_CLOSE]
 
     def decide(self, calls: Calls, nominee: str) -> RaceOutcome:
         """Time calls on fresh data, and choose between the default and the first race's nominee.
 
         Both must be among the calls. Only the nominee can win: the fastest of several calls in a
-        single race is also the luckiest.
+        single race is also the luckiest. It wins if its speedup's 95 % interval lies above 1.
         """
         plain = Launching.eager if self.device.asynchronous else Launching.clock
-        by_launching = {Launching.captured: self._captured(calls), plain: self._plain(calls)}
+        by_launching: dict[Launching, dict[str, turns.Turn]] = {}
+        if captured := self._captured(calls):
+            by_launching[Launching.captured] = captured
+        by_launching[plain] = self._plain(calls)
         entries = {
-            (how, name): turn
-            for how, named in by_launching.items()
-            for name, turn in (named or {}).items()
+            (launching, name): turn
+            for launching, named in by_launching.items()
+            for name, turn in named.items()
         }
-        decisive = next(iter(entries))[0]
+        # captured calls decide if there are any
+        decisive = next(iter(by_launching))
         taken: dict[tuple[Launching, str], list[float]] = {key: [] for key in entries}
         orders, observer = turns.balanced(list(entries)), Observer(self.device)
         with collecting.undisturbed():
@@ -145,27 +152,29 @@ class Race:
                 observer.block_ended("device", (self.device.now_ns() - begun_ns) * 1e-9)
                 if number in _CHECKED_ROUNDS and _is_clear(self._speedup(taken, decisive, nominee)):
                     break
-        starved = {how for (how, _), turn in entries.items() if turn.starved}
-        shown = [
-            how
-            for how in dict.fromkeys(how for how, _ in entries)
-            if how is decisive or how not in starved
-        ]
-        speedups = {how: {name: self._speedup(taken, how, name) for name in calls} for how in shown}
+        starved = {launching for (launching, _), turn in entries.items() if turn.starved}
+        seconds: dict[Launching, dict[str, Interval]] = {}
+        speedups: dict[Launching, dict[str, Interval]] = {}
+        for launching in by_launching:
+            if launching is decisive or launching not in starved:
+                seconds[launching] = {
+                    name: geometric_mean(taken[launching, name]) for name in calls
+                }
+                speedups[launching] = {
+                    name: self._speedup(taken, launching, name) for name in calls
+                }
         low = speedups[decisive][nominee].low
         return RaceOutcome(
             chosen=nominee if low is not None and low > 1 else self.default,
             launching=decisive,
-            seconds={
-                how: {name: geometric_mean(taken[how, name]) for name in calls} for how in shown
-            },
+            seconds=seconds,
             speedups=speedups,
             not_captured=self._not_captured,
             unsteady=_why_unsteady(observer, is_starved=decisive in starved),
         )
 
     def _captured(self, calls: Calls) -> dict[str, turns.Turn] | None:
-        """Return turns of the captured calls; None if some can't be captured."""
+        """Return turns of the captured calls; None if some cannot be captured or have no memory."""
         if self.captures is None or self._not_captured is not None:
             return None
         capture = self.captures()
@@ -181,22 +190,39 @@ class Race:
         return self._plain(captured, is_short=True)
 
     def _plain(self, calls: Calls, *, is_short: bool = False) -> dict[str, turns.Turn]:
+        """Return a turn for each call, made in the call's own thread.
+
+        Args:
+            is_short: whether a call is at most a few launches, so that a turn fits any launch
+                queue.
+        """
         make = partial(turns.Turn, device=self.device, is_short=is_short)
         return {name: self.where(name)(partial(make, call)) for name, call in calls.items()}
 
     def _round(
         self, contestants: Mapping[Any, turns.Turn], taken: Mapping[Any, list[float]]
     ) -> None:
-        """Run one turn of each contestant. Its key is its name, or a tuple that ends with it."""
-        for key, turn in contestants.items():
-            taken[key].append(self.where(key if isinstance(key, str) else key[1])(turn))
+        """Run one turn of each contestant and append its seconds to `taken`.
 
-    def _speedup(self, taken: Mapping[Any, Sequence[float]], how: Launching, name: str) -> Interval:
-        pairs = zip(taken[how, self.default], taken[how, name], strict=True)
+        A contestant's key is its name, or a tuple that ends with it.
+        """
+        for key, turn in contestants.items():
+            name = key if isinstance(key, str) else key[1]
+            taken[key].append(self.where(name)(turn))
+
+    def _speedup(
+        self, taken: Mapping[Any, Sequence[float]], launching: Launching, name: str
+    ) -> Interval:
+        """Return the default's time divided by a call's, paired by round, with a 95 % interval."""
+        pairs = zip(taken[launching, self.default], taken[launching, name], strict=True)
         return geometric_mean([default / own for default, own in pairs])
 
 
 def _why_unsteady(observer: Observer, *, is_starved: bool) -> str | None:
+    """Return why the race's times are unreliable, such as a changing clock.
+
+    None if they are not.
+    """
     reasons = [doubt.message for doubt in disturbances.judge({}, {}, observer.facts())]
     reasons += ["the host kept the device waiting"] if is_starved else []
     return "; ".join(reasons) or None
@@ -208,10 +234,10 @@ def _is_clear(speedup: Interval) -> bool:
     The ratio of the default to itself is exactly 1 and counts as clear.
     """
     assert speedup.high is not None
-    return abs(math.log(speedup.value)) >= _CLEAR_HALF_WIDTHS * math.log(
-        speedup.high / speedup.value
-    )
+    half_width = math.log(speedup.high / speedup.value)
+    return abs(math.log(speedup.value)) >= _CLEAR_HALF_WIDTHS * half_width
 
 
 def _ends(name: str, interval: Interval) -> dict[str, float | None]:
+    """Return an interval as three facts, its ends with the suffixes `_low` and `_high`."""
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}

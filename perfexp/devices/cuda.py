@@ -186,9 +186,7 @@ class CudaDevice(Device):
 
     def conditions(self) -> Conditions:
         """Return throttling and temperature from the driver; all None without NVML."""
-        if self._board:
-            return self._board.conditions()
-        return Conditions()
+        return self._board.conditions() if self._board else Conditions()
 
     def clock_readings(self) -> tuple[float, ...]:
         """Return two clock readings, hertz, each from a spin of 0.2 ms."""
@@ -199,9 +197,7 @@ class CudaDevice(Device):
 
     def load_queries(self) -> Mapping[str, Callable[[], float | None]]:
         """Return the driver's clock and power queries by fact; empty without NVML."""
-        if not self._board:
-            return {}
-        return self._board.load_queries()
+        return self._board.load_queries() if self._board else {}
 
     def facts(self) -> dict[str, Any]:
         """Return constant facts as JSON values, with the driver's facts if NVML answers."""
@@ -225,9 +221,7 @@ class CudaDevice(Device):
 
     def limits(self) -> dict[str, Any]:
         """Return the driver's facts that determine the speed; empty without NVML."""
-        if not self._board:
-            return {}
-        return self._board.limits()
+        return self._board.limits() if self._board else {}
 
     def meters(self) -> DeviceMeters:
         """Return the board's energy meter, found by UUID (NVIDIA) or bus id (AMD).

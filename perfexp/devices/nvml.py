@@ -145,9 +145,7 @@ class Board:
     def used_bytes(self) -> int | None:
         """Return board memory in use by any process."""
         memory = self._query("MemoryInfo")
-        if memory is None:
-            return None
-        return int(memory.used)
+        return None if memory is None else int(memory.used)
 
     def _query(self, subject: str, *arguments: Any, unit: float | None = None) -> Any:
         """Return NVML's answer about a subject, multiplied by `unit` to get SI units.
@@ -229,9 +227,7 @@ def places() -> list[tuple[str, str]]:
 def visible_names() -> list[str] | None:
     """Return the names of `visible_boards`; None if only CUDA can know them."""
     boards = visible_boards()
-    if boards is None:
-        return None
-    return [own["name"] for own in boards]
+    return None if boards is None else [own["name"] for own in boards]
 
 
 def visible_boards() -> list[dict[str, str]] | None:

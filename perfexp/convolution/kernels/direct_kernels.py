@@ -1,4 +1,9 @@
-"""Direct kernels: every output is a sum of products, in register tiles. Imports Triton."""
+"""Direct kernels: every output is a sum of products, in register tiles. Imports Triton.
+
+Names in the kernels: `x` inputs, `w` weights, `p` rearranged weights, `y` outputs. `xn`, `xc`, `xh`
+and `xw` are strides of `x` along batch, channel, height and width, in elements; the other tensors'
+are alike. A quad is four neighboring output channels, a tap one position in the filter.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +18,11 @@ from perfexp.convolution.portable.geometry import wide as wide_type
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
-    *(
-        "pixels",
-        "plane",
-        "columns",
-        "height",
-        "width",
-        "in_group",
-        "out_group",
-        "groups",
-        "quads",
-        "blocks",
-    ),
-    *("xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "yn", "yo", "yh", "yw"),
-    *(
-        "down",
-        "across",
-        "top",
-        "left",
-        "high",
-        "wide",
-        "kernel_height",
-        "kernel_width",
-        "outputs",
-        "taps",
-        "multiple",
-    ),
-)
+    "pixels", "plane", "columns", "height", "width", "in_group", "out_group", "groups", "quads",
+    "blocks", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "yn", "yo", "yh", "yw", "down",
+    "across", "top", "left", "high", "wide", "kernel_height", "kernel_width", "outputs", "taps",
+    "multiple",
+)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["w", *_SIZES])  # type: ignore[untyped-decorator,unused-ignore]
@@ -201,7 +184,15 @@ def convolved_by_channel(
 
 @dataclass(frozen=True)
 class _Tiling:
-    """Threads along pixels, output quads and channel splits; pixels and quads per thread."""
+    """How a program divides its work.
+
+    Attributes:
+        pixel_threads: threads along pixels.
+        quad_threads: threads along quads of output channels.
+        split: threads that share the input channels of an output.
+        pixels: pixels per thread.
+        quads: quads per thread.
+    """
 
     pixel_threads: int
     quad_threads: int
@@ -217,9 +208,10 @@ class _Tiling:
         quads = triton.next_power_of_2(-(-problem.convolution.out_group // 4))
         width, along_quads = min(self.quads, quads), min(self.quad_threads, quads)
         while width * along_quads > quads:
-            width, along_quads = (
-                (width // 2, along_quads) if width > 1 else (width, along_quads // 2)
-            )
+            if width > 1:
+                width //= 2
+            else:
+                along_quads //= 2
         split = self.split
         while problem.convolution.in_group % split:
             split //= 2
@@ -229,12 +221,10 @@ class _Tiling:
         )
 
     def programs(self, problem: TensorConvolution) -> int:
-        blocks = -(-problem.convolution.out_group // (4 * self.quad_threads * self.quads))
-        return (
-            -(-problem.pixels // (self.pixel_threads * self.pixels))
-            * blocks
-            * problem.convolution.groups
-        )
+        """Return the number of programs that cover the problem."""
+        along_outputs = -(-problem.convolution.out_group // (4 * self.quad_threads * self.quads))
+        along_pixels = -(-problem.pixels // (self.pixel_threads * self.pixels))
+        return along_pixels * along_outputs * problem.convolution.groups
 
 
 #: From the most work per byte to the most programs, by whether neighboring threads have neighboring
@@ -261,7 +251,10 @@ _THREADS, _ROWS, _OUTPUTS = 128, 64, 64
 
 
 def plans(problem: TensorConvolution) -> list[LaunchPlan]:
-    """Return ways to compute a convolution, the likeliest to be fast first."""
+    """Return ways to compute a convolution, the likeliest to be fast first.
+
+    Large tiles reuse more data, but a device with more processors than programs stays partly idle.
+    """
     convolution = problem.convolution
     if (
         convolution.in_group == 1
@@ -280,41 +273,24 @@ def plans(problem: TensorConvolution) -> list[LaunchPlan]:
 
 
 def _tiled(problem: TensorConvolution, tiling: _Tiling) -> LaunchPlan:
+    """Return the plan for a tiling: rearrange the weights, then compute."""
     convolution = problem.convolution
-    (kernel_height, kernel_width), in_group, out_group = (
-        convolution.kernel,
-        convolution.in_group,
-        convolution.out_group,
-    )
+    kernel_height, kernel_width = convolution.kernel
+    in_group, out_group = convolution.in_group, convolution.out_group
     taps, quads, groups = kernel_height * kernel_width, -(-out_group // 4), convolution.groups
     size = groups * taps * in_group * quads * 4
     wide, sums = problem.wide or size > INT32, wide_type(problem.dtype)
     columns_of_outputs = -(-quads * 4 // _OUTPUTS)
-    sizes = (
-        in_group,
-        out_group,
-        quads,
-        columns_of_outputs,
-        kernel_width,
-        taps,
-        *problem.weight.strides,
-    )
+    counts = (in_group, out_group, quads, columns_of_outputs)
+    sizes = (*counts, kernel_width, taps, *problem.weight.strides)
     grid = (groups * columns_of_outputs, -(-in_group * taps // _ROWS), 1)
     pack = Launch(kernel=packed, grid=grid, numbers=sizes, constants=(_ROWS, _OUTPUTS, wide))
     share = in_group // tiling.split
     unroll = next(count for count in (4, 3, 2, 1) if share % count == 0)
     constants = (*astuple(tiling), unroll, problem.last, wide, _sum(problem.dtype))
     blocks = -(-quads // (tiling.quad_threads * tiling.quads))
-    numbers = (
-        *problem.places,
-        in_group,
-        out_group,
-        groups,
-        quads,
-        blocks,
-        *_window(problem),
-        *convolution.kernel,
-    )
+    group_counts = (in_group, out_group, groups, quads, blocks)
+    numbers = (*problem.places, *group_counts, *_window(problem), *convolution.kernel)
     warps = tiling.pixel_threads * tiling.quad_threads * tiling.split // 32
     grid = (tiling.programs(problem), 1, 1)
     launch = Launch(kernel=convolved, grid=grid, numbers=numbers, constants=constants, warps=warps)
@@ -322,26 +298,26 @@ def _tiled(problem: TensorConvolution, tiling: _Tiling) -> LaunchPlan:
 
 
 def _by_channel(problem: TensorConvolution) -> LaunchPlan:
+    """Return the plan for depthwise convolutions, which takes the weights as they are."""
     convolution = problem.convolution
     outputs = convolution.out_channels
     output_threads = min(32, triton.next_power_of_2(outputs)) if problem.last else 1
-    pixel_threads, pixels = (
-        _THREADS // output_threads,
-        4 if problem.pixels > _THREADS // output_threads else 1,
-    )
+    pixel_threads = _THREADS // output_threads
+    pixels = 4 if problem.pixels > pixel_threads else 1
     blocks = -(-outputs // output_threads)
     grid = (-(-problem.pixels // (pixel_threads * pixels)) * blocks, 1, 1)
     along_outputs, _, down, across = problem.weight.strides
-    x, y, rest = _window(problem)[:4], _window(problem)[4:8], _window(problem)[8:]
-    strides = (*x, along_outputs, down, across, *y)
+    weight_strides = (along_outputs, down, across)
+    window = _window(problem)
     kernel_height, kernel_width = convolution.kernel
+    counts = (outputs, convolution.out_group, blocks)
+    # the kernel takes the weights' strides between those of inputs and outputs
     numbers = (
         *problem.places,
-        outputs,
-        convolution.out_group,
-        blocks,
-        *strides,
-        *rest,
+        *counts,
+        *window[:4],
+        *weight_strides,
+        *window[4:],
         kernel_height,
     )
     tile = (kernel_width, pixel_threads, output_threads, pixels)
@@ -359,4 +335,5 @@ def _window(problem: TensorConvolution) -> tuple[int, ...]:
 
 
 def _sum(dtype: torch.dtype) -> tl.dtype:
+    """Return Triton's data type for sums."""
     return tl.float64 if dtype == torch.float64 else tl.float32

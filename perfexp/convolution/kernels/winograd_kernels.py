@@ -1,6 +1,8 @@
 """Winograd kernels: fused F(2 × 2, 3 × 3) with transforms in registers. Imports Triton.
 
-Each product covers a tile's 16 elements at a time.
+Names are as in `direct_kernels`; `u` are transformed weights. A tile has 4 × 4 input pixels and
+gives 2 × 2 outputs. Each product covers a tile's 16 elements at a time. G, Bᵀ and Aᵀ are the
+transforms of kernels, data and products.
 """
 
 from __future__ import annotations
@@ -13,37 +15,10 @@ from perfexp.convolution.kernels.launch import INT32, Launch, LaunchPlan, Tensor
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
-    *(
-        "tiles",
-        "per_image",
-        "per_row",
-        "height",
-        "width",
-        "rows",
-        "columns",
-        "in_group",
-        "out_group",
-        "groups",
-    ),
-    *(
-        "blocks",
-        "elements",
-        "outputs",
-        "xn",
-        "xc",
-        "xh",
-        "xw",
-        "wo",
-        "wc",
-        "wh",
-        "ww",
-        "yn",
-        "yo",
-        "yh",
-        "yw",
-    ),
-    *("top", "left"),
-)
+    "tiles", "per_image", "per_row", "height", "width", "rows", "columns", "in_group", "out_group",
+    "groups", "blocks", "elements", "outputs", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "yn",
+    "yo", "yh", "yw", "top", "left",
+)  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -288,38 +263,48 @@ def plans(problem: TensorConvolution) -> list[LaunchPlan]:
 
 
 def _programs(problem: TensorConvolution, outputs: int, tiles: int) -> int:
-    _, rows, columns = problem.outputs.images
-    count = problem.outputs.images[0] * -(-rows // 2) * -(-columns // 2)
-    return (
-        -(-count // tiles)
-        * -(-problem.convolution.out_group // outputs)
-        * problem.convolution.groups
-    )
+    """Return the number of programs that cover the problem.
+
+    Args:
+        outputs: output channels per program.
+        tiles: tiles per program.
+    """
+    images, rows, columns = problem.outputs.images
+    num_tiles = images * -(-rows // 2) * -(-columns // 2)
+    along_outputs = -(-problem.convolution.out_group // outputs)
+    return -(-num_tiles // tiles) * along_outputs * problem.convolution.groups
 
 
 def _tiled(problem: TensorConvolution, outputs: int, tiles: int) -> LaunchPlan:
+    """Return the plan for a tiling: transform the weights, then compute."""
     convolution = problem.convolution
     in_group, out_group = convolution.in_group, convolution.out_group
     elements = convolution.out_channels * -(-in_group // _CHANNELS) * _CHANNELS
     wide, sums = problem.wide or 16 * elements > INT32, _sum(problem.dtype)
     sizes = (elements, in_group, *problem.weight.strides)
-    grid, constants = (-(-elements // _BLOCK), 1, 1), (_BLOCK, _CHANNELS, wide, sums)
-    transform = Launch(kernel=transformed, grid=grid, numbers=sizes, constants=constants)
+    grid = (-(-elements // _BLOCK), 1, 1)
+    transform = Launch(
+        kernel=transformed, grid=grid, numbers=sizes, constants=(_BLOCK, _CHANNELS, wide, sums)
+    )
     images, rows, columns = problem.outputs.images
     down, across = -(-rows // 2), -(-columns // 2)
     left, _, top, _ = convolution.padding
-    numbers = (
-        *(images * down * across, down * across, across, *problem.inputs.images[1:], rows, columns),
-        *(in_group, out_group, convolution.groups, -(-out_group // outputs)),
-        *(*problem.inputs.strides, *problem.outputs.strides, top, left),
-    )
+    places = (images * down * across, down * across, across, *problem.inputs.images[1:])
+    counts = (in_group, out_group, convolution.groups, -(-out_group // outputs))
+    strides = (*problem.inputs.strides, *problem.outputs.strides)
+    numbers = (*places, rows, columns, *counts, *strides, top, left)
     precision = "tf32" if problem.tf32 else "ieee"
     widens = problem.interpreted and problem.dtype == torch.bfloat16
-    how = (outputs, tiles, _CHANNELS, problem.last, wide, precision, widens, sums)
+    constants = (outputs, tiles, _CHANNELS, problem.last, wide, precision, widens, sums)
     stages = 2 if problem.dtype in (torch.float16, torch.bfloat16) else 1
     grid = (_programs(problem, outputs, tiles), 1, 1)
     launch = Launch(
-        kernel=convolved, grid=grid, numbers=numbers, constants=how, warps=_WARPS, stages=stages
+        kernel=convolved,
+        grid=grid,
+        numbers=numbers,
+        constants=constants,
+        warps=_WARPS,
+        stages=stages,
     )
     size, dtype = 16 * elements, problem.dtype
     return LaunchPlan(
@@ -328,4 +313,5 @@ def _tiled(problem: TensorConvolution, outputs: int, tiles: int) -> LaunchPlan:
 
 
 def _sum(dtype: torch.dtype) -> tl.dtype:
+    """Return Triton's data type for sums."""
     return tl.float64 if dtype == torch.float64 else tl.float32

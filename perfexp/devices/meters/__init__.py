@@ -1,7 +1,7 @@
 """Interface of energy meters. Each kind of meter has its own module here.
 
 A meter has an energy counter (joules), a power sensor (watts), or both. `track` stores a meter's
-answers, `watch` decides when to query it, `feeding` keeps the device busy meanwhile, and
+answers, `watch` decides when to query it, `feeding` keeps the device busy, and
 `energy_metrics` turns the answers into metrics.
 """
 

@@ -249,7 +249,7 @@ class Watch:
         return is_precise and not windows.disagrees and not windows.is_unchecked
 
     def _plateau(self) -> Iterator[float]:
-        """Wait until the load is steady; learn unknown counter periods meanwhile.
+        """Wait until the load is steady; learn unknown counter periods until then.
 
         Yield the seconds to wait before the next step.
         """
