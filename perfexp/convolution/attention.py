@@ -59,8 +59,8 @@ class Operand(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Operand:
         """Return a tensor's operand."""
-        wanted = torch.is_grad_enabled() and tensor.requires_grad
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, wanted)
+        wants_gradient = torch.is_grad_enabled() and tensor.requires_grad
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, wants_gradient)
 
     @property
     def first(self) -> Operand:
@@ -68,12 +68,15 @@ class Operand(NamedTuple):
         return self._replace(shape=(1,) * (len(self.shape) - 2) + self.shape[-2:])
 
     def draw(self, device: torch.device) -> torch.Tensor:
-        """Return a random tensor with this memory layout; a Boolean tensor is all true."""
+        """Return a random tensor with this memory layout; a Boolean tensor is all true.
+
+        Races run on such tensors. An expanded tensor (stride 0) is drawn as a contiguous one.
+        """
         strides = self.strides
         if 0 in strides:
             strides = torch.empty(self.shape, device="meta").stride()
-        made = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=device)
-        return made.normal_() if self.dtype.is_floating_point else made.fill_(1)
+        tensor = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=device)
+        return tensor.normal_() if self.dtype.is_floating_point else tensor.fill_(1)
 
 
 class AttentionProblem(NamedTuple):
@@ -110,8 +113,8 @@ class AttentionProblem(NamedTuple):
     @property
     def passes(self) -> tuple[Pass, ...]:
         """Return the passes that run: with gradients, also the backward pass."""
-        wanted = any(one.wants_gradient for one in self.operands)
-        return (Pass.forward, Pass.backward) if wanted else (Pass.forward,)
+        wants_gradient = any(one.wants_gradient for one in self.operands)
+        return (Pass.forward, Pass.backward) if wants_gradient else (Pass.forward,)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -120,7 +123,10 @@ class AttentionProblem(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the shape in words, for example `64×12×197×64 causal`."""
+        """Return the shape in words, for example `64×12×197×64 causal`.
+
+        It names the row in the record's report and in plans.
+        """
         parts = ["×".join(map(str, self.query.shape))]
         if self.key.shape[:-1] != self.query.shape[:-1]:
             parts.append(f"key-value {'×'.join(map(str, self.key.shape[-3:-1]))}")
@@ -153,17 +159,17 @@ class AttentionProblem(NamedTuple):
             return None if self.mask is None else self.mask.draw(self.device)
 
 
-def chosen_by_torch(problem: AttentionProblem, given: Sequence[Any] = ()) -> str:
+def chosen_by_torch(problem: AttentionProblem, existing: Sequence[Any] = ()) -> str:
     """Return the backend that torch chooses now for a problem.
 
     Args:
-        given: query, key, value and mask if they have memory; otherwise such tensors are made.
+        existing: query, key, value and mask if they have memory; otherwise such tensors are made.
 
     Raises:
         RuntimeError: no backend that is on can compute it.
     """
     with _disable_current_modes(), torch.set_grad_enabled(Pass.backward in problem.passes):
-        tensors = given or [*_differentiable(problem, problem.draw()), problem.draw_mask()]
+        tensors = existing or [*_differentiable(problem, problem.draw()), problem.draw_mask()]
         choice: Any = torch._fused_sdp_choice
         chosen = choice(*tensors, problem.dropout, problem.causal, **problem.settings)
     if chosen not in _NAMES:
@@ -174,21 +180,21 @@ def chosen_by_torch(problem: AttentionProblem, given: Sequence[Any] = ()) -> str
 def _differentiable(
     problem: AttentionProblem, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return query, key and value as leaf tensors with the problem's gradients."""
+    """Return query, key and value detached, requiring gradients as the problem does."""
     pairs = zip(tensors, problem.operands, strict=True)
     return [tensor.detach().requires_grad_(one.wants_gradient) for tensor, one in pairs]
 
 
-def why_not(name: str, problem: AttentionProblem, given: Sequence[Any] = ()) -> str | None:
+def why_not(name: str, problem: AttentionProblem, existing: Sequence[Any] = ()) -> str | None:
     """Return torch's reasons why a backend cannot compute a problem; None if it can.
 
     Args:
-        given: see `chosen_by_torch`.
+        existing: see `chosen_by_torch`.
     """
     with warnings.catch_warnings(record=True) as raised, sdpa_kernel(BACKENDS[name]):
         warnings.simplefilter("always")
         try:
-            if chosen_by_torch(problem, given) == name:
+            if chosen_by_torch(problem, existing) == name:
                 return None
             reason = ""
         except RuntimeError as error:
@@ -197,7 +203,13 @@ def why_not(name: str, problem: AttentionProblem, given: Sequence[Any] = ()) -> 
 
 
 def _reasons(name: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yield torch's reasons against a backend, without the place in torch's source."""
+    """Yield torch's reasons against a backend, without the place in torch's source.
+
+    torch warns in order: a heading per backend, then the reasons against it.
+
+    Args:
+        texts: messages of torch's warnings.
+    """
     is_own = False
     for text in texts:
         words = text.partition(" (Triggered internally")[0].strip().rstrip(".")
@@ -219,7 +231,13 @@ def compute(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) ->
 
 
 def _preferred(name: str, kind: str) -> AbstractContextManager[None]:
-    """Return a context in which a backend computes what it can, and torch chooses for the rest."""
+    """Return a context in which a backend computes what it can, and torch chooses for the rest.
+
+    It costs nothing per call, unlike replacing the operator.
+
+    Args:
+        kind: kind of the device, for example `cuda`.
+    """
     others = [SDPBackend.MATH]
     if kind == "cuda":  # the order has no meaning on a CPU
         others = [SDPBackend(number) for number in torch._C._get_sdp_priority_order()]
@@ -232,7 +250,7 @@ class FastestBackend(Races):
     """Races all backends that can compute a problem, forward and backward together."""
 
     def choose(self, problem: AttentionProblem) -> Winners:
-        """Return the fastest backend of a problem, for all its passes."""
+        """Return the fastest backend of a problem, for all its passes, from the cache or a race."""
         # the index of a GPU does not matter, but whether products round
         place = torch.device(problem.device.type)
         key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=place)}"
@@ -273,7 +291,10 @@ class FastestBackend(Races):
 def _exact_runner(
     problem: AttentionProblem, name: str, tensors: Sequence[torch.Tensor]
 ) -> Callable[[], list[torch.Tensor]]:
-    """Return a call without dropout of one sample and head, whose products fit in float64."""
+    """Return a call without dropout for one sample and head, to measure errors.
+
+    Dropout would be random, and all products at once may not fit into memory in float64.
+    """
     query, key, value = (one.first for one in problem.operands)
     mask = problem.mask and problem.mask.first
     small = problem._replace(query=query, key=key, value=value, mask=mask, dropout=0.0)
@@ -317,15 +338,15 @@ def _runner(
     arguments = (mask, problem.dropout, problem.causal)
     if Pass.backward not in problem.passes:
         return lambda: [compute(name, (*tensors, *arguments), problem.settings)]
-    given = _differentiable(problem, tensors)
-    wanted = [tensor for tensor in given if tensor.requires_grad]
+    operands = _differentiable(problem, tensors)
+    leaves = [tensor for tensor in operands if tensor.requires_grad]
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
     gradient = torch.ones(shape, dtype=tensors[0].dtype, device=problem.device)
 
     def run() -> list[torch.Tensor]:
         with torch.enable_grad():
-            outputs = compute(name, (*given, *arguments), problem.settings)
-            return [outputs.detach(), *torch.autograd.grad(outputs, wanted, gradient)]
+            outputs = compute(name, (*operands, *arguments), problem.settings)
+            return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]
 
     return run
 
@@ -346,7 +367,7 @@ class AttentionBackends:
     recomputation and a tracing compiler all meet it, wherever the model imports its function from.
 
     Args:
-        wanted: backend, `auto` or `fastest`.
+        requested: backend, `auto` or `fastest`.
         compiled: whether torch.compile compiles the model.
         verify: whether to prove the backend by the kernels of a profiled call.
         stored: backends by label, data type and whether there is a backward pass; other shapes are
@@ -357,15 +378,15 @@ class AttentionBackends:
 
     def __init__(
         self,
-        wanted: Attention,
+        requested: Attention,
         device: Any,
         *,
         compiled: bool = False,
         verify: bool = False,
         stored: Mapping[tuple[str, str, bool], str] | None = None,
     ) -> None:
-        self.wanted, self._device, self._compiled = wanted, device, compiled
-        self.name = f"attention_{wanted}"
+        self.requested, self._device, self._compiled = requested, device, compiled
+        self.name = f"attention_{requested}"
         self._verify, self._stored = verify, stored
         self._rows: dict[AttentionProblem, _Row] = {}
         self._active: ExitStack | None = None
@@ -379,11 +400,14 @@ class AttentionBackends:
     @property
     def is_forced(self) -> bool:
         """Return whether attention is changed, not only recorded."""
-        return self.wanted is not Attention.auto
+        return self.requested is not Attention.auto
 
     @contextmanager
     def applied(self) -> Iterator[AttentionBackends]:
-        """Apply the backend while entered."""
+        """Apply the backend while entered; yield itself.
+
+        The measuring procedure uses it beside the algorithm for convolutions.
+        """
         with ExitStack() as stack:
             stack.callback(self._threads.end)
             stack.callback(self._remove)
@@ -421,27 +445,30 @@ class AttentionBackends:
             names = {row.choices[Pass.forward].engine for row in self._rows.values()}
             self._reinstall(names.pop() if len(names) == 1 else None)
         layers = tuple(self._layer_report(problem, row) for problem, row in self._rows.items())
-        report = AttentionReport(name=str(self.wanted), layers=layers)
+        report = AttentionReport(name=str(self.requested), layers=layers)
         if not self.is_forced:
             return report
         if not layers:
             raise UserError(
-                f"execution.attention={self.wanted}: the model calls no "
+                f"execution.attention={self.requested}: the model calls no "
                 "scaled_dot_product_attention; "
                 "choose execution.attention=auto."
             )
         if all(layer.status is LayerStatus.fallback for layer in layers):
             more = f" and {len(layers) - 1} more shapes" if len(layers) > 1 else ""
             raise Unsupported(
-                f"execution.attention={self.wanted} can't compute this model's attention "
+                f"execution.attention={self.requested} can't compute this model's attention "
                 f"({layers[0].name} {layers[0].dtype}: {layers[0].reason}{more}); "
                 "choose auto or fastest"
             )
         return report
 
     def _chose_as_torch(self) -> bool:
-        """Return whether `fastest` changes nothing, so that torch may take its own fast paths."""
-        if self.wanted is not Attention.fastest or self._compiled:
+        """Return whether `fastest` changes nothing, so that torch may take its own fast paths.
+
+        `report` checks it after the first calls.
+        """
+        if self.requested is not Attention.fastest or self._compiled:
             return False
         chosen = {problem: row.choices[Pass.forward].engine for problem, row in self._rows.items()}
         return chosen == {problem: chosen_by_torch(problem) for problem in chosen}
@@ -451,7 +478,7 @@ class AttentionBackends:
 
         Compiled code keeps its backends, so it has no baseline.
         """
-        is_raced = self.wanted is Attention.fastest and not self._compiled
+        is_raced = self.requested is Attention.fastest and not self._compiled
         return (AUTO,) if is_raced else ()
 
     def run_baseline(self, baseline: str, work: Callable[[], T]) -> T:
@@ -561,8 +588,8 @@ class AttentionBackends:
         )  # fmt: skip
         row = self._rows.get(problem)
         if row is None:
-            given = arguments[:4] if _is_real(query) else ()
-            row = self._rows[problem] = _Row(choices=self._choose(problem, given))
+            existing = arguments[:4] if _is_real(query) else ()
+            row = self._rows[problem] = _Row(choices=self._choose(problem, existing))
         if not self._is_reported:
             row.calls += 1
         name = row.choices[Pass.forward].engine
@@ -577,36 +604,39 @@ class AttentionBackends:
             marked(outputs, partial(marks.append, (problem, Pass.backward)))
         return outputs
 
-    def _choose(self, problem: AttentionProblem, given: Sequence[Any]) -> Winners:
+    def _choose(self, problem: AttentionProblem, existing: Sequence[Any]) -> Winners:
         """Return the backend for each pass of a new problem.
 
         A choice has a reason if it is not as requested.
 
         Args:
-            given: query, key, value and mask if they have memory, otherwise nothing.
+            existing: query, key, value and mask if they have memory, otherwise nothing.
         """
         try:
-            own = chosen_by_torch(problem, given)
+            own = chosen_by_torch(problem, existing)
         except RuntimeError:
             own = "math"
         choice = PassChoice(engine=own)
         if self._stored is not None:
             name = self._stored.get((problem.label, problem.dtype, Pass.backward in problem.passes))
-            if name is not None and why_not(name, problem, given) is None:
+            if name is not None and why_not(name, problem, existing) is None:
                 choice = PassChoice(engine=name)
-        elif self.wanted is Attention.fastest:
+        elif self.requested is Attention.fastest:
             if self._races is None:
                 self._races = _races(self._device, self._threads)
             return self._races.choose(problem)
-        elif self.wanted is not Attention.auto:
-            reason = why_not(str(self.wanted), problem, given)
+        elif self.requested is not Attention.auto:
+            reason = why_not(str(self.requested), problem, existing)
             choice = PassChoice(engine=own, reason=reason)
             if reason is None:
-                choice = PassChoice(engine=str(self.wanted))
+                choice = PassChoice(engine=str(self.requested))
         return dict.fromkeys(problem.passes, choice)
 
     def _layer_report(self, problem: AttentionProblem, row: _Row) -> LayerReport:
-        """Return the report on a shape, with the FLOPs of all counted calls."""
+        """Return the report on a shape, with the FLOPs of all counted calls.
+
+        A backend that was chosen but not proven has the status `requested`.
+        """
         calls = max(1, row.calls)
         passes = []
         for which, choice in row.choices.items():
@@ -616,7 +646,7 @@ class AttentionBackends:
             passes.append(row.seen.proven(report))
         return LayerReport(
             name=problem.label,
-            requested=str(self.wanted),
+            requested=str(self.requested),
             input_shape=problem.query.shape,
             calls=calls,
             dtype=problem.dtype,
@@ -647,17 +677,17 @@ def applied(session: Session, execution: Execution) -> AbstractContextManager[An
     Raises:
         UserError: the model is not a torch model, or the device has no such backend.
     """
-    wanted, device = execution.attention, getattr(session, "device", None)
+    requested, device = execution.attention, getattr(session, "device", None)
     if not isinstance(getattr(session, "module", None), torch.nn.Module) or device is None:
-        if wanted is Attention.auto:
+        if requested is Attention.auto:
             return nullcontext()
         raise UserError(
-            f"execution.attention={wanted} is for torch models; leave it out for this one."
+            f"execution.attention={requested} is for torch models; leave it out for this one."
         )
-    if wanted in (Attention.efficient, Attention.cudnn) and device.kind != "cuda":
+    if requested in (Attention.efficient, Attention.cudnn) and device.kind != "cuda":
         raise UserError(
-            f"execution.attention={wanted} needs a GPU, and this is {device.name}: "
+            f"execution.attention={requested} needs a GPU, and this is {device.name}: "
             "choose auto, flash, math or fastest."
         )
     is_compiled, verify = execution.compile is not None, execution.attention_verify
-    return AttentionBackends(wanted, device, compiled=is_compiled, verify=verify).applied()
+    return AttentionBackends(requested, device, compiled=is_compiled, verify=verify).applied()

@@ -40,7 +40,10 @@ def family(kernel: str) -> str | None:
 
 
 def ran(kernels: Collection[str]) -> str | None:
-    """Return the backend that a call's kernels belong to; None if it is not known."""
+    """Return the backend that a call's kernels belong to; None if it is not known.
+
+    Without a fused kernel, a product and a softmax together are `math`.
+    """
     fused = {name for name in map(family, kernels) if name is not None}
     if fused:
         return fused.pop() if len(fused) == 1 else None
@@ -64,21 +67,24 @@ class Seen:
         self.kernels.setdefault(which, []).extend(kernels)
 
     def proven(self, report: PassReport) -> PassReport:
-        """Return a pass report with the observed kernels and a verdict on them."""
+        """Return a pass report with the observed kernels and a verdict on them.
+
+        Only the status `requested` changes: to `ok`, `substituted` or `unproven`.
+        """
         if self.everything is None or report.status is not LayerStatus.requested:
             return report
         kernels = self.kernels.get(report.which, [])
         if not kernels:
             return self._of_call(report)
-        found = ran(kernels)
+        backend = ran(kernels)
         status, reason = LayerStatus.ok, None
-        if found is None:
+        if backend is None:
             unknown = ", ".join(dict.fromkeys(kernels))
             status, reason = LayerStatus.unproven, f"not known what {unknown[:200]} computes"
-        elif found != report.selected:
-            status, reason = LayerStatus.substituted, f"torch ran {found}"
+        elif backend != report.selected:
+            status, reason = LayerStatus.substituted, f"torch ran {backend}"
         names = tuple(dict.fromkeys(kernels))
-        return replace(report, status=status, reason=reason, ran=found, kernels=names)
+        return replace(report, status=status, reason=reason, ran=backend, kernels=names)
 
     def _of_call(self, report: PassReport) -> PassReport:
         """Judge a pass without kernels of its own by the whole call.
@@ -148,10 +154,10 @@ class AttentionReport(AlgorithmReport):
         """Return FLOPs shares as metrics of a point; none for torch's own choice."""
         if self.name == "auto":
             return []
-        known = [one for one in self._passes if one.status is LayerStatus.ok]
+        proven = [one for one in self._passes if one.status is LayerStatus.ok]
         return [
             Metric.of(ATTENTION_COVERAGE, self.share),
-            Metric.of(ATTENTION_PROVEN, self._share_of(known)),
+            Metric.of(ATTENTION_PROVEN, self._share_of(proven)),
         ]
 
     def doubts(self) -> list[Diagnostic]:

@@ -35,9 +35,9 @@ from perfexp.records.units import format_bytes
 #: Algorithms that apply to a whole model and cannot be chosen per layer. The value checks torch's
 #: name for the implementation that it then selects.
 SWITCHED: dict[str, Callable[[str], bool]] = {
-    "benchmark": lambda taken: taken.startswith("Cudnn"),
-    "onednn": lambda taken: taken.startswith("Mkldnn"),
-    "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
+    "benchmark": lambda name: name.startswith("Cudnn"),
+    "onednn": lambda name: name.startswith("Mkldnn"),
+    "native": lambda name: not name.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
 }
 #: cuDNN's heuristic chooses, layer by layer.
 GUESS = "guess"
@@ -139,7 +139,10 @@ class Kernels(PortableSupport):
     backend = TRITON
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
-        """Return the Triton kernel for a pass, or torch's engine with the reason."""
+        """Return the Triton kernel for a pass, or torch's engine with the reason.
+
+        At stride 1, the input gradient is a convolution with rotated weights.
+        """
         convolution: Convolution | None = problem.convolution
         if which is Pass.backward_filter:
             return PassChoice(reason="there is no Triton kernel for the gradient of the weights")
@@ -234,7 +237,10 @@ class TorchSetting(Support):
     name: str
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
-        """Return torch's engine, with a reason if torch selects other code for this problem."""
+        """Return torch's engine, with a reason if torch selects other code for this problem.
+
+        torch's selection is queried with uninitialized tensors and computes nothing.
+        """
         even = problem.even()
         *moves, groups = even.settings
         with unset_fake_temporarily():

@@ -121,7 +121,10 @@ class ConvolutionPlan:
 
 
 def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:
-    """Return four cuDNN descriptors: two tensors that a pass reads, the convolution, the result."""
+    """Return four cuDNN descriptors: two tensors that a pass reads, the convolution, the result.
+
+    cuDNN's functions for all passes take them in this order.
+    """
     inputs = cudnn.tensor(shape.inputs, shape.dtype, channels_last=shape.channels_last)
     weight = cudnn.filter(shape.weight, shape.dtype, channels_last=shape.channels_last)
     outputs = cudnn.tensor(shape.outputs, shape.dtype, channels_last=shape.channels_last)

@@ -160,7 +160,7 @@ class LayerReport:
         return sum(report.flops for report in self.passes)
 
     def facts(self) -> dict[str, Any]:
-        """Return all fields and derived values as JSON."""
+        """Return all fields and derived values as JSON, for a layer's entry in the record."""
         return {
             **asdict(self),
             "used": self.used,
@@ -216,11 +216,11 @@ class AlgorithmReport:
 
     @property
     def workspace_peak_bytes(self) -> int | None:
-        """Return the largest workspace of any call; None if unknown."""
-        known = (
+        """Return the largest workspace of any call in bytes; None if unknown, as without cuDNN."""
+        sizes = (
             report.workspace_bytes for report in self._passes if report.workspace_bytes is not None
         )
-        return max(known, default=None)
+        return max(sizes, default=None)
 
     def _named(self, status: LayerStatus) -> str:
         """Return the first layers with a pass of this status, each with its reason.
@@ -248,7 +248,7 @@ class AlgorithmReport:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """Return all fields and derived values as JSON."""
+        """Return all layers and derived values as JSON, for the point's `algorithm` facts."""
         backends = {
             report.selected.partition(".")[0]
             for report in self._passes

@@ -191,11 +191,11 @@ class Library:
         key = (device, threading.get_ident())
         handle = self._handles.get(key)
         if handle is None:
-            made = c_void_p()
+            pointer = c_void_p()
             with nullcontext() if device == current_device() else torch.cuda.device(device):
-                self.call("cudnnCreate", byref(made))
-            assert made.value is not None
-            handle = self._handles[key] = made.value
+                self.call("cudnnCreate", byref(pointer))
+            assert pointer.value is not None
+            handle = self._handles[key] = pointer.value
         stream = current_stream(device)
         if stream != self._streams.get(handle):
             self.call("cudnnSetStream", handle, stream)
@@ -282,15 +282,15 @@ class Library:
         count, choices = c_int(), (_Choice * _CHOICES)()
         name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
         self.call(name, handle, *descriptors, _CHOICES, byref(count), ctypes.addressof(choices))
-        found = choices[: count.value]
-        return [(choice.algo, choice.memory) for choice in found if choice.status == 0]
+        ranked = choices[: count.value]
+        return [(choice.algo, choice.memory) for choice in ranked if choice.status == 0]
 
     def _new(self, kind: str) -> int:
         """Return a new descriptor: `Tensor`, `Filter` or `Convolution`. It is never freed."""
-        made = c_void_p()
-        self.call(f"cudnnCreate{kind}Descriptor", byref(made))
-        assert made.value is not None
-        return made.value
+        pointer = c_void_p()
+        self.call(f"cudnnCreate{kind}Descriptor", byref(pointer))
+        assert pointer.value is not None
+        return pointer.value
 
 
 #: The index of torch's current device.
@@ -308,7 +308,10 @@ def current_stream(device: int) -> int:
 
 
 def why_no_cudnn(device: torch.device) -> str | None:
-    """Return why cuDNN's algorithms cannot be chosen on a device; None if they can."""
+    """Return why cuDNN's algorithms cannot be chosen on a device; None if they can.
+
+    The text completes a message, for example `cuDNN is for NVIDIA GPUs`.
+    """
     if device.type != "cuda" or torch.version.cuda is None:
         return "cuDNN is for NVIDIA GPUs"
     if not torch.backends.cudnn.is_available():

@@ -150,7 +150,10 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
 
 
 def plan_of(which: Pass, engine: str, problem: Problem) -> ConvolutionPlan | None:
-    """Return the cuDNN plan behind an engine for one pass; None for other engines."""
+    """Return the cuDNN plan behind an engine for one pass; None for other engines.
+
+    Raises `CudnnError` if cuDNN refuses.
+    """
     backend, _, name = engine.partition(".")
     if backend != CUDNN:
         return None

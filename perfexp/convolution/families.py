@@ -54,14 +54,18 @@ _SIZES = re.compile(r"_?\d+x\d+\w*")
 
 
 def bare(kernel: str) -> str:
-    """Return a kernel's name without types, tile sizes and architecture."""
-    if found := _XMMA.search(kernel):
-        kind, rest = found.groups()
+    """Return a kernel's name without types, tile sizes and architecture.
+
+    For example `xmma_fprop` for `sm80_xmma_fprop_implicit_gemm_…`. Tables count bare names, because
+    full names differ between shapes and GPUs.
+    """
+    if match := _XMMA.search(kernel):
+        kind, rest = match.groups()
         if kind == "gemm":
             return "xmma_gemm_complex" if rest.startswith("cf32") else "xmma_gemm"
         return f"xmma_{kind}"
-    if found := _CUTLASS.search(kernel):
-        return f"cutlass_{(found[1] or found[2] or found[3]).lower()}"
+    if match := _CUTLASS.search(kernel):
+        return f"cutlass_{(match[1] or match[2] or match[3]).lower()}"
     if "ReduceSplitK" in kernel:
         return "cutlass_reduction"
     if kernel.startswith("nvjet"):
@@ -154,7 +158,12 @@ def _names_algorithm(name: str) -> bool:
 
 
 def _score(counts: Counts, seen: set[str], names: set[str]) -> float:
-    """Return the log-likelihood of seen and unseen names, for one algorithm's calls."""
+    """Return the log-likelihood that an algorithm's call has just the seen names.
+
+    Args:
+        seen: bare names in the observed call.
+        names: all bare names that count in this pass.
+    """
     score = 0.0
     for name in names:
         share = (counts.kernels.get(name, 0) + _SMOOTHING) / (counts.calls + 2 * _SMOOTHING)
@@ -261,7 +270,10 @@ def calibrated(architecture: str, cudnn: int) -> Path:
 
 
 def identity() -> tuple[str, int] | None:
-    """Return the current device's architecture and the cuDNN version; None without both."""
+    """Return the current device's architecture and the cuDNN version; None without both.
+
+    For example `("sm_90", 91900)`. A kernel table is for one such pair.
+    """
     version = torch.backends.cudnn.version()
     if not torch.cuda.is_available() or version is None:
         return None
@@ -270,7 +282,10 @@ def identity() -> tuple[str, int] | None:
 
 
 def foreign() -> str | None:
-    """Return where the current table was learned and what runs here, if these differ."""
+    """Return where the current table was learned and what runs here; None if these are equal.
+
+    The text is for the diagnostic that a proof may not hold.
+    """
     place, table = identity(), current()
     if place is None or place == (table.architecture, table.cudnn):
         return None

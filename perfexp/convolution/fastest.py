@@ -200,7 +200,13 @@ class Races:
         return outcome.chosen, {"errors": errors, **outcome.facts()}
 
     def _errors(self, runs: dict[str, Run], expected: Any, default: str) -> dict[str, float]:
-        """Return the relative L2 errors of the engines that fit into memory."""
+        """Return the relative L2 errors of the engines that fit into memory.
+
+        Args:
+            runs: calls by engine.
+            expected: the reference's result in float64.
+            default: engine for which too little memory is an error.
+        """
         errors: dict[str, float] = {}
         for name, run in runs.items():
             try:
@@ -246,7 +252,11 @@ class Fastest(Races, Support):
         passes: tuple[Pass, ...],
         hold_race: Callable[[Problem, tuple[Pass, ...]], Winners],
     ) -> Winners:
-        """Return cached winners for some passes of a problem, or those of a new race."""
+        """Return cached winners for some passes of a problem, or those of a new race.
+
+        Args:
+            hold_race: races the engines for these passes.
+        """
         kind = f"{problem.dtype} {_uses_tf32(problem)} {problem.convolution} {problem.shape}"
         kind += f" {problem.channels_last}"
         check = partial(check_engine, problem)
@@ -272,7 +282,10 @@ class Fastest(Races, Support):
             torch.cuda.empty_cache()  # the losers' workspaces
 
     def _race_passes_jointly(self, problem: Problem, passes: tuple[Pass, ...]) -> Winners:
-        """Return the joint winner for all passes, among the algorithms in torch operations."""
+        """Return the joint winner for all passes, among the algorithms in torch operations.
+
+        Each call computes the outputs and all gradients that the passes need.
+        """
         convolution = problem.convolution
         able = [
             name
@@ -289,12 +302,12 @@ class Fastest(Races, Support):
             if passes == (Pass.forward,):
                 return lambda: [engines.compute(convolution, inputs, weight, None)]
             gradients = ((Pass.backward_data, inputs), (Pass.backward_filter, weight))
-            wanted = [tensor.requires_grad_() for which, tensor in gradients if which in passes]
+            leaves = [tensor.requires_grad_() for which, tensor in gradients if which in passes]
 
             def run() -> list[torch.Tensor]:
                 with torch.enable_grad():
                     outputs = engines.compute(convolution, inputs, weight, None)
-                    return [outputs.detach(), *torch.autograd.grad(outputs, wanted, grad)]
+                    return [outputs.detach(), *torch.autograd.grad(outputs, leaves, grad)]
 
             return run
 
@@ -340,8 +353,8 @@ def check_engine(problem: Problem, which: Pass, engine: str) -> None:
 
 def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
     """Return random tensors as a pass reads them, in cuDNN's order."""
-    made = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
-    return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in made]
+    drawn = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
+    return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in drawn]
 
 
 def _runner(which: Pass, problem: Problem, engine: str, tensors: Sequence[torch.Tensor]) -> Run:

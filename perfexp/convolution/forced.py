@@ -42,18 +42,9 @@ _OTHERWISE = "Or set algorithm.on_unsupported to fallback or skip."
 
 
 class Forced:
-    """Computes convolutions by a named algorithm.
+    """Computes convolutions by a named algorithm, and reports how; see `AppliedAlgorithm`.
 
-    Args:
-        backend: the only backend to use; `auto` for the first that can compute a layer.
-        workspace_bytes: limit of cuDNN's workspace; None for no limit.
-        backward_data: cuDNN algorithm for input gradients; None for the closest to the forward
-            pass's.
-        backward_filter: cuDNN algorithm for weight gradients; None as for input gradients.
-        max_error: `fastest`: limit of the relative L2 error; None for the data type's default.
-        reuse: `fastest`: whether to use winners of earlier processes.
-        verify: whether to prove the algorithm by the kernels of a profiled call.
-        layers: algorithms by layer name or pattern, which replace NAME there.
+    The arguments are the keys of the `algorithm` node; `plan/key_descriptions.yaml` describes them.
 
     Raises:
         UserError: there is no such algorithm, or a setting is invalid.
@@ -293,7 +284,10 @@ class Forced:
             layer.remove()
 
     def _supports(self, algorithm: str) -> list[Support]:
-        """Return an algorithm's backends on the model's device, as this run is configured."""
+        """Return an algorithm's backends on the model's device, as this run is configured.
+
+        Raises `UserError` if there is none.
+        """
         if algorithm == FASTEST:
             return [self._fastest()]
         return supports_of(
@@ -363,7 +357,7 @@ class Forced:
         return f"What can: {', '.join([*able, DEFAULT])}."
 
     def _can(self, name: str, problems: Iterable[Problem], layers: Iterable[Layer]) -> bool:
-        """Return whether an algorithm can compute all these problems and layers."""
+        """Return whether an algorithm can compute all these problems and layers, for `_remedy`."""
         try:
             supports = self._supports(name)
         except UserError:

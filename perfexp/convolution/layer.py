@@ -143,7 +143,7 @@ class Layer:
         return None if None in reasons else joined(map(str, reasons))
 
     def install(self) -> None:
-        """Let the algorithm compute from now on."""
+        """Replace the module's method, so that the algorithm computes from now on."""
         kind, attributes = type(self._module), self._module.__dict__
         name, replacement = "forward", self._forward
         if self._has_torch_forward():
@@ -327,7 +327,7 @@ class Layer:
             shape, strides = (1, *shape), (0, *strides)
         last = is_channels_last(shape, strides) or is_channels_last(weight_shape, weight_strides)
         optional = (Pass.backward_data, Pass.backward_filter)
-        passes = [which for which, wanted in zip(optional, gradients, strict=True) if wanted]
+        passes = [which for which, is_needed in zip(optional, gradients, strict=True) if is_needed]
         problem = Problem(
             convolution=convolution,
             shape=tuple(shape),
@@ -367,7 +367,11 @@ class Layer:
         return row
 
     def _report(self, problem: Problem, choice: Choice, shape: Sequence[int]) -> LayerReport:
-        """Return the report on a single call."""
+        """Return the report on a single call, which `_InputKind.total` multiplies by the calls.
+
+        Args:
+            shape: input shape, perhaps without a batch.
+        """
         flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
         passes = tuple(pass_choice.report(which, flops) for which, pass_choice in choice.items())
         by_cudnn = any(report.selected.startswith(CUDNN) for report in passes)
@@ -396,7 +400,10 @@ def _compute(
 
 @contextmanager
 def all_installed(layers: Sequence[Layer]) -> Iterator[None]:
-    """Install layers while entered; remove them in the reverse order."""
+    """Install layers while entered; remove them in the reverse order.
+
+    Only this order restores a module that is covered twice.
+    """
     for layer in layers:
         layer.install()
     try:

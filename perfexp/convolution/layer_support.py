@@ -167,7 +167,10 @@ def _record_problems(
 
 @contextmanager
 def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
-    """Record the problems of all 2-D convolutions while entered; yield the recorders by layer."""
+    """Record the problems of all 2-D convolutions while entered; yield the recorders by layer.
+
+    Torch computes the convolutions.
+    """
     recorders: dict[str, _Recorder] = {}
     layers = []
     for name, child in module.named_modules():
@@ -196,7 +199,10 @@ def _supports(
     workspace_bytes: int | None,
     backward: Mapping[Pass, str],
 ) -> list[Support] | str:
-    """Return an algorithm's backends on a device, or the reason for having none."""
+    """Return an algorithm's backends on a device, or the reason for having none.
+
+    The reason is the message of `supports_of` without its beginning.
+    """
     try:
         return supports_of(name, backend, device, workspace_bytes, backward)
     except UserError as error:
@@ -230,7 +236,7 @@ def _choices_of(name: str, supports: Sequence[Support] | str, problem: Problem) 
 def _pass_entry(
     backend: str | None, choice: PassChoice, passed_over: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the JSON entry for a pass."""
+    """Return the JSON entry for a pass; backend and engine are None if there is a reason."""
     able = choice.reason is None
     return {
         "backend": backend if able else None,

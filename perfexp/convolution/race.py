@@ -69,7 +69,7 @@ class RaceOutcome:
     unsteady: str | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return the result as fields for `EngineFacts`."""
+        """Return the result as fields for `EngineFacts`; times are in seconds."""
         races: dict[str, dict[str, Any]] = {}
         for launching, seconds in self.seconds.items():
             speedups = self.speedups[launching]
@@ -111,16 +111,18 @@ class Race:
         The first race has four rounds; hopeless calls leave after two.
         """
         contestants = self._captured(calls) or self._plain(calls)
-        taken: dict[str, list[float]] = {name: [] for name in calls}
+        turn_seconds: dict[str, list[float]] = {name: [] for name in calls}
         running, orders = set(calls), turns.balanced(list(calls))
         with collecting.undisturbed():
             for number in range(_FIRST_ROUNDS):
                 order = [name for name in next(orders) if name in running]
-                self._round({name: contestants[name] for name in order}, taken)
+                self._round({name: contestants[name] for name in order}, turn_seconds)
                 if number == 1:
-                    best = min(min(seconds) for seconds in taken.values())
-                    running = {name for name in running if min(taken[name]) <= _HOPELESS * best}
-        means = {name: geometric_mean(taken[name]).value for name in running}
+                    best = min(min(seconds) for seconds in turn_seconds.values())
+                    running = {
+                        name for name in running if min(turn_seconds[name]) <= _HOPELESS * best
+                    }
+        means = {name: geometric_mean(turn_seconds[name]).value for name in running}
         ranked = sorted(means, key=lambda name: means[name])
         close = [name for name in ranked if means[name] < _CLOSE * means[ranked[0]]]
         return close[: 1 + _MOST_CLOSE]
@@ -143,14 +145,16 @@ class Race:
         }
         # captured calls decide if there are any
         decisive = next(iter(by_launching))
-        taken: dict[tuple[Launching, str], list[float]] = {key: [] for key in entries}
+        turn_seconds: dict[tuple[Launching, str], list[float]] = {key: [] for key in entries}
         orders, observer = turns.balanced(list(entries)), Observer(self.device)
         with collecting.undisturbed():
             for number in range(1, _CHECKED_ROUNDS[-1] + 1):
                 begun_ns = self.device.now_ns()
-                self._round({key: entries[key] for key in next(orders)}, taken)
+                self._round({key: entries[key] for key in next(orders)}, turn_seconds)
                 observer.block_ended("device", (self.device.now_ns() - begun_ns) * 1e-9)
-                if number in _CHECKED_ROUNDS and _is_clear(self._speedup(taken, decisive, nominee)):
+                if number in _CHECKED_ROUNDS and _is_clear(
+                    self._speedup(turn_seconds, decisive, nominee)
+                ):
                     break
         starved = {launching for (launching, _), turn in entries.items() if turn.starved}
         seconds: dict[Launching, dict[str, Interval]] = {}
@@ -158,10 +162,10 @@ class Race:
         for launching in by_launching:
             if launching is decisive or launching not in starved:
                 seconds[launching] = {
-                    name: geometric_mean(taken[launching, name]) for name in calls
+                    name: geometric_mean(turn_seconds[launching, name]) for name in calls
                 }
                 speedups[launching] = {
-                    name: self._speedup(taken, launching, name) for name in calls
+                    name: self._speedup(turn_seconds, launching, name) for name in calls
                 }
         low = speedups[decisive][nominee].low
         return RaceOutcome(
@@ -200,21 +204,23 @@ class Race:
         return {name: self.where(name)(partial(make, call)) for name, call in calls.items()}
 
     def _round(
-        self, contestants: Mapping[Any, turns.Turn], taken: Mapping[Any, list[float]]
+        self, contestants: Mapping[Any, turns.Turn], turn_seconds: Mapping[Any, list[float]]
     ) -> None:
-        """Run one turn of each contestant and append its seconds to `taken`.
+        """Run one turn of each contestant and append its seconds to `turn_seconds`.
 
         A contestant's key is its name, or a tuple that ends with it.
         """
         for key, turn in contestants.items():
             name = key if isinstance(key, str) else key[1]
-            taken[key].append(self.where(name)(turn))
+            turn_seconds[key].append(self.where(name)(turn))
 
     def _speedup(
-        self, taken: Mapping[Any, Sequence[float]], launching: Launching, name: str
+        self, turn_seconds: Mapping[Any, Sequence[float]], launching: Launching, name: str
     ) -> Interval:
         """Return the default's time divided by a call's, paired by round, with a 95 % interval."""
-        pairs = zip(taken[launching, self.default], taken[launching, name], strict=True)
+        pairs = zip(
+            turn_seconds[launching, self.default], turn_seconds[launching, name], strict=True
+        )
         return geometric_mean([default / own for default, own in pairs])
 
 

@@ -131,7 +131,10 @@ def _driver() -> Any:
 
 @cache
 def _runtime() -> Any:
-    """Return the CUDA runtime that torch has loaded; its status codes equal the driver's."""
+    """Return the CUDA runtime that torch has loaded; its status codes equal the driver's.
+
+    Raises `CaptureError` if it cannot be opened.
+    """
     version = str(torch.version.cuda)
     for name in (version.partition(".")[0], version):  # CUDA 11's is libcudart.so.11.0
         with suppress(OSError):
@@ -195,19 +198,19 @@ class Replays:
                 self._once.clear()
             self._once[addresses] = None
             return None
-        if not self._possible or _tally.kept >= _MOST_LAUNCHES:
+        if not self._possible or _tally.cached >= _MOST_LAUNCHES:
             return None
         try:
-            made = GraphLaunch(
+            launch = GraphLaunch(
                 partial(self._enqueue, *addresses), torch.device("cuda", self._device)
             )
         # work that can't be enqueued at all raises its error when it is enqueued
         except (CaptureError, CudnnError):
             self._possible = False
             return None
-        _tally.kept += 1
-        self._launches[addresses] = made
-        return made
+        _tally.cached += 1
+        self._launches[addresses] = launch
+        return launch
 
     def forget(self) -> None:
         """Free all launches."""
@@ -224,7 +227,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.used: dict[Replays, None] = {}
-        self.kept = self.launched = self.enqueued = 0
+        self.cached = self.launched = self.enqueued = 0
 
 
 _tally = _Tally()
@@ -233,7 +236,10 @@ _is_eager = False
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Enqueue all work in this process kernel by kernel while entered, as torch does, uncounted."""
+    """Enqueue all work in this process kernel by kernel while entered, as torch does.
+
+    Races and baselines run like this. The work is not counted.
+    """
     global _is_eager
     before, _is_eager = _is_eager, True
     try:

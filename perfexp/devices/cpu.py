@@ -94,7 +94,7 @@ class CpuDevice(Device):
         return is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
-        """Return the load average and the current CPU frequency."""
+        """Return the load average over a minute and the current frequency in hertz."""
         load, frequency = psutil.getloadavg()[0], psutil.cpu_freq()
         return {
             "load_average_1min": round(load, 2),

@@ -118,7 +118,10 @@ class CudaDevice(Device):
         _spin(int(seconds * self._cycles_per_second))
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
-        """Run a call and return whether it synchronizes; torch raises an error where it would."""
+        """Run a call and return whether it synchronizes; torch raises an error where it would.
+
+        A call that synchronizes cannot be captured or queued ahead.
+        """
         torch.cuda.set_sync_debug_mode("error")
         try:
             call()
@@ -140,7 +143,10 @@ class CudaDevice(Device):
         self._flushed.zero_()
 
     def is_lost(self) -> bool:
-        """Return whether CUDA calls fail in this process, as all do after an illegal access."""
+        """Return whether CUDA calls fail in this process, as all do after an illegal access.
+
+        The worker checks this after an error; a lost device needs a new process.
+        """
         try:
             torch.cuda.synchronize()
             torch.ones(1, device=self.identifier).add_(1).item()
@@ -163,7 +169,10 @@ class CudaDevice(Device):
         torch.cuda.reset_peak_memory_stats()
 
     def memory(self) -> list[Metric]:
-        """Return torch's allocator peaks and board memory growth since before the context."""
+        """Return torch's allocator peaks, and the board's memory growth, in bytes.
+
+        The growth since before the context includes libraries that bypass torch's allocator.
+        """
         own = self._flushed.nbytes if self._flushed is not None else 0
         device, reason = self._added_board_bytes()
         device = None if device is None else device - own
@@ -238,7 +247,10 @@ class CudaDevice(Device):
         return amdsmi.find(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
 
     def doubts(self) -> list[Diagnostic]:
-        """Return a diagnostic if others used the GPU before the first measurement."""
+        """Return a diagnostic if others used the GPU before the first measurement.
+
+        `start` has noted the board's state.
+        """
         if not is_used(self._state_before):
             return []
         others = ", ".join(neighbours(self._state_before))
@@ -324,7 +336,10 @@ class CudaDevice(Device):
 
     @cached_property
     def event_tick_seconds(self) -> float:  # type: ignore[override]
-        """Return the smallest observed difference between two event clock times."""
+        """Return the smallest observed difference between two event clock times, in seconds.
+
+        Spins of slightly different lengths make all differences likely.
+        """
         repeats = 300
         events = [self.new_event() for _ in range(repeats + 1)]
         torch.cuda.synchronize()

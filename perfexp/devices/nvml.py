@@ -136,7 +136,10 @@ class Board:
         return {name: query for name, query in queries.items() if query() is not None}
 
     def _throttling(self) -> list[str] | None:
-        """Return the current throttle reasons; None if the driver does not report them."""
+        """Return the names of the current throttle reasons.
+
+        None if the driver does not report them.
+        """
         reasons = self._query("CurrentClocksThrottleReasons")
         if reasons is None:
             return None
@@ -268,7 +271,13 @@ def _handles(nvml: Any) -> list[Any]:
 
 
 def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
-    """Return the NUMA node for NVML's bus id (`00000000:1B:00.0`); None if Linux reports none."""
+    """Return the NUMA node, the part of the host's memory that is near the board.
+
+    None if Linux reports none.
+
+    Args:
+        bus_id: NVML's bus id, for example `00000000:1B:00.0`.
+    """
     name = bus_id.decode() if isinstance(bus_id, bytes) else bus_id or ""
     with suppress(OSError, ValueError):  # Linux writes the domain with four digits
         node = int((root / name[-12:].lower() / "numa_node").read_text())

@@ -58,10 +58,8 @@ class Backbone(StrEnum):
 class Precision:
     """Number formats for a model's computations, from the `precision` node of the configuration.
 
-    Attributes:
-        storage: torch data type for weights and inputs, for example `bfloat16`.
-        autocast: torch data type for automatic mixed precision; None without it.
-        tf32: whether float32 products may use TF32; None leaves torch's flags as they are.
+    Types are names of torch's, for example `bfloat16`. `plan/key_descriptions.yaml` describes the
+    fields of all such classes.
     """
 
     name: str
@@ -96,12 +94,7 @@ class Attention(StrEnum):
 class Execution:
     """How torch runs the model, from the `execution` node of the configuration.
 
-    Attributes:
-        attention_verify: whether to check with a profiler which attention kernels ran.
-        compile: mode for torch.compile, for example `max-autotune`; None for eager execution.
-        cuda_graph: whether each call is captured once and then launched as one CUDA graph.
-        threads: threads within an operator; None leaves torch's number.
-        interop_threads: threads for independent operators; None leaves torch's number.
+    None leaves torch's own setting. `plan/key_descriptions.yaml` describes the fields.
     """
 
     attention: Attention = Attention.auto

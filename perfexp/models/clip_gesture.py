@@ -59,13 +59,7 @@ _SHAPES = {
 class ClipGesture:
     """A classifier with cosines between a movement and the gesture prompts as scores.
 
-    Args:
-        joints: joints of a skeleton, each with three coordinates per frame.
-        frames: frames of a video clip; a skeleton's number follows from the input size.
-        gestures: names of the classes; None for those of IntelliRehabDS.
-        temperature: divisor of the cosines.
-        contrastive_weight: share of the contrastive loss, from 0 to 1.
-        weights: weight file; None searches `weights_dir`, and without it the weights are random.
+    Its fields are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
     """
 
     name: str = "clip_gesture"

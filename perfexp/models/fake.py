@@ -46,17 +46,8 @@ class FakeModel:
     """A model with known cost.
 
     A call takes base_seconds + seconds_per_megapixel · batch · height · width / 10⁶, times noise.
-
-    Args:
-        noise: standard deviation of a launch's time, relative to its mean.
-        launches: kernel launches per forward pass.
-        smallest: least height and width in pixels; smaller inputs are refused.
-        stairs: largest relative deviation of a size from the formula, the same in every run.
-        waits: whether the forward pass synchronizes.
-        cold_seconds: additional time of the first call in a process.
-        weight_bytes: device memory for the model.
-        bytes_per_pixel: device memory per pixel of a batch.
-        faults: faults by name, each with the pixel count above which it happens; None disables it.
+    The fields are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
+    `faults` has the pixel count above which each fault happens.
     """
 
     name: str = "fake"

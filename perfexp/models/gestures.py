@@ -32,11 +32,6 @@ def encode(text: str) -> list[int]:
     return [BEGIN, *text.encode(), END]
 
 
-def decode(tokens: Sequence[int]) -> str:
-    """Return the text for tokens, skipping tokens that are not bytes."""
-    return bytes(token for token in tokens if token < PAD).decode(errors="replace")
-
-
 def padded(texts: Sequence[str]) -> tuple[list[list[int]], list[int]]:
     """Return token rows, padded at the end to the longest text, and each text's end position."""
     encoded = [encode(text) for text in texts]

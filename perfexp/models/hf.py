@@ -29,7 +29,10 @@ from perfexp.models.torchvision_names import HF
 
 
 def _import() -> Any:
-    """Return the package transformers, offline; None if it is not installed."""
+    """Return the package transformers, offline; None if it is not installed.
+
+    Its hub client reads the offline setting once, at its import.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub when it is imported
     import_torchvision()  # transformers imports it, and fails if its operators do not fit torch
     try:
@@ -86,11 +89,7 @@ _CACHE = "past_key_values"
 class HuggingFace:
     """An architecture, such as `hf:bert`. Nothing is downloaded, and foreign code never runs.
 
-    Args:
-        config: keys of the architecture's configuration to change, for example `num_hidden_layers`.
-        task: head of the model, a key of `_HEADS`; None for the first one that exists.
-        weights: folder with config.json and *.safetensors; None for random weights.
-        decode: whether calls generate one token from a cache (`mode=decode`).
+    The arguments are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
     """
 
     def __init__(
@@ -229,7 +228,12 @@ class HuggingFace:
             raise self._build_error(error) from error
 
     def _load(self, auto: Any, config: Any) -> torch.nn.Module:
-        """Return the folder's model; raise `UserError` unless each parameter has its weights."""
+        """Return the folder's model; raise `UserError` unless each parameter has its weights.
+
+        Args:
+            auto: auto class of transformers for the task.
+            config: configuration, which may differ from the folder's own.
+        """
         try:
             module, report = auto.from_pretrained(
                 self._folder,
@@ -255,16 +259,16 @@ class HuggingFace:
         return UserError(f"transformers does not build {self.name} with these settings: {reason}")
 
 
-def _refuse_unknown(given: Mapping[str, Any], default: Any, path: str) -> None:
+def _refuse_unknown(settings: Mapping[str, Any], default: Any, path: str) -> None:
     """Raise `UserError` for a key that the configuration would silently ignore.
 
     Args:
-        given: the user's keys, with nested mappings for parts such as `vision_config`.
+        settings: the user's keys, with nested mappings for parts such as `vision_config`.
         default: configuration of the architecture, or of the part.
-        path: dotted place of `given` for the message.
+        path: dotted place of `settings` for the message.
     """
     keys = {*default.to_dict(), *getattr(default, "attribute_map", {})}
-    for key, value in given.items():
+    for key, value in settings.items():
         if key not in keys or key.startswith("_"):
             hint = did_you_mean(key, keys)
             raise UserError(
@@ -317,7 +321,10 @@ def _kind(name: str, module: torch.nn.Module, task: str) -> Kind:
 
 
 def _longest(module: torch.nn.Module) -> int | None:
-    """Return the most tokens for which a module has learned positions; None for any number."""
+    """Return the most tokens for which a module has learned positions; None for any number.
+
+    Models with computed positions, such as Llama, take any number.
+    """
     lengths = [
         _positions(table)
         for name, table in module.named_modules()

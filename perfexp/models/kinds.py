@@ -256,7 +256,10 @@ class LanguageModel(Named):
         return self._vocabulary, (batch_size, self.length(input_size))
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
-        """Return the mean cross-entropy over all tokens, computed in float32."""
+        """Return the mean cross-entropy over all tokens, computed in float32.
+
+        Outputs have `logits` (batch, length, vocabulary), targets are token ids (batch, length).
+        """
         logits = outputs.logits
         if self._shifted:
             logits, targets = logits[:, :-1], targets[:, 1:]
@@ -325,11 +328,11 @@ class ByOutput(Kind):
             len(one) for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.ndim
         }
         if batch_size not in batches:
-            found = "no tensor with a batch"
+            contents = "no tensor with a batch"
             if batches:
-                found = f"a batch of {max(batches)}: set batch_size={max(batches)}"
+                contents = f"a batch of {max(batches)}: set batch_size={max(batches)}"
             raise UserError(
-                f"example_inputs gives {found}, or let it take the batch size: "
+                f"example_inputs gives {contents}, or let it take the batch size: "
                 "example_inputs(batch_size)."
             )
         return inputs
@@ -345,7 +348,10 @@ class ByOutput(Kind):
         return self._labels.get((batch_size, *shape))
 
     def observe(self, inputs: Any, outputs: Any) -> None:
-        """Remember classes and target shape of a first call, if its outputs are class scores."""
+        """Remember classes and target shape of a first call, if its outputs are class scores.
+
+        `labels` returns them for later batches of the same shape.
+        """
         try:
             scores = main_output(outputs)
         except UserError:  # the module has its own loss, or does not train

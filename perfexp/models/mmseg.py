@@ -43,11 +43,7 @@ _SET_BY_PERFEXP = ("accumulative_counts", "loss_scale", "dtype")
 class Mmseg:
     """A model described by an mmsegmentation configuration.
 
-    Args:
-        config: configuration name in mmsegmentation, or a path.
-        output: `raw` for class scores, `predict` for mmsegmentation's own post-processing as well.
-        optimizer: `own` for the configuration's optimizer (the default), `mode` for the mode's.
-        options: configuration settings to change, by dotted key.
+    The fields are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
     """
 
     name: str
@@ -435,7 +431,8 @@ def masked_losses() -> Iterator[None]:
 def _accuracy_or(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a version of mmsegmentation's accuracy that does not synchronize.
 
-    It covers the arguments that mmsegmentation's heads pass; other calls use the original.
+    It covers the arguments that mmsegmentation's heads pass; other calls use the original. Scores
+    have the shape (batch, classes, …), targets (batch, …).
     """
 
     def accuracy(

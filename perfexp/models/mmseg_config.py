@@ -114,7 +114,7 @@ def build(described: Any, name: str) -> torch.nn.Module:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """Yield a configuration node and all mappings inside it."""
+    """Yield a configuration node and all mappings inside it, each a part with its own settings."""
     if isinstance(node, Mapping):
         yield node
         for value in node.values():
@@ -157,7 +157,7 @@ def without_sync_batch_norm(model: Any) -> bool:
 
 
 def version() -> str:
-    """Return the name and version of the installed distribution."""
+    """Return the name and version of the installed distribution, for the record."""
     for name in _DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
             return f"{name} {metadata.version(name)}"

@@ -149,7 +149,14 @@ class _Called(torch.nn.Module):
 
 
 def live_model(given: Callable[..., Any], name: str, inputs: Any = None) -> Model:
-    """Return a torch module, a torch module class, or a function of a batch as a model."""
+    """Return a torch module, a torch module class, or a function of a batch as a model.
+
+    `perfexp.measure` accepts these objects of the user's process.
+
+    Args:
+        given: the object. A class is built with the run's seed.
+        inputs: fixed inputs for every call; None for inputs from the data.
+    """
     if isinstance(given, type):
         return adapt(functools.partial(given), name, inputs)
     is_module = isinstance(given, torch.nn.Module) or hasattr(given, "open")

@@ -38,7 +38,10 @@ def train(module: torch.nn.Module, training: bool) -> None:
 
 
 def evaluate(module: torch.nn.Module) -> None:
-    """Set evaluation mode, with the class's own `eval` if it takes no arguments."""
+    """Set evaluation mode, with the class's own `eval` if it takes no arguments.
+
+    Another `eval`, for example one that takes a data set, is not called.
+    """
     own = getattr(module, "eval", None)
     is_default = getattr(own, "__func__", None) is torch.nn.Module.eval
     if not is_default and callable(own) and _parameters(own) == []:
@@ -46,14 +49,6 @@ def evaluate(module: torch.nn.Module) -> None:
             own()
     else:
         train(module, False)
-
-
-def set_mode(module: torch.nn.Module, training: bool) -> None:
-    """Set training or evaluation mode as training scripts do, with `train()` or `eval()`."""
-    if training:
-        train(module, True)
-    else:
-        evaluate(module)
 
 
 def _is_switch(method: Any) -> bool:
@@ -223,10 +218,10 @@ def unfinished(outputs: Any) -> str | None:
     for leaf in tree_leaves(outputs):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             leaf = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]
-            if found := next(filter(None, map(_unfinished_kind, leaf)), None):
-                return found
-        elif found := _unfinished_kind(leaf):
-            return found
+            if name := next(filter(None, map(_unfinished_kind, leaf)), None):
+                return name
+        elif name := _unfinished_kind(leaf):
+            return name
     return None
 
 

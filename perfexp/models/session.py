@@ -543,7 +543,10 @@ class TorchSession(Session):
         )
 
     def _compiled(self, module: torch.nn.Module) -> Callable[..., Any]:
-        """Return the module, compiled if `execution.compile` names a mode."""
+        """Return the module, compiled if `execution.compile` names a mode.
+
+        The compiler runs at the first call with a shape.
+        """
         if self._execution.compile is None:
             return module
         # One graph per shape: a dynamic graph is slower and depends on the order of shapes.
@@ -583,7 +586,11 @@ class TorchSession(Session):
     def _set_mode(self, training: bool) -> None:
         """Set the module's mode unless it is set; switching walks through all submodules."""
         if (self._trains, bool(self.module.training)) != (training, training):
-            modules.set_mode(self.module, training)
+            # as training scripts do, with `train()` and `eval()`
+            if training:
+                modules.train(self.module, True)
+            else:
+                modules.evaluate(self.module)
             self._trains = training
 
     def _check_inputs(self, inputs: Any, error: Exception) -> None:
@@ -612,10 +619,10 @@ class TorchSession(Session):
             checks.append(("inputs", kind.input_dims, inputs.ndim))
         if targets is not None and kind.target_dims is not None:
             checks.append(("targets", kind.target_dims, targets.ndim))
-        for what, wanted, dimensions in checks:
-            if dimensions != wanted:
+        for name, expected, dimensions in checks:
+            if dimensions != expected:
                 raise UserError(
-                    f"{self._name} ({self._kind.name}) takes {what} of {wanted} dimensions, the "
+                    f"{self._name} ({self._kind.name}) takes {name} of {expected} dimensions, the "
                     "data gives "
                     f"{dimensions}. Choose data of the model's kind; data=synthetic fits every "
                     "model."

@@ -27,8 +27,7 @@ _LOADING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_o
 class Timm:
     """A classifier built by timm.
 
-    Args:
-        kwargs: further arguments of `timm.create_model`.
+    The arguments are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
 
     Raises:
         UserError: `kwargs` would load weights.

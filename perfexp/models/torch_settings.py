@@ -119,23 +119,26 @@ def torch_facts() -> dict[str, Any]:
     }
 
 
-def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
-    """Return the requested precision if the device has it, otherwise fp32 and a diagnostic."""
-    if (wanted.autocast or wanted.storage) == "float32" and not wanted.tf32:
-        return wanted, []
-    if wanted.autocast and device.kind == "mps":
+def effective_precision(requested: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
+    """Return the requested precision if the device has it, otherwise fp32 and a diagnostic.
+
+    A session checks it when it opens, by trying small computations.
+    """
+    if (requested.autocast or requested.storage) == "float32" and not requested.tf32:
+        return requested, []
+    if requested.autocast and device.kind == "mps":
         reason = f"autocast is not used on {device.name}"
         return Precision(name="fp32"), [
-            diagnostics.make("precision_unavailable", precision=wanted.name, reason=reason)
+            diagnostics.make("precision_unavailable", precision=requested.name, reason=reason)
         ]
     # gradients on the host would start autograd threads for all devices; after that,
     # forked processes cannot compute gradients
     why_no_data_type = isolated(_why_no_data_type) if device.kind == "cpu" else _why_no_data_type
-    missing = _why_no_tf32(device) if wanted.tf32 else why_no_data_type(wanted, device)
+    missing = _why_no_tf32(device) if requested.tf32 else why_no_data_type(requested, device)
     if missing is None:
-        return wanted, []
+        return requested, []
     return Precision(name="fp32"), [
-        diagnostics.make("precision_unavailable", precision=wanted.name, reason=missing)
+        diagnostics.make("precision_unavailable", precision=requested.name, reason=missing)
     ]
 
 
@@ -164,16 +167,16 @@ def _why_no_tf32(device: Device) -> str | None:
     return None
 
 
-def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
+def _why_no_data_type(requested: Precision, device: Device) -> str | None:
     """Return why a small convolution and product fail in the data type, or None if they work.
 
     They are tried forward and backward on the device, because torch has no query for it.
     """
-    name = wanted.autocast or wanted.storage
+    name = requested.autocast or requested.storage
     assert device.identifier is not None
     if device.kind == "cpu" and name == "float16" and not _has_fast_float16():
         return f"torch has no fast float16 on {device.name}"
-    storage = getattr(torch, wanted.storage)
+    storage = getattr(torch, requested.storage)
     try:
         # callers of the Python interface may have set other modes
         with torch.inference_mode(False), torch.enable_grad():
@@ -181,13 +184,13 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
             kernel = ones(4, 3, 3, 3, requires_grad=True)
             weight = ones(2, 4 * 36, requires_grad=True)
             inputs = ones(2, 3, 8, 8)
-            with autocast(wanted, device):
+            with autocast(requested, device):
                 outputs = linear(conv2d(inputs, kernel).flatten(1), weight)
             torch.autograd.backward(outputs.float().sum())
         device.synchronize()
     except (RuntimeError, TypeError) as error:
         message = str(error).splitlines()[0]
-        how = "autocast to" if wanted.autocast else "parameters of"
+        how = "autocast to" if requested.autocast else "parameters of"
         return (
             f"a convolution and a matrix product with {how} {name} fail on {device.name}: {message}"
         )
@@ -204,7 +207,10 @@ def _has_fast_float16() -> bool:
 
 
 def autocast(precision: Precision, device: Device) -> AbstractContextManager[object]:
-    """Return a new autocast context for the precision; a null context without autocast."""
+    """Return a new autocast context for the precision; a null context without autocast.
+
+    Sessions enter it for each forward pass and loss.
+    """
     if precision.autocast is None:
         return nullcontext()
     assert device.identifier is not None

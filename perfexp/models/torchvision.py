@@ -38,12 +38,7 @@ _RECOMMENDED = ("DEFAULT", "torchvision")
 class Torchvision:
     """A model built by torchvision.
 
-    Args:
-        weights: name of published weights such as `DEFAULT`, or a file; None for random weights, or
-            for the model's file in `weights_dir`.
-        frames: frames of a clip for video models.
-        stem: first layers of a ResNet.
-        kwargs: further arguments of the builder.
+    The fields are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
     """
 
     name: str

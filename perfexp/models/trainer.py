@@ -123,7 +123,10 @@ class TorchTrainer(Trainer):
 
     @torch.no_grad()
     def average(self) -> None:
-        """Add the weights to their moving average; the first call copies them."""
+        """Add the weights to their moving average; the first call copies them.
+
+        The training loop calls it after each step.
+        """
         average, now = list(self._average.values()), list(self._weights.values())
         if self._num_averaged:
             self._add_to_average(average, now, self._num_averaged)

@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (batch, length, width) to the same shape."""
+        """Map embedded positions (batch, length, width) to the same shape."""
         if inputs.shape[1] > LONGEST:
             raise ValueError(f"a sequence has at most {LONGEST} positions")
         outputs: torch.Tensor = self.norm(self.blocks(inputs + self.positions[: inputs.shape[1]]))

@@ -187,7 +187,7 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
             "torch.save(model.state_dict(), FILE)."
         )
     if len(paths) > 1:
-        names = _first([".".join(path) for path in paths])
+        names = _first_names([".".join(path) for path in paths])
         raise UserError(
             f"{file} holds {len(paths)} state dicts: {names}. Save one of them: torch.save(…, "
             "FILE)."
@@ -200,7 +200,11 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _unwrapped(tensors: dict[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:
-    """Remove prefixes that all names share, until a name matches the module's."""
+    """Return weights without the prefixes that all names share, until a name is the module's.
+
+    Args:
+        own: names in the module's state dict.
+    """
     while not any(name in own for name in tensors):
         shared = [
             prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)
@@ -237,7 +241,14 @@ def load_trained(module: torch.nn.Module, file: Path) -> None:
 
 
 def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Raise `UserError` if weights are missing, unexpected or of another shape."""
+    """Raise `UserError` if weights are missing, unexpected or of another shape.
+
+    The message names the first of each kind.
+
+    Args:
+        tensors: weights by name.
+        file: their file, for the message.
+    """
     own = module.state_dict()
     # torch saves BatchNorm's call counter since 0.4.1; older files, some in torchvision, lack it
     missing = [
@@ -251,7 +262,7 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
     if complaints := [
-        f"{len(names)} {what}: {_first(names)}" for what, names in problems.items() if names
+        f"{len(names)} {what}: {_first_names(names)}" for what, names in problems.items() if names
     ]:
         raise UserError(
             f"The weights in {file} do not fit the {type(module).__name__}: "
@@ -267,6 +278,6 @@ def _plain_name(name: str) -> str:
     return _DENSENET_NAME.sub(r"\1\2", name.replace(_COMPILED, ""))
 
 
-def _first(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     """Return the first names for a message, with an ellipsis if there are more."""
     return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -90,7 +90,7 @@ def convolved(
     image, place = pixel // plane, pixel % plane
     row, column = place // columns, place % columns
     y_first, x_first = row * down - top, column * across - left
-    wanted = pixel < pixels
+    is_stored = pixel < pixels
     share = in_group // SPLIT
     first = tl.arange(0, SPLIT)[None, :, None, None, None] * share
     corner = image * xn + y_first * xh + x_first * xw
@@ -102,7 +102,7 @@ def convolved(
     total = tl.zeros((PIXEL_THREADS * QUAD_THREADS, SPLIT, PIXELS, QUADS, 4), SUM)
     for kernel_row in range(kernel_height):
         y_seen = y_first + kernel_row * high
-        in_rows = wanted & (y_seen >= 0) & (y_seen < height)
+        in_rows = is_stored & (y_seen >= 0) & (y_seen < height)
         for kernel_column in range(kernel_width):
             x_seen = x_first + kernel_column * wide
             inside = tl.expand_dims(in_rows & (x_seen >= 0) & (x_seen < width), 1)
@@ -118,7 +118,7 @@ def convolved(
     output = quad * 4 + four
     target = y + (group * out_group + output) * yo + (image * yn + row * yh + column * yw)
     tl.store(
-        target, tl.sum(total, axis=1).to(y.dtype.element_ty), mask=wanted & (output < out_group)
+        target, tl.sum(total, axis=1).to(y.dtype.element_ty), mask=is_stored & (output < out_group)
     )
 
 
@@ -161,25 +161,25 @@ def convolved_by_channel(
     image, place = pixel // plane, pixel % plane
     row, column = place // columns, place % columns
     y_first, x_first = row * down - top, column * across - left
-    known = output < outputs
-    wanted = known & (pixel < pixels)
+    is_output = output < outputs
+    is_stored = is_output & (pixel < pixels)
     sources = x + (image * xn + y_first * xh + x_first * xw) + (output // multiple) * xc
     factors = w + output * wo
 
     total = tl.zeros((PIXEL_THREADS * OUTPUT_THREADS, PIXELS), SUM)
     for kernel_row in range(kernel_height):
         y_seen = y_first + kernel_row * high
-        in_rows = wanted & (y_seen >= 0) & (y_seen < height)
+        in_rows = is_stored & (y_seen >= 0) & (y_seen < height)
         for kernel_column in tl.static_range(KERNEL_WIDTH):
             x_seen = x_first + kernel_column * wide
             inside = in_rows & (x_seen >= 0) & (x_seen < width)
             source = sources + (kernel_row * high * xh + kernel_column * wide * xw)
             factor = factors + (kernel_row * wh + kernel_column * ww)
             value = tl.load(source, mask=inside, other=0.0).to(SUM)
-            total += value * tl.load(factor, mask=known, other=0.0).to(SUM)
+            total += value * tl.load(factor, mask=is_output, other=0.0).to(SUM)
 
     target = y + output * yo + (image * yn + row * yh + column * yw)
-    tl.store(target, total.to(y.dtype.element_ty), mask=wanted)
+    tl.store(target, total.to(y.dtype.element_ty), mask=is_stored)
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,10 @@ def plans(problem: TensorConvolution) -> list[LaunchPlan]:
 
 
 def _tiled(problem: TensorConvolution, tiling: _Tiling) -> LaunchPlan:
-    """Return the plan for a tiling: rearrange the weights, then compute."""
+    """Return the plan for a tiling: rearrange the weights, then compute.
+
+    The numbers and constants are the arguments of `packed` and `convolved`, in their order.
+    """
     convolution = problem.convolution
     kernel_height, kernel_width = convolution.kernel
     in_group, out_group = convolution.in_group, convolution.out_group
@@ -298,7 +301,10 @@ def _tiled(problem: TensorConvolution, tiling: _Tiling) -> LaunchPlan:
 
 
 def _by_channel(problem: TensorConvolution) -> LaunchPlan:
-    """Return the plan for depthwise convolutions, which takes the weights as they are."""
+    """Return the plan for depthwise convolutions, which takes the weights as they are.
+
+    The numbers and constants are the arguments of `convolved_by_channel`, in their order.
+    """
     convolution = problem.convolution
     outputs = convolution.out_channels
     output_threads = min(32, triton.next_power_of_2(outputs)) if problem.last else 1

@@ -37,7 +37,10 @@ def _of_data(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tuple
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _of_products(four: tl.tensor) -> tl.tuple:
-    """Multiply Aᵀ by elements along the last two dimensions, the two bits of an element's index."""
+    """Multiply Aᵀ by elements along the last two dimensions, the two bits of an element's index.
+
+    The result has two tensors, one per output row or column.
+    """
     even, odd = tl.split(four)
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -56,7 +59,14 @@ def _column(
     fourth: tl.tensor,
     inside: tl.tensor, SUM: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
-    """Multiply Bᵀ by a column of the tiles, with a mask per row."""
+    """Load a column of the data tiles and multiply Bᵀ by it.
+
+    Args:
+        source: addresses of the column's first elements.
+        xh: stride along the height.
+        first: mask of tiles whose first row lies inside the image; the other three are alike.
+        inside: mask of tiles and channels whose column lies inside.
+    """
     return _of_data(
         tl.load(source, mask=first & inside, other=0.0).to(SUM),
         tl.load(source + xh, mask=second & inside, other=0.0).to(SUM),
@@ -76,7 +86,7 @@ def _row(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
 def _kernel_column(
     source: tl.tensor, wh: tl.tensor, inside: tl.tensor, SUM: tl.constexpr
 ) -> tl.tuple:
-    """Multiply G by a column of the kernels."""
+    """Load a column of the 3 × 3 kernels and multiply G by it."""
     return _of_kernel(
         tl.load(source, mask=inside, other=0.0).to(SUM),
         tl.load(source + wh, mask=inside, other=0.0).to(SUM),
@@ -108,7 +118,13 @@ def transformed(
     ww: tl.tensor, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
     SUM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute G g Gᵀ for all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded."""
+    """Compute G g Gᵀ for all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded.
+
+    Args:
+        w: kernels.
+        u: transformed kernels.
+        elements: transformed kernels per element, O times the rounded C / G.
+    """
     program = tl.program_id(0)
     if WIDE:
         program, elements = program.to(tl.int64), elements.to(tl.int64)
@@ -146,7 +162,12 @@ def convolved(
     The products of a tile's 16 elements are a single batched `tl.dot`; Triton distributes its
     elements over the warps. Their sums stay in registers until they are transformed. Of two
     dimensions, neighboring threads read and write along the first: tiles, or (LAST) channels.
-    WIDEN: widen bfloat16 products for the interpreter.
+    WIDEN: widen bfloat16 products for the interpreter. WIDE: compute addresses with 64 bits.
+
+    Args:
+        tiles: tiles in all images; `per_image` and `per_row` are those in one image and one row.
+        height: input height; `rows` and `columns` are the output's.
+        blocks: programs along the output channels of a group.
     """
     program = tl.program_id(0)
     if WIDE:
@@ -168,7 +189,7 @@ def convolved(
         plane = plane.to(tl.int64)
     factor = u + (element * plane)[:, None, None]
     factor += ((group * out_group + output) * padded)[None, :, None] + channel[None, None, :]
-    wanted = (output < out_group)[None, :, None]
+    is_output = (output < out_group)[None, :, None]
 
     if LAST:
         tile, channel, output = tile[None, :], channel[:, None], output[:, None]
@@ -177,11 +198,11 @@ def convolved(
     image, place = tile // per_image, tile % per_image
     row, column = place // per_row * 2, place % per_row * 2
     y0, x0 = row - top, column - left
-    known = tile < tiles
-    in_row0 = known & (y0 >= 0) & (y0 < height)
-    in_row1 = known & (y0 + 1 >= 0) & (y0 + 1 < height)
-    in_row2 = known & (y0 + 2 >= 0) & (y0 + 2 < height)
-    in_row3 = known & (y0 + 3 >= 0) & (y0 + 3 < height)
+    is_tile = tile < tiles
+    in_row0 = is_tile & (y0 >= 0) & (y0 < height)
+    in_row1 = is_tile & (y0 + 1 >= 0) & (y0 + 1 < height)
+    in_row2 = is_tile & (y0 + 2 >= 0) & (y0 + 2 < height)
+    in_row3 = is_tile & (y0 + 3 >= 0) & (y0 + 3 < height)
     in_column0 = (x0 >= 0) & (x0 < width)
     in_column1 = (x0 + 1 >= 0) & (x0 + 1 < width)
     in_column2 = (x0 + 2 >= 0) & (x0 + 2 < width)
@@ -191,7 +212,7 @@ def convolved(
     total = tl.zeros((16, OUTPUTS, TILES), SUM)
     for first in range(0, in_group, CHANNELS):
         there = first + channel < in_group
-        factors = tl.load(factor, mask=wanted, other=0.0)
+        factors = tl.load(factor, mask=is_output, other=0.0)
         a0, a1, a2, a3 = _column(
             source, xh, in_row0, in_row1, in_row2, in_row3, in_column0 & there, SUM
         )
@@ -228,13 +249,13 @@ def convolved(
     left_sums, right_sums = _of_products(sums)
     y00, y10 = _of_products(left_sums)
     y01, y11 = _of_products(right_sums)
-    known = known & (output < out_group)
+    is_stored = is_tile & (output < out_group)
     in_right, in_bottom = column + 1 < columns, row + 1 < rows
     target = y + (image * yn + row * yh + column * yw) + (group * out_group + output) * yo
-    tl.store(target, y00.to(y.dtype.element_ty), mask=known)
-    tl.store(target + yw, y01.to(y.dtype.element_ty), mask=known & in_right)
-    tl.store(target + yh, y10.to(y.dtype.element_ty), mask=known & in_bottom)
-    tl.store(target + (yh + yw), y11.to(y.dtype.element_ty), mask=known & in_right & in_bottom)
+    tl.store(target, y00.to(y.dtype.element_ty), mask=is_stored)
+    tl.store(target + yw, y01.to(y.dtype.element_ty), mask=is_stored & in_right)
+    tl.store(target + yh, y10.to(y.dtype.element_ty), mask=is_stored & in_bottom)
+    tl.store(target + (yh + yw), y11.to(y.dtype.element_ty), mask=is_stored & in_right & in_bottom)
 
 
 #: Outputs and tiles per program with sums that fit into registers, found by compiling for sm_80 and
@@ -276,7 +297,10 @@ def _programs(problem: TensorConvolution, outputs: int, tiles: int) -> int:
 
 
 def _tiled(problem: TensorConvolution, outputs: int, tiles: int) -> LaunchPlan:
-    """Return the plan for a tiling: transform the weights, then compute."""
+    """Return the plan for a tiling: transform the weights, then compute.
+
+    The numbers and constants are the arguments of `transformed` and `convolved`, in their order.
+    """
     convolution = problem.convolution
     in_group, out_group = convolution.in_group, convolution.out_group
     elements = convolution.out_channels * -(-in_group // _CHANNELS) * _CHANNELS

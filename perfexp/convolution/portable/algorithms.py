@@ -184,7 +184,10 @@ def implicit_gemm(
 def implicit_precomp_gemm(
     inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> torch.Tensor:
-    """Gather by indices that are cached per input size, then compute a single product."""
+    """Gather by indices that are cached per input size, then compute a single product.
+
+    It is `gemm` with a table of indices instead of `unfold`.
+    """
     rows, columns = convolution.output_size(*inputs.shape[2:])
     padded = convolution.padded(inputs)
     width, device = padded.shape[3], padded.device
@@ -221,7 +224,10 @@ def _gather_indices(
 def _grouped_product(
     weight: torch.Tensor, columns: torch.Tensor, convolution: Convolution
 ) -> torch.Tensor:
-    """Multiply weights (O, K / G) by columns (N, K, L), group by group, to (N, O, L)."""
+    """Multiply weights (O, K / G) by columns (N, K, L), group by group, to (N, O, L).
+
+    K counts input channels times kernel positions, L output pixels.
+    """
     groups = convolution.groups
     if groups == 1:
         return weight @ columns
@@ -381,7 +387,10 @@ def canonical(
 
 
 def misfit(convolution: Convolution, shape: Sequence[int]) -> str | None:
-    """Return why no algorithm can take inputs with this shape; None if they fit."""
+    """Return why no algorithm can take inputs with this shape; None if they fit.
+
+    Layers leave such inputs to torch, which raises its own error.
+    """
     if len(shape) not in (3, 4):
         return f"the inputs have {len(shape)} dimensions"
     if shape[-3] != convolution.in_channels:
@@ -417,12 +426,12 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(_cast_type(tensor.dtype, dtype))
 
 
-def _cast_type(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype:
+def _cast_type(dtype: torch.dtype, autocast_dtype: torch.dtype) -> torch.dtype:
     """Return the data type after autocast.
 
     Autocast leaves float64 and non-floating-point types unchanged.
     """
-    return wanted if dtype in (torch.float32, *_HALF) else dtype
+    return autocast_dtype if dtype in (torch.float32, *_HALF) else dtype
 
 
 def _bare(dtype: torch.dtype) -> str:

@@ -143,7 +143,9 @@ def _gradient_of_kernels(
     """Correlate image tiles with gradient tiles, and sum over the tiles.
 
     Args:
+        image: padded inputs.
         grad: gradient of `_correlate_image`, (N, O, H - kernel height + 1, W - kernel width + 1).
+        tile: side of the transforms in pixels, or None for the whole image.
 
     Returns:
         (O, C / G, kernel height, kernel width).

@@ -68,7 +68,7 @@ class Meter(Protocol):
         """Return the current power, or the average over the last second: see `power_kind`."""
 
     def doubts(self) -> list[Diagnostic]:
-        """Return diagnostics about the meter's values in the current situation."""
+        """Return diagnostics about the meter's values now, such as a power that is an average."""
         limit = "its power is an average over about a second, whose integral follows changes late"
         if self.power_kind is not PowerKind.average:
             return []

@@ -66,7 +66,7 @@ class AmdSmiMeter(Meter):
         return Reading(joules)
 
     def power_watts(self) -> Reading:
-        """Return the socket's power."""
+        """Return the socket's power, or why AMD SMI reports none."""
         if self._key is None:
             return Reading(
                 None,

@@ -70,7 +70,10 @@ class Power:
 
     @property
     def integral_uncertainty(self) -> Reading:
-        """Return the relative standard uncertainty of the sum of integrals."""
+        """Return the relative standard uncertainty of the sum of integrals, or why it is missing.
+
+        The meters' uncertainties in watts combine in quadrature.
+        """
         watts, errors = [], []
         for window in self.windows:
             mean_watts, relative = window.integral_watts.value, window.integral_uncertainty
@@ -173,7 +176,10 @@ def product(first: Reading, second: Reading) -> Reading:
 
 
 def above(watts: Reading, idle_watts: Reading) -> Reading:
-    """Return the power above the idle power; half-widths add in quadrature."""
+    """Return the power above the idle power, or why it is missing.
+
+    Half-widths add in quadrature.
+    """
     if watts.value is None:
         return watts
     if idle_watts.value is None:

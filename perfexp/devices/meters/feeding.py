@@ -111,7 +111,10 @@ class Feeder:
         return self._device.now_ns() * 1e-9
 
     def _enqueue(self, calls: int) -> None:
-        """Enqueue a block of calls, and an event that marks its end."""
+        """Enqueue a block of calls, and an event that marks its end.
+
+        The expected end of all pending work moves on by the block's duration.
+        """
         begun = self._now()
         for _ in range(calls):
             self._call()

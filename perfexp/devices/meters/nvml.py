@@ -51,7 +51,7 @@ class NvmlMeter(Meter):
             return Reading(None, f"NVML does not report the energy: {error}; {_NO_COUNTER}")
 
     def power_watts(self) -> Reading:
-        """Return the power that `_choose_power` found; NVML reports milliwatts."""
+        """Return the power, or why NVML refuses; NVML reports milliwatts."""
         try:
             return Reading(self._read_milliwatts() * 1e-3)
         except self._nvml.NVMLError as error:

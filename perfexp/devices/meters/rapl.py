@@ -86,10 +86,10 @@ def _packages(powercap: Path) -> list[Path]:
     returned once.
     """
     zones: dict[str, Path] = {}
-    found = sorted(
+    candidates = sorted(
         powercap.glob("*rapl*:*"), key=lambda zone: ("mmio" in zone.name, _numbers(zone))
     )
-    for zone in found:
+    for zone in candidates:
         if zone.name.count(":") == 1 and _text(zone / "name").startswith("package"):
             zones.setdefault(_text(zone / "name"), zone)
     return list(zones.values())

@@ -97,7 +97,11 @@ class Track:
         self._known_tick_seconds, self._is_tick_fixed = self.tick_seconds, True
 
     def read_energy(self) -> bool:
-        """Read the counter and return whether it has changed since the last reading."""
+        """Read the counter and return whether it has changed since the last reading.
+
+        A change becomes a tick. After a failure, or a decrease without a known range, the counter
+        is no longer read.
+        """
         if self.no_energy:
             return False
         seconds, reading = self._timed(self.meter.energy_joules)

@@ -98,7 +98,10 @@ class _MeterWatch:
             self.edges.append(Tick(now, 0.0, 0.0))
 
     def follow(self, now: float) -> float:
-        """Take due readings; return the next reading's time, or infinity after the last window."""
+        """Take due readings; return the next reading's time, or infinity after the last window.
+
+        `Watch.steps` calls it repeatedly; times are the host's clock in seconds.
+        """
         if len(self.edges) > self.num_windows:
             return math.inf
         if self.track.no_energy:  # power readings only
@@ -143,7 +146,10 @@ class _MeterWatch:
             self.power_read_at = now
 
     def _read_counter(self, now: float) -> None:
-        """Read the counter. A tick, or a long time without a tick, may end a window."""
+        """Read the counter. A tick, or a long time without a tick, may end a window.
+
+        A counter that is stuck is abandoned; its windows then come from power readings.
+        """
         if self.track.read_energy():
             tick, earliest = self.track.ticks[-1], self._earliest_end()
             # a late tick, for example in the first reading after a pause, ends only a window of
