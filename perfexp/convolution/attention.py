@@ -313,7 +313,10 @@ def _cuda_devices(device: torch.device) -> list[int]:
 
 
 def _is_runnable(run: Callable[[], Any]) -> bool:
-    """Return whether a backend computes; it may lack a deterministic backward pass."""
+    """Return whether a backend's call runs without an error.
+
+    A backend that can compute the outputs may still lack a deterministic backward pass.
+    """
     try:
         run()
     except RuntimeError:
@@ -573,9 +576,10 @@ class AttentionBackends:
         self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
-        """Replace the operator: count the call, and compute it by the backend for its shape.
+        """Replace torch's operator, with its arguments: compute attention by a backend.
 
-        Without plain sizes torch decides.
+        A new shape gets a row with its backend, and each call is counted. Tensors with nested or
+        symbolic sizes are left to torch.
         """
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
         settings = {"scale": scale, "enable_gqa": enable_gqa}

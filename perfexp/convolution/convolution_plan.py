@@ -75,7 +75,7 @@ class ConvolutionPlan:
         results = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}
         self._result = results.get(which, shape.weight)
         self._descriptors = descriptors_of(which, shape, cudnn)
-        self._first, self._second, self._how, self._out = self._descriptors
+        self._first, self._second, self._convolution, self._out = self._descriptors
         self._one, self._zero = cudnn.one_and_zero(shape.dtype)
         handle = cudnn.handle(shape.device)
         self.workspace_bytes = cudnn.workspace_bytes(which, handle, self._descriptors, self._code)
@@ -95,7 +95,10 @@ class ConvolutionPlan:
         return watcher(self, partial(self._run, first, second))
 
     def _run(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Allocate result and workspace, enqueue the pass, and return the result."""
+        """Allocate result and workspace, enqueue the pass, and return the result.
+
+        See `__call__`.
+        """
         out = torch.empty(
             self._result, dtype=self._dtype, device=first.device, memory_format=self._format
         )
@@ -113,7 +116,7 @@ class ConvolutionPlan:
         """
         handle = self._cudnn.handle(self._device)
         status = self._call(
-            handle, self._one, self._first, first, self._second, second, self._how, self._code,
+            handle, self._one, self._first, first, self._second, second, self._convolution, self._code,
             workspace or None, self.workspace_bytes, self._zero, self._out, out,
         )  # fmt: skip
         if status:
@@ -128,14 +131,14 @@ def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int,
     inputs = cudnn.tensor(shape.inputs, shape.dtype, channels_last=shape.channels_last)
     weight = cudnn.filter(shape.weight, shape.dtype, channels_last=shape.channels_last)
     outputs = cudnn.tensor(shape.outputs, shape.dtype, channels_last=shape.channels_last)
-    how = cudnn.convolution(
+    convolution = cudnn.convolution(
         shape.padding, shape.stride, shape.dilation, shape.groups, shape.dtype, shape.math
     )
     if which is Pass.forward:
-        return inputs, weight, how, outputs
+        return inputs, weight, convolution, outputs
     if which is Pass.backward_data:
-        return weight, outputs, how, inputs
-    return inputs, outputs, how, weight
+        return weight, outputs, convolution, inputs
+    return inputs, outputs, convolution, weight
 
 
 #: Plans, or the reason for a refusal.

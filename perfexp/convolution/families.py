@@ -77,7 +77,7 @@ def bare(kernel: str) -> str:
 
 
 def _without_brackets(text: str) -> str:
-    """Return a text without everything in angle brackets and parentheses."""
+    """Return a C++ kernel name without template arguments and parameter types."""
     depth, outside = 0, []
     for character in text:
         if character in "<(":

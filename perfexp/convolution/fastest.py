@@ -65,6 +65,7 @@ class Threads:
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
         def run() -> T:
+            """Set up this thread like the caller's, and run the work."""
             if device is not None:
                 torch.cuda.set_device(device)
             with (
@@ -112,8 +113,10 @@ class Races:
     ) -> Winners:
         """Return the winner of each pass: from this process, an earlier one, or a new race.
 
+        Convolutions (`Fastest`) and attention (`FastestBackend`) use it.
+
         Args:
-            key: identifies the convolution and its passes in the cache.
+            key: identifies the problem and its passes in the cache.
             hold_race: races the engines and returns the winners.
             check: raises ValueError or CudnnError if an engine cannot compute a pass.
         """
@@ -297,6 +300,7 @@ class Fastest(Races, Support):
             return [_tensors(problem, Pass.forward)[0], *_tensors(problem, Pass.backward_data)]
 
         def runner(name: str, values: Sequence[torch.Tensor]) -> Run:
+            """Return a function that computes the outputs and the needed gradients by an engine."""
             engines = Engines(name, name, name)
             inputs, weight, grad = values
             if passes == (Pass.forward,):

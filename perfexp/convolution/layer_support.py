@@ -48,8 +48,13 @@ def survey(
 ) -> dict[str, Any]:
     """Check all algorithms on a device for each distinct convolution of a model.
 
+    The worker calls it for `perfexp list algorithms model=NAME`.
+
     Args:
+        session: the opened model.
         key: the point that sets phase, input size and batch size.
+        backend: the only backend to check; None for all.
+        workspace_bytes: limit of cuDNN's workspace; None for no limit.
         backward: cuDNN algorithms by backward pass; they replace the defaults of a forward
             algorithm.
         progress: called with the name of the next layer.
@@ -88,18 +93,19 @@ def survey(
     for problem, sharing in layers.items():
         progress(sharing[0])
         choices = {name: _choices_of(name, supports[name], problem) for name in names}
-        entries.append(
-            {
-                "names": sharing,
-                "convolution": asdict(problem.convolution),
-                "input_shape": problem.shape,
-                "dtype": str(problem.dtype).removeprefix("torch."),
-                "channels_last": problem.channels_last,
-                "algorithms": choices,
-            }
-        )
+        entries.append({"names": sharing, **_described(problem), "algorithms": choices})
     unused = [name for name, requests in problems.items() if not requests]
     return {"algorithms": names, "layers": entries, "unused": unused}
+
+
+def _described(problem: Problem) -> dict[str, Any]:
+    """Return a problem's fields as JSON values, without its passes and device."""
+    return {
+        "convolution": asdict(problem.convolution),
+        "input_shape": problem.shape,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "channels_last": problem.channels_last,
+    }
 
 
 class _Recorder(Support):

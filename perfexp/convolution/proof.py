@@ -53,6 +53,7 @@ def watch(call: Callable[[], Any]) -> Seen:
     order: list[ConvolutionPlan] = []
 
     def run_between_marks(plan: ConvolutionPlan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Run a plan between two markers, and note its place in the order."""
         order.append(plan)
         mark()
         outputs = run()

@@ -320,6 +320,7 @@ class CudaDevice(Device):
         start, end = self.new_event(), self.new_event()
 
         def time_spins(marks: list[Event]) -> float:
+            """Return the device seconds of all spins, with an event after each given `marks`."""
             torch.cuda.synchronize()
             self.hold(held_seconds)
             self.record(start)

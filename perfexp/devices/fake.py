@@ -94,7 +94,11 @@ class FakeDevice(Device):
     def launch(self, work_seconds: float, host_seconds: float | None = None) -> float:
         """Enqueue work; return its completion time on the device, simulated seconds.
 
+        The scripted model's calls consist of launches. While `capture` records, work is only added
+        up. Raises `RuntimeError` if the device is lost.
+
         Args:
+            work_seconds: device time of the work.
             host_seconds: host time for the launch; None for `enqueue_seconds`.
         """
         if self.lost:

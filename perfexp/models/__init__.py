@@ -344,9 +344,9 @@ class Session(Protocol):
         return value
 
     def work(self, inputs: Any, *, training: bool) -> Work | None:
-        """Return the analytic work per call, counted without the device; None if unknown.
+        """Return the analytic work per call: FLOPs and bytes by layer, counted without the device.
 
-        Raises `Unsupported` if the model cannot be traced.
+        None if it is unknown. Raises `Unsupported` if the model cannot be traced.
         """
         return None
 
@@ -374,15 +374,15 @@ class Session(Protocol):
     def is_finite(self, outputs: Any) -> bool:
         """Return whether the outputs contain neither infinities nor NaN.
 
-        Synchronizes, and needs next to no memory.
+        Synchronizes, and needs next to no memory. The procedure checks it after the timing.
         """
         return True
 
     def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         """Return the number of correct predictions and the number of all predictions.
 
-        A prediction is a class or, for segmentation, a pixel. Each number is an int or a
-        one-element tensor that the device may still be computing.
+        Validation during training sums them. A prediction is a class or, for segmentation, a pixel.
+        Each number is an int or a one-element tensor that the device may still be computing.
         """
         return 0, 0
 

@@ -188,6 +188,7 @@ def _restoring(inputs: torch.Tensor) -> Callable[[], bool]:
     version, strides = version_of(inputs), inputs.stride()
 
     def restore() -> bool:
+        """Restore the tensor's shape and values; return whether it had changed."""
         is_same_shape = (inputs.shape, inputs.stride()) == (before.shape, strides)
         if is_same_shape and torch.equal(inputs.detach().cpu().nan_to_num(), before.nan_to_num()):
             return version_of(inputs) != version

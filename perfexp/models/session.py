@@ -165,6 +165,7 @@ class TorchSession(Session):
         overlapped = self.device.kind == "cuda"
 
         def placed(tensor: torch.Tensor) -> torch.Tensor:
+            """Return a tensor on the device, in the session's data type and layout."""
             data_type = self._data_type if tensor.is_floating_point() else None
             layout = torch.preserve_format
             if self._execution.channels_last:
@@ -398,6 +399,7 @@ class TorchSession(Session):
         scaler = self._scaler
 
         def update() -> None:
+            """Clip and apply the gradients, clear them, and advance the schedules."""
             if clip is not None:
                 scaler.unscale_(optimizer)
                 clip()

@@ -198,9 +198,10 @@ def _why_no_data_type(requested: Precision, device: Device) -> str | None:
 
 
 def _has_fast_float16() -> bool:
-    """Return whether oneDNN computes float16 on this CPU.
+    """Return whether torch computes float16 on this CPU at a usable speed.
 
-    Without oneDNN support, torch's convolution takes about a hundred times as long.
+    If oneDNN lacks float16 there, torch's convolution takes about a hundred times as long. Without
+    oneDNN nothing is known, and float16 is tried.
     """
     has_onednn = torch.backends.mkldnn.is_available()
     return not has_onednn or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())

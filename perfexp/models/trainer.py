@@ -221,6 +221,7 @@ class TorchTrainer(Trainer):
         is_cuda = self._parameters[0].is_cuda
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
+            """Return a copy on the host; the copy from a GPU may still be under way."""
             try:
                 own = torch.empty_like(
                     tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False

@@ -97,6 +97,13 @@ def plans(
 ) -> list[LaunchPlan]:
     """Return all candidate plans for a shape, the likeliest to be fast first.
 
+    `compute` times them and keeps the fastest.
+
+    Args:
+        name: `direct` or `winograd`.
+        inputs: (N, C, H, W).
+        weight: (O, C / G, kernel height, kernel width).
+
     Raises:
         ValueError: the kernels cannot compute the convolution.
     """

@@ -36,6 +36,10 @@ def packed(
     """Arrange weights for `convolved`, zero-padded.
 
     The layout is (G, kernel position, C / G, O / G rounded up to quads).
+
+    Args:
+        blocks: programs along the output channels of a group.
+        taps: kernel positions.
     """
     program, row = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     if WIDE:
@@ -70,11 +74,20 @@ def convolved(
     The first dimension of all tensors is the thread. So Triton keeps a thread's numbers in
     registers, and neighbors read neighboring pixels (LAST: outputs). Kernel positions are the outer
     loop, channels the inner.
+
+    Args:
+        pixels: output pixels in all images; `plane` and `columns` are those in one image and one
+            row.
+        height: input height.
+        blocks: programs along the quads of a group.
+        down: stride of the convolution along the height; `across` along the width.
+        high: dilation along the height; `wide` along the width.
     """
     program = tl.program_id(0)
     if WIDE:
         program, quads = program.to(tl.int64), quads.to(tl.int64)
         xc, xh, xw = xc.to(tl.int64), xh.to(tl.int64), xw.to(tl.int64)
+    # pixels and output quads of each thread
     group, block = program // blocks % groups, program % blocks
     thread = tl.arange(0, PIXEL_THREADS * QUAD_THREADS)[:, None, None, None]
     if LAST:
@@ -87,28 +100,30 @@ def convolved(
     quad = block * (QUADS * QUAD_THREADS) + more_quads + of_quad
     four = tl.arange(0, 4)[None, None, None, :]
 
+    # addresses of the first input element and weight that each thread reads
     image, place = pixel // plane, pixel % plane
     row, column = place // columns, place % columns
     y_first, x_first = row * down - top, column * across - left
-    is_stored = pixel < pixels
-    share = in_group // SPLIT
-    first = tl.arange(0, SPLIT)[None, :, None, None, None] * share
+    is_pixel = pixel < pixels
+    channels = in_group // SPLIT
+    first = tl.arange(0, SPLIT)[None, :, None, None, None] * channels
     corner = image * xn + y_first * xh + x_first * xw
     sources = x + tl.expand_dims(corner, 1) + (group * in_group + first) * xc
     taps = kernel_height * kernel_width
-    there = group * taps * in_group * quads + tl.minimum(quad, quads - 1)
-    factors = p + (tl.expand_dims(there, 1) + first * quads) * 4 + tl.expand_dims(four, 1)
+    # beyond the last quad, threads read it again and store nothing
+    weights = group * taps * in_group * quads + tl.minimum(quad, quads - 1)
+    factors = p + (tl.expand_dims(weights, 1) + first * quads) * 4 + tl.expand_dims(four, 1)
 
     total = tl.zeros((PIXEL_THREADS * QUAD_THREADS, SPLIT, PIXELS, QUADS, 4), SUM)
     for kernel_row in range(kernel_height):
         y_seen = y_first + kernel_row * high
-        in_rows = is_stored & (y_seen >= 0) & (y_seen < height)
+        in_rows = is_pixel & (y_seen >= 0) & (y_seen < height)
         for kernel_column in range(kernel_width):
             x_seen = x_first + kernel_column * wide
             inside = tl.expand_dims(in_rows & (x_seen >= 0) & (x_seen < width), 1)
             source = sources + (kernel_row * high * xh + kernel_column * wide * xw)
             factor = factors + (kernel_row * kernel_width + kernel_column) * in_group * quads * 4
-            for _ in range(0, share, UNROLL):
+            for _ in range(0, channels, UNROLL):
                 for step in tl.static_range(UNROLL):
                     value = tl.load(source + step * xc, mask=inside, other=0.0).to(SUM)
                     total += value * tl.load(factor + step * quads * 4).to(SUM)
@@ -118,7 +133,7 @@ def convolved(
     output = quad * 4 + four
     target = y + (group * out_group + output) * yo + (image * yn + row * yh + column * yw)
     tl.store(
-        target, tl.sum(total, axis=1).to(y.dtype.element_ty), mask=is_stored & (output < out_group)
+        target, tl.sum(total, axis=1).to(y.dtype.element_ty), mask=is_pixel & (output < out_group)
     )
 
 
@@ -142,22 +157,26 @@ def convolved_by_channel(
     """Compute PIXELS pixels of one output per thread, for depthwise convolutions.
 
     There an output reads a single channel.
+
+    Args:
+        outputs: output channels.
+        multiple: output channels per input channel.
+        blocks: programs along the output channels.
     """
     program = tl.program_id(0)
     if WIDE:
         program, xh, xw = program.to(tl.int64), xh.to(tl.int64), xw.to(tl.int64)
+    # pixels and output of each thread
     thread = tl.arange(0, PIXEL_THREADS * OUTPUT_THREADS)[:, None]
     if LAST:
         of_pixel, of_output = thread // OUTPUT_THREADS, thread % OUTPUT_THREADS
     else:
         of_pixel, of_output = thread % PIXEL_THREADS, thread // PIXEL_THREADS
-    pixel = (
-        (program // blocks) * (PIXELS * PIXEL_THREADS)
-        + tl.arange(0, PIXELS)[None, :] * PIXEL_THREADS
-        + of_pixel
-    )
+    more_pixels = tl.arange(0, PIXELS)[None, :] * PIXEL_THREADS
+    pixel = (program // blocks) * (PIXELS * PIXEL_THREADS) + more_pixels + of_pixel
     output = (program % blocks) * OUTPUT_THREADS + of_output
 
+    # addresses of the first input element and weight that each thread reads
     image, place = pixel // plane, pixel % plane
     row, column = place // columns, place % columns
     y_first, x_first = row * down - top, column * across - left

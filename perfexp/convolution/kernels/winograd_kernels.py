@@ -171,18 +171,16 @@ def convolved(
     """
     program = tl.program_id(0)
     if WIDE:
-        program, xc, xh, xw = (
-            program.to(tl.int64),
-            xc.to(tl.int64),
-            xh.to(tl.int64),
-            xw.to(tl.int64),
-        )
+        program = program.to(tl.int64)
+        xc, xh, xw = xc.to(tl.int64), xh.to(tl.int64), xw.to(tl.int64)
+    # tiles and outputs of this program
     group, block = program // blocks % groups, program % blocks
     tile = program // (blocks * groups) * TILES + tl.arange(0, TILES)
     output = block * OUTPUTS + tl.arange(0, OUTPUTS)
     channel = tl.arange(0, CHANNELS)
     element = tl.arange(0, 16)
 
+    # addresses of the transformed weights, one plane per element
     padded = (in_group + CHANNELS - 1) // CHANNELS * CHANNELS
     plane = groups * out_group * padded
     if WIDE:
@@ -191,6 +189,7 @@ def convolved(
     factor += ((group * out_group + output) * padded)[None, :, None] + channel[None, None, :]
     is_output = (output < out_group)[None, :, None]
 
+    # addresses of the tiles, and which rows and columns lie inside the images
     if LAST:
         tile, channel, output = tile[None, :], channel[:, None], output[:, None]
     else:
@@ -211,19 +210,19 @@ def convolved(
 
     total = tl.zeros((16, OUTPUTS, TILES), SUM)
     for first in range(0, in_group, CHANNELS):
-        there = first + channel < in_group
+        is_channel = first + channel < in_group
         factors = tl.load(factor, mask=is_output, other=0.0)
         a0, a1, a2, a3 = _column(
-            source, xh, in_row0, in_row1, in_row2, in_row3, in_column0 & there, SUM
+            source, xh, in_row0, in_row1, in_row2, in_row3, in_column0 & is_channel, SUM
         )
         b0, b1, b2, b3 = _column(
-            source + xw, xh, in_row0, in_row1, in_row2, in_row3, in_column1 & there, SUM
+            source + xw, xh, in_row0, in_row1, in_row2, in_row3, in_column1 & is_channel, SUM
         )
         c0, c1, c2, c3 = _column(
-            source + 2 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column2 & there, SUM
+            source + 2 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column2 & is_channel, SUM
         )
         d0, d1, d2, d3 = _column(
-            source + 3 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column3 & there, SUM
+            source + 3 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column3 & is_channel, SUM
         )
         data = _joined(
             _row(a0, b0, c0, d0), _row(a1, b1, c1, d1), _row(a2, b2, c2, d2), _row(a3, b3, c3, d3)
@@ -246,6 +245,7 @@ def convolved(
         sums = tl.reshape(tl.permute(total, (1, 2, 0)), (OUTPUTS, TILES, 2, 2, 2, 2))
     else:
         sums = tl.reshape(tl.permute(total, (2, 1, 0)), (TILES, OUTPUTS, 2, 2, 2, 2))
+    # four outputs per tile, the last ones perhaps outside the image
     left_sums, right_sums = _of_products(sums)
     y00, y10 = _of_products(left_sums)
     y01, y11 = _of_products(right_sums)

@@ -50,7 +50,10 @@ class AmdSmiMeter(Meter):
         return None
 
     def energy_joules(self) -> Reading:
-        """Return the counter; AMD SMI counts units of `counter_resolution` microjoules."""
+        """Return the counter in joules, or why AMD SMI reports none.
+
+        It counts units of `counter_resolution` microjoules.
+        """
         try:
             answer = self._smi.amdsmi_get_energy_count(self._handle)
         except self._smi.AmdSmiException as error:

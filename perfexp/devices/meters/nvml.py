@@ -44,7 +44,7 @@ class NvmlMeter(Meter):
         self._read_milliwatts, self.power_kind = self._choose_power()
 
     def energy_joules(self) -> Reading:
-        """Return the counter; NVML counts millijoules since the driver was loaded."""
+        """Return the counter in joules since the driver was loaded, or why NVML reports none."""
         try:
             return Reading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) * 1e-3)
         except self._nvml.NVMLError as error:

@@ -40,7 +40,7 @@ class RaplMeter(Meter):
             self.wrap_joules = int(microjoules) * 1e-6
 
     def energy_joules(self) -> Reading:
-        """Return the counter; the kernel counts microjoules. A missing permission is explained."""
+        """Return the counter in joules, or why it cannot be read; the kernel counts microjoules."""
         try:
             return Reading(int(self._energy.read_text()) * 1e-6)
         except PermissionError:
