@@ -162,6 +162,8 @@ class AttentionProblem(NamedTuple):
 def chosen_by_torch(problem: AttentionProblem, existing: Sequence[Any] = ()) -> str:
     """Return the backend that torch chooses now for a problem.
 
+    It is the default of races, and the fallback if the requested backend is impossible.
+
     Args:
         existing: query, key, value and mask if they have memory; otherwise such tensors are made.
 

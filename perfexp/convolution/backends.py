@@ -180,7 +180,10 @@ class Cudnn(Support):
             yield from (choice for choice in choices if choice.reason is None)
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
-        """Return the configured algorithm for a pass, or torch's engine with the reason."""
+        """Return the configured algorithm for a pass, or torch's engine with the reason.
+
+        For `guess`, cuDNN's heuristic names the algorithm.
+        """
         if reason := self.rejects(problem.convolution, problem.dtype):
             return PassChoice(reason=reason)
         if self.name != GUESS:
@@ -220,7 +223,10 @@ class Cudnn(Support):
         return PassChoice(engine=f"{CUDNN}.{algorithm}", workspace_bytes=size)
 
     def _algorithm(self, which: Pass) -> str:
-        """Return the configured algorithm for a pass, or the closest to the forward algorithm."""
+        """Return the configured algorithm for a pass, or the closest to the forward algorithm.
+
+        The GEMMs, for example, share a backward algorithm.
+        """
         if which is Pass.forward:
             return self.name
         data, weights = BACKWARD[self.name]

@@ -241,7 +241,8 @@ def _calls(
 ) -> list[tuple[Pass, str, ConvolutionPlan, tuple[torch.Tensor, ...]]]:
     """Return all calls of a convolution that cuDNN accepts: pass, algorithm, plan, tensors to read.
 
-    Each has run once. Calls without enough memory are left out.
+    Each has run once. Calls without enough memory are left out. `ENUMERATED` names the codes in
+    NVIDIA's order, perfexp's own table only creates the plans.
     """
     inputs, weight, stride, padding, dilation, groups = geometry
     calls: list[tuple[Pass, str, ConvolutionPlan, tuple[torch.Tensor, ...]]] = []

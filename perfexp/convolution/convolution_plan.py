@@ -116,8 +116,8 @@ class ConvolutionPlan:
         """
         handle = self._cudnn.handle(self._device)
         status = self._call(
-            handle, self._one, self._first, first, self._second, second, self._convolution, self._code,
-            workspace or None, self.workspace_bytes, self._zero, self._out, out,
+            handle, self._one, self._first, first, self._second, second, self._convolution,
+            self._code, workspace or None, self.workspace_bytes, self._zero, self._out, out,
         )  # fmt: skip
         if status:
             self._cudnn.check(status)
@@ -166,6 +166,8 @@ def plan(which: Pass, algorithm: str, shape: Shape) -> ConvolutionPlan:
 
 def guess(which: Pass, shape: Shape, limit: int | None) -> str:
     """Return the name of the algorithm that cuDNN's heuristic ranks first.
+
+    `algorithm=guess` uses it.
 
     Args:
         limit: maximum workspace in bytes; None for no limit.

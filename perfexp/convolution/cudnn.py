@@ -71,7 +71,8 @@ DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat
 def math_of(dtype: torch.dtype) -> Math:
     """Return the math type that torch permits.
 
-    For float32 torch's TF32 flag for convolutions decides; half precisions use tensor cores.
+    For float32 torch's TF32 flag for convolutions decides; half precisions use tensor cores. Plans
+    get it, so that cuDNN rounds as torch does.
     """
     if dtype in (torch.float16, torch.bfloat16):
         return Math.tensor_op
@@ -237,7 +238,7 @@ class Library:
     ) -> int:
         """Return a convolution descriptor; pairs are (down, across).
 
-        Sums are float32, or float64 for float64.
+        Sums are float32, or float64 for float64. A plan makes one.
         """
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]

@@ -19,6 +19,8 @@ from perfexp.cost.tensors import tensors_in
 def relative_error(outputs: Any, reference: Any) -> float | None:
     """Return the relative L2 error over nested floating-point tensors.
 
+    Errors of algorithms and of reduced precisions are measured with it.
+
     Returns:
         None if a number is not finite or the reference is all zero.
     """
@@ -81,6 +83,8 @@ def _restore(
     buffers: bool,
 ) -> None:
     """Set batch norms to evaluation mode with their earlier momentum.
+
+    `with_statistics` calls it before the comparison and at its end.
 
     Args:
         buffers: whether to restore the statistics as well.

@@ -200,7 +200,8 @@ def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
 def forward_algorithm(kernels: Iterable[str]) -> str | None:
     """Return the algorithms that a forward pass's kernels can belong to; None if unknown.
 
-    Several are joined, for example `fft or fft_tiling`.
+    Several are joined, for example `fft or fft_tiling`. The per-layer pass records with it what
+    torch chose itself.
     """
     table, observed = current(), of_cudnn(kernels)
     if table.unknown(Pass.forward, observed):

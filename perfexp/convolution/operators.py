@@ -139,6 +139,7 @@ def turned_around(convolution: Convolution) -> Convolution | None:
     """Return the convolution that maps output gradients to input gradients; None if none does.
 
     With stride 1 it is a convolution with rotated weights, for which a forward kernel suffices.
+    Triton kernels compute input gradients this way.
     """
     if convolution.stride != (1, 1):
         return None

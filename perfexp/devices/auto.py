@@ -64,6 +64,8 @@ def predicted_name(index: int = 0) -> str | None:
 def predicted_meters(name: str, indices: Iterable[int]) -> DeviceMeters | None:
     """Predict a run's energy meters without torch or the device; None if unknown.
 
+    A dry run reports with it why energy would be missing.
+
     Args:
         name: option in the group `gpu`.
         indices: CUDA devices for the run.

@@ -173,6 +173,7 @@ class CudaDevice(Device):
 
         The growth since before the context includes libraries that bypass torch's allocator.
         """
+        # the array that flushes the cache is not the model's
         own = self._flushed.nbytes if self._flushed is not None else 0
         device, reason = self._added_board_bytes()
         device = None if device is None else device - own

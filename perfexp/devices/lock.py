@@ -54,7 +54,7 @@ def held(
 def holder(name: str) -> str | None:
     """Return the owner of a device lock, None if it is free.
 
-    Raises `UserError` if locks are impossible here.
+    Raises `UserError` if locks are impossible here. `perfexp doctor` shows it.
     """
     if not lock_path(name).exists():
         return None

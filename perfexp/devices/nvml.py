@@ -236,7 +236,8 @@ def visible_names() -> list[str] | None:
 def visible_boards() -> list[dict[str, str]] | None:
     """Return `uuid` and `name` of the boards visible to this process, in CUDA's order.
 
-    None if only CUDA can know. Raises the same errors as `initialized`.
+    None if only CUDA can know. Raises the same errors as `initialized`. Predictions for `gpu=auto`
+    use them before torch is imported.
     """
     identities = _identities()
     uuids = [own["uuid"] for own in identities]

@@ -106,7 +106,8 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Move optimizer state to the device, for example for Adam.
 
     A graph replay cannot read host memory. torch expects the setting `capturable` at construction
-    and then applies it to every step, which costs some kernels.
+    and then applies it to every step, which costs some kernels. `captured` calls it before the
+    first warm-up call.
     """
     for group in optimizer.param_groups:
         if group.get("capturable") is False:

@@ -61,7 +61,7 @@ class Kind:
         """Return random inputs on the host, normally distributed like normalized images.
 
         For modules with several inputs they are a tuple of positional arguments or a dictionary of
-        named arguments.
+        named arguments. A session copies them to the device.
         """
         return torch.randn(batch_size, *self.sample_shape(input_size), generator=generator)
 
@@ -385,7 +385,7 @@ def _own_method(module: torch.nn.Module, name: str, count: int) -> Callable[...,
     """Return a method of the module's class that accepts `count` arguments.
 
     Attributes do not count, such as a stored loss or a loss module, nor do methods with another
-    purpose.
+    purpose. A user's module may define `loss`, `sample_shape` or `example_inputs`.
     """
     if not inspect.isfunction(getattr(type(module), name, None)):
         return None
@@ -409,6 +409,8 @@ def weighted_cross_entropy(
     outputs: Any, targets: Any, label_smoothing: float = 0.0
 ) -> torch.Tensor:
     """Return the cross-entropy of the main output plus weighted auxiliary cross-entropies.
+
+    It is the training loss unless a kind has its own.
 
     Args:
         outputs: a tensor, a mapping with `out` and optionally `aux`, or a named tuple with `logits`
@@ -437,7 +439,8 @@ def weighted_cross_entropy(
 def correct(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of correctly predicted targets and the number of all targets.
 
-    Void pixels do not count. Both counts stay on the device, so the host does not wait.
+    Void pixels do not count. Both counts stay on the device, so the host does not wait. Sessions
+    use it for validation.
     """
     counted = targets != _ignored_label(targets)
     right = (_at_labels(main_output(outputs), targets).argmax(1) == targets) & counted

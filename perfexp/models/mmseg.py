@@ -177,7 +177,10 @@ class MmsegSession(TorchSession):
         return super().share(replace(settings, broadcast_buffers=bool(settings.broadcast_buffers)))
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
-        """Return the sum of the losses, as mmengine does; raise `UserError` for label smoothing."""
+        """Return the sum of the losses, as mmengine does; raise `UserError` for label smoothing.
+
+        `outputs` is the mapping from `learn`, whose losses depend on the targets already.
+        """
         if label_smoothing:
             raise UserError(
                 "mode.train.label_smoothing: mmsegmentation's losses are those of its "
@@ -321,7 +324,8 @@ class MmsegSession(TorchSession):
     def _own_training(self) -> tuple[Any, list[Any]]:
         """Return the configuration's optimizer wrapper and its schedules by steps.
 
-        Raises `UserError` if there is no optimizer, or it cannot be built.
+        Raises `UserError` if there is no optimizer, or it cannot be built. perfexp sets loss
+        scaling and data types itself, so these settings are left out.
         """
         from mmengine.optim import build_optim_wrapper
         from mmengine.registry import PARAM_SCHEDULERS, DefaultScope
@@ -410,6 +414,7 @@ def masked_losses() -> Iterator[None]:
 
     mmsegmentation indexes them, for the accuracy next to each loss and for labels in binary
     cross-entropy. Their number requires a synchronization with the device.
+    `MmsegSession.without_waits` applies it.
     """
     from mmseg.models import losses
     from mmseg.models.losses import cross_entropy_loss

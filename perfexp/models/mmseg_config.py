@@ -52,6 +52,8 @@ def import_mmseg() -> Any:
 def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return a configuration that builds without downloads, and its source.
 
+    Entries for pretrained files are removed, because weights come from `model.weights` alone.
+
     Args:
         name: configuration name in mmsegmentation, with or without `.py`, or a path.
         options: settings to change, by dotted key.
@@ -148,7 +150,8 @@ def set_classes(model: Any, classes: int) -> None:
 def without_sync_batch_norm(model: Any) -> bool:
     """Replace synchronized batch norms in a model node and return whether there were any.
 
-    Synchronized batch norms need several GPUs.
+    Synchronized batch norms need several GPUs. `Mmseg.open` calls it unless several CUDA ranks
+    train.
     """
     replaced = [node for node in _nodes(model) if node.get("type") == "SyncBN"]
     for node in replaced:

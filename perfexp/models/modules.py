@@ -68,7 +68,10 @@ def _is_switch(method: Any) -> bool:
 
 
 def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Return a callable's parameters; None if it has no signature."""
+    """Return a callable's parameters; None if it has no signature.
+
+    `_is_switch` and `evaluate` decide by them.
+    """
     try:
         return list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):  # functions in C may have no signature
@@ -108,7 +111,8 @@ def parameters_of(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and buffers by name, even if the class redefines `state_dict`.
 
-    Lazy tensors and meta tensors have no values and are left out.
+    Lazy tensors and meta tensors have no values and are left out. A session saves them before
+    training, and `restore` copies them back.
     """
     named = (*torch.nn.Module.named_parameters(module), *torch.nn.Module.named_buffers(module))
     return {

@@ -171,7 +171,8 @@ class Torchvision:
     def _give_small_stem(self, module: torch.nn.Module) -> None:
         """Replace the first layers for 32 × 32 images, with torchvision's initialization.
 
-        Raises `UserError` if the module is not a ResNet.
+        Raises `UserError` if the module is not a ResNet. `model.stem=cifar` needs it: the usual
+        stem would shrink such images to 8 × 8 pixels.
         """
         if not isinstance(module, models.ResNet):
             raise UserError(

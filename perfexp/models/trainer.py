@@ -138,7 +138,7 @@ class TorchTrainer(Trainer):
     def averaged(self) -> Iterator[None]:
         """Use the averaged weights inside the context, then the trained ones.
 
-        No change without an average.
+        No change without an average. Validation and saved weights use the average.
         """
         if not self._num_averaged:
             yield
@@ -329,7 +329,8 @@ class TorchTrainer(Trainer):
 def read_checkpoint(file: Path) -> dict[str, Any]:
     """Read a checkpoint to host memory.
 
-    Raises `UserError` for any other file, for example weights without training state.
+    Raises `UserError` for any other file, for example weights without training state. The worker
+    reads a checkpoint before a run begins, and `resume` reads it for training.
     """
     content = read_content(file, "a checkpoint", _ADVICE)
     if not (isinstance(content, dict) and content.get("format") == _FORMAT):

@@ -210,7 +210,8 @@ class ClipClassifier(nn.Module):
 def info_nce(scores: Tensor) -> Tensor:
     """Return the symmetric InfoNCE for (n, n) scores with pairs on the diagonal.
 
-    Source: Radford et al., figure 3.
+    Source: Radford et al., figure 3. Row i compares input i with all texts, column i text i with
+    all inputs.
     """
     pairs = torch.arange(len(scores), device=scores.device)
     cross_entropy = nn.functional.cross_entropy

@@ -13,6 +13,8 @@ SUFFIXES = (".pth", ".pt")
 def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Path | None:
     """Return a model's weight file; None, meaning random weights, without file and folder.
 
+    Plans are checked with it before a process starts, and models load the file.
+
     Args:
         weights: file name or path. None selects `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the
             folder.

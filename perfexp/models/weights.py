@@ -56,7 +56,8 @@ _SHOWN = 3
 def read_content(file: Path, kind: str, advice: str) -> Any:
     """Return the content of a torch.save file, in host memory.
 
-    Raises `UserError` if the file is unreadable or would run code.
+    Raises `UserError` if the file is unreadable or would run code. Weights and checkpoints are read
+    with it.
 
     Args:
         kind: expected content for the message, for example "weights".
@@ -154,7 +155,8 @@ def _state_dicts(
     """Yield the state dicts in a checkpoint, each with the keys that lead to it.
 
     A state dict is a mapping with parameters. A mapping that contains another state dict does not
-    count; its own tensors are something else, for example a random state.
+    count; its own tensors are something else, for example a random state. `_read_weights` chooses
+    among them.
     """
     if not isinstance(content, Mapping):
         return
@@ -219,7 +221,7 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
     """Read weights from a file without running its code, check them, and copy them.
 
     Raises `UserError` if entries are missing, unexpected or of another shape. The module is then
-    unchanged.
+    unchanged. Models call it when they open with a file.
     """
     tensors = _unwrapped(_read_weights(file), module.state_dict())
     check_fit(module, tensors, file)
@@ -232,7 +234,10 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
 
 
 def load_trained(module: torch.nn.Module, file: Path) -> None:
-    """Load the weights from this run's own training; raise `PerfexpError` if there are none."""
+    """Load the weights from this run's own training; raise `PerfexpError` if there are none.
+
+    `TorchSession.adopt` calls it for inference after training.
+    """
     if not foreign.is_regular(file):
         raise PerfexpError(
             f"there are no weights {file.name}: the training of this run did not end"

@@ -41,7 +41,8 @@ _plans: dict[Any, LaunchPlan] = {}
 def available(device: torch.device | None = None) -> str | None:
     """Return why Triton kernels cannot run on a device, for example `triton is not installed`.
 
-    The result is None if they can. This imports nothing.
+    The result is None if they can. This imports nothing. Backends decide with it whether to offer
+    Triton.
 
     Args:
         device: device to check; None for the current device.

@@ -84,7 +84,8 @@ def as_torch_does(
     """Apply `compute` with all side tasks of `torch.nn.functional.conv2d`.
 
     They are casts under autocast, inputs without a batch dimension (C, H, W), empty batches and the
-    bias (O,). The result has torch's data type and memory format.
+    bias (O,). The result has torch's data type and memory format. `Engines.compute` wraps each
+    engine in it.
     """
     kind = inputs.device.type
     if torch.is_autocast_enabled(kind):
@@ -377,6 +378,8 @@ def canonical(
 ) -> str:
     """Return an algorithm's canonical name; for example, `Implicit-GEMM` is understood.
 
+    Names in settings pass through it.
+
     Raises:
         UserError: there is no such name.
     """
@@ -411,7 +414,8 @@ def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether torch treats strides of (N, C, H, W) as NHWC.
 
-    The rule is c10's `is_channels_last_strides_2d`.
+    The rule is c10's `is_channels_last_strides_2d`. Results get the memory format that torch would
+    give them.
     """
     least = 0
     for axis in (1, 3, 2, 0):

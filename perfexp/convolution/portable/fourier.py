@@ -241,7 +241,7 @@ def _correlate_blocks(
 def _spectra(images: torch.Tensor, size: Pair) -> torch.Tensor:
     """Transform (G, rows, inner, height, width) to (height, width / 2 + 1, G, rows, inner).
 
-    This is one matrix per frequency.
+    This is one matrix per frequency. `_correlate_blocks` multiplies them.
     """
     spectra: torch.Tensor = torch.fft.rfft2(images, s=size)
     return spectra.permute(3, 4, 0, 1, 2).contiguous()

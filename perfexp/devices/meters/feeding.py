@@ -65,6 +65,8 @@ class Feeder:
     def feed(self, rest_seconds: float = _BLOCK_SECONDS) -> None:
         """Enqueue a block of calls, or rest if the device has enough pending work.
 
+        `threaded` calls it in a loop, so events are checked at least once in `rest_seconds`.
+
         Args:
             rest_seconds: maximum rest.
         """

@@ -125,7 +125,10 @@ class Track:
         return changed
 
     def read_power(self) -> None:
-        """Read the power; the first failure ends these readings."""
+        """Read the power; the first failure ends these readings.
+
+        `watch` calls it at regular intervals, and once at the end of the last window.
+        """
         if self.no_power:
             return
         seconds, reading = self._timed(self.meter.power_watts)
