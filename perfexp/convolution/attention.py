@@ -512,9 +512,9 @@ class AttentionBackends:
         return None
 
     def prove(self, call: Callable[[], Any]) -> bool:
-        """Add the kernels of an uncaptured call to the shapes.
+        """Profile one uncaptured call and add its kernels to the shapes.
 
-        Return whether that was requested.
+        Return whether a proof was requested.
         """
         if not self._verify:
             return False

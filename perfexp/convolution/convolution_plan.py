@@ -97,7 +97,7 @@ class ConvolutionPlan:
     def _run(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Allocate result and workspace, enqueue the pass, and return the result.
 
-        See `__call__`.
+        The arguments are as for `__call__`.
         """
         out = torch.empty(
             self._result, dtype=self._dtype, device=first.device, memory_format=self._format
@@ -112,7 +112,7 @@ class ConvolutionPlan:
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
         """Call cuDNN with the addresses of tensors and workspace.
 
-        Raise `CudnnError` if it refuses.
+        Raises `CudnnError` if cuDNN refuses.
         """
         handle = self._cudnn.handle(self._device)
         status = self._call(

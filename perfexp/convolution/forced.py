@@ -81,19 +81,7 @@ class Forced:
             str(pattern): _layer_algorithm(str(pattern), algorithm, valid)
             for pattern, algorithm in (layers or {}).items()
         }
-        if self.name in (FASTEST, *SWITCHED) and self.backend is not Backend.auto:
-            raise UserError(
-                f"algorithm.backend={self.backend} has no meaning for algorithm={self.name}; "
-                "leave it out."
-            )
-        if workspace_bytes is not None and workspace_bytes < 0:
-            raise UserError(
-                f"algorithm.workspace_bytes={workspace_bytes}: give 0 or more, or null for no "
-                "limit."
-            )
-        if max_error is not None and not max_error > 0:
-            remedy = "give a positive number, or null for the data type's usual error."
-            raise UserError(f"algorithm.max_error={max_error}: {remedy}")
+        _check_settings(self.name, self.backend, workspace_bytes, max_error)
         named = {Pass.backward_data: backward_data, Pass.backward_filter: backward_filter}
         self._backward = {
             which: canonical(algorithm, list(CODES[which]), f"{which} algorithm of cuDNN's")
@@ -264,7 +252,7 @@ class Forced:
     def prove(self, call: Callable[[], Any]) -> bool:
         """Profile one call and add its kernels to the layers' reports.
 
-        Return whether it was requested.
+        Return whether a proof was requested (`algorithm.verify=true`).
         """
         if not self._verify:
             return False
@@ -405,6 +393,23 @@ def choose(layers: Sequence[Sequence[str]], name: str, patterns: Mapping[str, st
 def _fits(pattern: str, names: Sequence[str]) -> bool:
     """Return whether a layer has a name that equals or matches a shell pattern."""
     return any(name == pattern or fnmatchcase(name, pattern) for name in names)
+
+
+def _check_settings(
+    name: str, backend: Backend, workspace_bytes: int | None, max_error: float | None
+) -> None:
+    """Raise `UserError` for a setting of `Forced` that is impossible, or useless here."""
+    if name in (FASTEST, *SWITCHED) and backend is not Backend.auto:
+        raise UserError(
+            f"algorithm.backend={backend} has no meaning for algorithm={name}; leave it out."
+        )
+    if workspace_bytes is not None and workspace_bytes < 0:
+        raise UserError(
+            f"algorithm.workspace_bytes={workspace_bytes}: give 0 or more, or null for no limit."
+        )
+    if max_error is not None and not max_error > 0:
+        remedy = "give a positive number, or null for the data type's usual error."
+        raise UserError(f"algorithm.max_error={max_error}: {remedy}")
 
 
 def _layer_algorithm(pattern: str, name: Any, valid: Sequence[str]) -> str:

@@ -175,7 +175,7 @@ def _record_problems(
 def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
     """Record the problems of all 2-D convolutions while entered; yield the recorders by layer.
 
-    Torch computes the convolutions.
+    Torch itself computes the convolutions.
     """
     recorders: dict[str, _Recorder] = {}
     layers = []

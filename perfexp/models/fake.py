@@ -147,7 +147,7 @@ class FakeSession(Session):
     def capture(self, call: Callable[[], object]) -> Callable[[], object]:
         """Return a function that launches the call as one graph.
 
-        Raise `Waits` if it synchronizes.
+        Raises `Waits` if the call synchronizes.
         """
         if self.device.waits_inside(call):
             raise Waits

@@ -342,7 +342,7 @@ class ByOutput(Kind):
     ) -> tuple[int, tuple[int, ...]] | None:
         """Return the classes and target shape that `observe` saw for this batch.
 
-        None before that.
+        None before the first call, or if its outputs are not class scores.
         """
         shape = () if self._example_inputs else self.sample_shape(input_size)
         return self._labels.get((batch_size, *shape))

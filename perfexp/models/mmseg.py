@@ -371,9 +371,9 @@ class _ScoresSum(torch.nn.Module):
 
 @contextmanager
 def _without_losses(module: torch.nn.Module) -> Iterator[None]:
-    """Make heads return their score sum, since losses may depend on label values.
+    """Make heads return their score sum while entered, instead of their losses.
 
-    Counting work has no values.
+    Losses may depend on label values, and counting work has no values.
     """
     total = _ScoresSum()
 

@@ -283,9 +283,9 @@ class TorchSession(Session):
         self._restore_weights()
 
     def _restore_weights(self) -> None:
-        """Load the weights from the temporary file, if training or `adopt` changed them.
+        """Load the weights from the temporary file if there is one, and clear gradients.
 
-        Clear gradients.
+        There is one if training or `adopt` may have changed the weights.
         """
         if self._weights_file is not None:
             self._weights_file.seek(0)
@@ -473,7 +473,7 @@ class TorchSession(Session):
     def held(self, value: Any) -> Any:
         """Return a copy of a device scalar that the next call does not overwrite.
 
-        Does not synchronize.
+        It does not synchronize with the device.
         """
         return value.detach().clone()
 
@@ -560,7 +560,7 @@ class TorchSession(Session):
     def _work_arguments(self, inputs: Any, *, training: bool) -> dict[str, Any]:
         """Return further named arguments for counting a call's work, such as targets.
 
-        None by default.
+        The base class adds none; mmsegmentation's models do in training.
         """
         return {}
 

@@ -90,7 +90,7 @@ class TorchTrainer(Trainer):
     def begin(self, factor: Callable[[int], float], step: int, seed: int) -> None:
         """Restore the loaded weights and a new optimizer state, or the checkpoint's.
 
-        Set the first rate.
+        The learning rate is set for the next step.
 
         Args:
             factor: learning rate as a function of the step, relative to the optimizer's rate.
