@@ -119,7 +119,7 @@ class Families(msgspec.Struct, frozen=True):
         """
         seen = {name for name in map(bare, kernels) if not _AUXILIARY.search(name)}
         named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
-        if named:
+        if named:  # a kernel that names its algorithm decides alone
             return sorted(named)
         algorithms = self.counts.get(which.value, {})
         names = {

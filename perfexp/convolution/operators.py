@@ -219,7 +219,10 @@ def _without_autograd(*arguments: Any) -> torch.Tensor:
 
 
 def _with_autograd(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    """Return the operator's outputs, recorded for autograd if a gradient is required."""
+    """Return the operator's outputs, recorded for autograd if a gradient is required.
+
+    It is registered with the operator for tensors that autograd tracks.
+    """
     if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
         apply: Any = _Differentiable.apply
         outputs: torch.Tensor = apply(inputs, weight, *arguments)

@@ -71,7 +71,7 @@ class Problem:
         )
 
     def even(self) -> Problem:
-        """Return the same problem with symmetric padding.
+        """Return the same problem with symmetric padding, because cuDNN takes no other.
 
         Asymmetric padding counts as already applied to the inputs.
         """

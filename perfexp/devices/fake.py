@@ -81,6 +81,7 @@ class FakeDevice(Device):
     warming_seconds: float = 20.0
 
     def __post_init__(self, tick_seconds: float) -> None:
+        """Set both clocks to zero, with nothing pending."""
         self.event_tick_seconds = tick_seconds
         self.queue_depth = self.queue_depth if self.asynchronous else 0
         self.cold = self.lost = False

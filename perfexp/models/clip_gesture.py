@@ -75,6 +75,7 @@ class ClipGesture:
     weights_dir: str | None = None
 
     def __post_init__(self) -> None:
+        """Convert names to enum members, and raise `UserError` for an impossible setting."""
         # a plan contains names instead of enum members
         self.size, self.backbone = ClipSize(self.size), Backbone(self.backbone)
         self._names = names = list(self.gestures or GESTURES)

@@ -64,6 +64,7 @@ class FakeModel:
     faults: Mapping[str, int | None] | None = None
 
     def __post_init__(self) -> None:
+        """Keep the faults with a limit; raise `UserError` for an unknown fault."""
         self.limits = {
             fault: pixels for fault, pixels in (self.faults or {}).items() if pixels is not None
         }

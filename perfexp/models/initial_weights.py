@@ -36,14 +36,17 @@ class _Undrawn(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function, except one that draws a parameter's values."""
+        """Call a torch function, except one that draws a parameter's values.
+
+        The parameter is returned as it is, because the file's values replace it.
+        """
         kwargs = kwargs or {}
         filled = args[0] if args else kwargs.get("tensor")
         if getattr(func, "__name__", "") not in _DRAWS or not isinstance(
             filled, torch.nn.Parameter
         ):
             return func(*args, **kwargs)
-        # truncated distributions accept zero
+        # a truncated distribution draws again until values lie inside, as zeros do
         return filled.zero_() if func is torch.Tensor.normal_ else filled
 
 

@@ -148,16 +148,16 @@ class _Called(torch.nn.Module):
         return self._function(*inputs, **named)
 
 
-def live_model(given: Callable[..., Any], name: str, inputs: Any = None) -> Model:
+def live_model(source: Callable[..., Any], name: str, inputs: Any = None) -> Model:
     """Return a torch module, a torch module class, or a function of a batch as a model.
 
     `perfexp.measure` accepts these objects of the user's process.
 
     Args:
-        given: the object. A class is built with the run's seed.
+        source: the object. A class is built with the run's seed.
         inputs: fixed inputs for every call; None for inputs from the data.
     """
-    if isinstance(given, type):
-        return adapt(functools.partial(given), name, inputs)
-    is_module = isinstance(given, torch.nn.Module) or hasattr(given, "open")
-    return adapt(given if is_module else _Called(given), name, inputs)
+    if isinstance(source, type):
+        return adapt(functools.partial(source), name, inputs)
+    is_module = isinstance(source, torch.nn.Module) or hasattr(source, "open")
+    return adapt(source if is_module else _Called(source), name, inputs)

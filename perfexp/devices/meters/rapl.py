@@ -83,7 +83,7 @@ def _packages(powercap: Path) -> list[Path]:
     """Return the zones of whole packages.
 
     A package may appear twice, through registers and through memory (`intel-rapl-mmio`). It is
-    returned once.
+    returned once, preferably with its registers.
     """
     zones: dict[str, Path] = {}
     candidates = sorted(
