@@ -235,7 +235,7 @@ def compute(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) ->
 def _preferred(name: str, kind: str) -> AbstractContextManager[None]:
     """Return a context in which a backend computes what it can, and torch chooses for the rest.
 
-    It costs nothing per call, unlike replacing the operator.
+    It serves if one backend is for all shapes, and costs nothing per call.
 
     Args:
         kind: kind of the device, for example `cuda`.

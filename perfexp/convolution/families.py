@@ -225,7 +225,6 @@ def judge_forward(
         kernels: kernel names by layer, from a profile of single layers.
     """
     names = [layer.name for layer in report.layers]
-
     layers = []
     for layer in report.layers:
         if names.count(layer.name) == 1:

@@ -337,11 +337,12 @@ class Fastest(Races, Support):
 
 
 def check_engine(problem: Problem, which: Pass, engine: str) -> None:
-    """Check that an engine can compute a pass.
+    """Check that an engine from a cache or a plan can compute a pass here.
 
     Raises:
         ValueError: the engine cannot compute the pass.
         CudnnError: cuDNN refuses.
+        KeyError: there is no such algorithm.
     """
     backend, _, name = engine.partition(".")
     is_able = backend in (CUDNN, DEFAULT, BENCHMARK)

@@ -201,7 +201,7 @@ class Layer:
     def reports(self) -> list[LayerReport]:
         """Return an entry for each computed problem, or a single entry without passes.
 
-        Calls after the first request for reports are not counted.
+        Calls after the first request for reports are not counted. `Forced.report` collects them.
         """
         rows, self._is_reported = list(self._rows.values()), True
         for row in rows:

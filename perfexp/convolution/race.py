@@ -106,7 +106,7 @@ class Race:
     _not_captured: str | None = None
 
     def nominate(self, calls: Calls) -> list[str]:
-        """Return the fastest call and close seconds, ordered by time.
+        """Return the fastest call and up to two that are nearly as fast, ordered by time.
 
         The first race has four rounds; hopeless calls leave after two.
         """

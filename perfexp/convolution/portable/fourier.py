@@ -220,7 +220,7 @@ def _correlate_blocks(
     """
     height, width = outputs.shape[3:]
     most_numbers = _NUMBERS
-    # a compiler unrolls the blocks, so it gets fewer
+    # a compiler unrolls the blocks, so it gets the larger limit and fewer blocks
     if outputs.device.type == "cpu" and not torch.compiler.is_compiling():
         most_numbers = _NUMBERS_OF_A_CPU
     most = most_numbers // (size[0] * (size[1] // 2 + 1))
