@@ -22,10 +22,11 @@ from perfexp.convolution.attention import BACKENDS, AttentionBackends
 from perfexp.convolution.backends import PassChoice, Support
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.cudnn import CudnnError
-from perfexp.convolution.fastest import check_engine, software_of
+from perfexp.convolution.fastest import check_engine
 from perfexp.convolution.forced import Forced
 from perfexp.convolution.layer import Layer, all_installed
 from perfexp.convolution.problem import Problem
+from perfexp.convolution.race import software_of
 from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.cuda import CudaDevice

@@ -22,7 +22,7 @@ from perfexp.convolution import T
 from perfexp.convolution.attention_kernels import AttentionReport, Seen, mark, marked, watch
 from perfexp.convolution.backends import PassChoice, joined
 from perfexp.convolution.coverage import LayerReport, LayerStatus, Pass
-from perfexp.convolution.fastest import MAX_ERROR, Races, Threads, Winners, context_of
+from perfexp.convolution.race import MAX_ERROR, Races, Threads, Winners, context_of
 from perfexp.errors import Unsupported, UserError
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Attention, Execution, Session, tf32

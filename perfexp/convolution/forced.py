@@ -21,13 +21,14 @@ from perfexp.convolution.coverage import AlgorithmReport, LayerStatus, Pass
 from perfexp.convolution.cudnn import CODES, why_no_cudnn
 from perfexp.convolution.difference import relative_error, with_statistics
 from perfexp.convolution.families import foreign
-from perfexp.convolution.fastest import Fastest, Threads, context_of
+from perfexp.convolution.fastest import Fastest
 from perfexp.convolution.layer import Layer
 from perfexp.convolution.operators import DEFAULT
 from perfexp.convolution.portable.algorithms import ALGORITHMS, canonical
 from perfexp.convolution.portable.geometry import clear_constants
 from perfexp.convolution.problem import Problem
 from perfexp.convolution.proof import watch
+from perfexp.convolution.race import Threads, context_of
 from perfexp.errors import Unsupported, UserError, did_you_mean
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Session

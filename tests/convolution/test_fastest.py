@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp.convolution import fastest, replays
+from perfexp.convolution import fastest, race, replays
 from perfexp.convolution.difference import with_statistics
 from perfexp.convolution.forced import Forced
 from perfexp.convolution.race import Launching, RaceOutcome
@@ -52,7 +52,7 @@ def times(monkeypatch):
                     unsteady=unsteady,
                 )
 
-        monkeypatch.setattr(fastest, "Race", Scripted)
+        monkeypatch.setattr(race, "Race", Scripted)
         return asked
 
     return use
