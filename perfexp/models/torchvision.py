@@ -137,10 +137,12 @@ class Torchvision:
         return published[name] if name in published.__members__ else None
 
     def _build(self, weights: Any, classes: int) -> torch.nn.Module:
-        """Return the model.
+        """Return the model with random weights, or with published ones after downloading them.
 
-        Random weights unless `weights` are published ones, which are downloaded. Raises `UserError`
-        if the download fails or the builder refuses the settings.
+        Raises `UserError` if the download fails or the builder refuses the settings.
+
+        Args:
+            weights: published weights of torchvision; None for random ones.
         """
         settings = {"weights": weights, "num_classes": classes}
         builder = models.get_model_builder(self.name)
