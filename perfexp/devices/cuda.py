@@ -157,6 +157,8 @@ class CudaDevice(Device):
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
         """Reset torch's memory peaks, after the queue is empty.
 
+        Each point starts with it.
+
         Args:
             give_back: whether to return unused memory to the driver first.
         """

@@ -302,13 +302,15 @@ def _tiled(problem: TensorConvolution, tiling: _Tiling) -> LaunchPlan:
     taps, quads, groups = kernel_height * kernel_width, -(-out_group // 4), convolution.groups
     size = groups * taps * in_group * quads * 4
     wide, sums = problem.wide or size > INT32, wide_type(problem.dtype)
+    # programs that rearrange the weights
     columns_of_outputs = -(-quads * 4 // _OUTPUTS)
     counts = (in_group, out_group, quads, columns_of_outputs)
     sizes = (*counts, kernel_width, taps, *problem.weight.strides)
     grid = (groups * columns_of_outputs, -(-in_group * taps // _ROWS), 1)
     pack = Launch(kernel=packed, grid=grid, numbers=sizes, constants=(_ROWS, _OUTPUTS, wide))
-    share = in_group // tiling.split
-    unroll = next(count for count in (4, 3, 2, 1) if share % count == 0)
+    # programs that compute
+    channels = in_group // tiling.split
+    unroll = next(count for count in (4, 3, 2, 1) if channels % count == 0)
     constants = (*astuple(tiling), unroll, problem.last, wide, _sum(problem.dtype))
     blocks = -(-quads // (tiling.quad_threads * tiling.quads))
     group_counts = (in_group, out_group, groups, quads, blocks)
@@ -326,8 +328,10 @@ def _by_channel(problem: TensorConvolution) -> LaunchPlan:
     """
     convolution = problem.convolution
     outputs = convolution.out_channels
+    # channels last: neighboring threads read neighboring channels, otherwise neighboring pixels
     output_threads = min(32, triton.next_power_of_2(outputs)) if problem.last else 1
     pixel_threads = _THREADS // output_threads
+    # few pixels are spread over more threads
     pixels = 4 if problem.pixels > pixel_threads else 1
     blocks = -(-outputs // output_threads)
     grid = (-(-problem.pixels // (pixel_threads * pixels)) * blocks, 1, 1)

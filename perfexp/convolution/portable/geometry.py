@@ -96,7 +96,8 @@ class Convolution:
     def padded(self, inputs: torch.Tensor, height: int = 0, width: int = 0) -> torch.Tensor:
         """Return inputs (N, C, H, W) with zero padding.
 
-        They are extended at the bottom and right to at least the total `height` and `width`.
+        They are extended at the bottom and right to at least the total `height` and `width`, which
+        Winograd's tiles need.
         """
         left, right, top, bottom = self.padding
         bottom += max(0, height - inputs.shape[2] - top - bottom)

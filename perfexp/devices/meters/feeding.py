@@ -38,7 +38,7 @@ class Feeder:
     """Keeps a device busy with a call, and counts completed calls by events.
 
     Calls are enqueued about 20 ms ahead on an asynchronous device. On a synchronous device they
-    simply run.
+    simply run. The first call runs at once, to estimate the call time.
 
     Args:
         sleep: function that waits for some seconds; tests advance simulated time instead.
