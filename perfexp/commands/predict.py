@@ -131,7 +131,7 @@ def _looked_up(
 
     Args:
         plan: plan of the points.
-        plain: the same as plain data.
+        plain: the plan as plain data.
         curves: curves from records, of any device.
     """
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)

@@ -434,7 +434,7 @@ def _measure_replay_energy(
     """Measure the power of graph replays of the call, which keep the device busy.
 
     Args:
-        loop: the same calls in a loop.
+        loop: energy of calls in a loop.
 
     Returns:
         None if the loop keeps the device busy as well. A reading with a reason if replays are not

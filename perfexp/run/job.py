@@ -414,7 +414,7 @@ class Job(supervisor.Supervisor):
         `driver` calls it once all records of the command are saved.
 
         Args:
-            console: where to show it; by default the run's console.
+            console: console to print on; by default the run's.
         """
         console, analysis = console or self._console, Analysis.of(record)
         with interrupts.held():  # an interrupted import leaves a library broken

@@ -44,7 +44,7 @@ class Assignment:
 
     Attributes:
         plan: plan of the run.
-        plain: the same plan as plain data, as it is written.
+        plain: plain data of the plan, as a file has it.
         folder: folder of the run.
         name: name in lists and messages.
         sweep: the run's place in its sweep; None for a run alone.

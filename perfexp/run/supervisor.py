@@ -336,7 +336,7 @@ def _keep_files(job: Supervisor, point: Point, place: ProfileLocation) -> None:
     Without new files the earlier files stay.
 
     Args:
-        place: where the profiler writes.
+        place: file or folder that the profiler writes.
     """
     root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
     if point.status is Status.OK or facts.get("files"):

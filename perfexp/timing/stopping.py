@@ -377,7 +377,7 @@ class _PrecisionMonitor:
         Args:
             used: number of samples after the warm-up so far.
             timed_seconds: seconds of a sample's calls.
-            sample_seconds: the same with the untimed work around them.
+            sample_seconds: seconds of a sample with the untimed work around it.
         """
         rule = self._rule
         needed = max(

@@ -29,7 +29,7 @@ def profile_point(
 
     Args:
         key: key of the profile's point.
-        place: where the profiler writes its files.
+        place: folder for the profiler's files.
 
     Returns:
         Numbers of warm-up and profiled calls, range names, and the profiler's observations.
